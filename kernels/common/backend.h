@@ -1,0 +1,57 @@
+// One device as the engine sees it. The executors are written once against this class; the reference backend runs the
+// definitions (tests), the CPU backend the fast variants, the CUDA backend lives in libsplice_cuda.so.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/activation/activation.h"
+#include "kernels/attention/attention.h"
+#include "kernels/common/cpu_features.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
+
+namespace spl::kernels {
+
+// Device memory. Freed with the object.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual void* data() const = 0;
+  virtual size_t size() const = 0;
+};
+
+// Threads: a Backend is immutable and may be shared; operations take a KernelContext, and one context serves one thread
+// at a time. All pointers in arguments are device pointers (on CPU: host pointers). Operations validate their arguments
+// and return InvalidArgument; an operation that a backend lacks is Unimplemented, never a silent fallback.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string name() const = 0;         // "cpu", "ref", "cuda"
+  virtual std::string description() const = 0;  // one line for the start-up log: instruction set, GEMM path, threads
+
+  // Zeroed, 64-byte aligned.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
+  virtual absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const = 0;
+
+  virtual absl::Status Linear(const KernelContext& ctx, const LinearArgs& args) const = 0;
+  virtual absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& args) const = 0;
+  virtual absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& args) const = 0;
+  virtual absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& args) const = 0;
+  virtual absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args) const = 0;
+  virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
+  virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;
+};
+
+struct CpuBackendOptions {
+  GemmCompute gemm = GemmCompute::kAuto;  // kAuto: bf16 for bf16 weights where CpuHasBf16Gemm(), f32 otherwise
+};
+std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options = {});
+std::unique_ptr<Backend> MakeReferenceBackend();
+
+}  // namespace spl::kernels

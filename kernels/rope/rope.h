@@ -1,0 +1,50 @@
+// Rotary position embedding fused with the write of K and V into pages.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/common/kernel_context.h"
+#include "kernels/common/kv_pool.h"
+
+namespace spl::kernels {
+
+// Angles of the model's (scaled) rotary embedding. Pair layout is half-split: element c pairs with c + head_dim / 2
+// (Llama, Qwen and Mistral in Hugging Face's layout).
+struct RopeTable {
+  const float* cos = nullptr;  // [max_positions, head_dim / 2]
+  const float* sin = nullptr;  // [max_positions, head_dim / 2]
+  int32_t max_positions = 0;
+};
+
+// Rows [row_begin, row_end) of qkv belong to one sequence; their K and V go to slot position % 64 of logical page
+// position / 64 of each KV head's stream.
+struct RopeSequence {
+  int32_t row_begin = 0;
+  int32_t row_end = 0;
+  std::span<const int32_t> positions;                    // [row_end - row_begin]
+  std::span<const std::span<const int32_t>> page_tables; // [num_kv_heads]; see attention.h
+};
+
+// Rotates q in place, rotates k and writes k, v (rounded to the pool's type, nearest even) into the pages. k and v in
+// qkv itself are left as they were.
+// InvalidArgument: shapes; a position outside the table; a position on a kNoPage page.
+struct RopeWriteKvArgs {
+  float* qkv = nullptr;       // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  RopeTable table;
+  KvPoolView pool;
+  std::span<const RopeSequence> sequences;
+};
+
+namespace ref {
+absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args);
+}
+namespace cpu {
+absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args);
+}
+
+}  // namespace spl::kernels

@@ -1,0 +1,92 @@
+// Identity and integrity of stored KV: keys, the header that travels with every payload, and the storage interface.
+// docs/data-formats.md describes the bytes.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spl::chunk {
+
+inline constexpr int kChunkTokens = 64;
+
+using Digest = std::array<uint8_t, 32>;
+
+// SHA-256 of (model fingerprint, namespace key, previous chunk's key, tokens). Content addressed and salted: without
+// the namespace key a chunk can neither be found nor named.
+struct ChunkKey {
+  Digest bytes{};
+  bool operator==(const ChunkKey&) const = default;
+  std::string ToHex() const;
+};
+
+struct ChunkKeyHash {
+  size_t operator()(const ChunkKey& key) const;  // the first 8 bytes
+};
+
+// What a chunk's KV was computed from (algorithms.md 6.3); larger is purer.
+enum class Provenance : uint8_t { kApprox = 0, kCanon = 2, kExact = 3 };
+
+// Domain separates kinds of chain: the exact prefix chain (from the start of the prompt) and, later, segment chains.
+enum class ChainKind : uint8_t { kExactPrefix = 1, kSegment = 2, kPositionFree = 3 };
+
+// The key of one chunk of a chain. `previous` is null for the first. num tokens: 1 to 64; all but a chain's last are 64.
+ChunkKey MakeChunkKey(ChainKind kind, const Digest& model_fingerprint, const Digest& namespace_key,
+                      const ChunkKey* previous, std::span<const int32_t> tokens);
+
+// Keys of the full 64-token chunks of a prompt, in order.
+std::vector<ChunkKey> MakePrefixKeys(const Digest& model_fingerprint, const Digest& namespace_key,
+                                     std::span<const int32_t> tokens);
+
+struct ChunkHeader {
+  ChunkKey key;
+  Digest model_fingerprint{};
+  Digest layout_digest{};     // of the page layout: a reader with another layout must not map the payload
+  uint32_t num_tokens = 0;
+  uint32_t first_position = 0;
+  Provenance provenance = Provenance::kApprox;
+  uint64_t payload_bytes = 0;
+  uint32_t payload_crc32c = 0;
+};
+
+// Fixed-size little-endian form with magic, version and its own checksum, as it stands in slab files.
+inline constexpr size_t kEncodedHeaderBytes = 192;
+std::array<std::byte, kEncodedHeaderBytes> EncodeHeader(const ChunkHeader& header);
+// DataLoss: magic, version, checksum, or a field out of range.
+absl::StatusOr<ChunkHeader> DecodeHeader(std::span<const std::byte> bytes);
+
+struct Chunk {
+  ChunkHeader header;
+  std::vector<std::byte> payload;
+};
+
+// Where chunks are kept: in memory, on disk, or behind a splice-kvstore. Implementations are safe for concurrent use.
+class ChunkStore {
+ public:
+  virtual ~ChunkStore() = default;
+
+  // How many of `keys`, from the first on, are stored without a gap.
+  virtual absl::StatusOr<size_t> CountLeading(std::span<const ChunkKey> keys,
+                                              std::chrono::steady_clock::time_point deadline) = 0;
+
+  // Calls sink for each of the leading stored chunks, in order, until it returns false, a key is missing, or the
+  // deadline passes. Every payload has been verified against its header. Returns how many sink accepted. A corrupt
+  // chunk is dropped from the store and counts as missing.
+  virtual absl::StatusOr<size_t> GetLeading(std::span<const ChunkKey> keys,
+                                            std::chrono::steady_clock::time_point deadline,
+                                            const std::function<bool(Chunk&&)>& sink) = 0;
+
+  // Stores what is not stored yet. ResourceExhausted when there is no room for it.
+  virtual absl::Status Put(std::span<const Chunk> chunks, std::chrono::steady_clock::time_point deadline) = 0;
+};
+
+}  // namespace spl::chunk

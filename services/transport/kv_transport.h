@@ -1,0 +1,92 @@
+// Moves KV pages between workers: one-sided writes into registered memory of a peer. Knows bytes, not pages or layers.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spl::transport {
+
+struct TransportOptions {
+  // "auto": shared memory to a peer on the same host, TCP or RDMA to others. "shm", "tcp": only that.
+  std::string carriers = "auto";
+  std::string listen_host = "127.0.0.1";  // address of the listener; port 0 picks a free one
+  uint16_t listen_port = 0;
+};
+
+// Memory that peers may write. Zeroed, page-aligned, at a fixed address. Must not outlive its transport.
+class RegisteredMemory {
+ public:
+  virtual ~RegisteredMemory() = default;
+  virtual std::byte* data() const = 0;
+  virtual size_t size() const = 0;
+  virtual const std::string& packed_rkey() const = 0;  // opaque bytes for RemoteMemory.rkey
+};
+
+// What a writer needs to know of a peer's memory. Travels in protos.
+struct RemoteMemory {
+  std::string address;   // "host:port" of the peer's listener
+  std::string rkey;
+  uint64_t base = 0;     // the peer's virtual address of its RegisteredMemory
+  uint64_t size = 0;
+  std::string host_id;   // HostId() of the peer
+};
+
+struct PutOp {
+  const std::byte* local = nullptr;
+  uint64_t remote_offset = 0;  // from RemoteMemory.base
+  size_t bytes = 0;
+};
+
+// A connection to one peer's memory. Any thread may call; calls are queued to the transport's progress thread (a queue
+// of bounded length: a full one makes Put return ResourceExhausted).
+class KvChannel {
+ public:
+  virtual ~KvChannel() = default;
+
+  // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread, with OK when
+  // the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is lost.
+  // InvalidArgument (returned, done does not run): an op outside the remote memory.
+  virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
+
+  // done runs when every earlier Put of this channel is complete and visible in the peer's memory.
+  virtual absl::Status Flush(std::function<void(absl::Status)> done) = 0;
+
+  // Blocking form of Flush with a deadline. DeadlineExceeded leaves the channel usable.
+  virtual absl::Status FlushAndWait(std::chrono::nanoseconds timeout) = 0;
+
+  // Closes and returns only when no write of this channel can reach the peer any more (writer provably quiet), or
+  // DeadlineExceeded. Pending done callbacks run with Cancelled first.
+  virtual absl::Status Close(std::chrono::nanoseconds timeout) = 0;
+
+  virtual std::string carrier() const = 0;  // "shm", "tcp", "rdma"
+  virtual absl::Status status() const = 0;  // Unavailable once the peer is lost
+};
+
+// Owns the UCX context, the listener, and one progress thread that sleeps when nothing moves (event mode).
+// Stop() ends the thread and closes every channel; call it before destruction.
+class KvTransport {
+ public:
+  static absl::StatusOr<std::unique_ptr<KvTransport>> Create(const TransportOptions& options);
+  virtual ~KvTransport() = default;
+
+  virtual absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) = 0;
+  virtual std::string listen_address() const = 0;  // "host:port", the real port
+  // Unavailable / DeadlineExceeded when the peer cannot be reached within the timeout; FailedPrecondition when the only
+  // carrier that works is not one the options allow.
+  virtual absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
+                                                             std::chrono::nanoseconds timeout) = 0;
+  virtual void Stop() = 0;
+};
+
+// Identifies the host and IPC namespace: equal strings mean that shared memory between the two processes is possible.
+std::string HostId();
+
+}  // namespace spl::transport
