@@ -134,6 +134,11 @@ PrefillLoad PrefillEngine::load() const {
   return {num_jobs_, queued_tokens_, tokens_per_s_};
 }
 
+void PrefillEngine::WaitIdle(SteadyTime deadline) const {
+  std::unique_lock lock(mutex_);
+  idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
+}
+
 void PrefillEngine::Stop() {
   {
     std::lock_guard lock(mutex_);
@@ -375,7 +380,6 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   if (job->started != Clock::time_point{}) job->stats.prefill_s = Seconds(Clock::now() - job->started);
   {
     std::lock_guard lock(mutex_);
-    --num_jobs_;
     queued_tokens_ -= job->remaining() + job->stats.cached_tokens;
   }
   if (status.ok() && job->policy->is_exact() && options_.prefix_cache) {
@@ -387,6 +391,9 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
+  std::lock_guard lock(mutex_);
+  --num_jobs_;
+  idle_.notify_all();
 }
 
 void PrefillEngine::PublishLoop() {

@@ -99,6 +99,7 @@ class PrefillEngine {
   void Wake();
 
   PrefillLoad load() const;
+  void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
   const PagePool& pool() const { return pool_; }
   const Model& model() const { return *model_; }
@@ -140,6 +141,7 @@ class PrefillEngine {
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;
+  mutable std::condition_variable idle_;
   bool woken_ = false;
   bool stopping_ = false;
   std::deque<std::shared_ptr<Job>> inbox_;    // submitted
