@@ -1,0 +1,22 @@
+// "HOST:PORT" strings, as every --listen flag and every peer address has them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace spl {
+
+struct HostPort {
+  std::string host;  // without the brackets of an IPv6 literal
+  uint16_t port = 0;
+
+  std::string ToString() const;  // with brackets where the host has a colon
+};
+
+// "127.0.0.1:8000", "localhost:0", "[::1]:80". InvalidArgument names the text and what is wrong with it.
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+
+}  // namespace spl

@@ -1,0 +1,45 @@
+// Time is injected wherever it decides something, so that tests order events instead of waiting for them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace spl {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+using WallTime = std::chrono::system_clock::time_point;
+
+// Safe from any thread.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+
+  virtual SteadyTime Now() const = 0;    // for deadlines and durations
+  virtual WallTime WallNow() const = 0;  // for what people read and what outlives the process
+
+  // Waits on `changed` until `done` holds or Now() reaches `deadline`; returns done(). `lock` is held on entry, on
+  // return, and whenever `done` runs.
+  virtual bool WaitUntil(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, SteadyTime deadline,
+                         const std::function<bool()>& done) const = 0;
+
+  static const Clock& Real();
+};
+
+// Stands still until Advance. Now() starts at an hour past the epoch, so that "ten minutes ago" is still positive.
+class FakeClock final : public Clock {
+ public:
+  SteadyTime Now() const override;
+  WallTime WallNow() const override;
+  bool WaitUntil(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, SteadyTime deadline,
+                 const std::function<bool()>& done) const override;
+
+  void Advance(std::chrono::nanoseconds by);
+
+ private:
+  std::atomic<int64_t> now_ns_{3'600'000'000'000};
+};
+
+}  // namespace spl
