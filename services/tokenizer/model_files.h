@@ -1,0 +1,22 @@
+// Files of a model folder that the tokenizer and the chat template share.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/tokenizer/json_fields.h"
+
+namespace spl::tokenizer {
+
+// NotFound when there is no such file.
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// DIR/NAME as a JSON object; an empty object when the folder has no such file.
+absl::StatusOr<Json> ReadOptionalJson(const std::string& model_dir, const std::string& name);
+
+// A token named by a string or by {"content": …} (both forms occur in tokenizer_config.json and
+// special_tokens_map.json); nothing when absent or null.
+absl::StatusOr<std::optional<std::string>> TokenContent(const JsonField& root, std::string_view key);
+
+}  // namespace spl::tokenizer

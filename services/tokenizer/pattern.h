@@ -1,0 +1,48 @@
+// The "pattern" of a Split or Replace component: a literal string or a regular expression, and how text is cut at it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/tokenizer/json_fields.h"
+#include "services/tokenizer/regex.h"
+
+namespace spl::tokenizer {
+
+// What happens to the matches when a text is cut at them.
+enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+// Immutable; may be used from any thread at once.
+class Pattern {
+ public:
+  // `field` is {"String": …} or {"Regex": …}.
+  static absl::StatusOr<Pattern> Parse(const JsonField& field);
+  static absl::StatusOr<Pattern> FromRegex(std::string_view pattern);
+  static Pattern FromLiteral(std::string literal);  // REQUIRES: not empty
+
+  absl::Status FindAll(std::string_view text, std::vector<Span>* matches) const;
+
+  // Every match replaced by `content`, taken literally.
+  absl::Status ReplaceAll(std::string_view content, std::string* text) const;
+
+ private:
+  std::string literal_;
+  std::optional<Regex> regex_;
+};
+
+absl::StatusOr<SplitBehavior> ParseSplitBehavior(const JsonField& component);
+
+// Cuts `text` into parts, in order; empty parts are left out. With `invert` what lies between matches counts as match.
+struct Splitter {
+  Pattern pattern;
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;
+
+  absl::Status Split(std::string_view text, std::vector<Span>* parts) const;
+};
+
+}  // namespace spl::tokenizer

@@ -1,0 +1,35 @@
+// The "post_processor" of tokenizer.json: which special tokens are put around the tokens of a text.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/tokenizer/json_fields.h"
+#include "services/tokenizer/tokenizer.h"
+
+namespace spl::tokenizer {
+
+class PostProcessor {
+ public:
+  // TemplateProcessing (its "single" form), ByteLevel (which only moves offsets), Sequence; InvalidArgument names any
+  // other type. A null field adds nothing.
+  static absl::StatusOr<PostProcessor> Parse(const JsonField& field);
+
+  std::vector<TokenId> Apply(std::vector<TokenId> ids) const;
+
+  // Every id that Apply may add, for the caller to check against the vocabulary.
+  std::vector<TokenId> AddedIds() const;
+
+ private:
+  // The ids before and after the text. The reference allows the text to appear twice; Splice does not.
+  struct Template {
+    std::vector<TokenId> before;
+    std::vector<TokenId> after;
+  };
+  absl::Status ParseInto(const JsonField& field, int depth);
+  absl::Status ParseTemplate(const JsonField& field);
+
+  std::vector<Template> templates_;
+};
+
+}  // namespace spl::tokenizer

@@ -1,0 +1,56 @@
+// The "pre_tokenizer" of tokenizer.json: cuts text into the pieces that merges never cross.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/tokenizer/json_fields.h"
+
+namespace spl::tokenizer {
+
+struct Piece {
+  std::string_view text;
+  bool at_start = false;  // begins where the whole text begins (Metaspace's "first")
+};
+
+// The pieces of one text, and the storage of those that are not simply a part of it.
+struct Pieces {
+  std::vector<Piece> list;
+  std::deque<std::string> storage;
+};
+
+// One step of the cutting. Immutable; may be used from any thread at once.
+class PreTokenizerStep {
+ public:
+  virtual ~PreTokenizerStep() = default;
+  // Appends the pieces of `piece` to `out`.
+  virtual absl::Status Cut(const Piece& piece, Pieces* out) const = 0;
+};
+
+class PreTokenizer {
+ public:
+  // Sequence, Split, ByteLevel, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit; InvalidArgument names any
+  // other type. A null field cuts nothing.
+  static absl::StatusOr<PreTokenizer> Parse(const JsonField& field);
+
+  // Whether the vocabulary is to be read through the byte-level alphabet. The last step then leaves the bytes as they
+  // are: mapping each piece to characters only to look them up would double the work.
+  bool byte_level() const { return byte_level_; }
+
+  // Appends the pieces of `piece`, none of them empty.
+  absl::Status Cut(const Piece& piece, Pieces* out) const;
+
+ private:
+  absl::Status ParseInto(const JsonField& field, int depth);
+  absl::Status ParseByteLevel(const JsonField& field);
+
+  std::vector<std::unique_ptr<PreTokenizerStep>> steps_;
+  bool byte_level_ = false;
+};
+
+}  // namespace spl::tokenizer
