@@ -92,6 +92,11 @@ void Admission::Close() {
   closed_ = true;
 }
 
+bool Admission::closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 std::function<void()> Admission::NextLocked() {
   if (blocked_ || probing_.has_value() || queue_.empty() || running_.size() >= options_.max_running) return nullptr;
   Waiting next = std::move(queue_.front());

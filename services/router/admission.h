@@ -42,6 +42,7 @@ class Admission {
   void OnRoom();
   // Refuses everything new from now on.
   void Close();
+  bool closed() const;
 
   size_t num_running() const;
   size_t num_waiting() const;

@@ -69,7 +69,8 @@ class Dispatcher {
 
   // The longest context that is served: the workers' word, else the model folder's.
   uint32_t max_context() const;
-  bool ready() const { return fleet_->snapshot()->HasUsablePair(); }
+  // A request would be taken: a pair of workers is connected and the router is not draining.
+  bool ready() const { return !admission_.closed() && fleet_->snapshot()->HasUsablePair(); }
   size_t num_active() const;
 
  private:
