@@ -1,0 +1,34 @@
+// Errors as clients see them. Inside the router every failure is an absl::Status; what HTTP wants beyond code and
+// message (the offending field, a symbolic code, when to come back) travels as status payloads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "services/base/status.h"
+
+namespace spl::router {
+
+absl::Status SetParam(absl::Status status, const std::string& param);
+absl::Status SetErrorCode(absl::Status status, const std::string& code);
+absl::Status SetRetryAfterMs(absl::Status status, uint32_t retry_after_ms);
+
+std::string ParamOf(const absl::Status& status);      // "" when none
+std::string ErrorCodeOf(const absl::Status& status);  // "" when none
+std::optional<uint32_t> RetryAfterMsOf(const absl::Status& status);
+
+// InvalidArgument "param: message" that carries the field name.
+template <typename... Args>
+absl::Status ParamError(const std::string& param, fmt::format_string<Args...> format, Args&&... args) {
+  return SetParam(InvalidArgument("{}: {}", param, fmt::format(format, std::forward<Args>(args)...)), param);
+}
+
+// The HTTP status of a canonical code: 400, 401, 404, 429, 499, 500, 503, 504.
+int HttpStatusOf(absl::StatusCode code);
+
+// {"error":{"message","type","param","code"}} as the OpenAI clients read it.
+std::string ErrorBody(const absl::Status& status, int http_status);
+
+}  // namespace spl::router

@@ -1,0 +1,119 @@
+#include "services/router/auth.h"
+
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/sha.h>
+
+#include <array>
+#include <fstream>
+#include <sstream>
+
+#include "services/router/api_error.h"
+
+namespace spl::router {
+namespace {
+
+constexpr char kPublicDomain[] = "splice/v1/public-namespace";
+constexpr size_t kMinSecretBytes = 16;
+
+std::string Sha256Hex(std::string_view text) {
+  std::array<uint8_t, SHA256_DIGEST_LENGTH> digest;
+  SHA256(reinterpret_cast<const uint8_t*>(text.data()), text.size(), digest.data());
+  std::string hex;
+  for (const uint8_t byte : digest) hex += fmt::format("{:02x}", byte);
+  return hex;
+}
+
+void AppendField(std::string* message, std::string_view field) {
+  const uint64_t size = field.size();
+  for (int shift = 0; shift < 64; shift += 8) message->push_back(static_cast<char>(size >> shift & 0xff));
+  message->append(field);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return InvalidArgument("{}: cannot be read", path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string_view Trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+}
+
+}  // namespace
+
+absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ApiKeys keys;
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    const std::string_view entry = Trim(line);
+    if (entry.empty() || entry.front() == '#') continue;
+    const size_t space = entry.find_first_of(" \t");
+    const std::string_view key = entry.substr(0, space);
+    const std::string digest = Sha256Hex(key);
+    std::string name(space == std::string_view::npos ? std::string_view() : Trim(entry.substr(space)));
+    if (name.empty()) name = "key-" + digest.substr(0, 8);
+    if (!keys.names_.emplace(digest, name).second) {
+      return InvalidArgument("{}:{}: the key stands in the file twice", path, number);
+    }
+  }
+  if (keys.names_.empty()) return InvalidArgument("{}: holds no key; give one \"key [name]\" per line", path);
+  return keys;
+}
+
+absl::StatusOr<Caller> ApiKeys::Authenticate(std::string_view authorization) const {
+  if (!enabled()) return Caller{.name = "anonymous"};
+  const auto refuse = [](const char* message) {
+    return SetErrorCode(absl::Status(absl::StatusCode::kUnauthenticated, message), "invalid_api_key");
+  };
+  constexpr std::string_view kScheme = "Bearer ";
+  if (authorization.substr(0, kScheme.size()) != kScheme) {
+    return refuse("an API key is required: send the header \"Authorization: Bearer KEY\"");
+  }
+  const std::string_view key = Trim(authorization.substr(kScheme.size()));
+  // Looking up the digest instead of the key leaves nothing for a timing attack to climb.
+  const auto it = names_.find(Sha256Hex(key));
+  if (it == names_.end()) return refuse("the API key is not valid here");
+  return Caller{.name = it->second, .secret = std::string(key)};
+}
+
+absl::StatusOr<NamespaceKeys> NamespaceKeys::Load(const std::string& secret_path) {
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(secret_path));
+  NamespaceKeys keys;
+  keys.secret_ = std::string(text.substr(0, text.find_last_not_of("\r\n") + 1));
+  if (keys.secret_.size() < kMinSecretBytes) {
+    return InvalidArgument("{}: a secret needs {} bytes at least, got {}", secret_path, kMinSecretBytes,
+                           keys.secret_.size());
+  }
+  return keys;
+}
+
+chunk::Digest NamespaceKeys::Derive(const Caller& caller, std::string_view namespace_name) const {
+  std::string message;
+  std::string key;
+  if (!secret_.empty()) {
+    key = secret_;
+    AppendField(&message, "secret");
+    AppendField(&message, caller.name);
+  } else if (!caller.secret.empty()) {
+    key = caller.secret;
+    AppendField(&message, "api-key");
+  } else {
+    key = kPublicDomain;
+    AppendField(&message, "public");
+  }
+  AppendField(&message, namespace_name);
+  chunk::Digest out;
+  unsigned int size = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const uint8_t*>(message.data()),
+       message.size(), out.data(), &size);
+  return out;
+}
+
+}  // namespace spl::router

@@ -1,0 +1,52 @@
+// Who calls, and which cached KV that caller may see.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+#include "services/router/request.h"
+
+namespace spl::router {
+
+// The API keys that are accepted. Immutable after Load; any thread.
+class ApiKeys {
+ public:
+  // No keys: everyone is the anonymous caller.
+  ApiKeys() = default;
+  // One "key [name]" per line; "#" starts a comment line. InvalidArgument names file and line.
+  static absl::StatusOr<ApiKeys> Load(const std::string& path);
+
+  // The caller of an Authorization header ("Bearer KEY"). Unauthenticated when keys are configured and the header is
+  // missing or holds none of them.
+  absl::StatusOr<Caller> Authenticate(std::string_view authorization) const;
+  bool enabled() const { return !names_.empty(); }
+
+ private:
+  std::map<std::string, std::string> names_;  // SHA-256 of a key (hex) → its name; the keys themselves are not kept
+};
+
+// Derives the salt of every chunk key: HMAC-SHA256 over caller and namespace name. It is the trust boundary between
+// tenants: without the same key nothing can be hit. Stable over restarts, so that a warm store stays useful.
+//
+//   with a secret (file)     HMAC(secret, caller name ‖ namespace)
+//   API keys, no secret      HMAC(API key, namespace): only the holder of the key can derive it
+//   neither                  HMAC(public domain string, namespace): one open cluster, names only separate
+//
+// Fields are length-prefixed, so that no two pairs read alike. Immutable; any thread.
+class NamespaceKeys {
+ public:
+  NamespaceKeys() = default;
+  // The whole file is the secret, trailing line ends aside. InvalidArgument: shorter than 16 bytes.
+  static absl::StatusOr<NamespaceKeys> Load(const std::string& secret_path);
+
+  chunk::Digest Derive(const Caller& caller, std::string_view namespace_name) const;
+
+ private:
+  std::string secret_;
+};
+
+}  // namespace spl::router

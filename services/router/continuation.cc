@@ -1,0 +1,63 @@
+#include "services/router/continuation.h"
+
+#include <utility>
+
+#include "services/base/status.h"
+
+namespace spl::router {
+
+Continuation::Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request)
+    : decoder_(tokenizer, {.skip_special_tokens = request.skip_special_tokens}), matcher_(request.stop) {}
+
+absl::Status Continuation::Append(OutputToken token, FinishReason reason, Delta* delta) {
+  if (finished_) return absl::OkStatus();
+  std::string decoded;
+  if (reason != FinishReason::kStop) {
+    absl::StatusOr<std::string> piece = decoder_.Append(token.id);
+    if (!piece.ok()) {
+      return Errorf(absl::StatusCode::kInternal, "a worker sampled token {}: {}", token.id, MessageOf(piece.status()));
+    }
+    decoded = *std::move(piece);
+    const size_t begin = decoded_bytes_;
+    pending_.push_back({std::move(token), begin, begin + decoded.size()});
+  }
+  if (reason != FinishReason::kNone) decoded += decoder_.Finish();
+  Show(decoded, delta);
+  if (finished_ || reason == FinishReason::kNone) return absl::OkStatus();
+  const std::string rest = matcher_.Finish();
+  shown_bytes_ += rest.size();
+  delta->text += rest;
+  finished_ = true;
+  delta->finish_reason = reason;
+  ReleaseTokens(delta);
+  return absl::OkStatus();
+}
+
+void Continuation::Show(const std::string& decoded, Delta* delta) {
+  decoded_bytes_ += decoded.size();
+  tokenizer::StopMatcher::Result result = matcher_.Append(decoded);
+  shown_bytes_ += result.text.size();
+  delta->text += result.text;
+  if (result.stopped) {
+    finished_ = true;
+    stopped_by_string_ = true;
+    delta->finish_reason = FinishReason::kStop;
+  }
+  ReleaseTokens(delta);
+}
+
+// A token is shown once all of its text is; at a stop string also when only its first part is. Tokens that lie wholly in
+// the stop string never are.
+void Continuation::ReleaseTokens(Delta* delta) {
+  while (!pending_.empty()) {
+    Pending& next = pending_.front();
+    const bool whole = next.end <= shown_bytes_;
+    const bool cut = finished_ && next.begin < shown_bytes_;
+    if (!whole && !cut) break;
+    delta->tokens.push_back(std::move(next.token));
+    pending_.pop_front();
+  }
+  if (finished_) pending_.clear();
+}
+
+}  // namespace spl::router

@@ -1,0 +1,98 @@
+// Everything that requests share: the model, the fleet, placement, admission, metrics. The two front doors hand it plain
+// requests; it knows neither HTTP nor the public gRPC API.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "services/router/admission.h"
+#include "services/router/auth.h"
+#include "services/router/fleet/fleet.h"
+#include "services/router/fleet/workers.h"
+#include "services/router/policies/placement.h"
+#include "services/router/prefix_index.h"
+#include "services/router/request.h"
+#include "services/router/router_metrics.h"
+#include "services/router/served_model.h"
+
+namespace spl::router {
+
+class Generation;
+
+struct DispatchOptions {
+  FleetOptions fleet;
+  PlacementOptions placement;
+  PrefixIndexOptions prefix_index;
+  AdmissionOptions admission;
+  uint32_t max_attempts = 3;    // prefills started before the first token
+  uint32_t max_migrations = 1;  // moves to another decode worker after it
+  std::chrono::milliseconds retry_backoff{100};  // times the attempt's number, when no other worker is left
+  std::chrono::milliseconds reserve_timeout{2'000};
+  std::chrono::milliseconds release_timeout{5'000};
+  // Applies when the client gives none, and bounds what it gives.
+  std::chrono::milliseconds request_timeout{600'000};
+  uint32_t ticket_ttl_ms = 0;  // 0: the decode worker's default
+};
+
+// Thread-safe. Must outlive its generations: Drain or CancelAll before destruction, then stop the io_context.
+class Dispatcher {
+ public:
+  Dispatcher(boost::asio::io_context& io, DispatchOptions options, const ServedModel& model,
+             const NamespaceKeys& namespace_keys, Metrics& metrics);
+
+  void Start();
+  // Refuses new requests and waits for the running ones; those left at `deadline` are cancelled. Blocks.
+  void Drain(std::chrono::steady_clock::time_point deadline);
+  // Cancels what is left and waits until no call to a worker is open: nothing runs on gRPC's threads for us afterwards.
+  void Stop();
+
+  // Makes a generation; call its Start to run it. Clamps the deadline and draws request id and seed where unset.
+  std::shared_ptr<Generation> Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink);
+
+  boost::asio::io_context& io() { return io_; }
+  const DispatchOptions& options() const { return options_; }
+  const ServedModel& model() const { return model_; }
+  const NamespaceKeys& namespace_keys() const { return namespace_keys_; }
+  Fleet& fleet() { return *fleet_; }
+  Admission& admission() { return admission_; }
+  PrefixIndex& prefix_index() { return prefix_index_; }
+  const Placement& placement() const { return placement_; }
+  LoadTracker& loads() { return *loads_; }
+  RouterMetrics& metrics() { return metrics_; }
+
+  // The longest context that is served: the workers' word, else the model folder's.
+  uint32_t max_context() const;
+  // A request would be taken: a pair of workers is connected and the router is not draining.
+  bool ready() const { return !admission_.closed() && fleet_->snapshot()->HasUsablePair(); }
+  size_t num_active() const;
+
+ private:
+  friend class Generation;
+  void OnFinished(uint64_t id);
+  std::vector<std::shared_ptr<Generation>> Active() const;
+
+  boost::asio::io_context& io_;
+  const DispatchOptions options_;
+  const ServedModel& model_;
+  const NamespaceKeys& namespace_keys_;
+  RouterMetrics metrics_;
+  const std::shared_ptr<CallTracker> calls_ = std::make_shared<CallTracker>();
+  const std::shared_ptr<Fleet> fleet_;
+  const std::shared_ptr<LoadTracker> loads_ = std::make_shared<LoadTracker>();
+  const Placement placement_;
+  PrefixIndex prefix_index_;
+  Admission admission_;
+  mutable std::mutex mutex_;  // guards the two below
+  std::condition_variable idle_;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, std::weak_ptr<Generation>> active_;
+};
+
+}  // namespace spl::router

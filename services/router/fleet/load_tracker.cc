@@ -1,0 +1,47 @@
+#include "services/router/fleet/load_tracker.h"
+
+#include <utility>
+
+namespace spl::router {
+
+LoadTracker::Hold& LoadTracker::Hold::operator=(Hold&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  tracker_ = std::exchange(other.tracker_, nullptr);
+  worker_id_ = std::move(other.worker_id_);
+  load_ = other.load_;
+  return *this;
+}
+
+void LoadTracker::Hold::Reset() {
+  if (tracker_ == nullptr) return;
+  {
+    std::lock_guard lock(tracker_->mutex_);
+    const auto it = tracker_->loads_.find(worker_id_);
+    it->second.prefill_tokens -= load_.prefill_tokens;
+    it->second.sequences -= load_.sequences;
+    if (it->second.prefill_tokens == 0 && it->second.sequences == 0) tracker_->loads_.erase(it);
+  }
+  tracker_.reset();
+}
+
+LoadTracker::Hold LoadTracker::Add(const std::string& worker_id, const WorkerLoad& load) {
+  Hold hold;
+  if (load.prefill_tokens == 0 && load.sequences == 0) return hold;
+  std::lock_guard lock(mutex_);
+  WorkerLoad& total = loads_[worker_id];
+  total.prefill_tokens += load.prefill_tokens;
+  total.sequences += load.sequences;
+  hold.tracker_ = shared_from_this();
+  hold.worker_id_ = worker_id;
+  hold.load_ = load;
+  return hold;
+}
+
+WorkerLoad LoadTracker::Of(const std::string& worker_id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = loads_.find(worker_id);
+  return it == loads_.end() ? WorkerLoad() : it->second;
+}
+
+}  // namespace spl::router

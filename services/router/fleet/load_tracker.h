@@ -1,0 +1,45 @@
+// What this router has sent to each worker and not yet seen finished. Between two polls it is the only truth: a request
+// that was routed and has not arrived yet is load.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace spl::router {
+
+struct WorkerLoad {
+  uint64_t prefill_tokens = 0;
+  uint32_t sequences = 0;
+};
+
+// Thread-safe.
+class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
+ public:
+  // Counts while it lives; movable, releases once.
+  class Hold {
+   public:
+    Hold() = default;
+    Hold(Hold&& other) noexcept { *this = std::move(other); }
+    Hold& operator=(Hold&& other) noexcept;
+    ~Hold() { Reset(); }
+    void Reset();
+
+   private:
+    friend class LoadTracker;
+    std::shared_ptr<LoadTracker> tracker_;
+    std::string worker_id_;
+    WorkerLoad load_;
+  };
+
+  Hold Add(const std::string& worker_id, const WorkerLoad& load);
+  WorkerLoad Of(const std::string& worker_id) const;
+
+ private:
+  mutable std::mutex mutex_;  // guards loads_
+  std::map<std::string, WorkerLoad> loads_;
+};
+
+}  // namespace spl::router

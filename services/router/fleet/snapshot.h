@@ -1,0 +1,71 @@
+// What the router knows about its workers at one moment. Immutable once published: readers hold a shared_ptr and never
+// lock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "services/chunk/chunk.h"
+
+namespace spl::router {
+
+class PrefillWorker;
+class DecodeWorker;
+
+// A KV connection that a prefill worker has to one life of a decode worker.
+struct PeerLink {
+  uint64_t decode_epoch = 0;
+  std::string transport;
+  double bytes_per_s = 0;
+};
+
+struct PrefillView {
+  std::shared_ptr<PrefillWorker> worker;
+  std::string worker_id;
+  std::string address;
+  uint64_t epoch = 0;
+  uint64_t queued_tokens = 0;
+  double tokens_per_s = 0;
+  uint64_t max_prompt_tokens = 0;  // 0: not told
+  bool draining = false;
+  std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only
+};
+
+struct DecodeView {
+  std::shared_ptr<DecodeWorker> worker;
+  std::string worker_id;
+  std::string address;
+  uint64_t epoch = 0;
+  uint32_t sequences = 0;  // running and reserved
+  uint32_t max_sequences = 0;
+  uint64_t free_pages = 0;
+  uint64_t total_pages = 0;
+  double step_seconds = 0;
+  uint64_t max_sequence_tokens = 0;  // 0: not told
+  uint64_t kv_bytes_per_token = 0;   // 0: not told
+  bool draining = false;
+};
+
+struct FleetModel {
+  bool known = false;  // a worker has answered
+  std::string name;
+  chunk::Digest fingerprint{};
+  std::string layout_digest;
+  uint32_t max_context = 0;
+  uint32_t vocab_size = 0;
+};
+
+// Only workers that answer and agree on the model are listed.
+struct FleetSnapshot {
+  FleetModel model;
+  std::vector<PrefillView> prefill;
+  std::vector<DecodeView> decode;
+
+  // At least one prefill worker is connected to a decode worker, and neither is draining.
+  bool HasUsablePair() const;
+};
+
+}  // namespace spl::router

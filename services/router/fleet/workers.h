@@ -1,0 +1,123 @@
+// Channels to the workers, and calls on them that clean up after themselves.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "services/base/grpc_status.h"
+#include "spl/v1/decode.grpc.pb.h"
+#include "spl/v1/prefill.grpc.pb.h"
+
+namespace spl::router {
+
+// One HTTP/2 connection per worker for all requests; reconnects within a second.
+std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address);
+
+// The calls that are open, so that a stopping router can end them all before what they report to is gone. Thread-safe.
+class CallTracker {
+ public:
+  void Add(grpc::ClientContext* context);
+  void Remove(grpc::ClientContext* context);  // after the call's last callback
+  // Cancels what is open and waits until nothing is; calls added later are cancelled at once. False after `timeout`.
+  bool CancelAllAndWait(std::chrono::milliseconds timeout);
+
+ private:
+  std::mutex mutex_;  // guards the two below
+  std::condition_variable empty_;
+  std::set<grpc::ClientContext*> open_;
+  bool closed_ = false;
+};
+
+// One worker process: a channel and a stub. Thread-safe.
+template <typename Service>
+class Worker {
+ public:
+  using Async = typename Service::Stub::async_interface;
+
+  Worker(const std::string& address, std::shared_ptr<CallTracker> calls)
+      : stub_(Service::NewStub(MakeWorkerChannel(address))), calls_(std::move(calls)) {}
+  Async* async() { return stub_->async(); }
+  const std::shared_ptr<CallTracker>& calls() const { return calls_; }
+
+ private:
+  std::unique_ptr<typename Service::Stub> stub_;
+  const std::shared_ptr<CallTracker> calls_;
+};
+
+class PrefillWorker : public Worker<v1::Prefill> {
+ public:
+  using Worker::Worker;
+};
+class DecodeWorker : public Worker<v1::Decode> {
+ public:
+  using Worker::Worker;
+};
+
+// Everything a unary call needs until it is over; kept alive by the completion callback. `done` runs on a gRPC thread.
+template <typename Request, typename Response>
+struct UnaryCall {
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  grpc::ClientContext context;
+  Request request;
+  Response response;
+
+  // The method of the stub that takes a callback (the other overload takes a reactor).
+  template <typename Async>
+  using Method = void (Async::*)(grpc::ClientContext*, const Request*, Response*, std::function<void(grpc::Status)>);
+
+  template <typename W, typename Done>
+  static void Start(std::shared_ptr<UnaryCall> call, W& worker, Method<typename W::Async> method, Deadline deadline,
+                    Done done) {
+    call->context.set_deadline(ToGrpcDeadline(deadline));
+    const std::shared_ptr<CallTracker> calls = worker.calls();
+    calls->Add(&call->context);
+    (worker.async()->*method)(&call->context, &call->request, &call->response,
+                              [call, calls, done = std::move(done)](grpc::Status status) {
+                                done(FromGrpcStatus(status), *call);
+                                calls->Remove(&call->context);
+                              });
+  }
+  void Cancel() { context.TryCancel(); }
+};
+
+// Reads Decode.Stream one chunk at a time: the next one is fetched only when ReadNext is called, so that a slow client
+// holds back the decode worker and not the router's memory. Owns itself until the call is over. Any thread.
+class TokenStream : public grpc::ClientReadReactor<v1::StreamChunk> {
+ public:
+  // Both run on gRPC threads, one at a time; on_done runs exactly once, last.
+  struct Callbacks {
+    std::function<void(v1::StreamChunk)> on_chunk;
+    std::function<void(absl::Status)> on_done;
+  };
+
+  static std::shared_ptr<TokenStream> Start(DecodeWorker& worker, v1::StreamRequest request,
+                                            std::chrono::steady_clock::time_point deadline, Callbacks callbacks);
+  void ReadNext();
+  void Cancel();
+
+ private:
+  explicit TokenStream(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+  grpc::ClientContext context_;
+  v1::StreamRequest request_;
+  v1::StreamChunk chunk_;
+  Callbacks callbacks_;
+  std::shared_ptr<CallTracker> calls_;
+  std::shared_ptr<TokenStream> self_;
+  std::mutex mutex_;   // guards idle_
+  bool idle_ = false;  // a chunk was delivered and the next read has not been asked for
+};
+
+}  // namespace spl::router

@@ -1,0 +1,592 @@
+#include "services/router/generation.h"
+
+#include <boost/asio/post.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "services/base/log.h"
+#include "services/router/api_error.h"
+#include "services/router/wire.h"
+
+namespace spl::router {
+namespace {
+
+// The request itself is at fault: another worker would say the same.
+bool IsRequestsFault(absl::StatusCode code) {
+  return code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kUnimplemented ||
+         code == absl::StatusCode::kOutOfRange;
+}
+
+// The prefill worker answered this itself, so its writes have ended; other codes may come from a broken connection.
+bool AnsweredByWorker(absl::StatusCode code) {
+  return code == absl::StatusCode::kOk || IsRequestsFault(code) || code == absl::StatusCode::kResourceExhausted ||
+         code == absl::StatusCode::kFailedPrecondition || code == absl::StatusCode::kAborted ||
+         code == absl::StatusCode::kDataLoss;
+}
+
+// What the client sees of a failure inside the cluster: it may try again.
+absl::Status ToClientStatus(const absl::Status& status, uint32_t attempts) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted: return status;
+    default:
+      return Errorf(absl::StatusCode::kUnavailable, "the request failed after {} attempts: {}", attempts,
+                    MessageOf(status));
+  }
+}
+
+const char* PromptField(const Prompt& prompt) {
+  return std::holds_alternative<ChatPrompt>(prompt) ? "messages" : "prompt";
+}
+
+}  // namespace
+
+template <typename Function>
+void Generation::Post(Function function) {
+  boost::asio::post(strand_, [self = shared_from_this(), function = std::move(function)]() mutable { function(); });
+}
+
+Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink)
+    : core_(core),
+      id_(id),
+      request_(std::move(request)),
+      sink_(std::move(sink)),
+      strand_(boost::asio::make_strand(core.io())),
+      deadline_timer_(strand_),
+      retry_timer_(strand_) {}
+
+Generation::~Generation() {
+  if (!done_) core_.OnFinished(id_);  // never started, or the router's threads are gone
+}
+
+// ---- preparation
+
+void Generation::Start() {
+  absl::StatusOr<std::vector<TokenId>> tokens = [&]() -> absl::StatusOr<std::vector<TokenId>> {
+    SPLICE_RETURN_IF_ERROR(ValidateRequest(request_));
+    SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request_.model));
+    return core_.model().Tokenize(request_.prompt, request_.add_special_tokens);
+  }();
+  namespace_key_ = core_.namespace_keys().Derive(request_.caller, request_.namespace_name);
+  if (tokens.ok()) {
+    const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+    if (fleet->model.known) prefix_keys_ = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, *tokens);
+  }
+  Post([this, tokens = std::move(tokens)]() mutable { OnPrepared(std::move(tokens)); });
+}
+
+void Generation::OnPrepared(absl::StatusOr<std::vector<TokenId>> tokens) {
+  if (done_) return;
+  if (!tokens.ok()) return Fail(tokens.status());
+  prompt_ = *std::move(tokens);
+  const absl::Status checked = CheckAndClamp(*core_.fleet().snapshot());
+  if (!checked.ok()) return Fail(checked);
+  for (uint32_t i = 0; i < request_.sampling.n; ++i) {
+    continuations_.push_back(std::make_unique<Continuation>(core_.model().tokenizer(), request_));
+  }
+  ArmDeadline();
+  EnterQueue();
+}
+
+absl::Status Generation::CheckAndClamp(const FleetSnapshot& fleet) {
+  const std::string field = PromptField(request_.prompt);
+  if (prompt_.empty()) return ParamError(field, "has no tokens");
+  const uint64_t context = core_.max_context();
+  const auto too_long = [&](const char* what, uint64_t room) {
+    return SetErrorCode(ParamError(field, "the prompt has {} tokens, but {} {} tokens, the output included",
+                                   prompt_.size(), what, room),
+                        "context_length_exceeded");
+  };
+  if (prompt_.size() + 1 > context) return too_long("the model's context is", context);
+  uint64_t prefill_room = 0;
+  for (const PrefillView& p : fleet.prefill) {
+    prefill_room = std::max(prefill_room, p.max_prompt_tokens == 0 ? context : p.max_prompt_tokens);
+  }
+  if (!fleet.prefill.empty() && prompt_.size() > prefill_room) return too_long("a prefill worker holds", prefill_room);
+  uint64_t decode_room = fleet.decode.empty() ? context : 0;
+  for (const DecodeView& d : fleet.decode) {
+    decode_room = std::max(decode_room, d.max_sequence_tokens == 0 ? context : d.max_sequence_tokens);
+  }
+  if (prompt_.size() + 1 > decode_room) return too_long("a decode worker holds", decode_room);
+  const uint32_t room = static_cast<uint32_t>(std::min(context, decode_room) - prompt_.size());
+  request_.sampling.max_tokens = std::min(request_.sampling.max_tokens.value_or(room), room);
+  request_.sampling.min_tokens = std::min(request_.sampling.min_tokens, *request_.sampling.max_tokens);
+  return CheckTokenIds(fleet.model.known ? fleet.model.vocab_size
+                                         : static_cast<uint32_t>(core_.model().tokenizer().vocab_size()));
+}
+
+absl::Status Generation::CheckTokenIds(uint32_t vocab_size) const {
+  for (const uint32_t id : request_.sampling.stop_token_ids) {
+    if (id >= vocab_size) return ParamError("stop_token_ids", "{} is not one of the {} token ids", id, vocab_size);
+  }
+  for (const auto& [id, bias] : request_.sampling.logit_bias) {
+    if (id >= vocab_size) return ParamError("logit_bias", "{} is not one of the {} token ids", id, vocab_size);
+  }
+  return absl::OkStatus();
+}
+
+void Generation::ArmDeadline() {
+  deadline_timer_.expires_at(request_.deadline);
+  deadline_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    if (error || self->done_) return;
+    self->Fail(Errorf(absl::StatusCode::kDeadlineExceeded, "the request's deadline passed after {:.3f} s",
+                      self->SecondsSince(self->arrived_)));
+  });
+}
+
+std::function<void()> Generation::PostDispatch() {
+  return [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->Post([raw = self.get()] { raw->Dispatch(); });
+  };
+}
+
+void Generation::EnterQueue() {
+  const absl::Status entered = core_.admission().Enter(id_, PostDispatch());
+  if (!entered.ok()) Fail(entered);
+}
+
+// ---- attempts
+
+void Generation::Dispatch() {
+  if (done_) return;
+  if (admitted_ == Clock::time_point()) {
+    admitted_ = Clock::now();
+    queue_seconds_ = SecondsSince(arrived_);
+    core_.metrics().queue_stage_seconds.Observe(queue_seconds_);
+  }
+  const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  const absl::StatusOr<Candidate> candidate = Place(*fleet);
+  if (candidate.ok()) return Reserve(*fleet);
+  if (candidate.status().code() == absl::StatusCode::kResourceExhausted) {
+    full_.clear();
+    const absl::Status waiting = core_.admission().WaitForRoom(id_, PostDispatch());
+    if (!waiting.ok()) Fail(waiting);
+    return;
+  }
+  // A worker that restarts is back within a poll or two: worth the same patience as a failed attempt.
+  if (!fleet->model.known) return Fail(candidate.status());
+  OnAttemptFailed(candidate.status(), "");
+}
+
+absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
+  const Clock::time_point start = Clock::now();
+  std::vector<PrefixIndex::Holder> holders;
+  for (const PrefillView& p : fleet.prefill) holders.push_back({p.worker_id, p.epoch});
+  std::vector<uint64_t> cached;
+  for (const size_t chunks : core_.prefix_index().CountLeading(prefix_keys_, holders, start)) {
+    cached.push_back(chunks * chunk::kChunkTokens);
+  }
+  const uint32_t tokens = static_cast<uint32_t>(prompt_.size() + output_.size());
+  const PlacementQuery query{.fleet = fleet,
+                             .loads = core_.loads(),
+                             .prompt_tokens = tokens,
+                             .total_tokens = tokens + 1,
+                             .cached_tokens = cached,
+                             .full = &full_,
+                             .failed = &failed_};
+  absl::StatusOr<Candidate> candidate = core_.placement().Place(query);
+  if (candidate.ok()) {
+    core_.prefix_index().Insert(prefix_keys_, holders[candidate->prefill_idx], start);
+    attempt_ = std::make_shared<Attempt>();
+    attempt_->prefill = *candidate->prefill;
+    attempt_->decode = *candidate->decode;
+    attempt_->transport = candidate->link->transport;
+    const uint64_t hit = cached[candidate->prefill_idx];
+    const uint64_t computed = tokens > hit ? tokens - hit : 1;
+    attempt_->prefill_load = core_.loads().Add(candidate->prefill->worker_id, {.prefill_tokens = computed});
+    attempt_->decode_load = core_.loads().Add(candidate->decode->worker_id, {.sequences = request_.sampling.n});
+  }
+  core_.metrics().decision_seconds.Observe(SecondsSince(start));
+  return candidate;
+}
+
+std::vector<uint32_t> Generation::CurrentTokens() const {
+  std::vector<uint32_t> tokens(prompt_.begin(), prompt_.end());
+  tokens.insert(tokens.end(), output_.begin(), output_.end());
+  return tokens;
+}
+
+void Generation::Reserve(const FleetSnapshot& fleet) {
+  const AttemptPtr attempt = attempt_;
+  auto call = std::make_shared<ReserveCall>();
+  v1::ReserveRequest& request = call->request;
+  request.set_request_id(request_.request_id);
+  request.set_prompt_tokens(static_cast<uint32_t>(prompt_.size() + output_.size()));
+  *request.mutable_sampling() = ToProto(request_.sampling);
+  request.mutable_reuse()->set_policy(request_.reuse_policy);
+  request.mutable_reuse()->set_decode(request_.decode_selector);
+  request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
+  request.set_ttl_ms(core_.options().ticket_ttl_ms);
+  request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
+  if (request_.sampling.HasPenalty()) {
+    const std::vector<uint32_t> tokens = CurrentTokens();
+    request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  }
+  const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + core_.options().reserve_timeout);
+  // Never cancelled: its answer may be a ticket, which has to be given back.
+  ReserveCall::Start(call, *attempt->decode.worker, &v1::Decode::Stub::async_interface::Reserve, deadline,
+                     [self = shared_from_this(), attempt](const absl::Status& status, ReserveCall& finished) {
+                       self->Post([raw = self.get(), attempt, status, ticket = std::move(finished.response)]() mutable {
+                         raw->OnReserved(attempt, status, std::move(ticket));
+                       });
+                     });
+}
+
+void Generation::OnReserved(const AttemptPtr& attempt, const absl::Status& status, v1::Ticket ticket) {
+  if (status.ok()) {
+    attempt->ticket = std::move(ticket);
+    attempt->reserved = true;
+  }
+  if (done_ || attempt != attempt_) {
+    Release(*attempt, "the request ended while its room was being reserved");
+    return;
+  }
+  const std::string decode_id = attempt->decode.worker_id;
+  if (status.code() == absl::StatusCode::kResourceExhausted) return OnDecodeFull(decode_id);
+  if (!status.ok()) {
+    if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().ReportFailure(decode_id);
+    return OnAttemptFailed(Annotate(status, "reserving on " + decode_id), decode_id);
+  }
+  core_.admission().Reserved(id_);
+  OpenStream(attempt);
+  RunPrefill(attempt);
+}
+
+void Generation::OnDecodeFull(const std::string& worker_id) {
+  attempt_.reset();
+  full_.insert(worker_id);
+  Dispatch();
+}
+
+void Generation::OpenStream(const AttemptPtr& attempt) {
+  v1::StreamRequest request;
+  request.set_ticket_id(attempt->ticket.ticket_id());
+  request.set_generation(attempt->ticket.generation());
+  const auto self = shared_from_this();
+  attempt->stream = TokenStream::Start(
+      *attempt->decode.worker, std::move(request), request_.deadline,
+      {.on_chunk =
+           [self, attempt](v1::StreamChunk chunk) {
+             self->Post([raw = self.get(), attempt, chunk = std::move(chunk)]() mutable {
+               raw->OnChunk(attempt, std::move(chunk));
+             });
+           },
+       .on_done =
+           [self, attempt](const absl::Status& status) {
+             self->Post([raw = self.get(), attempt, status] { raw->OnStreamEnded(attempt, status); });
+           }});
+}
+
+void Generation::RunPrefill(const AttemptPtr& attempt) {
+  ++attempts_;
+  if (attempts_ > 1) core_.metrics().prefill_retries.Increment();
+  auto call = std::make_shared<PrefillCall>();
+  v1::PrefillRequest& request = call->request;
+  request.set_request_id(request_.request_id);
+  const std::vector<uint32_t> tokens = CurrentTokens();
+  request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  *request.mutable_sampling() = ToProto(request_.sampling);
+  request.mutable_reuse()->set_policy(request_.reuse_policy);
+  request.mutable_reuse()->set_decode(request_.decode_selector);
+  request.set_namespace_key(namespace_key_.data(), namespace_key_.size());
+  *request.mutable_ticket() = attempt->ticket;
+  request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
+  attempt->writer_quiet = false;
+  attempt->prefill_call = call;
+  PrefillCall::Start(call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
+                     [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
+                       self->Post([raw = self.get(), attempt, status, response = std::move(finished.response)]() mutable {
+                         raw->OnPrefilled(attempt, status, std::move(response));
+                       });
+                     });
+}
+
+void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response) {
+  attempt->prefill_call.reset();
+  attempt->prefill_load.Reset();
+  if (done_ || attempt != attempt_) return;
+  attempt->writer_quiet = AnsweredByWorker(status.code());
+  if (!status.ok()) {
+    return OnAttemptFailed(Annotate(status, "prefill on " + attempt->prefill.worker_id), attempt->prefill.worker_id);
+  }
+  if (response.first_tokens_size() != static_cast<int>(continuations_.size())) {
+    return OnAttemptFailed(Errorf(absl::StatusCode::kInternal, "prefill on {} gave {} first tokens for {} continuations",
+                                  attempt->prefill.worker_id, response.first_tokens_size(), continuations_.size()),
+                           attempt->prefill.worker_id);
+  }
+  attempt->prefilled = true;
+  DeliverFirst(response);
+  std::vector<v1::StreamChunk> early = std::move(attempt->early);
+  for (const v1::StreamChunk& chunk : early) {
+    if (!done_) Deliver(chunk);
+  }
+  if (done_) return;
+  if (attempt->stream_ended) return OnStreamEnded(attempt, attempt->early_end);
+  if (!paused_ && !early.empty()) attempt->stream->ReadNext();
+}
+
+void Generation::OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk) {
+  if (done_ || attempt != attempt_) {
+    if (attempt->stream != nullptr) attempt->stream->Cancel();
+    return;
+  }
+  if (!attempt->prefilled) {
+    attempt->early.push_back(std::move(chunk));
+    return;
+  }
+  Deliver(chunk);
+  if (!paused_ && attempt->stream != nullptr) attempt->stream->ReadNext();
+}
+
+void Generation::OnStreamEnded(const AttemptPtr& attempt, const absl::Status& status) {
+  attempt->stream.reset();
+  attempt->stream_ended = true;
+  attempt->early_end = status;
+  if (done_ || attempt != attempt_) return;
+  if (!attempt->prefilled && status.ok()) return;  // the first tokens were the last ones: prefill's answer says so
+  const std::string& worker_id = attempt->decode.worker_id;
+  if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().ReportFailure(worker_id);
+  const absl::Status cause =
+      status.ok() ? Errorf(absl::StatusCode::kUnavailable, "the stream ended before the last token") : status;
+  OnAttemptFailed(Annotate(cause, "decoding on " + worker_id), worker_id);
+}
+
+void Generation::OnWorkerLost(const std::string& worker_id) {
+  Post([this, worker_id] {
+    if (done_ || attempt_ == nullptr || !attempt_->reserved) return;
+    const bool on_prefill = attempt_->prefill_call != nullptr && attempt_->prefill.worker_id == worker_id;
+    if (!on_prefill && attempt_->decode.worker_id != worker_id) return;
+    OnAttemptFailed(Errorf(absl::StatusCode::kUnavailable, "worker {} is lost", worker_id), worker_id);
+  });
+}
+
+// Decides whether the request goes on elsewhere. `worker_id` may be empty: no worker was found.
+void Generation::OnAttemptFailed(const absl::Status& status, const std::string& worker_id) {
+  const bool lost_stream = attempt_ != nullptr && attempt_->prefilled;
+  Abandon("the attempt failed");
+  if (!worker_id.empty()) failed_.insert(worker_id);
+  if (IsRequestsFault(status.code())) return Fail(status);
+  if (Clock::now() >= request_.deadline) {
+    return Fail(Errorf(absl::StatusCode::kDeadlineExceeded, "the request's deadline passed"));
+  }
+  if (started_output_ && continuations_.size() > 1) {
+    return Fail(Annotate(ToClientStatus(status, attempts_), "a request with n > 1 cannot move to another worker"));
+  }
+  if (lost_stream ? migrations_ >= core_.options().max_migrations : failures_ + 1 >= core_.options().max_attempts) {
+    return Fail(ToClientStatus(status, std::max(attempts_, 1U)));
+  }
+  if (lost_stream) {
+    ++migrations_;
+    core_.metrics().migrations.Increment();
+  } else {
+    ++failures_;
+  }
+  log::Warning(lost_stream ? "router.migration" : "router.retry", log::F("request", request_.request_id),
+               log::F("status", status), log::F("output_tokens", output_.size()));
+  RetryLater();
+}
+
+// At once when there is a pair that has not failed this request; else after a pause, so that a worker can come back.
+void Generation::RetryLater() {
+  const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  const auto fresh = [&](const auto& workers) {
+    return std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return !failed_.contains(w.worker_id); });
+  };
+  if (fresh(fleet->prefill) && fresh(fleet->decode)) return Dispatch();
+  retry_timer_.expires_after(core_.options().retry_backoff * std::max(failures_, 1U));
+  retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    if (!error) self->Dispatch();
+  });
+}
+
+// Ends the current attempt on both workers; what still arrives from it is ignored.
+void Generation::Abandon(const char* reason) {
+  const AttemptPtr attempt = std::move(attempt_);
+  attempt_ = nullptr;
+  if (attempt == nullptr) return;
+  if (attempt->prefill_call != nullptr) attempt->prefill_call->Cancel();
+  if (attempt->stream != nullptr) attempt->stream->Cancel();
+  Release(*attempt, reason);
+}
+
+void Generation::Release(Attempt& attempt, const char* reason) {
+  if (!attempt.reserved) return;
+  attempt.reserved = false;
+  using Call = UnaryCall<v1::ReleaseRequest, v1::ReleaseResponse>;
+  auto call = std::make_shared<Call>();
+  call->request.set_ticket_id(attempt.ticket.ticket_id());
+  call->request.set_generation(attempt.ticket.generation());
+  call->request.set_reason(reason);
+  call->request.set_writer_quiet(attempt.writer_quiet);
+  // If it fails the worker is gone, or the ticket expires there.
+  Call::Start(call, *attempt.decode.worker, &v1::Decode::Stub::async_interface::Release,
+              Clock::now() + core_.options().release_timeout, [](const absl::Status&, Call&) {});
+}
+
+// ---- output
+
+void Generation::DeliverFirst(const v1::PrefillResponse& response) {
+  if (!started_output_) {
+    receipt_ = FromProto(response.receipt());
+    receipt_.prefill_worker = attempt_->prefill.worker_id;
+    ttft_seconds_ = SecondsSince(arrived_);
+    core_.metrics().ttft_seconds.Observe(ttft_seconds_);
+  }
+  receipt_.decode_worker = attempt_->decode.worker_id;
+  if (receipt_.transport.empty()) receipt_.transport = attempt_->transport;
+  std::vector<Delta> deltas;
+  for (int i = 0; i < response.first_tokens_size(); ++i) {
+    const absl::Status taken = Take(static_cast<uint32_t>(i), response.first_tokens(i), &deltas);
+    if (!taken.ok()) return Fail(taken);
+  }
+  Emit(std::move(deltas));
+}
+
+void Generation::Deliver(const v1::StreamChunk& chunk) {
+  std::vector<Delta> deltas;
+  for (const v1::StreamChunk::Token& token : chunk.tokens()) {
+    const absl::Status taken = Take(token.index(), token.token(), &deltas);
+    if (!taken.ok()) return Fail(taken);
+  }
+  Emit(std::move(deltas));
+}
+
+absl::Status Generation::Take(uint32_t index, const v1::SampledToken& sampled, std::vector<Delta>* deltas) {
+  if (index >= continuations_.size()) {
+    return Errorf(absl::StatusCode::kInternal, "a worker sent a token of continuation {} of {}", index,
+                  continuations_.size());
+  }
+  Continuation& continuation = *continuations_[index];
+  if (continuation.finished()) return absl::OkStatus();
+  const FinishReason reason = FromProto(sampled.finish_reason());
+  if (reason == FinishReason::kError || reason == FinishReason::kCancelled) {
+    return Errorf(absl::StatusCode::kInternal, "the decode worker ended the request: {}", FinishReasonName(reason));
+  }
+  ++completion_tokens_;
+  core_.metrics().generation_tokens.Increment();
+  if (continuations_.size() == 1) output_.push_back(static_cast<TokenId>(sampled.token_id()));
+  auto delta = std::find_if(deltas->begin(), deltas->end(), [&](const Delta& d) { return d.index == index; });
+  if (delta == deltas->end()) {
+    deltas->push_back({.index = index});
+    delta = std::prev(deltas->end());
+  }
+  SPLICE_RETURN_IF_ERROR(continuation.Append(TokenFromProto(sampled), reason, &*delta));
+  if (delta->finish_reason == FinishReason::kStop) core_.metrics().finished_stop.Increment();
+  if (delta->finish_reason == FinishReason::kLength) core_.metrics().finished_length.Increment();
+  return absl::OkStatus();
+}
+
+void Generation::Emit(std::vector<Delta> deltas) {
+  ObserveLatency();
+  started_output_ = true;
+  if (AllFinished()) {
+    const FinalInfo final = MakeFinal();
+    const std::shared_ptr<GenerationSink> sink = sink_;
+    Succeed();
+    sink->OnOutput(deltas, &final);
+    return;
+  }
+  std::erase_if(deltas, [](const Delta& d) {
+    return d.text.empty() && d.tokens.empty() && d.finish_reason == FinishReason::kNone;
+  });
+  if (!deltas.empty() && !sink_->OnOutput(deltas, nullptr)) paused_ = true;
+}
+
+void Generation::ObserveLatency() {
+  const Clock::time_point now = Clock::now();
+  if (started_output_) core_.metrics().inter_token_seconds.Observe(SecondsSince(last_output_));
+  last_output_ = now;
+}
+
+bool Generation::AllFinished() const {
+  return std::all_of(continuations_.begin(), continuations_.end(), [](const auto& c) { return c->finished(); });
+}
+
+void Generation::Resume() {
+  Post([this] {
+    if (done_ || !paused_) return;
+    paused_ = false;
+    if (attempt_ != nullptr && attempt_->prefilled && attempt_->stream != nullptr) attempt_->stream->ReadNext();
+  });
+}
+
+// ---- end
+
+void Generation::Cancel(absl::Status reason) {
+  Post([this, reason = std::move(reason)] {
+    if (!done_) Fail(reason);
+  });
+}
+
+void Generation::Succeed() {
+  const bool worker_knows = std::none_of(continuations_.begin(), continuations_.end(),
+                                         [](const auto& c) { return c->stopped_by_string(); });
+  if (worker_knows && attempt_ != nullptr) {
+    // The decode worker ends the sequence and the stream by itself; only take note of it.
+    if (attempt_->stream != nullptr) attempt_->stream->ReadNext();
+    attempt_.reset();
+  } else {
+    Abandon("a stop string was found");
+  }
+  core_.metrics().prompt_tokens.Increment(static_cast<double>(prompt_.size()));
+  core_.metrics().prompt_tokens_per_request.Observe(static_cast<double>(prompt_.size()));
+  core_.metrics().reuse_prefix_tokens.Increment(receipt_.cached_tokens);
+  core_.metrics().reuse_miss_tokens.Increment(static_cast<double>(prompt_.size()) - receipt_.cached_tokens);
+  Finish(absl::OkStatus());
+}
+
+void Generation::Fail(const absl::Status& status) {
+  Abandon("the request ended");
+  const std::shared_ptr<GenerationSink> sink = sink_;
+  const bool left = status.code() == absl::StatusCode::kCancelled;
+  if (left || status.code() == absl::StatusCode::kDeadlineExceeded) core_.metrics().cancellations.Increment();
+  if (!left) core_.metrics().CountError(status.code());
+  Finish(status);
+  sink->OnError(status);
+}
+
+void Generation::Finish(const absl::Status& status) {
+  done_ = true;
+  deadline_timer_.cancel();
+  retry_timer_.cancel();
+  core_.metrics().e2e_seconds.Observe(SecondsSince(arrived_));
+  LogLine(status);
+  sink_.reset();
+  core_.OnFinished(id_);
+}
+
+FinalInfo Generation::MakeFinal() const {
+  FinalInfo final{.prompt_tokens = static_cast<uint32_t>(prompt_.size()),
+                  .completion_tokens = completion_tokens_,
+                  .receipt = receipt_};
+  RequestReceipt& r = final.receipt;
+  r.prompt_tokens = final.prompt_tokens;
+  r.queue_seconds += queue_seconds_;
+  r.ttft_seconds = ttft_seconds_;
+  r.seed = request_.sampling.seed.value_or(0);
+  r.attempts = attempts_;
+  r.migrations = migrations_;
+  return final;
+}
+
+void Generation::LogLine(const absl::Status& status) const {
+  const std::string outcome = absl::StatusCodeToString(status.code());
+  const std::string message = MessageOf(status);
+  log::Info("router.request", log::F("request", request_.request_id), log::F("api", request_.api),
+            log::F("caller", request_.caller.name), log::F("status", outcome), log::F("message", message),
+            log::F("prompt_tokens", prompt_.size()), log::F("cached_tokens", receipt_.cached_tokens),
+            log::F("output_tokens", completion_tokens_), log::F("n", request_.sampling.n),
+            log::F("queue_ms", queue_seconds_ * 1e3), log::F("ttft_ms", ttft_seconds_ * 1e3),
+            log::F("e2e_ms", SecondsSince(arrived_) * 1e3), log::F("prefill", receipt_.prefill_worker),
+            log::F("decode", receipt_.decode_worker), log::F("attempts", attempts_), log::F("migrations", migrations_));
+}
+
+double Generation::SecondsSince(Clock::time_point start) const {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace spl::router

@@ -1,0 +1,108 @@
+#include "services/router/grpc/generate_reactor.h"
+
+#include "services/base/grpc_status.h"
+#include "services/router/api_error.h"
+#include "services/router/wire.h"
+
+namespace spl::router {
+namespace {
+
+v1::GenerateResponse ToProto(const Delta& delta) {
+  v1::GenerateResponse response;
+  v1::GenerateResponse::Delta* out = response.mutable_delta();
+  out->set_index(delta.index);
+  out->set_text(delta.text);
+  for (const OutputToken& token : delta.tokens) {
+    out->add_token_ids(static_cast<uint32_t>(token.id));
+    if (token.has_logprob) *out->add_logprobs() = LogprobToProto(token);
+  }
+  out->set_finish_reason(ToProto(delta.finish_reason));
+  return response;
+}
+
+v1::GenerateResponse ToProto(const FinalInfo& final) {
+  v1::GenerateResponse response;
+  v1::GenerateResponse::Final* out = response.mutable_final();
+  out->set_prompt_tokens(final.prompt_tokens);
+  out->set_completion_tokens(final.completion_tokens);
+  *out->mutable_receipt() = ToProto(final.receipt);
+  return response;
+}
+
+}  // namespace
+
+std::shared_ptr<GenerateReactor> GenerateReactor::Create(grpc::CallbackServerContext* context) {
+  auto reactor = std::shared_ptr<GenerateReactor>(new GenerateReactor(context));
+  reactor->self_ = reactor;
+  return reactor;
+}
+
+void GenerateReactor::Attach(const std::shared_ptr<Generation>& generation) {
+  std::lock_guard lock(mutex_);
+  generation_ = generation;
+  if (cancelled_) generation->Cancel(absl::CancelledError("the client left"));
+}
+
+bool GenerateReactor::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
+  std::lock_guard lock(mutex_);
+  for (const Delta& delta : deltas) pending_.push_back(ToProto(delta));
+  if (final != nullptr) {
+    pending_.push_back(ToProto(*final));
+    ended_ = true;
+  }
+  paused_ = pending_.size() > kMaxPending;
+  AdvanceLocked();
+  return !paused_;
+}
+
+void GenerateReactor::OnError(const absl::Status& status) {
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  status_ = status;
+  // Written only while the call is still open: gRPC sends trailers with Finish.
+  if (const auto retry_ms = RetryAfterMsOf(status)) SetRetryAfter(*context_, std::chrono::milliseconds(*retry_ms));
+  AdvanceLocked();
+}
+
+void GenerateReactor::OnWriteDone(bool ok) {
+  std::shared_ptr<Generation> resume;
+  {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    pending_.pop_front();
+    if (!ok) pending_.clear();  // the client is gone; OnCancel ends the generation
+    AdvanceLocked();
+    if (paused_ && pending_.empty()) {
+      paused_ = false;
+      resume = generation_.lock();
+    }
+  }
+  if (resume != nullptr) resume->Resume();
+}
+
+void GenerateReactor::AdvanceLocked() {
+  if (writing_ || finished_) return;
+  if (!pending_.empty()) {
+    writing_ = true;
+    StartWrite(&pending_.front());
+  } else if (ended_) {
+    finished_ = true;
+    Finish(ToGrpcStatus(status_));
+  }
+}
+
+void GenerateReactor::OnCancel() {
+  std::shared_ptr<Generation> generation;
+  {
+    std::lock_guard lock(mutex_);
+    cancelled_ = true;
+    generation = generation_.lock();
+  }
+  if (generation != nullptr) generation->Cancel(absl::CancelledError("the client left"));
+}
+
+void GenerateReactor::OnDone() {
+  const std::shared_ptr<GenerateReactor> self = std::move(self_);
+}
+
+}  // namespace spl::router

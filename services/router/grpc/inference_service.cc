@@ -1,0 +1,131 @@
+#include "services/router/grpc/inference_service.h"
+
+#include <utility>
+
+#include "services/base/grpc_status.h"
+#include "services/router/api_error.h"
+#include "services/router/generation.h"
+#include "services/router/grpc/generate_reactor.h"
+#include "services/router/wire.h"
+
+namespace spl::router {
+namespace {
+
+absl::Status PoolFull() {
+  return SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted, "too many requests wait to be read"), 1000);
+}
+
+}  // namespace
+
+absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
+  switch (prompt.kind_case()) {
+    case v1::Prompt::kText: return Prompt(prompt.text());
+    case v1::Prompt::kTokens:
+      return Prompt(std::vector<TokenId>(prompt.tokens().ids().begin(), prompt.tokens().ids().end()));
+    case v1::Prompt::kChat: {
+      ChatPrompt chat;
+      if (prompt.chat().messages().empty()) return ParamError("prompt.chat.messages", "must hold at least one message");
+      for (const v1::ChatMessage& message : prompt.chat().messages()) {
+        if (message.role().empty()) return ParamError("prompt.chat.messages.role", "must not be empty");
+        chat.messages.push_back({message.role(), message.content()});
+      }
+      chat.add_generation_prompt = !prompt.chat().has_add_generation_prompt() || prompt.chat().add_generation_prompt();
+      return Prompt(std::move(chat));
+    }
+    case v1::Prompt::KIND_NOT_SET: break;
+  }
+  return ParamError("prompt", "is required");
+}
+
+absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) {
+  GenerationRequest out;
+  out.api = "grpc";
+  out.request_id = request.request_id();
+  out.model = request.model();
+  SPLICE_ASSIGN_OR_RETURN(out.prompt, FromProto(request.prompt()));
+  out.sampling = FromProto(request.sampling());
+  out.stop.assign(request.stop().begin(), request.stop().end());
+  out.echo = request.echo();
+  out.reuse_policy = request.reuse().policy();
+  out.decode_selector = request.reuse().decode();
+  out.namespace_name = request.namespace_name();
+  SPLICE_RETURN_IF_ERROR(ValidateRequest(out));
+  return out;
+}
+
+absl::StatusOr<Caller> InferenceService::Authenticate(const grpc::CallbackServerContext& context) const {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find("authorization");
+  return keys_.Authenticate(it == metadata.end() ? std::string_view()
+                                                 : std::string_view(it->second.data(), it->second.size()));
+}
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                                           const v1::GenerateRequest* request) {
+  const std::shared_ptr<GenerateReactor> reactor = GenerateReactor::Create(context);
+  absl::StatusOr<Caller> caller = Authenticate(*context);
+  if (!caller.ok()) {
+    reactor->OnError(caller.status());
+    return reactor.get();
+  }
+  // `request` lives until the call is done, which is not before the reactor finishes.
+  const bool posted = pool_.TryPost([this, reactor, context, request, caller = *std::move(caller)] {
+    absl::StatusOr<GenerationRequest> plain = FromProto(*request);
+    if (!plain.ok()) return reactor->OnError(plain.status());
+    plain->caller = caller;
+    plain->deadline = FromGrpcDeadline(context->deadline());
+    const std::shared_ptr<Generation> generation = core_.Create(*std::move(plain), reactor);
+    reactor->Attach(generation);
+    generation->Start();
+  });
+  if (!posted) reactor->OnError(PoolFull());
+  return reactor.get();
+}
+
+absl::Status InferenceService::Count(const v1::CountTokensRequest& request, v1::CountTokensResponse* response) const {
+  SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request.model()));
+  SPLICE_ASSIGN_OR_RETURN(const Prompt prompt, FromProto(request.prompt()));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, core_.model().Tokenize(prompt, true));
+  response->set_num_tokens(static_cast<uint32_t>(ids.size()));
+  response->set_max_context(core_.max_context());
+  if (request.return_ids()) response->mutable_ids()->Add(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerContext* context,
+                                                        const v1::CountTokensRequest* request,
+                                                        v1::CountTokensResponse* response) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status known = Authenticate(*context).status();
+  if (!known.ok()) {
+    reactor->Finish(ToGrpcStatus(known));
+    return reactor;
+  }
+  const bool posted = pool_.TryPost(
+      [this, reactor, request, response] { reactor->Finish(ToGrpcStatus(Count(*request, response))); });
+  if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
+                                                       const v1::ListModelsRequest*,
+                                                       v1::ListModelsResponse* response) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status known = Authenticate(*context).status();
+  if (known.ok()) {
+    const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+    v1::ModelIdentity* model = response->add_models();
+    model->set_name(core_.model().name());
+    model->set_max_context(core_.max_context());
+    model->set_vocab_size(static_cast<uint32_t>(core_.model().tokenizer().vocab_size()));
+    if (fleet->model.known) {
+      model->set_fingerprint(fleet->model.fingerprint.data(), fleet->model.fingerprint.size());
+      model->set_layout_digest(fleet->model.layout_digest);
+      model->set_vocab_size(fleet->model.vocab_size);
+    }
+  }
+  reactor->Finish(ToGrpcStatus(known));
+  return reactor;
+}
+
+}  // namespace spl::router

@@ -1,0 +1,38 @@
+// The public gRPC API: translates messages to requests and output to messages, and nothing else.
+#pragma once
+
+#include <string>
+
+#include "services/router/auth.h"
+#include "services/router/dispatcher.h"
+#include "services/router/work_pool.h"
+#include "spl/v1/inference.grpc.pb.h"
+
+namespace spl::router {
+
+// Callback service: gRPC's threads only enqueue. Borrows everything it is given.
+class InferenceService final : public v1::Inference::CallbackService {
+ public:
+  InferenceService(Dispatcher& core, const ApiKeys& keys, WorkPool& pool) : core_(core), keys_(keys), pool_(pool) {}
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
+                                                           const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* CountTokens(grpc::CallbackServerContext* context, const v1::CountTokensRequest* request,
+                                        v1::CountTokensResponse* response) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* response) override;
+
+ private:
+  absl::Status Count(const v1::CountTokensRequest& request, v1::CountTokensResponse* response) const;
+  absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;
+
+  Dispatcher& core_;
+  const ApiKeys& keys_;
+  WorkPool& pool_;
+};
+
+// InvalidArgument names the field.
+absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request);
+absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt);
+
+}  // namespace spl::router

@@ -1,0 +1,93 @@
+// One client connection. Internal to the HTTP server.
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "services/router/http/http_server.h"
+
+namespace spl::router {
+
+struct HttpServerCore {
+  HttpServerOptions options;
+  HttpHandler handler;
+  HttpErrorBody error_body;
+  std::atomic<size_t> num_connections{0};
+  std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
+};
+
+// All state is touched on the socket's strand only, but for what the exchange shares (see Exchange). Keeps itself alive
+// while an operation is pending.
+//
+// While a response is under way one read stays pending: that is how a client that leaves is noticed at once. What it
+// reads (a pipelined request) is kept for later.
+class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
+ public:
+  HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpServerCore> core);
+  ~HttpConnection();
+
+  void Start();
+  // The server has no room: 503, then close.
+  void Refuse();
+  void Close();      // posts
+  void CloseIfIdle();  // posts; with the core draining
+
+ private:
+  class Exchange;
+  friend class Exchange;
+  using ErrorCode = boost::system::error_code;
+  enum class State { kIdle, kReading, kResponding, kLingering, kClosed };
+
+  void ReadRequest();
+  void OnHeader(const ErrorCode& error);
+  void ContinueThenReadBody();
+  void ReadBody();
+  void OnRequest(const ErrorCode& error);
+  void OnReadError(const ErrorCode& error);
+  void Reject(int status, const std::string& message);
+
+  void Watch();
+  void OnWatched(const ErrorCode& error, size_t num_bytes);
+
+  // From the exchange, on the strand.
+  void Send(std::string bytes, bool last);
+  void WriteNext();
+  void OnWritten(const ErrorCode& error);
+  void OnResponseDone();
+
+  void ArmReadTimer(std::chrono::milliseconds timeout);
+  void ArmWriteTimer();
+  void Linger();
+  void LingerRead();
+  void Disconnected();
+  void DoClose();
+
+  boost::asio::ip::tcp::socket socket_;
+  const std::shared_ptr<HttpServerCore> core_;
+  boost::asio::steady_timer read_timer_;
+  boost::asio::steady_timer write_timer_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  std::shared_ptr<Exchange> exchange_;
+  State state_ = State::kIdle;
+  bool keep_alive_ = true;
+  bool chunked_ = true;     // false for HTTP/1.0: the end of the connection ends the stream
+  bool watching_ = false;   // the watching read is pending
+  bool writing_ = false;
+  bool last_queued_ = false;  // the response is complete once the queue is empty
+  bool close_after_response_ = false;
+  std::string queued_;      // to be written next; bounded by the exchange's back-pressure
+  std::string in_flight_;
+  size_t lingered_bytes_ = 0;
+};
+
+}  // namespace spl::router

@@ -1,0 +1,88 @@
+// The HTTP/1.1 server of the public API: keep-alive, bounded in every dimension, no thread per connection.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace spl::router {
+
+struct HttpServerOptions {
+  std::string listen = "127.0.0.1:8000";  // HOST:PORT; port 0 picks a free one
+  size_t max_connections = 4096;          // one more gets 503 and is closed
+  size_t max_header_bytes = 16 << 10;     // more gets 431
+  size_t max_body_bytes = 8 << 20;        // more gets 413
+  std::chrono::milliseconds idle_timeout{75'000};   // between requests of a connection
+  std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
+  std::chrono::milliseconds write_timeout{30'000};  // without progress: the client does not read
+  size_t max_pending_bytes = 256 << 10;  // of a stream, before the sender is told to pause
+};
+
+struct HttpRequest {
+  std::string method;  // upper case
+  std::string path;    // without the query
+  std::string body;
+  std::string authorization;
+  std::string request_id;  // the header x-request-id
+  std::string timeout_ms;  // the header x-request-timeout-ms
+};
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+  HttpHeaders headers;
+};
+
+// One request and the one response to it. All methods may be called from any thread; after the response is complete, or
+// the client is gone, they do nothing. Keeps its connection alive while held.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+  virtual const HttpRequest& request() const = 0;
+
+  // A whole response.
+  virtual void Respond(HttpResponse response) = 0;
+
+  // A response in pieces: StartStream, Write…, EndStream.
+  virtual void StartStream(std::string content_type, HttpHeaders headers) = 0;
+  // False: more than max_pending_bytes wait for the client; stop until the drain callback runs.
+  virtual bool Write(std::string bytes) = 0;
+  virtual void EndStream() = 0;
+  // `on_drained` runs, on the server's threads, each time what waited has been sent. Set it before the first Write.
+  virtual void SetDrainCallback(std::function<void()> on_drained) = 0;
+
+  // Runs once if the client leaves before the response is complete; at once if it has left already.
+  virtual void SetDisconnectCallback(std::function<void()> on_disconnect) = 0;
+};
+
+// Answers on the server's threads; must only hand work on.
+using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
+// The body of an error response for a status and message (the API's error object).
+using HttpErrorBody = std::function<std::string(int status, const std::string& message)>;
+
+// Owns the listener and the connections; borrows the io_context, whose threads run everything.
+class HttpServer {
+ public:
+  // Unavailable when the address cannot be bound, InvalidArgument when it is malformed.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(boost::asio::io_context& io, HttpServerOptions options,
+                                                           HttpHandler handler, HttpErrorBody error_body);
+  virtual ~HttpServer() = default;
+
+  virtual std::string address() const = 0;  // with the real port
+  // Accepts no further connection and closes the idle ones; responses under way go on. Any thread; blocks until done.
+  virtual void StopAccepting() = 0;
+  // Closes every connection. Blocks until that is done (the io_context must still run).
+  virtual void CloseAll() = 0;
+};
+
+}  // namespace spl::router

@@ -1,0 +1,222 @@
+#include "services/router/http/openai_api.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <utility>
+
+#include "services/base/ids.h"
+#include "services/router/api_error.h"
+#include "services/router/generation.h"
+#include "services/router/http/openai_sink.h"
+#include "services/router/openai_request.h"
+#include "services/router/openai_response.h"
+#include "services/router/version.h"
+
+namespace spl::router {
+namespace {
+
+constexpr char kModelPrefix[] = "/v1/models/";
+
+int64_t UnixSeconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
+  OrderedJson model;
+  model["id"] = core.model().name();
+  model["object"] = "model";
+  model["created"] = created;
+  model["owned_by"] = "splice";
+  model["max_model_len"] = core.max_context();
+  return model;
+}
+
+// A client's own id is kept when it is harmless in a header and a log line.
+std::string RequestIdOf(const HttpRequest& request) {
+  const std::string& given = request.request_id;
+  const auto harmless = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.'; };
+  const bool usable = !given.empty() && given.size() <= 128 && std::all_of(given.begin(), given.end(), harmless);
+  return usable ? given : RandomId::Make().ToHex();
+}
+
+absl::Status ReadTimeout(const HttpRequest& request, std::chrono::steady_clock::time_point* deadline) {
+  const std::string& text = request.timeout_ms;
+  if (text.empty()) return absl::OkStatus();
+  const bool digits = text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
+  if (!digits || std::stoul(text) == 0) {
+    return ParamError("x-request-timeout-ms", "must be a positive number of milliseconds, got \"{}\"", text);
+  }
+  *deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::stoul(text));
+  return absl::OkStatus();
+}
+
+// The prompt as text, for echo.
+std::string EchoText(const ServedModel& model, const GenerationRequest& request) {
+  if (!request.echo) return "";
+  if (const auto* text = std::get_if<std::string>(&request.prompt)) return *text;
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&request.prompt)) {
+    return model.tokenizer().Decode(*ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
+  }
+  return "";
+}
+
+}  // namespace
+
+OpenAiApi::OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metrics& metrics)
+    : core_(core),
+      keys_(keys),
+      pool_(pool),
+      metrics_(metrics),
+      model_route_{"GET", true, false, [this](const ExchangePtr& e, const Caller&) { GetModel(e); }},
+      started_at_(UnixSeconds()) {
+  const auto text = [](int status, const char* body) {
+    return HttpResponse{.status = status, .content_type = "text/plain; charset=utf-8", .body = body};
+  };
+  routes_ = {
+      {"/v1/chat/completions",
+       {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Generate(e, c, true); }}},
+      {"/v1/completions",
+       {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Generate(e, c, false); }}},
+      {"/v1/models", {"GET", true, false, [this](const ExchangePtr& e, const Caller&) { ListModels(e); }}},
+      {"/tokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Tokenize(e); }}},
+      {"/detokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Detokenize(e); }}},
+      {"/healthz", {"GET", false, false, [text](const ExchangePtr& e, const Caller&) { e->Respond(text(200, "ok\n")); }}},
+      {"/readyz",
+       {"GET", false, false,
+        [this, text](const ExchangePtr& e, const Caller&) {
+          e->Respond(core_.ready() ? text(200, "ready\n") : text(503, "no connected pair of workers\n"));
+        }}},
+      {"/metrics",
+       {"GET", false, true,
+        [this](const ExchangePtr& e, const Caller&) {
+          e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.Render()});
+        }}},
+      {"/version",
+       {"GET", false, false,
+        [](const ExchangePtr& e, const Caller&) { RespondJson(*e, OrderedJson{{"version", kVersion}}); }}},
+  };
+}
+
+std::string OpenAiApi::ErrorBodyFor(int status, const std::string& message) {
+  return ErrorBody(absl::InvalidArgumentError(absl::string_view(message.data(), message.size())), status);
+}
+
+const OpenAiApi::Route* OpenAiApi::FindRoute(const ExchangePtr& exchange) const {
+  const std::string& path = exchange->request().path;
+  const auto it = routes_.find(path);
+  if (it != routes_.end()) return &it->second;
+  return path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
+}
+
+void OpenAiApi::Handle(ExchangePtr exchange) {
+  const HttpRequest& request = exchange->request();
+  const Route* const route = FindRoute(exchange);
+  if (route == nullptr) {
+    const absl::Status missing = Errorf(absl::StatusCode::kNotFound, "there is no {} {} here", request.method, request.path);
+    return RespondError(*exchange, SetErrorCode(missing, "unknown_url"), "");
+  }
+  if (request.method != route->method) {
+    const std::string message = fmt::format("{} takes {} only, got {}", request.path, route->method, request.method);
+    return exchange->Respond({.status = 405, .body = ErrorBodyFor(405, message), .headers = {{"allow", route->method}}});
+  }
+  if (!route->on_pool) return Run(*route, exchange);
+  const bool posted = pool_.TryPost([this, route, exchange] { Run(*route, exchange); });
+  if (posted) return;
+  const absl::Status full =
+      SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted, "too many requests wait to be read"), 1000);
+  RespondError(*exchange, full, "");
+}
+
+void OpenAiApi::Run(const Route& route, const ExchangePtr& exchange) {
+  Caller caller;
+  if (route.authenticated) {
+    absl::StatusOr<Caller> known = keys_.Authenticate(exchange->request().authorization);
+    if (!known.ok()) return RespondError(*exchange, known.status(), "");
+    caller = *std::move(known);
+  }
+  route.handler(exchange, caller);
+}
+
+void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool chat) {
+  const HttpRequest& http = exchange->request();
+  const std::string request_id = RequestIdOf(http);
+  absl::StatusOr<ApiRequest> parsed = chat ? ParseChatBody(http.body) : ParseCompletionBody(http.body);
+  if (!parsed.ok()) return RespondError(*exchange, parsed.status(), request_id);
+  GenerationRequest& request = parsed->generation;
+  request.request_id = request_id;
+  request.caller = caller;
+  const absl::Status timeout = ReadTimeout(http, &request.deadline);
+  if (!timeout.ok()) return RespondError(*exchange, timeout, request_id);
+
+  OpenAiFormatter formatter(core_.model().tokenizer(), {.chat = chat,
+                                                        .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
+                                                        .created = UnixSeconds(),
+                                                        .model = core_.model().name(),
+                                                        .logprobs = request.sampling.logprobs.has_value(),
+                                                        .include_usage = parsed->stream.include_usage,
+                                                        .echo_text = EchoText(core_.model(), request)});
+  std::shared_ptr<GenerationSink> sink;
+  if (parsed->stream.stream) {
+    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id);
+  } else {
+    sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id);
+  }
+  const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink));
+  exchange->SetDrainCallback([weak = std::weak_ptr(generation)] {
+    if (const auto g = weak.lock()) g->Resume();
+  });
+  exchange->SetDisconnectCallback([weak = std::weak_ptr(generation)] {
+    if (const auto g = weak.lock()) g->Cancel(absl::CancelledError("the client left"));
+  });
+  generation->Start();
+}
+
+void OpenAiApi::Tokenize(const ExchangePtr& exchange) {
+  const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->request().body);
+  if (!request.ok()) return RespondError(*exchange, request.status(), "");
+  const absl::Status named = core_.model().CheckName(request->model);
+  if (!named.ok()) return RespondError(*exchange, named, "");
+  const Prompt prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
+  const absl::StatusOr<std::vector<TokenId>> ids = core_.model().Tokenize(prompt, request->add_special_tokens);
+  if (!ids.ok()) return RespondError(*exchange, ids.status(), "");
+  OrderedJson out;
+  out["count"] = ids->size();
+  out["max_model_len"] = core_.max_context();
+  out["tokens"] = *ids;
+  out["token_strs"] = nullptr;
+  if (request->return_token_strs) {
+    out["token_strs"] = OrderedJson::array();
+    for (const TokenId id : *ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
+  }
+  RespondJson(*exchange, out);
+}
+
+void OpenAiApi::Detokenize(const ExchangePtr& exchange) {
+  const absl::StatusOr<DetokenizeRequest> request = ParseDetokenizeBody(exchange->request().body);
+  if (!request.ok()) return RespondError(*exchange, request.status(), "");
+  const absl::Status named = core_.model().CheckName(request->model);
+  if (!named.ok()) return RespondError(*exchange, named, "");
+  const absl::StatusOr<std::string> text =
+      core_.model().tokenizer().Decode(request->tokens, {.skip_special_tokens = false});
+  if (!text.ok()) {
+    return RespondError(*exchange, SetParam(Annotate(text.status(), "tokens"), "tokens"), "");
+  }
+  RespondJson(*exchange, OrderedJson{{"prompt", *text}});
+}
+
+void OpenAiApi::ListModels(const ExchangePtr& exchange) {
+  OrderedJson out;
+  out["object"] = "list";
+  out["data"] = OrderedJson::array({ModelJson(core_, started_at_)});
+  RespondJson(*exchange, out);
+}
+
+void OpenAiApi::GetModel(const ExchangePtr& exchange) {
+  const std::string name = exchange->request().path.substr(sizeof(kModelPrefix) - 1);
+  const absl::Status named = core_.model().CheckName(name.empty() ? "?" : name);
+  if (!named.ok()) return RespondError(*exchange, named, "");
+  RespondJson(*exchange, ModelJson(core_, started_at_));
+}
+
+}  // namespace spl::router

@@ -1,0 +1,55 @@
+#include "services/router/http/openai_sink.h"
+
+#include "services/router/api_error.h"
+
+namespace spl::router {
+
+void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id) {
+  HttpResponse response;
+  response.status = HttpStatusOf(status.code());
+  response.body = ErrorBody(status, response.status);
+  if (!request_id.empty()) response.headers.emplace_back("x-request-id", request_id);
+  if (const auto retry_ms = RetryAfterMsOf(status)) {
+    response.headers.emplace_back("retry-after", std::to_string((*retry_ms + 999) / 1000));
+  }
+  exchange.Respond(std::move(response));
+}
+
+void RespondJson(HttpExchange& exchange, const OrderedJson& json) {
+  HttpResponse response;
+  response.body = Dump(json);
+  exchange.Respond(std::move(response));
+}
+
+bool StreamSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
+  if (!started_) {
+    started_ = true;
+    exchange_->StartStream("text/event-stream; charset=utf-8", {{"cache-control", "no-cache"},
+                                                                 {"x-accel-buffering", "no"},
+                                                                 {"x-request-id", request_id_}});
+  }
+  const bool more = exchange_->Write(formatter_.Events(deltas, final));
+  if (final != nullptr) exchange_->EndStream();
+  return more;
+}
+
+// A stream that has begun can only say so in the stream; without the end mark no client takes it for complete.
+void StreamSink::OnError(const absl::Status& status) {
+  if (!started_) return RespondError(*exchange_, status, request_id_);
+  exchange_->Write("data: " + ErrorBody(status, HttpStatusOf(status.code())) + "\n\n");
+  exchange_->EndStream();
+}
+
+bool WholeSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
+  formatter_.Add(deltas);
+  if (final == nullptr) return true;
+  HttpResponse response;
+  response.body = Dump(formatter_.Whole(*final));
+  response.headers.emplace_back("x-request-id", request_id_);
+  exchange_->Respond(std::move(response));
+  return true;
+}
+
+void WholeSink::OnError(const absl::Status& status) { RespondError(*exchange_, status, request_id_); }
+
+}  // namespace spl::router

@@ -1,0 +1,48 @@
+// A generation's output as an HTTP response: server-sent events or one JSON object.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "services/router/generation.h"
+#include "services/router/http/http_server.h"
+#include "services/router/openai_response.h"
+
+namespace spl::router {
+
+// Answers `status` on the exchange: the API's error object, the right HTTP status, Retry-After where known.
+void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id);
+void RespondJson(HttpExchange& exchange, const OrderedJson& json);
+
+// One event per output; the response starts with the first one, so that failures before it get their own HTTP status.
+class StreamSink final : public GenerationSink {
+ public:
+  StreamSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id)
+      : exchange_(std::move(exchange)), formatter_(std::move(formatter)), request_id_(std::move(request_id)) {}
+
+  bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
+  void OnError(const absl::Status& status) override;
+
+ private:
+  const std::shared_ptr<HttpExchange> exchange_;
+  OpenAiFormatter formatter_;
+  const std::string request_id_;
+  bool started_ = false;
+};
+
+// The whole answer at the end.
+class WholeSink final : public GenerationSink {
+ public:
+  WholeSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id)
+      : exchange_(std::move(exchange)), formatter_(std::move(formatter)), request_id_(std::move(request_id)) {}
+
+  bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
+  void OnError(const absl::Status& status) override;
+
+ private:
+  const std::shared_ptr<HttpExchange> exchange_;
+  OpenAiFormatter formatter_;
+  const std::string request_id_;
+};
+
+}  // namespace spl::router

@@ -1,0 +1,44 @@
+// splice-router: flags around RouterServer.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+
+#include "services/base/log.h"
+#include "services/base/shutdown_signal.h"
+#include "services/base/status.h"
+#include "services/router/router_flags.h"
+#include "services/router/router_server.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("splice-router: the front door of a Splice cluster (OpenAI-compatible HTTP and gRPC)");
+  app.footer(
+      "Example:\n"
+      "  splice-router --model models/splice-tiny --prefill 127.0.0.1:9001 --decode 127.0.0.1:9002 --http 127.0.0.1:8000\n"
+      "  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'");
+  spl::router::RouterFlags flags;
+  flags.Register(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const absl::Status log_level = spl::log::SetLevel(flags.log_level);
+  absl::StatusOr<spl::router::RouterOptions> options = flags.ToOptions();
+  if (!log_level.ok() || !options.ok()) {
+    fmt::print(stderr, "splice-router: {}\n", spl::MessageOf(log_level.ok() ? options.status() : log_level));
+    return 2;
+  }
+  spl::ShutdownSignal shutdown;  // before any thread exists
+  auto server = spl::router::RouterServer::Start(*std::move(options));
+  if (!server.ok()) {
+    fmt::print(stderr, "splice-router: {}\n", spl::MessageOf(server.status()));
+    return 1;
+  }
+  fmt::print("ready http={} grpc={}\n", (*server)->http_address(), (*server)->grpc_address());
+  std::fflush(stdout);
+  shutdown.Wait();
+  (*server)->Stop();
+  return 0;
+}

@@ -1,0 +1,204 @@
+#include "services/router/openai_response.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "services/tokenizer/byte_level.h"
+
+namespace spl::router {
+namespace {
+
+constexpr double kLowestLogprob = -9999.0;  // JSON has no infinity
+
+double JsonLogprob(float logprob) { return std::isfinite(logprob) ? std::max<double>(logprob, kLowestLogprob) : kLowestLogprob; }
+
+size_t CountCharacters(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string Dump(const OrderedJson& json) { return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace); }
+
+std::string SseEvent(const OrderedJson& json) { return "data: " + Dump(json) + "\n\n"; }
+
+OrderedJson UsageJson(const FinalInfo& final) {
+  OrderedJson usage;
+  usage["prompt_tokens"] = final.prompt_tokens;
+  usage["completion_tokens"] = final.completion_tokens;
+  usage["total_tokens"] = final.prompt_tokens + final.completion_tokens;
+  usage["prompt_tokens_details"]["cached_tokens"] = final.receipt.cached_tokens;
+  return usage;
+}
+
+OrderedJson ReceiptJson(const RequestReceipt& r) {
+  OrderedJson out;
+  out["reuse"] = r.reuse_policy;
+  out["decode"] = r.decode_selector;
+  out["exact"] = r.exact;
+  out["tokens"] = {{"prompt", r.prompt_tokens},   {"cached", r.cached_tokens},         {"stored", r.stored_tokens},
+                   {"aligned", r.aligned_tokens}, {"recomputed", r.recomputed_tokens}, {"computed", r.computed_tokens}};
+  out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}};
+  out["seconds"] = {{"queue", r.queue_seconds},     {"lookup", r.lookup_seconds},     {"fetch", r.fetch_seconds},
+                    {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};
+  out["seed"] = r.seed;
+  out["workers"] = {{"prefill", r.prefill_worker}, {"decode", r.decode_worker}};
+  out["transport"] = r.transport;
+  out["attempts"] = r.attempts;
+  out["migrations"] = r.migrations;
+  return out;
+}
+
+TokenText TextOf(const tokenizer::Tokenizer& tokenizer, TokenId id) {
+  TokenText out;
+  const absl::StatusOr<std::string> text = tokenizer.Decode(std::span<const TokenId>(&id, 1), {.skip_special_tokens = false});
+  if (text.ok()) out.text = *text;
+  // Part of a character decodes to U+FFFD; a byte-level vocabulary spells the bytes themselves.
+  std::string bytes = out.text;
+  if (out.text.find("\xEF\xBF\xBD") != std::string::npos) {
+    bytes = tokenizer::CharsToBytes(tokenizer.Piece(id)).value_or(out.text);
+  }
+  out.bytes.assign(bytes.begin(), bytes.end());
+  return out;
+}
+
+OrderedJson OpenAiFormatter::Envelope(const char* object) const {
+  OrderedJson out;
+  out["id"] = head_.id;
+  out["object"] = object;
+  out["created"] = head_.created;
+  out["model"] = head_.model;
+  return out;
+}
+
+OrderedJson OpenAiFormatter::Chunk(uint32_t index, OrderedJson content, OrderedJson logprobs,
+                                   FinishReason reason) const {
+  OrderedJson choice;
+  choice["index"] = index;
+  choice[head_.chat ? "delta" : "text"] = std::move(content);
+  choice["logprobs"] = std::move(logprobs);
+  choice["finish_reason"] =
+      reason == FinishReason::kNone ? OrderedJson(nullptr) : OrderedJson(FinishReasonName(reason));
+  OrderedJson chunk = Envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = OrderedJson::array({std::move(choice)});
+  if (head_.include_usage) chunk["usage"] = nullptr;
+  return chunk;
+}
+
+std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalInfo* final) {
+  std::string events;
+  for (size_t i = 0; i < deltas.size(); ++i) {
+    const Delta& delta = deltas[i];
+    Collected& state = by_index_[delta.index];
+    if (!state.started && head_.chat) {
+      const OrderedJson role = {{"role", "assistant"}, {"content", ""}};
+      events += SseEvent(Chunk(delta.index, role, nullptr, FinishReason::kNone));
+    }
+    std::string text = state.started ? delta.text : head_.echo_text + delta.text;
+    state.started = true;
+    OrderedJson logprobs = Logprobs(delta.tokens, &state.text_offset);
+    const bool ends = delta.finish_reason != FinishReason::kNone;
+    if (head_.chat) {
+      if (!text.empty() || !logprobs.is_null()) {
+        events += SseEvent(Chunk(delta.index, {{"content", text}}, std::move(logprobs), FinishReason::kNone));
+      }
+      if (!ends) continue;
+      text.clear();
+      logprobs = nullptr;
+    }
+    OrderedJson content = head_.chat ? OrderedJson::object() : OrderedJson(text);
+    OrderedJson chunk = Chunk(delta.index, std::move(content), std::move(logprobs), delta.finish_reason);
+    const bool last = final != nullptr && i + 1 == deltas.size();
+    if (last && !head_.include_usage) chunk["splice"] = ReceiptJson(final->receipt);
+    events += SseEvent(chunk);
+  }
+  if (final == nullptr) return events;
+  if (head_.include_usage) {
+    OrderedJson chunk = Envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
+    chunk["choices"] = OrderedJson::array();
+    chunk["usage"] = UsageJson(*final);
+    chunk["splice"] = ReceiptJson(final->receipt);
+    events += SseEvent(chunk);
+  }
+  return events + kSseDone;
+}
+
+void OpenAiFormatter::Add(std::span<const Delta> deltas) {
+  for (const Delta& delta : deltas) {
+    Collected& state = by_index_[delta.index];
+    state.text += delta.text;
+    state.tokens.insert(state.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    if (delta.finish_reason != FinishReason::kNone) state.finish_reason = delta.finish_reason;
+  }
+}
+
+OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) const {
+  OrderedJson choices = OrderedJson::array();
+  for (const auto& [index, state] : by_index_) {
+    OrderedJson choice;
+    choice["index"] = index;
+    if (head_.chat) {
+      choice["message"] = {{"role", "assistant"}, {"content", state.text}, {"refusal", nullptr}};
+    } else {
+      choice["text"] = head_.echo_text + state.text;
+    }
+    size_t text_offset = 0;
+    choice["logprobs"] = Logprobs(state.tokens, &text_offset);
+    choice["finish_reason"] = FinishReasonName(state.finish_reason);
+    choices.push_back(std::move(choice));
+  }
+  OrderedJson out = Envelope(head_.chat ? "chat.completion" : "text_completion");
+  out["choices"] = std::move(choices);
+  out["usage"] = UsageJson(final);
+  out["splice"] = ReceiptJson(final.receipt);
+  return out;
+}
+
+OrderedJson OpenAiFormatter::Logprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const {
+  if (!head_.logprobs || tokens.empty()) return nullptr;
+  return head_.chat ? ChatLogprobs(tokens) : CompletionLogprobs(tokens, text_offset);
+}
+
+OrderedJson OpenAiFormatter::ChatLogprobs(const std::vector<OutputToken>& tokens) const {
+  const auto entry = [this](TokenId id, float logprob) {
+    const TokenText token = TextOf(tokenizer_, id);
+    OrderedJson out;
+    out["token"] = token.text;
+    out["logprob"] = JsonLogprob(logprob);
+    out["bytes"] = token.bytes;
+    return out;
+  };
+  OrderedJson content = OrderedJson::array();
+  for (const OutputToken& token : tokens) {
+    OrderedJson item = entry(token.id, token.logprob);
+    item["top_logprobs"] = OrderedJson::array();
+    for (const auto& [id, logprob] : token.top) item["top_logprobs"].push_back(entry(id, logprob));
+    content.push_back(std::move(item));
+  }
+  OrderedJson out;
+  out["content"] = std::move(content);
+  out["refusal"] = nullptr;
+  return out;
+}
+
+OrderedJson OpenAiFormatter::CompletionLogprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const {
+  OrderedJson out;
+  out["tokens"] = OrderedJson::array();
+  out["token_logprobs"] = OrderedJson::array();
+  out["top_logprobs"] = OrderedJson::array();
+  out["text_offset"] = OrderedJson::array();
+  for (const OutputToken& token : tokens) {
+    const std::string text = TextOf(tokenizer_, token.id).text;
+    OrderedJson top = OrderedJson::object();
+    for (const auto& [id, logprob] : token.top) top[TextOf(tokenizer_, id).text] = JsonLogprob(logprob);
+    out["tokens"].push_back(text);
+    out["token_logprobs"].push_back(JsonLogprob(token.logprob));
+    out["top_logprobs"].push_back(std::move(top));
+    out["text_offset"].push_back(*text_offset);
+    *text_offset += CountCharacters(text);
+  }
+  return out;
+}
+
+}  // namespace spl::router

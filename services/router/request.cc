@@ -1,0 +1,96 @@
+#include "services/router/request.h"
+
+#include "services/router/api_error.h"
+
+namespace spl::router {
+namespace {
+
+// NaN fails every comparison and so is refused too.
+absl::Status CheckRange(const char* field, double value, double low, double high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return ParamError(field, "must be between {} and {}, got {}", low, high, value);
+}
+
+absl::Status ValidateSampling(const Sampling& s) {
+  if (s.max_tokens.has_value() && *s.max_tokens == 0) return ParamError("max_tokens", "must be at least 1, got 0");
+  if (s.max_tokens.has_value() && s.min_tokens > *s.max_tokens) {
+    return ParamError("min_tokens", "is {} but max_tokens is {}", s.min_tokens, *s.max_tokens);
+  }
+  SPLICE_RETURN_IF_ERROR(CheckRange("temperature", s.temperature, 0, 2));
+  SPLICE_RETURN_IF_ERROR(CheckRange("top_p", s.top_p, 0, 1));
+  if (s.top_p == 0.0F) return ParamError("top_p", "must be greater than 0");
+  SPLICE_RETURN_IF_ERROR(CheckRange("min_p", s.min_p, 0, 1));
+  SPLICE_RETURN_IF_ERROR(CheckRange("repetition_penalty", s.repetition_penalty, 0.01, 10));
+  SPLICE_RETURN_IF_ERROR(CheckRange("presence_penalty", s.presence_penalty, -2, 2));
+  SPLICE_RETURN_IF_ERROR(CheckRange("frequency_penalty", s.frequency_penalty, -2, 2));
+  if (s.n == 0 || s.n > kMaxContinuations) {
+    return ParamError("n", "must be between 1 and {}, got {}", kMaxContinuations, s.n);
+  }
+  if (s.logprobs.has_value() && *s.logprobs > kMaxTopLogprobs) {
+    return ParamError("logprobs", "at most {} per token are served, got {}", kMaxTopLogprobs, *s.logprobs);
+  }
+  if (s.stop_token_ids.size() > kMaxStopTokenIds) {
+    return ParamError("stop_token_ids", "at most {} are served, got {}", kMaxStopTokenIds, s.stop_token_ids.size());
+  }
+  if (s.logit_bias.size() > kMaxLogitBias) {
+    return ParamError("logit_bias", "at most {} entries are served, got {}", kMaxLogitBias, s.logit_bias.size());
+  }
+  for (const auto& [id, bias] : s.logit_bias) SPLICE_RETURN_IF_ERROR(CheckRange("logit_bias", bias, -100, 100));
+  return absl::OkStatus();
+}
+
+absl::Status ValidateStop(const std::vector<std::string>& stop) {
+  if (stop.size() > kMaxStopStrings) {
+    return ParamError("stop", "at most {} strings are served, got {}", kMaxStopStrings, stop.size());
+  }
+  for (const std::string& s : stop) {
+    if (s.empty()) return ParamError("stop", "must not hold an empty string");
+    if (s.size() > kMaxStopBytes) {
+      return ParamError("stop", "a stop string may have {} bytes at most, got {}", kMaxStopBytes, s.size());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateReuse(const GenerationRequest& request) {
+  const std::string& reuse = request.reuse_policy;
+  if (!reuse.empty() && reuse != "auto" && reuse != "exact") {
+    return ParamError("splice.reuse", "\"{}\" is not served by this build; use \"auto\" or \"exact\"", reuse);
+  }
+  const std::string& decode = request.decode_selector;
+  if (!decode.empty() && decode != "auto" && decode != "dense") {
+    return ParamError("splice.decode", "\"{}\" is not served by this build; use \"auto\" or \"dense\"", decode);
+  }
+  if (request.namespace_name.size() > kMaxNameBytes) {
+    return ParamError("splice.namespace", "may have {} bytes at most, got {}", kMaxNameBytes,
+                      request.namespace_name.size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateRequest(const GenerationRequest& request) {
+  if (request.request_id.size() > kMaxNameBytes) {
+    return ParamError("request_id", "may have {} bytes at most, got {}", kMaxNameBytes, request.request_id.size());
+  }
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling));
+  SPLICE_RETURN_IF_ERROR(ValidateStop(request.stop));
+  if (request.echo && request.sampling.logprobs.has_value()) {
+    return ParamError("echo", "together with logprobs is not served: log-probabilities of the prompt are not computed");
+  }
+  return ValidateReuse(request);
+}
+
+const char* FinishReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone: return "none";
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kError: return "error";
+  }
+  return "error";
+}
+
+}  // namespace spl::router

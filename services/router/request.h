@@ -1,0 +1,152 @@
+// What a client asked for, as plain values: the one form in which both front doors (HTTP and gRPC) hand a request to the
+// dispatch core, and the form in which the core hands results back.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/tokenizer/chat_template.h"
+#include "services/tokenizer/tokenizer.h"
+
+namespace spl::router {
+
+using tokenizer::TokenId;
+
+// Names and meanings of vLLM's SamplingParams; see proto/spl/v1/common.proto for each field.
+struct Sampling {
+  std::optional<uint32_t> max_tokens;
+  uint32_t min_tokens = 0;
+  float temperature = 1.0F;
+  uint32_t top_k = 0;  // 0 keeps all
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+  float repetition_penalty = 1.0F;
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  std::optional<uint64_t> seed;
+  std::map<uint32_t, float> logit_bias;
+  std::vector<uint32_t> stop_token_ids;
+  bool ignore_eos = false;
+  uint32_t n = 1;
+  std::optional<uint32_t> logprobs;
+
+  // True when a penalty needs the prompt's tokens on the decode side.
+  bool HasPenalty() const {
+    return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
+  }
+};
+
+// Upper bounds of a request's fields: they keep one request from holding more than its share of memory.
+inline constexpr uint32_t kMaxContinuations = 64;
+inline constexpr uint32_t kMaxTopLogprobs = 20;
+inline constexpr size_t kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopBytes = 1024;
+inline constexpr size_t kMaxStopTokenIds = 1024;
+inline constexpr size_t kMaxLogitBias = 1024;
+inline constexpr size_t kMaxNameBytes = 256;
+
+struct ChatPrompt {
+  std::vector<tokenizer::ChatMessage> messages;
+  bool add_generation_prompt = true;
+};
+
+using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>>;
+
+// Who calls. Two callers never share cached KV unless they are the same identity.
+struct Caller {
+  std::string name;    // for logs; never the key itself
+  std::string secret;  // the API key; empty when the router runs without keys
+};
+
+struct GenerationRequest {
+  std::string request_id;
+  std::string api;  // "chat", "completions" or "grpc"; for the log line
+  std::string model;
+  Caller caller;
+  Prompt prompt;
+  bool add_special_tokens = true;  // of a text prompt: the begin token, as the model's tokenizer does
+  Sampling sampling;
+  std::vector<std::string> stop;
+  bool echo = false;
+  bool skip_special_tokens = true;
+  std::string reuse_policy;     // "", "auto", "exact"
+  std::string decode_selector;  // "", "auto", "dense"
+  std::string namespace_name;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+};
+
+// Ranges and lengths of everything that does not need the model. InvalidArgument names the field (ParamOf).
+absl::Status ValidateRequest(const GenerationRequest& request);
+
+enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
+const char* FinishReasonName(FinishReason reason);  // OpenAI's words: "stop", "length", …
+
+struct OutputToken {
+  TokenId id = 0;
+  bool has_logprob = false;
+  float logprob = 0.0F;
+  std::vector<std::pair<TokenId, float>> top;
+};
+
+// The next piece of one continuation. Tokens are those whose text has been released (a token whose text could still
+// become a stop string waits).
+struct Delta {
+  uint32_t index = 0;
+  std::string text;
+  std::vector<OutputToken> tokens;
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+// What was done for a request; see Receipt in proto/spl/v1/common.proto.
+struct RequestReceipt {
+  std::string reuse_policy;
+  std::string decode_selector;
+  bool exact = true;
+  uint32_t prompt_tokens = 0;
+  uint32_t cached_tokens = 0;
+  uint32_t stored_tokens = 0;
+  uint32_t aligned_tokens = 0;
+  uint32_t recomputed_tokens = 0;
+  uint32_t computed_tokens = 0;
+  uint64_t bytes_fetched = 0;
+  uint64_t bytes_moved = 0;
+  double queue_seconds = 0;
+  double lookup_seconds = 0;
+  double fetch_seconds = 0;
+  double prefill_seconds = 0;
+  double transfer_seconds = 0;
+  double ttft_seconds = 0;
+  uint64_t seed = 0;
+  std::string prefill_worker;
+  std::string decode_worker;
+  std::string transport;
+  uint32_t attempts = 0;    // prefills that were started for this request
+  uint32_t migrations = 0;  // of those, after the first token
+};
+
+struct FinalInfo {
+  uint32_t prompt_tokens = 0;
+  uint32_t completion_tokens = 0;  // over all continuations
+  RequestReceipt receipt;
+};
+
+// Receives one request's output. Called from one thread at a time, in order; the calls return quickly and never block.
+class GenerationSink {
+ public:
+  virtual ~GenerationSink() = default;
+  // `final` is set with the last call of a successful request. Returning false asks for a pause: no further output is
+  // fetched until Generation::Resume.
+  virtual bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) = 0;
+  // The request ended without success, before or after some output. No call follows.
+  virtual void OnError(const absl::Status& status) = 0;
+};
+
+}  // namespace spl::router

@@ -1,0 +1,79 @@
+#include "services/router/router_flags.h"
+
+#include <CLI/CLI.hpp>
+
+#include "services/base/address.h"
+#include "services/base/status.h"
+#include "services/router/version.h"
+
+namespace spl::router {
+
+void RouterFlags::Register(CLI::App& app) {
+  app.set_version_flag("--version", kVersion);
+  app.add_option("--model", options_.model_dir, "Hugging Face folder with tokenizer, chat template and config.json")
+      ->required()
+      ->type_name("DIR");
+  app.add_option("--served-model-name", options_.served_model_name, "Name in requests (default: the folder's name)");
+  app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',')->required();
+  app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',')->required();
+  app.add_option("--http", options_.http.listen, "Address of the HTTP API; port 0 picks a free one")
+      ->capture_default_str();
+  app.add_option("--grpc", options_.grpc_listen, "Address of the gRPC API")->capture_default_str();
+  app.add_option("--metrics-listen", options_.metrics_listen,
+                 "Further address of /metrics, /healthz and /readyz (they are on --http too)");
+  app.add_option("--api-keys", options_.api_keys_file, "File of accepted API keys, one \"key [name]\" per line");
+  app.add_option("--secret-file", options_.secret_file, "Secret that the callers' namespaces are derived from");
+  app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Requests that may wait for room; more get 429")
+      ->capture_default_str();
+  app.add_option("--max-running", options_.dispatch.admission.max_running, "Requests in flight at most")
+      ->capture_default_str();
+  app.add_option("--max-connections", options_.http.max_connections, "HTTP connections at most; more get 503")
+      ->capture_default_str();
+  app.add_option("--max-body-bytes", options_.http.max_body_bytes, "Largest request body; more gets 413")
+      ->capture_default_str();
+  app.add_option("--request-timeout-ms", request_timeout_ms_, "Deadline of a request that gives none, and its bound")
+      ->capture_default_str();
+  app.add_option("--drain-timeout-ms", drain_timeout_ms_, "How long running streams may go on after SIGTERM")
+      ->capture_default_str();
+  app.add_option("--poll-interval-ms", poll_interval_ms_, "Between two looks at a worker")->capture_default_str();
+  app.add_option("--max-attempts", options_.dispatch.max_attempts, "Attempts before the first token")
+      ->capture_default_str();
+  app.add_option("--max-migrations", options_.dispatch.max_migrations, "Moves to another decode worker midway")
+      ->capture_default_str();
+  app.add_option("--placement-temperature", options_.dispatch.placement.temperature,
+                 "0: cheapest pair of workers; above: spread")
+      ->capture_default_str();
+  app.add_option("--io-threads", options_.io_threads, "Threads for sockets and request logic")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
+  app.add_option("--work-threads", options_.work_threads, "Threads for parsing and tokenizing")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
+  app.add_option("--log-level", log_level, "debug, info, warning, error or off")->capture_default_str();
+}
+
+absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
+  RouterOptions options = options_;
+  const auto check = [](const char* flag, const std::string& address) -> absl::Status {
+    return Annotate(ParseHostPort(address).status(), flag);
+  };
+  SPLICE_RETURN_IF_ERROR(check("--http", options.http.listen));
+  SPLICE_RETURN_IF_ERROR(check("--grpc", options.grpc_listen));
+  if (!options.metrics_listen.empty()) SPLICE_RETURN_IF_ERROR(check("--metrics-listen", options.metrics_listen));
+  for (const std::string& address : prefill_) SPLICE_RETURN_IF_ERROR(check("--prefill", address));
+  for (const std::string& address : decode_) SPLICE_RETURN_IF_ERROR(check("--decode", address));
+  if (request_timeout_ms_ == 0) return InvalidArgument("--request-timeout-ms must be positive");
+  if (poll_interval_ms_ == 0) return InvalidArgument("--poll-interval-ms must be positive");
+  if (options.dispatch.max_attempts == 0) return InvalidArgument("--max-attempts must be positive");
+  if (options.http.max_body_bytes == 0 || options.http.max_body_bytes > 1u << 30) {
+    return InvalidArgument("--max-body-bytes must be between 1 and {}", 1u << 30);
+  }
+  options.dispatch.fleet.prefill = prefill_;
+  options.dispatch.fleet.decode = decode_;
+  options.dispatch.fleet.poll_interval = std::chrono::milliseconds(poll_interval_ms_);
+  options.dispatch.request_timeout = std::chrono::milliseconds(request_timeout_ms_);
+  options.drain_timeout = std::chrono::milliseconds(drain_timeout_ms_);
+  return options;
+}
+
+}  // namespace spl::router

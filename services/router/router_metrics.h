@@ -1,0 +1,34 @@
+// The router's own metrics, looked up once.
+#pragma once
+
+#include "services/base/metrics.h"
+#include "services/router/request.h"
+
+namespace spl::router {
+
+// Handles are safe from any thread.
+struct RouterMetrics {
+  explicit RouterMetrics(Metrics& metrics);
+
+  prometheus::Histogram& ttft_seconds;
+  prometheus::Histogram& inter_token_seconds;
+  prometheus::Histogram& e2e_seconds;
+  prometheus::Histogram& decision_seconds;
+  prometheus::Histogram& queue_stage_seconds;
+  prometheus::Histogram& prompt_tokens_per_request;
+  prometheus::Counter& prompt_tokens;
+  prometheus::Counter& generation_tokens;
+  prometheus::Counter& reuse_prefix_tokens;
+  prometheus::Counter& reuse_miss_tokens;
+  prometheus::Counter& finished_stop;
+  prometheus::Counter& finished_length;
+  prometheus::Counter& cancellations;
+  prometheus::Counter& migrations;
+  prometheus::Counter& prefill_retries;
+  Metrics& all;
+
+  // splice_request_errors_total{code}
+  void CountError(absl::StatusCode code);
+};
+
+}  // namespace spl::router

@@ -1,0 +1,135 @@
+#include "services/router/router_server.h"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "services/base/log.h"
+#include "services/base/service_host.h"
+#include "services/base/status.h"
+#include "services/router/grpc/inference_service.h"
+#include "services/router/http/openai_api.h"
+#include "services/router/work_pool.h"
+
+namespace spl::router {
+namespace {
+
+namespace asio = boost::asio;
+
+class Server final : public RouterServer {
+ public:
+  explicit Server(RouterOptions options) : options_(std::move(options)) {}
+  ~Server() override { Stop(); }
+
+  absl::Status Init() {
+    SPLICE_ASSIGN_OR_RETURN(model_, ServedModel::Load(options_.model_dir, options_.served_model_name));
+    if (!options_.api_keys_file.empty()) {
+      SPLICE_ASSIGN_OR_RETURN(keys_, ApiKeys::Load(options_.api_keys_file));
+    }
+    if (!options_.secret_file.empty()) {
+      SPLICE_ASSIGN_OR_RETURN(namespace_keys_, NamespaceKeys::Load(options_.secret_file));
+    }
+    pool_ = std::make_unique<WorkPool>(options_.work_threads, options_.work_queue);
+    for (int i = 0; i < options_.io_threads; ++i) {
+      threads_.emplace_back([this] { io_.run(); });
+    }
+    dispatcher_ = std::make_unique<Dispatcher>(io_, options_.dispatch, *model_, namespace_keys_, metrics_);
+    SPLICE_RETURN_IF_ERROR(Serve());
+    dispatcher_->Start();
+    UpdateReadiness();
+    return absl::OkStatus();
+  }
+
+  std::string http_address() const override { return http_->address(); }
+  std::string grpc_address() const override { return host_->grpc_address(); }
+  std::string metrics_address() const override { return host_->metrics_address(); }
+  bool ready() const override { return dispatcher_->ready(); }
+  Dispatcher& dispatcher() override { return *dispatcher_; }
+
+  void Stop() override {
+    {
+      std::lock_guard lock(readiness_mutex_);
+      if (stopped_) return;
+      stopped_ = true;
+      readiness_timer_.cancel();
+    }
+    // The host drains through Drain below, then ends the gRPC calls that are left.
+    if (host_ != nullptr) host_->Stop();
+    if (http_ != nullptr) http_->CloseAll();
+    if (pool_ != nullptr) pool_->Stop();
+    if (dispatcher_ != nullptr) dispatcher_->Stop();
+    work_.reset();
+    io_.stop();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+ private:
+  absl::Status Serve() {
+    api_ = std::make_unique<OpenAiApi>(*dispatcher_, keys_, *pool_, metrics_);
+    SPLICE_ASSIGN_OR_RETURN(
+        http_, HttpServer::Start(
+                   io_, options_.http,
+                   [this](std::shared_ptr<HttpExchange> exchange) { api_->Handle(std::move(exchange)); },
+                   &OpenAiApi::ErrorBodyFor));
+    inference_ = std::make_unique<InferenceService>(*dispatcher_, keys_, *pool_);
+    ServiceHostOptions host;
+    host.name = "router";
+    host.listen = options_.grpc_listen;
+    host.metrics_listen = options_.metrics_listen;
+    host.max_message_bytes = static_cast<int>(options_.http.max_body_bytes);
+    host.drain_timeout = options_.drain_timeout;
+    host.drain = [this](std::chrono::steady_clock::time_point deadline) {
+      http_->StopAccepting();
+      dispatcher_->Drain(deadline);
+    };
+    SPLICE_ASSIGN_OR_RETURN(host_, ServiceHost::Start(std::move(host), {inference_.get()}, metrics_));
+    return absl::OkStatus();
+  }
+
+  // gRPC health and the operators' /readyz follow the fleet.
+  void UpdateReadiness() {
+    std::lock_guard lock(readiness_mutex_);
+    if (stopped_) return;
+    if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
+    readiness_timer_.expires_after(std::chrono::milliseconds(100));
+    readiness_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) UpdateReadiness();
+    });
+  }
+
+  const RouterOptions options_;
+  Metrics metrics_;
+  std::unique_ptr<ServedModel> model_;
+  ApiKeys keys_;
+  NamespaceKeys namespace_keys_;
+  // Before everything that has timers and sockets on it: it must go last.
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
+  std::mutex readiness_mutex_;  // guards the two below: the timer's threads and Stop
+  asio::steady_timer readiness_timer_{io_};
+  bool stopped_ = false;
+  std::unique_ptr<WorkPool> pool_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  std::unique_ptr<OpenAiApi> api_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<InferenceService> inference_;
+  std::unique_ptr<ServiceHost> host_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(RouterOptions options) {
+  auto server = std::make_unique<Server>(std::move(options));
+  SPLICE_RETURN_IF_ERROR(server->Init());
+  return server;
+}
+
+}  // namespace spl::router

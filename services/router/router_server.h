@@ -1,0 +1,54 @@
+// The router as one object: both front doors, the fleet, the dispatch core. splice-router's main is flags around it, and
+// `splice serve` hosts it beside the workers.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/router/dispatcher.h"
+#include "services/router/http/http_server.h"
+
+namespace spl::router {
+
+struct RouterOptions {
+  // Hugging Face folder: tokenizer, chat template, context length. No weights are read.
+  std::string model_dir;
+  // The name in requests; empty: the folder's name.
+  std::string served_model_name;
+  // HTTP API; its listen address is part of it.
+  HttpServerOptions http;
+  // HOST:PORT of the gRPC API.
+  std::string grpc_listen = "127.0.0.1:8001";
+  // HOST:PORT of /metrics, /healthz, /readyz for operators; empty: only on the HTTP API.
+  std::string metrics_listen;
+  DispatchOptions dispatch;
+  // "key [name]" lines; empty: no authentication.
+  std::string api_keys_file;
+  // Secret that namespaces are derived from; see NamespaceKeys.
+  std::string secret_file;
+  int io_threads = 2;      // sockets, timers and all request logic; nothing on them blocks
+  int work_threads = 2;    // parsing and tokenizing
+  size_t work_queue = 1024;  // requests that wait for one of those; more get 429
+  std::chrono::milliseconds drain_timeout{30'000};
+};
+
+// Thread-safe but for Stop, which one thread calls.
+class RouterServer {
+ public:
+  // Loads the model folder, binds all addresses and serves. Workers may come later: requests get 503 until a pair is
+  // connected. InvalidArgument/NotFound name the file; Unavailable the address.
+  static absl::StatusOr<std::unique_ptr<RouterServer>> Start(RouterOptions options);
+  virtual ~RouterServer() = default;
+
+  virtual std::string http_address() const = 0;     // with the real ports
+  virtual std::string grpc_address() const = 0;
+  virtual std::string metrics_address() const = 0;  // "" without it
+  virtual bool ready() const = 0;                   // a pair of workers is connected
+  virtual Dispatcher& dispatcher() = 0;
+
+  // Not ready → no new connections and requests → running streams finish, drain_timeout at most → closed. Idempotent.
+  virtual void Stop() = 0;
+};
+
+}  // namespace spl::router

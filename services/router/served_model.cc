@@ -1,0 +1,90 @@
+#include "services/router/served_model.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "services/router/api_error.h"
+#include "services/router/json_reader.h"
+
+namespace spl::router {
+namespace {
+
+absl::StatusOr<uint32_t> ReadMaxContext(const std::string& dir) {
+  const std::string path = dir + "/config.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Errorf(absl::StatusCode::kNotFound, "{}: cannot be read", path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  absl::StatusOr<Json> config = ParseJson(text.str());
+  if (!config.ok()) return Annotate(config.status(), path);
+  if (!config->is_object()) return InvalidArgument("{}: must hold a JSON object", path);
+  const auto it = config->find("max_position_embeddings");
+  if (it == config->end() || !it->is_number_unsigned() || it->get<uint64_t>() == 0 || it->get<uint64_t>() > 1u << 30) {
+    return InvalidArgument("{}: max_position_embeddings is missing or not a context length", path);
+  }
+  return static_cast<uint32_t>(it->get<uint64_t>());
+}
+
+std::string FolderName(const std::string& dir) {
+  std::filesystem::path path = std::filesystem::path(dir).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir, const std::string& name) {
+  SPLICE_ASSIGN_OR_RETURN(std::unique_ptr<tokenizer::Tokenizer> tokenizer, tokenizer::Tokenizer::Load(dir));
+  absl::StatusOr<std::unique_ptr<tokenizer::ChatTemplate>> chat_template = tokenizer::ChatTemplate::Load(dir);
+  if (!chat_template.ok() && chat_template.status().code() != absl::StatusCode::kNotFound) {
+    return chat_template.status();
+  }
+  SPLICE_ASSIGN_OR_RETURN(const uint32_t max_context, ReadMaxContext(dir));
+  return std::make_unique<ServedModel>(name.empty() ? FolderName(dir) : name, std::move(tokenizer),
+                                       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context);
+}
+
+ServedModel::ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
+                         std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context)
+    : name_(std::move(name)),
+      tokenizer_(std::move(tokenizer)),
+      chat_template_(std::move(chat_template)),
+      max_context_(max_context) {}
+
+absl::Status ServedModel::CheckName(const std::string& requested) const {
+  if (requested.empty() || requested == name_) return absl::OkStatus();
+  return SetErrorCode(SetParam(Errorf(absl::StatusCode::kNotFound,
+                                      "model: \"{}\" is not served here; this cluster serves \"{}\"", requested, name_),
+                               "model"),
+                      "model_not_found");
+}
+
+absl::StatusOr<std::vector<TokenId>> ServedModel::Tokenize(const Prompt& prompt, bool add_special_tokens) const {
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) {
+    for (size_t i = 0; i < ids->size(); ++i) {
+      if ((*ids)[i] >= 0 && (*ids)[i] < tokenizer_->vocab_size()) continue;
+      return ParamError("prompt", "item {} is token id {}, but the vocabulary has {} ids", i, (*ids)[i],
+                        tokenizer_->vocab_size());
+    }
+    return *ids;
+  }
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->Encode(*text, {.add_special_tokens = add_special_tokens});
+    if (!ids.ok()) return SetParam(Annotate(ids.status(), "prompt"), "prompt");
+    return ids;
+  }
+  const ChatPrompt& chat = std::get<ChatPrompt>(prompt);
+  if (chat_template_ == nullptr) {
+    return ParamError("messages", "the model has no chat template; use /v1/completions");
+  }
+  absl::StatusOr<std::string> text =
+      chat_template_->Render(chat.messages, {.add_generation_prompt = chat.add_generation_prompt});
+  if (!text.ok()) return SetParam(Annotate(text.status(), "messages"), "messages");
+  absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->Encode(*text, {.add_special_tokens = false});
+  if (!ids.ok()) return SetParam(Annotate(ids.status(), "messages"), "messages");
+  return ids;
+}
+
+}  // namespace spl::router

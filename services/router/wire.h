@@ -1,0 +1,33 @@
+// Plain structs ↔ protobuf messages. The only place, beside the gRPC handlers, that knows both.
+#pragma once
+
+#include "services/router/request.h"
+#include "spl/v1/common.pb.h"
+
+namespace spl::router {
+
+v1::SamplingParams ToProto(const Sampling& sampling);
+Sampling FromProto(const v1::SamplingParams& params);
+
+v1::FinishReason ToProto(FinishReason reason);
+FinishReason FromProto(v1::FinishReason reason);
+
+v1::TokenLogprob LogprobToProto(const OutputToken& token);
+// Takes over id and log-probabilities of a worker's token (v1::SampledToken).
+template <typename SampledToken>
+OutputToken TokenFromProto(const SampledToken& sampled) {
+  OutputToken token;
+  token.id = static_cast<TokenId>(sampled.token_id());
+  if (!sampled.has_logprob()) return token;
+  token.has_logprob = true;
+  token.logprob = sampled.logprob().logprob();
+  for (const auto& candidate : sampled.logprob().top()) {
+    token.top.emplace_back(static_cast<TokenId>(candidate.token_id()), candidate.logprob());
+  }
+  return token;
+}
+
+v1::Receipt ToProto(const RequestReceipt& receipt);
+RequestReceipt FromProto(const v1::Receipt& receipt);
+
+}  // namespace spl::router

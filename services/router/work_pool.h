@@ -1,0 +1,45 @@
+// A few threads for work that is too long for I/O threads: parsing large bodies, tokenizing.
+#pragma once
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "services/base/bounded_queue.h"
+
+namespace spl::router {
+
+// TryPost from any thread. Stop (explicitly, before destruction) runs what is queued and joins.
+class WorkPool {
+ public:
+  WorkPool(int num_threads, size_t queue_capacity) : queue_(queue_capacity) {
+    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
+  }
+  ~WorkPool() { Stop(); }
+
+  // False when the queue is full: the caller refuses its own caller.
+  [[nodiscard]] bool TryPost(std::function<void()> work) { return queue_.TryPush(std::move(work)); }
+
+  void Stop() {
+    queue_.Close();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+ private:
+  void Run() {
+    while (true) {
+      std::optional<std::function<void()>> work = queue_.Pop(std::chrono::seconds(1));
+      if (work.has_value()) {
+        (*work)();
+      } else if (queue_.closed()) {
+        return;
+      }
+    }
+  }
+
+  BoundedQueue<std::function<void()>> queue_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace spl::router
