@@ -6,7 +6,7 @@
 int main(int argc, char** argv) {
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(
-      argc, argv, stop, "splice-decode", "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
+      argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode", "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
       "  splice-decode --model models/splice-tiny --listen 127.0.0.1:7102 --kv-bytes 2GiB\n",
       [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
         spl::decode::DecodeServerOptions options;

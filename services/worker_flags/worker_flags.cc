@@ -5,7 +5,7 @@
 
 namespace spl {
 
-void AddWorkerFlags(CLI::App& app, WorkerFlags& flags) {
+void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--model", flags.model_dir, "Hugging Face model folder")->required();
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();
@@ -27,11 +27,14 @@ void AddWorkerFlags(CLI::App& app, WorkerFlags& flags) {
       ->check(CLI::IsMember({"auto", "shm", "tcp"}))->capture_default_str();
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")->capture_default_str();
-  app.add_option("--max-sequences", flags.max_sequences, "decode: continuations in one step at most")
-      ->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--slice-tokens", flags.slice_tokens, "prefill: tokens of one slice (a multiple of 64)")
-      ->check(CLI::Range(64, 65536))->capture_default_str();
-  app.add_option("--store", flags.store, "prefill: HOST:PORT of a splice-kvstore; empty: none");
+  if (role == WorkerRole::kDecode) {
+    app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
+        ->check(CLI::Range(1, 4096))->capture_default_str();
+  } else {
+    app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
+        ->check(CLI::Range(64, 65536))->capture_default_str();
+    app.add_option("--store", flags.store, "HOST:PORT of a splice-kvstore; empty: none");
+  }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }

@@ -35,8 +35,10 @@ struct WorkerFlags {
   transport::TransportOptions transport;
 };
 
-// Adds the flags that both programs have.
-void AddWorkerFlags(CLI::App& app, WorkerFlags& flags);
+enum class WorkerRole { kPrefill, kDecode };
+
+// Adds the flags that both programs have and those of one role.
+void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 
 // The backend by name and the model from its folder. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
@@ -45,11 +47,11 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
 // Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
 template <typename StartServer>
-int RunWorker(int argc, char** argv, ShutdownSignal& stop, const std::string& name, const std::string& summary,
+int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, const std::string& name, const std::string& summary,
               const std::string& example, StartServer start) {
   WorkerFlags flags;
   CLI::App app(summary + "\n\nExample:\n" + example, name);
-  AddWorkerFlags(app, flags);
+  AddWorkerFlags(app, role, flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
