@@ -5,8 +5,10 @@ namespace {
 
 constexpr int kBlock = 2 * kLanes;  // head dimensions per step: for bf16 one register of words is two of floats
 constexpr int kSlotsPerStep = 4;    // what ReduceAdd4 turns into scores at once
-// Heads per step: kHeads x 4 sums, two halves of a key, and operands from memory must fit the registers.
-constexpr int kHeads = kLanes == 16 ? 4 : 2;
+// Heads per step of either pass, so that the sums (4 per head for scores, 2 for values), two halves of a row and a
+// factor fit the registers (32 with AVX-512, 16 otherwise).
+constexpr int kScoreHeads = kLanes == 16 ? 5 : 2;
+constexpr int kValueHeads = kLanes == 16 ? 8 : 4;
 
 struct Pair {
   F a, b;
@@ -63,6 +65,15 @@ SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (
   for (int h = 0; h < n; ++h) ReduceAdd4(sums[h], p.scores + (head + h) * kPage + at);
 }
 
+// All heads from `head` on, n at a time, then what is left with fewer.
+template <bool kWide, int n>
+SPLICE_INLINE void ScoreHeads(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
+  for (; head + n <= p.num_heads; head += n) ScoreSlots<kWide, n>(p, head, rows, at);
+  if constexpr (n > 1) {
+    if (head < p.num_heads) ScoreHeads<kWide, n - 1>(p, head, rows, at);
+  }
+}
+
 template <bool kWide>
 void Scores(const DecodePage& p) {
   const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
@@ -72,13 +83,7 @@ void Scores(const DecodePage& p) {
     for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; nobody looks at that score
       rows[t] = Row<kWide>(p.keys, p.slots[at + t < p.num_slots ? at + t : p.num_slots - 1], p.head_dim);
     }
-    int head = 0;
-    for (; head + kHeads <= p.num_heads; head += kHeads) ScoreSlots<kWide, kHeads>(p, head, rows, at);
-    if (kHeads > 2 && head + 2 <= p.num_heads) {
-      ScoreSlots<kWide, 2>(p, head, rows, at);
-      head += 2;
-    }
-    if (head < p.num_heads) ScoreSlots<kWide, 1>(p, head, rows, at);
+    ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);
   }
 }
 
@@ -110,19 +115,17 @@ SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const f
   }
 }
 
+template <bool kWide, int n>
+SPLICE_INLINE void AccumulateHeads(const DecodePage& p, int head, int c, const float* factors) {
+  for (; head + n <= p.num_heads; head += n) AccumulateBlock<kWide, n>(p, head, c, factors, c == 0 && head == 0);
+  if constexpr (n > 1) {
+    if (head < p.num_heads) AccumulateHeads<kWide, n - 1>(p, head, c, factors);
+  }
+}
+
 template <bool kWide>
 void Accumulate(const DecodePage& p, const float* factors) {
-  for (int c = 0; c < p.head_dim; c += kBlock) {
-    int head = 0;
-    for (; head + kHeads <= p.num_heads; head += kHeads) {
-      AccumulateBlock<kWide, kHeads>(p, head, c, factors, c == 0 && head == 0);
-    }
-    if (kHeads > 2 && head + 2 <= p.num_heads) {
-      AccumulateBlock<kWide, 2>(p, head, c, factors, c == 0 && head == 0);
-      head += 2;
-    }
-    if (head < p.num_heads) AccumulateBlock<kWide, 1>(p, head, c, factors, c == 0 && head == 0);
-  }
+  for (int c = 0; c < p.head_dim; c += kBlock) AccumulateHeads<kWide, kValueHeads>(p, 0, c, factors);
 }
 
 template <bool kWide>

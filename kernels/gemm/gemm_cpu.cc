@@ -15,8 +15,9 @@
 namespace spl::kernels::cpu {
 namespace {
 
-// A task below this many multiply-adds (about 5 us when they come from the cache) is not worth handing to another core.
-constexpr int64_t kTaskWorkMin = int64_t{1} << 17;
+// A task below this many multiply-adds (3 us or more for one row: it must read as many weights) is not worth handing to
+// another core.
+constexpr int64_t kTaskWorkMin = int64_t{1} << 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -40,7 +41,9 @@ Grid MakeGrid(int64_t num_rows, int64_t n, int64_t k, int64_t column_block, int6
     g.rows = std::min(num_rows, rows_max);
     const int64_t row_tasks = CeilDiv(num_rows, g.rows);
     const int64_t useful = std::max<int64_t>(num_rows * n * k / kTaskWorkMin / row_tasks, 1);
-    const int64_t slices = std::min(CeilDiv(2 * threads, row_tasks), useful);
+    // Two slices per thread absorb a thread that starts late; a number that does not divide would leave one idle.
+    int64_t slices = std::min(CeilDiv(2 * threads, row_tasks), useful);
+    if (slices > threads) slices = slices / threads * threads;
     g.columns = std::min(n, CeilDiv(CeilDiv(n, slices), column_block) * column_block);
   }
   g.row_tasks = CeilDiv(num_rows, g.rows);

@@ -113,6 +113,34 @@ ProgramCache& Programs() {
   return *cache;
 }
 
+// A program with the argument objects of one thread: making those anew costs 2 us per call, half of a small product.
+struct BoundProgram {
+  explicit BoundProgram(std::shared_ptr<const Program> p)
+      : program(std::move(p)),
+        args{{DNNL_ARG_SRC, memory(program->x, Engine(), nullptr)},
+             {DNNL_ARG_WEIGHTS, memory(program->w, Engine(), nullptr)},
+             {DNNL_ARG_DST, memory(program->y, Engine(), nullptr)},
+             {DNNL_ARG_SCRATCHPAD, memory(program->scratch, Engine(), nullptr)}} {
+    if (program->b.get_size() > 0) args.emplace(DNNL_ARG_BIAS, memory(program->b, Engine(), nullptr));
+  }
+
+  void Set(int arg, const void* data) { args.find(arg)->second.set_data_handle(const_cast<void*>(data)); }
+
+  std::shared_ptr<const Program> program;
+  std::unordered_map<int, memory> args;
+};
+
+// The calling thread's programs, in front of the shared cache: no lock in the steady state.
+template <typename Make>
+BoundProgram& Bind(const ProgramCache::Key& key, const Make& make) {
+  constexpr size_t kBoundMax = 512;
+  thread_local std::map<ProgramCache::Key, BoundProgram> bound;
+  const auto it = bound.find(key);
+  if (it != bound.end()) return it->second;
+  if (bound.size() == kBoundMax) bound.clear();
+  return bound.emplace(key, BoundProgram(Programs().Get(key, make))).first->second;
+}
+
 }  // namespace
 
 struct OneDnnMatrix::Impl {
@@ -182,8 +210,8 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
   const ProgramCache::Key key{num_rows,      k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute),
                               bias != nullptr};
   const memory::desc& weight = part;
-  const std::shared_ptr<const Program> program = Programs().Get(
-      key, [&] { return std::make_shared<const Program>(MatmulDesc(num_rows, weight, bias != nullptr)); });
+  BoundProgram& call =
+      Bind(key, [&] { return std::make_shared<const Program>(MatmulDesc(num_rows, weight, bias != nullptr)); });
 
   const void* input = x;
   if (impl_->compute == DType::kBF16) {
@@ -191,13 +219,12 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
     for (int64_t i = 0; i < num_rows * k; ++i) to[i] = ToBf16(x[i]);
     input = to;
   }
-  std::unordered_map<int, memory> args;
-  args.emplace(DNNL_ARG_SRC, memory(program->x, Engine(), const_cast<void*>(input)));
-  args.emplace(DNNL_ARG_WEIGHTS, memory(program->w, Engine(), at));
-  args.emplace(DNNL_ARG_DST, memory(program->y, Engine(), y));
-  args.emplace(DNNL_ARG_SCRATCHPAD, memory(program->scratch, Engine(), scratch.Bytes(program->scratch.get_size() + 64)));
-  if (bias != nullptr) args.emplace(DNNL_ARG_BIAS, memory(program->b, Engine(), const_cast<float*>(bias + begin)));
-  program->run.execute(stream, args);
+  call.Set(DNNL_ARG_SRC, input);
+  call.Set(DNNL_ARG_WEIGHTS, at);
+  call.Set(DNNL_ARG_DST, y);
+  call.Set(DNNL_ARG_SCRATCHPAD, scratch.Bytes(call.program->scratch.get_size() + 64));
+  if (bias != nullptr) call.Set(DNNL_ARG_BIAS, bias + begin);
+  call.program->run.execute(stream, call.args);
   stream.wait();
   return absl::OkStatus();
 } catch (const dnnl::error& e) {

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "kernels/kv_copy/crc32c_portable.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -119,6 +121,10 @@ uint32_t Crc32cExtend(uint32_t crc, const void* data, size_t size) {
   if (sse42) return ~ExtendSse42(~crc, p, size);
 #endif
   return ~ExtendPortable(~crc, p, size);
+}
+
+uint32_t portable::Crc32cExtend(uint32_t crc, const void* data, size_t size) {
+  return ~ExtendPortable(~crc, static_cast<const uint8_t*>(data), size);
 }
 
 }  // namespace spl::kernels
