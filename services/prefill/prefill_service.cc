@@ -159,12 +159,14 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
   prefill.policy = request.reuse().policy();
+  SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
+                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
   auto push = std::make_shared<KvPush>(pushes_, peer, request.ticket(), engine_.model(), prefill.id);
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  prefill.on_done = [this, push, &call](const absl::Status& status, engine::PrefillOutcome outcome) {
+  prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](const absl::Status& status, engine::PrefillOutcome outcome) {
     if (!status.ok()) {
       push->Abort(std::move(outcome.kv), status, [&call, status] { call.Finish(ToGrpcStatus(status)); });
       return;
@@ -173,6 +175,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
+    receipt.set_decode_selector(selector);
     receipt.set_prefill_worker(worker_id_);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().channel->carrier());
