@@ -195,6 +195,11 @@ TEST(DiskTier, SurvivesGarbageSlabsAndRefusesForeignDirectories) {
   const absl::Status version = DiskTier::Open({dir.path() + "/data", kMany}).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(version.ToString().find("999"), std::string::npos) << version;
+  std::filesystem::rename(dir.path() + "/data/VERSION", dir.path() + "/data/VERSION.new");
+  EXPECT_EQ(DiskTier::Open({dir.path() + "/data", kMany}).status().code(), absl::StatusCode::kFailedPrecondition);
+  TempDir cut_off;  // a first start that died before the rename
+  std::ofstream(cut_off.path() + "/VERSION.new") << "spl";
+  EXPECT_TRUE(DiskTier::Open({cut_off.path(), kMany}).ok());
   TempDir foreign;
   std::ofstream(foreign.path() + "/letters.txt") << "dear diary";
   EXPECT_EQ(DiskTier::Open({foreign.path(), kMany}).status().code(), absl::StatusCode::kFailedPrecondition);
