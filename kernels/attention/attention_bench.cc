@@ -83,7 +83,7 @@ BENCHMARK(PrefillAttention)
     ->Args({512, 4096, 32, 8, 128, 0})
     ->Args({64, 4096, 8, 4, 64, 0})
     ->UseRealTime()
-    ->MinTime(0.2);
+    ->MinTime(0.1);
 
 // sequences, context, query heads, KV heads, head_dim, page type (0 f32, 1 bf16)
 void DecodeAttention(benchmark::State& state) {
@@ -119,7 +119,7 @@ BENCHMARK(DecodeAttention)
     ->Args({8, 8192, 8, 4, 64, 0})
     ->Args({1, 1024, 8, 4, 64, 1})
     ->UseRealTime()
-    ->MinTime(0.2);
+    ->MinTime(0.1);
 
 }  // namespace
 }  // namespace spl::kernels

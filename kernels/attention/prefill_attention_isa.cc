@@ -92,7 +92,7 @@ void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_
       Transpose(r);
       SPLICE_UNROLL
       for (int i = 0; i < kLanes; ++i) {
-        if (i >= n) break;
+        if (i >= n) continue;
         if (wide) {
           Store(out + static_cast<int64_t>(word + i) * kPage + token, r[i]);
         } else {

@@ -59,10 +59,10 @@ void Linear(benchmark::State& state) {
   BareOneDnn one_dnn(m, k, n, w);
   for (int round = 0; round < 5; ++round) {
     SetOpenMpThreads(bench::Threads());
-    bare = std::min(bare, bench::BestSeconds([&] { one_dnn.Run(x.data(), y.data(), m, k, n); }, 0.1));
+    bare = std::min(bare, bench::BestSeconds([&] { one_dnn.Run(x.data(), y.data(), m, k, n); }, 0.05));
     SetOpenMpThreads(1);
     std::this_thread::sleep_for(std::chrono::milliseconds(30));  // OpenMP's threads spin on for a while
-    ours = std::min(ours, bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.1));
+    ours = std::min(ours, bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.05));
   }
   for (auto _ : state) {
     if (absl::Status s = cpu::Linear(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
@@ -79,7 +79,7 @@ void Shapes(benchmark::internal::Benchmark* b) {
     for (const auto& [k, n] : tiny) b->Args({m, k, n});
   }
   for (int64_t m : {1, 16, 512}) b->Args({m, 4096, 4096});
-  b->ArgNames({"rows", "in", "out"})->UseRealTime()->MinTime(0.2);
+  b->ArgNames({"rows", "in", "out"})->UseRealTime()->MinTime(0.1);
 }
 BENCHMARK(Linear)->Apply(Shapes);
 
