@@ -17,6 +17,8 @@ struct PrefillPage {
   float* max = nullptr;              // [num_rows], starts at -infinity
   float* sum = nullptr;              // [num_rows], starts at 0
   float* out = nullptr;              // [num_rows, value_stride], starts at 0; relative to 2^max
+  const void* next_page = nullptr;   // of the page that comes next, for prefetch, or null: [page_bytes]
+  int64_t page_bytes = 0;
   int32_t num_rows = 0;
   int32_t head_dim = 0;
   int32_t value_stride = 0;          // head_dim rounded up to whole vectors

@@ -98,6 +98,8 @@ SPLICE_INLINE void ReduceAdd4(const F (&v)[4], float* out) {
   _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(q[0], q[1]), _mm_hadd_ps(q[2], q[3])));
 }
 
+// Into the first-level cache; into the second.
 SPLICE_INLINE void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+SPLICE_INLINE void PrefetchFar(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace spl::kernels::cpu::SPLICE_ISA

@@ -87,5 +87,6 @@ SPLICE_INLINE void ReduceAdd4(const F (&v)[4], float* out) {
 }
 
 SPLICE_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+SPLICE_INLINE void PrefetchFar(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace spl::kernels::cpu::SPLICE_ISA

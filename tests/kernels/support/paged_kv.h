@@ -41,8 +41,8 @@ inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, i
   switch (v.rule) {
     case VisibilityRule::kFull: return true;
     case VisibilityRule::kBand: return j < v.num_sinks || j > p - v.window;
-    case VisibilityRule::kBlocks: return std::count(indices.begin(), indices.end(), j / kPageTokens) > 0;
-    case VisibilityRule::kList: return std::count(indices.begin(), indices.end(), j) > 0;
+    case VisibilityRule::kBlocks: return std::binary_search(indices.begin(), indices.end(), j / kPageTokens);
+    case VisibilityRule::kList: return std::binary_search(indices.begin(), indices.end(), j);
   }
   return false;
 }
