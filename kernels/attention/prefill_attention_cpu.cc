@@ -36,9 +36,13 @@ struct TileMemory {
 };
 
 TileMemory Carve(Scratch& scratch, int32_t rows, int32_t head_dim, int32_t stride) {
-  const size_t sizes[] = {static_cast<size_t>(rows) * head_dim, static_cast<size_t>(kPageTokens) * head_dim,
-                          static_cast<size_t>(kPageTokens) * stride, static_cast<size_t>(rows),
-                          static_cast<size_t>(rows), static_cast<size_t>(rows) * stride, static_cast<size_t>(rows) * 2};
+  const size_t sizes[] = {static_cast<size_t>(rows) * head_dim,
+                          static_cast<size_t>(kPageTokens) * head_dim,
+                          static_cast<size_t>(kPageTokens) * stride,
+                          static_cast<size_t>(rows),
+                          static_cast<size_t>(rows),
+                          static_cast<size_t>(rows) * stride,
+                          static_cast<size_t>(rows) * 2};
   size_t total = 0;
   for (size_t s : sizes) total += (s + 15) / 16 * 16;
   float* at[std::size(sizes)];
@@ -162,10 +166,13 @@ class TileRun {
 int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
   const int64_t causal = position / kPageTokens + 1;
   switch (v.rule) {
-    case VisibilityRule::kFull: break;
-    case VisibilityRule::kBand: return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
+    case VisibilityRule::kFull:
+      break;
+    case VisibilityRule::kBand:
+      return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
     case VisibilityRule::kBlocks:
-    case VisibilityRule::kList: return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
+    case VisibilityRule::kList:
+      return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
   }
   return causal;
 }

@@ -77,12 +77,18 @@ void AttendPrefillPage(const PrefillPage& p) {
     AttendRows<kTileRows>(p, row);
   }
   switch (p.num_rows - row) {
-    case 5: return AttendRows<5>(p, row);
-    case 4: return AttendRows<4>(p, row);
-    case 3: return AttendRows<3>(p, row);
-    case 2: return AttendRows<2>(p, row);
-    case 1: return AttendRows<1>(p, row);
-    default: return;
+    case 5:
+      return AttendRows<5>(p, row);
+    case 4:
+      return AttendRows<4>(p, row);
+    case 3:
+      return AttendRows<3>(p, row);
+    case 2:
+      return AttendRows<2>(p, row);
+    case 1:
+      return AttendRows<1>(p, row);
+    default:
+      return;
   }
 }
 

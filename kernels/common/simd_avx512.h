@@ -7,7 +7,8 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 
 using F = __m512;
 inline constexpr int kLanes = 16;
-inline constexpr int kTileColumns = 4;  // registers per row of a GEMM tile: 6 x 4 sums, 4 operands, 1 broadcast = 29 of 32
+inline constexpr int kTileColumns =
+    4;  // registers per row of a GEMM tile: 6 x 4 sums, 4 operands, 1 broadcast = 29 of 32
 
 SPLICE_INLINE __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 

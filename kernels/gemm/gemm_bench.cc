@@ -18,7 +18,8 @@ void SetOpenMpThreads(int n) {
 }
 
 struct BareOneDnn {
-  BareOneDnn(int64_t m, int64_t k, int64_t n, const std::vector<float>& w) : engine(dnnl::engine::kind::cpu, 0), stream(engine) {
+  BareOneDnn(int64_t m, int64_t k, int64_t n, const std::vector<float>& w)
+      : engine(dnnl::engine::kind::cpu, 0), stream(engine) {
     using Type = memory::data_type;
     const memory::desc x({m, k}, Type::f32, memory::format_tag::ab), y({m, n}, Type::f32, memory::format_tag::ab);
     const dnnl::matmul::primitive_desc desc(
@@ -31,7 +32,8 @@ struct BareOneDnn {
   }
 
   void Run(const float* x, float* y, int64_t m, int64_t k, int64_t n) {
-    memory::desc xd({m, k}, memory::data_type::f32, memory::format_tag::ab), yd({m, n}, memory::data_type::f32, memory::format_tag::ab);
+    memory::desc xd({m, k}, memory::data_type::f32, memory::format_tag::ab),
+        yd({m, n}, memory::data_type::f32, memory::format_tag::ab);
     product.execute(stream, {{DNNL_ARG_SRC, memory(xd, engine, const_cast<float*>(x))},
                              {DNNL_ARG_WEIGHTS, weight},
                              {DNNL_ARG_DST, memory(yd, engine, y)}});

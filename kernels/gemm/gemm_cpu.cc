@@ -28,8 +28,8 @@ struct Grid {
   int64_t row_tasks = 0, column_tasks = 0;
 };
 
-// Column blocks per slice such that the busiest thread has the fewest; of equals the fewest slices. At most two slices per
-// thread are tried, and at most `slices_max`.
+// Column blocks per slice such that the busiest thread has the fewest; of equals the fewest slices. At most two slices
+// per thread are tried, and at most `slices_max`.
 int64_t SliceBlocks(int64_t num_blocks, int64_t row_tasks, int64_t threads, int64_t slices_max) {
   int64_t best = num_blocks, best_span = num_blocks * CeilDiv(row_tasks, threads);
   for (int64_t slices = 2; slices <= std::min(slices_max, CeilDiv(2 * threads, row_tasks)); ++slices) {
@@ -139,10 +139,9 @@ PanelWeight::PanelWeight(const WeightView& w)
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, GemmCompute compute) {
   if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
-  const bool use_bf16 = compute == GemmCompute::kBF16 ||
-                        (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm());
-  absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix =
-      OneDnnMatrix::Pack(w, use_bf16 ? DType::kBF16 : DType::kF32);
+  const bool use_bf16 =
+      compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm());
+  absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix = OneDnnMatrix::Pack(w, use_bf16 ? DType::kBF16 : DType::kF32);
   if (matrix.ok()) {
     return std::unique_ptr<LinearWeight>(std::make_unique<OneDnnWeight>(w, std::move(matrix).value()));
   }

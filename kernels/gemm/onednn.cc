@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <dnnl.hpp>
 #include <list>
 #include <map>
 #include <mutex>
@@ -11,8 +12,6 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include <dnnl.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/scratch.h"
@@ -158,7 +157,8 @@ struct OneDnnMatrix::Impl {
     return part;
   }
   char* ColumnsAt(int64_t begin) const {
-    return static_cast<char*>(data.get_data_handle()) + begin / block * stride * static_cast<int64_t>(DTypeBytes(compute));
+    return static_cast<char*>(data.get_data_handle()) +
+           begin / block * stride * static_cast<int64_t>(DTypeBytes(compute));
   }
 
   // Block by block, so that the widened copy stays small beside a weight of gigabytes.
@@ -191,7 +191,8 @@ absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightVie
   impl->layout = desc.weights_desc();
   const auto& blocking = impl->layout.data.format_desc.blocking;
   impl->block = 1;
-  for (int i = 0; i < blocking.inner_nblks; ++i) impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
+  for (int i = 0; i < blocking.inner_nblks; ++i)
+    impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
   impl->stride = blocking.strides[1];
   const bool blocked = impl->layout.data.format_kind == dnnl_blocked && impl->block > 1;
   if (!blocked || std::string(desc.impl_info_str()).rfind("brg", 0) != 0) {
@@ -209,12 +210,11 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
   thread_local Scratch scratch, rounded;
   dnnl::stream& stream = Stream();
   const int64_t k = impl_->in_features;
-  const ProgramCache::Key key{num_rows,      k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute),
-                              bias != nullptr};
-  BoundProgram& call =
-      Bind(key, [&] {
-        return std::make_shared<const Program>(MatmulDesc(num_rows, impl_->Columns(begin, num_columns), bias != nullptr));
-      });
+  const ProgramCache::Key key{
+      num_rows, k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute), bias != nullptr};
+  BoundProgram& call = Bind(key, [&] {
+    return std::make_shared<const Program>(MatmulDesc(num_rows, impl_->Columns(begin, num_columns), bias != nullptr));
+  });
 
   const void* input = x;
   if (impl_->compute == DType::kBF16) {
