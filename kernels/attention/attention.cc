@@ -25,7 +25,8 @@ absl::Status ValidateShape(const AttentionShape& s, const KvPoolView& pool, int6
 
 absl::Status ValidateVisibility(const HeadVisibility& v) {
   switch (v.rule) {
-    case VisibilityRule::kFull: return absl::OkStatus();
+    case VisibilityRule::kFull:
+      return absl::OkStatus();
     case VisibilityRule::kBand:
       if (v.num_sinks >= 0 && v.window >= 1) return absl::OkStatus();
       return InvalidCall("attention: band of ", v.num_sinks, " sinks and window ", v.window);

@@ -67,7 +67,8 @@ void PrefillAttention(benchmark::State& state) {
   args.sequences = std::span<const PrefillSequence>(&sequence, 1);
   const double best = bench::BestSeconds([&] { (void)cpu::PrefillAttention(bench::Context(), args); });
   for (auto _ : state) {
-    if (absl::Status s = cpu::PrefillAttention(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
+    if (absl::Status s = cpu::PrefillAttention(bench::Context(), args); !s.ok())
+      state.SkipWithError(s.ToString().c_str());
   }
   const double rate = 4.0 * dim * qo_heads * seen / best;
   state.counters["GFLOPS"] = rate * 1e-9;
@@ -83,7 +84,7 @@ BENCHMARK(PrefillAttention)
     ->Args({512, 4096, 32, 8, 128, 0})
     ->Args({64, 4096, 8, 4, 64, 0})
     ->UseRealTime()
-    ->MinTime(0.2);
+    ->MinTime(0.1);
 
 // sequences, context, query heads, KV heads, head_dim, page type (0 f32, 1 bf16)
 void DecodeAttention(benchmark::State& state) {
@@ -103,7 +104,8 @@ void DecodeAttention(benchmark::State& state) {
   args.streams = streams.views;
   const double best = bench::BestSeconds([&] { (void)cpu::DecodeAttention(bench::Context(), args); });
   for (auto _ : state) {
-    if (absl::Status s = cpu::DecodeAttention(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
+    if (absl::Status s = cpu::DecodeAttention(bench::Context(), args); !s.ok())
+      state.SkipWithError(s.ToString().c_str());
   }
   const double bytes = 2.0 * sequences * kv_heads * context * dim * static_cast<double>(DTypeBytes(dtype));
   state.counters["GBps"] = bytes / best * 1e-9;
@@ -119,7 +121,7 @@ BENCHMARK(DecodeAttention)
     ->Args({8, 8192, 8, 4, 64, 0})
     ->Args({1, 1024, 8, 4, 64, 1})
     ->UseRealTime()
-    ->MinTime(0.2);
+    ->MinTime(0.1);
 
 }  // namespace
 }  // namespace spl::kernels

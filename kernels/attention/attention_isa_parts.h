@@ -1,4 +1,5 @@
-// What the *_isa.cc files of attention share: the softmax step, and what they give to the table of their instruction set.
+// What the *_isa.cc files of attention share: the softmax step, and what they give to the table of their instruction
+// set.
 #pragma once
 
 #include "kernels/attention/attention_isa.h"
@@ -23,7 +24,8 @@ SPLICE_INLINE float Weigh(uint64_t visible, float* scores, float* max, float* su
   SPLICE_UNROLL
   for (int i = 0; i < kPageVectors; ++i) {
     s[i] = Load(scores + i * kLanes);
-    if (kMasked) s[i] = Select(static_cast<uint32_t>(visible >> (i * kLanes)) & kLaneBits, s[i], Set1(-__builtin_inff()));
+    if (kMasked)
+      s[i] = Select(static_cast<uint32_t>(visible >> (i * kLanes)) & kLaneBits, s[i], Set1(-__builtin_inff()));
     top = Max(top, s[i]);
   }
   const float page_max = ReduceMax(top);

@@ -13,10 +13,14 @@ namespace {
 bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
   if (j > p) return false;
   switch (v.rule) {
-    case VisibilityRule::kFull: return true;
-    case VisibilityRule::kBand: return j < v.num_sinks || j > static_cast<int64_t>(p) - v.window;
-    case VisibilityRule::kBlocks: return std::binary_search(v.indices.begin(), v.indices.end(), j / kPageTokens);
-    case VisibilityRule::kList: return std::binary_search(v.indices.begin(), v.indices.end(), j);
+    case VisibilityRule::kFull:
+      return true;
+    case VisibilityRule::kBand:
+      return j < v.num_sinks || j > static_cast<int64_t>(p) - v.window;
+    case VisibilityRule::kBlocks:
+      return std::binary_search(v.indices.begin(), v.indices.end(), j / kPageTokens);
+    case VisibilityRule::kList:
+      return std::binary_search(v.indices.begin(), v.indices.end(), j);
   }
   return false;
 }

@@ -164,7 +164,11 @@ absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs
   MakeParts(a, parts, first);
   const AttentionKernels& kernels = AttentionKernelsFor(ctx.isa);
   const int32_t block = 2 * kernels.lanes;
-  Call call{a, kernels, parts, nullptr, a.shape.num_qo_heads / a.shape.num_kv_heads,
+  Call call{a,
+            kernels,
+            parts,
+            nullptr,
+            a.shape.num_qo_heads / a.shape.num_kv_heads,
             (a.shape.head_dim + block - 1) / block * block};
   call.states = states.Floats(static_cast<size_t>(call.state_floats()) * parts.size());
   ParallelTasks(ctx, static_cast<int64_t>(parts.size()), [&](int64_t i) { RunPart(call, i); });

@@ -36,9 +36,13 @@ struct TileMemory {
 };
 
 TileMemory Carve(Scratch& scratch, int32_t rows, int32_t head_dim, int32_t stride) {
-  const size_t sizes[] = {static_cast<size_t>(rows) * head_dim, static_cast<size_t>(kPageTokens) * head_dim,
-                          static_cast<size_t>(kPageTokens) * stride, static_cast<size_t>(rows),
-                          static_cast<size_t>(rows), static_cast<size_t>(rows) * stride, static_cast<size_t>(rows) * 2};
+  const size_t sizes[] = {static_cast<size_t>(rows) * head_dim,
+                          static_cast<size_t>(kPageTokens) * head_dim,
+                          static_cast<size_t>(kPageTokens) * stride,
+                          static_cast<size_t>(rows),
+                          static_cast<size_t>(rows),
+                          static_cast<size_t>(rows) * stride,
+                          static_cast<size_t>(rows) * 2};
   size_t total = 0;
   for (size_t s : sizes) total += (s + 15) / 16 * 16;
   float* at[std::size(sizes)];
@@ -70,8 +74,11 @@ class TileRun {
     std::fill_n(m_.out, static_cast<int64_t>(rows_) * stride_, 0.0f);
     const VisiblePages pages(stream_.visibility);
     const int32_t low = Position(0), high = Position(rows_ - 1);
-    for (int32_t page = pages.Next(0, low, high); page != VisiblePages::kNone; page = pages.Next(page + 1, low, high)) {
+    for (int32_t page = pages.Next(0, low, high); page != VisiblePages::kNone;) {
+      const int32_t next = pages.Next(page + 1, low, high);
+      next_page_ = next == VisiblePages::kNone ? kNoPage : stream_.page_table[next];
       AttendPage(pages, page);
+      page = next;
     }
     WriteOut();
   }
@@ -127,6 +134,8 @@ class TileRun {
     p.max = m_.max + begin;
     p.sum = m_.sum + begin;
     p.out = m_.out + static_cast<int64_t>(begin) * stride_;
+    if (next_page_ != kNoPage) p.next_page = a_.pool.k(next_page_);
+    p.page_bytes = static_cast<int64_t>(a_.pool.page_bytes());
     p.num_rows = end - begin;
     p.head_dim = dim_;
     p.value_stride = stride_;
@@ -151,15 +160,19 @@ class TileRun {
   const HeadStreamView& stream_;
   const int32_t group_, rows_, dim_, stride_;
   const TileMemory m_;
+  int32_t next_page_ = kNoPage;  // physical; only a hint
 };
 
 int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
   const int64_t causal = position / kPageTokens + 1;
   switch (v.rule) {
-    case VisibilityRule::kFull: break;
-    case VisibilityRule::kBand: return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
+    case VisibilityRule::kFull:
+      break;
+    case VisibilityRule::kBand:
+      return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
     case VisibilityRule::kBlocks:
-    case VisibilityRule::kList: return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
+    case VisibilityRule::kList:
+      return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
   }
   return causal;
 }

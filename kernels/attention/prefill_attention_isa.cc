@@ -60,18 +60,35 @@ void AttendRows(const PrefillPage& p, int row) {
   for (; column < p.value_stride; column += kLanes) Accumulate<kRows, 1>(p, row, column, scores, factors);
 }
 
+SPLICE_INLINE void PrefetchRange(const void* base, int64_t begin, int64_t end, int64_t limit) {
+  const char* p = static_cast<const char*>(base);
+  for (int64_t b = begin; b < end && b < limit; b += 64) PrefetchFar(p + b);
+}
+
 }  // namespace
 
+// Tiles of kTileRows rows; each also asks for its share of the next page, so that the requests spread over the work.
 void AttendPrefillPage(const PrefillPage& p) {
+  const int num_tiles = p.num_rows / kTileRows;
+  const int64_t share = num_tiles > 0 ? (p.page_bytes / num_tiles + 63) / 64 * 64 : 0;
   int row = 0;
-  for (; row + kTileRows <= p.num_rows; row += kTileRows) AttendRows<kTileRows>(p, row);
+  for (int tile = 0; tile < num_tiles; ++tile, row += kTileRows) {
+    if (p.next_page != nullptr) PrefetchRange(p.next_page, tile * share, (tile + 1) * share, p.page_bytes);
+    AttendRows<kTileRows>(p, row);
+  }
   switch (p.num_rows - row) {
-    case 5: return AttendRows<5>(p, row);
-    case 4: return AttendRows<4>(p, row);
-    case 3: return AttendRows<3>(p, row);
-    case 2: return AttendRows<2>(p, row);
-    case 1: return AttendRows<1>(p, row);
-    default: return;
+    case 5:
+      return AttendRows<5>(p, row);
+    case 4:
+      return AttendRows<4>(p, row);
+    case 3:
+      return AttendRows<3>(p, row);
+    case 2:
+      return AttendRows<2>(p, row);
+    case 1:
+      return AttendRows<1>(p, row);
+    default:
+      return;
   }
 }
 
@@ -92,7 +109,7 @@ void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_
       Transpose(r);
       SPLICE_UNROLL
       for (int i = 0; i < kLanes; ++i) {
-        if (i >= n) break;
+        if (i >= n) continue;
         if (wide) {
           Store(out + static_cast<int64_t>(word + i) * kPage + token, r[i]);
         } else {

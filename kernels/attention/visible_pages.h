@@ -19,12 +19,17 @@ class VisiblePages {
   // The first logical page >= `page` of which a row at a position in [low, high] may see a slot, or kNone.
   int32_t Next(int32_t page, int32_t low, int32_t high) const {
     switch (v_.rule) {
-      case VisibilityRule::kFull: break;
+      case VisibilityRule::kFull:
+        break;
       case VisibilityRule::kBand:
         if (int64_t{page} * kPageTokens >= v_.num_sinks) page = std::max(page, FirstWindowPage(low));
         break;
-      case VisibilityRule::kBlocks: page = NextListed(page, 1); break;
-      case VisibilityRule::kList: page = NextListed(page, kPageTokens); break;
+      case VisibilityRule::kBlocks:
+        page = NextListed(page, 1);
+        break;
+      case VisibilityRule::kList:
+        page = NextListed(page, kPageTokens);
+        break;
     }
     return page <= high / kPageTokens && high >= 0 ? page : kNone;
   }
@@ -34,11 +39,14 @@ class VisiblePages {
     const int64_t base = int64_t{page} * kPageTokens;
     const uint64_t causal = Below(int64_t{position} + 1 - base);
     switch (v_.rule) {
-      case VisibilityRule::kFull: return causal;
+      case VisibilityRule::kFull:
+        return causal;
       case VisibilityRule::kBand:
         return causal & (Below(v_.num_sinks - base) | ~Below(int64_t{position} - v_.window + 1 - base));
-      case VisibilityRule::kBlocks: return causal;
-      case VisibilityRule::kList: return causal & Listed(base);
+      case VisibilityRule::kBlocks:
+        return causal;
+      case VisibilityRule::kList:
+        return causal & Listed(base);
     }
     return 0;
   }

@@ -69,7 +69,8 @@ inline double CopyBytesPerSecond() {
     std::memset((*to)->data(), 2, kBytes);
     const double s = BestSeconds([&] {
       ParallelTasks(Context(), kBytes / kPart, [&](int64_t i) {
-        std::memcpy(static_cast<char*>((*to)->data()) + i * kPart, static_cast<char*>((*from)->data()) + i * kPart, kPart);
+        std::memcpy(static_cast<char*>((*to)->data()) + i * kPart, static_cast<char*>((*from)->data()) + i * kPart,
+                    kPart);
       });
     });
     return kBytes / s;

@@ -10,8 +10,8 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 // independent FMA chains cover the latency (4 cycles) of two FMA units.
 inline constexpr int kTileRows = 6;
 
-// sums[r][c] += Σ_k a[r · lda + k] · b[k · ldb + c · kLanes …]. Each sum is one FMA chain in ascending k: its value does
-// not depend on kRows or kColumns, so a row's result does not depend on the rows that share its tile.
+// sums[r][c] += Σ_k a[r · lda + k] · b[k · ldb + c · kLanes …]. Each sum is one FMA chain in ascending k: its value
+// does not depend on kRows or kColumns, so a row's result does not depend on the rows that share its tile.
 template <int kRows, int kColumns>
 SPLICE_INLINE void MultiplyTile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth,
                                 F (&sums)[kRows][kColumns]) {

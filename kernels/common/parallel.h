@@ -1,4 +1,5 @@
-// Splits row-wise work over the pool of a context, or runs it inline when waking a worker would cost more than it saves.
+// Splits row-wise work over the pool of a context, or runs it inline when waking a worker would cost more than it
+// saves.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@ namespace spl::kernels {
 
 inline int NumThreads(const KernelContext& ctx) { return ctx.pool == nullptr ? 1 : ctx.pool->num_threads(); }
 
-// Calls body(begin, end) over disjoint ranges that cover [0, num_rows), each of about `grain` rows. Choose grain so that
-// one range is at least some 10 us of work: handing it to another core costs about 1 us.
+// Calls body(begin, end) over disjoint ranges that cover [0, num_rows), each of about `grain` rows. Choose grain so
+// that one range is at least some 10 us of work: handing it to another core costs about 1 us.
 template <typename Body>
 void ParallelRows(const KernelContext& ctx, int64_t num_rows, int64_t grain, const Body& body) {
   grain = std::max<int64_t>(grain, 1);
@@ -20,9 +21,8 @@ void ParallelRows(const KernelContext& ctx, int64_t num_rows, int64_t grain, con
     if (num_rows > 0) body(int64_t{0}, num_rows);
     return;
   }
-  ctx.pool->ParallelFor(num_tasks, [&](int64_t task, int) {
-    body(task * grain, std::min(num_rows, (task + 1) * grain));
-  });
+  ctx.pool->ParallelFor(num_tasks,
+                        [&](int64_t task, int) { body(task * grain, std::min(num_rows, (task + 1) * grain)); });
 }
 
 // As above for any task list: inline without a pool.

@@ -1,4 +1,5 @@
-// Scratch memory of one thread: grows to the largest request and is then reused, so that steady state allocates nothing.
+// Scratch memory of one thread: grows to the largest request and is then reused, so that steady state allocates
+// nothing.
 #pragma once
 
 #include <cstddef>

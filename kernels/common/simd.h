@@ -49,9 +49,12 @@ SPLICE_INLINE F Exp2(F x) {
 // Loads n in [1, kLanes] elements of a tensor of any type, widened; lanes past n are 0 and not read.
 SPLICE_INLINE F LoadAs(const void* p, DType dtype, int64_t at, int n) {
   switch (dtype) {
-    case DType::kF32: return LoadPartial(static_cast<const float*>(p) + at, n);
-    case DType::kBF16: return LoadBf16(static_cast<const bf16*>(p) + at, n);
-    case DType::kF16: break;
+    case DType::kF32:
+      return LoadPartial(static_cast<const float*>(p) + at, n);
+    case DType::kBF16:
+      return LoadBf16(static_cast<const bf16*>(p) + at, n);
+    case DType::kF16:
+      break;
   }
   return LoadF16(static_cast<const uint16_t*>(p) + at, n);
 }

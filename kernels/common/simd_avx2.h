@@ -111,6 +111,8 @@ SPLICE_INLINE void ReduceAdd4(const F (&v)[4], float* out) {
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
 }
 
+// Into the first-level cache; into the second.
 SPLICE_INLINE void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+SPLICE_INLINE void PrefetchFar(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace spl::kernels::cpu::SPLICE_ISA

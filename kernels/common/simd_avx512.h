@@ -7,7 +7,8 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 
 using F = __m512;
 inline constexpr int kLanes = 16;
-inline constexpr int kTileColumns = 4;  // registers per row of a GEMM tile: 6 x 4 sums, 4 operands, 1 broadcast = 29 of 32
+inline constexpr int kTileColumns =
+    4;  // registers per row of a GEMM tile: 6 x 4 sums, 4 operands, 1 broadcast = 29 of 32
 
 SPLICE_INLINE __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 
@@ -98,6 +99,8 @@ SPLICE_INLINE void ReduceAdd4(const F (&v)[4], float* out) {
   _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(q[0], q[1]), _mm_hadd_ps(q[2], q[3])));
 }
 
+// Into the first-level cache; into the second.
 SPLICE_INLINE void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+SPLICE_INLINE void PrefetchFar(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace spl::kernels::cpu::SPLICE_ISA

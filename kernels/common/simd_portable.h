@@ -28,7 +28,9 @@ SPLICE_INLINE F Add(F a, F b) { return a + b; }
 SPLICE_INLINE F Sub(F a, F b) { return a - b; }
 SPLICE_INLINE F Mul(F a, F b) { return a * b; }
 SPLICE_INLINE F Div(F a, F b) { return a / b; }
-SPLICE_INLINE F Blend(I mask, F a, F b) { return reinterpret_cast<F>((mask & reinterpret_cast<I>(a)) | (~mask & reinterpret_cast<I>(b))); }
+SPLICE_INLINE F Blend(I mask, F a, F b) {
+  return reinterpret_cast<F>((mask & reinterpret_cast<I>(a)) | (~mask & reinterpret_cast<I>(b)));
+}
 SPLICE_INLINE F Max(F a, F b) { return Blend(a > b, a, b); }
 SPLICE_INLINE F Min(F a, F b) { return Blend(a < b, a, b); }
 SPLICE_INLINE F Fma(F a, F b, F c) { return a * b + c; }
@@ -87,5 +89,6 @@ SPLICE_INLINE void ReduceAdd4(const F (&v)[4], float* out) {
 }
 
 SPLICE_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+SPLICE_INLINE void PrefetchFar(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace spl::kernels::cpu::SPLICE_ISA

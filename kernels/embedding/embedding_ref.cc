@@ -11,9 +11,15 @@ absl::Status GatherRows(const KernelContext&, const GatherRowsArgs& a) {
       const int64_t at = a.ids[i] * a.width + j;
       float* out = a.out + static_cast<int64_t>(i) * a.width + j;
       switch (a.dtype) {
-        case DType::kF32: *out = static_cast<const float*>(a.table)[at]; break;
-        case DType::kBF16: *out = ToFloat(static_cast<const bf16*>(a.table)[at]); break;
-        case DType::kF16: *out = HalfToFloat(static_cast<const uint16_t*>(a.table)[at]); break;
+        case DType::kF32:
+          *out = static_cast<const float*>(a.table)[at];
+          break;
+        case DType::kBF16:
+          *out = ToFloat(static_cast<const bf16*>(a.table)[at]);
+          break;
+        case DType::kF16:
+          *out = HalfToFloat(static_cast<const uint16_t*>(a.table)[at]);
+          break;
       }
     }
   }

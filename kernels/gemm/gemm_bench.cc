@@ -18,7 +18,8 @@ void SetOpenMpThreads(int n) {
 }
 
 struct BareOneDnn {
-  BareOneDnn(int64_t m, int64_t k, int64_t n, const std::vector<float>& w) : engine(dnnl::engine::kind::cpu, 0), stream(engine) {
+  BareOneDnn(int64_t m, int64_t k, int64_t n, const std::vector<float>& w)
+      : engine(dnnl::engine::kind::cpu, 0), stream(engine) {
     using Type = memory::data_type;
     const memory::desc x({m, k}, Type::f32, memory::format_tag::ab), y({m, n}, Type::f32, memory::format_tag::ab);
     const dnnl::matmul::primitive_desc desc(
@@ -31,7 +32,8 @@ struct BareOneDnn {
   }
 
   void Run(const float* x, float* y, int64_t m, int64_t k, int64_t n) {
-    memory::desc xd({m, k}, memory::data_type::f32, memory::format_tag::ab), yd({m, n}, memory::data_type::f32, memory::format_tag::ab);
+    memory::desc xd({m, k}, memory::data_type::f32, memory::format_tag::ab),
+        yd({m, n}, memory::data_type::f32, memory::format_tag::ab);
     product.execute(stream, {{DNNL_ARG_SRC, memory(xd, engine, const_cast<float*>(x))},
                              {DNNL_ARG_WEIGHTS, weight},
                              {DNNL_ARG_DST, memory(yd, engine, y)}});
@@ -59,10 +61,10 @@ void Linear(benchmark::State& state) {
   BareOneDnn one_dnn(m, k, n, w);
   for (int round = 0; round < 5; ++round) {
     SetOpenMpThreads(bench::Threads());
-    bare = std::min(bare, bench::BestSeconds([&] { one_dnn.Run(x.data(), y.data(), m, k, n); }, 0.1));
+    bare = std::min(bare, bench::BestSeconds([&] { one_dnn.Run(x.data(), y.data(), m, k, n); }, 0.05));
     SetOpenMpThreads(1);
     std::this_thread::sleep_for(std::chrono::milliseconds(30));  // OpenMP's threads spin on for a while
-    ours = std::min(ours, bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.1));
+    ours = std::min(ours, bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.05));
   }
   for (auto _ : state) {
     if (absl::Status s = cpu::Linear(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
@@ -79,7 +81,7 @@ void Shapes(benchmark::internal::Benchmark* b) {
     for (const auto& [k, n] : tiny) b->Args({m, k, n});
   }
   for (int64_t m : {1, 16, 512}) b->Args({m, 4096, 4096});
-  b->ArgNames({"rows", "in", "out"})->UseRealTime()->MinTime(0.2);
+  b->ArgNames({"rows", "in", "out"})->UseRealTime()->MinTime(0.1);
 }
 BENCHMARK(Linear)->Apply(Shapes);
 

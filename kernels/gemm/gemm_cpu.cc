@@ -28,6 +28,21 @@ struct Grid {
   int64_t row_tasks = 0, column_tasks = 0;
 };
 
+// Column blocks per slice such that the busiest thread has the fewest; of equals the fewest slices. At most two slices
+// per thread are tried, and at most `slices_max`.
+int64_t SliceBlocks(int64_t num_blocks, int64_t row_tasks, int64_t threads, int64_t slices_max) {
+  int64_t best = num_blocks, best_span = num_blocks * CeilDiv(row_tasks, threads);
+  for (int64_t slices = 2; slices <= std::min(slices_max, CeilDiv(2 * threads, row_tasks)); ++slices) {
+    const int64_t blocks = CeilDiv(num_blocks, slices);
+    const int64_t span = blocks * CeilDiv(CeilDiv(num_blocks, blocks) * row_tasks, threads);
+    if (span < best_span) {
+      best = blocks;
+      best_span = span;
+    }
+  }
+  return best;
+}
+
 // Many rows: blocks of rows, each over the whole weight, as many for every thread. Few rows: every row, over slices of
 // the weight, since then reading the weight is the cost. Neither changes a result: rows and columns do not interact.
 Grid MakeGrid(int64_t num_rows, int64_t n, int64_t k, int64_t column_block, int64_t rows_max, int64_t threads) {
@@ -41,10 +56,8 @@ Grid MakeGrid(int64_t num_rows, int64_t n, int64_t k, int64_t column_block, int6
     g.rows = std::min(num_rows, rows_max);
     const int64_t row_tasks = CeilDiv(num_rows, g.rows);
     const int64_t useful = std::max<int64_t>(num_rows * n * k / kTaskWorkMin / row_tasks, 1);
-    // Two slices per thread absorb a thread that starts late; a number that does not divide would leave one idle.
-    int64_t slices = std::min(CeilDiv(2 * threads, row_tasks), useful);
-    if (slices > threads) slices = slices / threads * threads;
-    g.columns = std::min(n, CeilDiv(CeilDiv(n, slices), column_block) * column_block);
+    g.columns = column_block * SliceBlocks(CeilDiv(n, column_block), row_tasks, threads, useful);
+    g.columns = std::min(g.columns, n);
   }
   g.row_tasks = CeilDiv(num_rows, g.rows);
   g.column_tasks = CeilDiv(n, g.columns);
@@ -126,10 +139,9 @@ PanelWeight::PanelWeight(const WeightView& w)
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, GemmCompute compute) {
   if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
-  const bool use_bf16 = compute == GemmCompute::kBF16 ||
-                        (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm());
-  absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix =
-      OneDnnMatrix::Pack(w, use_bf16 ? DType::kBF16 : DType::kF32);
+  const bool use_bf16 =
+      compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm());
+  absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix = OneDnnMatrix::Pack(w, use_bf16 ? DType::kBF16 : DType::kF32);
   if (matrix.ok()) {
     return std::unique_ptr<LinearWeight>(std::make_unique<OneDnnWeight>(w, std::move(matrix).value()));
   }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <dnnl.hpp>
 #include <list>
 #include <map>
 #include <mutex>
@@ -11,8 +12,6 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include <dnnl.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/scratch.h"
@@ -147,15 +146,19 @@ struct OneDnnMatrix::Impl {
   DType compute = DType::kF32;
   memory::desc layout;  // [in_features, out_features], blocked
   memory data;
+  int64_t in_features = 0;
   int64_t block = 0;   // columns per block
   int64_t stride = 0;  // elements from one column block to the next
 
   // The columns [begin, begin + n) as a matrix of their own, and where they start.
-  std::pair<memory::desc, char*> Columns(int64_t begin, int64_t n) const {
-    memory::desc part = layout.submemory_desc({layout.dims()[0], n}, {0, begin});
-    const int64_t offset = part.data.offset0 * static_cast<int64_t>(DTypeBytes(compute));
+  memory::desc Columns(int64_t begin, int64_t n) const {
+    memory::desc part = layout.submemory_desc({in_features, n}, {0, begin});
     part.data.offset0 = 0;
-    return {part, static_cast<char*>(data.get_data_handle()) + offset};
+    return part;
+  }
+  char* ColumnsAt(int64_t begin) const {
+    return static_cast<char*>(data.get_data_handle()) +
+           begin / block * stride * static_cast<int64_t>(DTypeBytes(compute));
   }
 
   // Block by block, so that the widened copy stays small beside a weight of gigabytes.
@@ -165,9 +168,8 @@ struct OneDnnMatrix::Impl {
     for (int64_t begin = 0; begin < w.out_features; begin += rows_at_once) {
       const int64_t n = std::min(rows_at_once, w.out_features - begin);
       WidenWeight(w, begin * w.in_features, n * w.in_features, wide.data());
-      auto [part, at] = Columns(begin, n);
       memory from({{w.in_features, n}, memory::data_type::f32, memory::format_tag::ba}, Engine(), wide.data());
-      memory to(part, Engine(), at);
+      memory to(Columns(begin, n), Engine(), ColumnsAt(begin));
       dnnl::reorder(from, to).execute(Stream(), from, to);
       Stream().wait();
     }
@@ -185,10 +187,12 @@ absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightVie
   const matmul::primitive_desc desc = MatmulDesc(kOneDnnRowsMax, any, false);
   auto impl = std::make_unique<Impl>();
   impl->compute = compute;
+  impl->in_features = w.in_features;
   impl->layout = desc.weights_desc();
   const auto& blocking = impl->layout.data.format_desc.blocking;
   impl->block = 1;
-  for (int i = 0; i < blocking.inner_nblks; ++i) impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
+  for (int i = 0; i < blocking.inner_nblks; ++i)
+    impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
   impl->stride = blocking.strides[1];
   const bool blocked = impl->layout.data.format_kind == dnnl_blocked && impl->block > 1;
   if (!blocked || std::string(desc.impl_info_str()).rfind("brg", 0) != 0) {
@@ -205,13 +209,12 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
                                     const float* bias, float* y) const try {
   thread_local Scratch scratch, rounded;
   dnnl::stream& stream = Stream();
-  const int64_t k = impl_->layout.dims()[0];
-  const auto [part, at] = impl_->Columns(begin, num_columns);
-  const ProgramCache::Key key{num_rows,      k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute),
-                              bias != nullptr};
-  const memory::desc& weight = part;
-  BoundProgram& call =
-      Bind(key, [&] { return std::make_shared<const Program>(MatmulDesc(num_rows, weight, bias != nullptr)); });
+  const int64_t k = impl_->in_features;
+  const ProgramCache::Key key{
+      num_rows, k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute), bias != nullptr};
+  BoundProgram& call = Bind(key, [&] {
+    return std::make_shared<const Program>(MatmulDesc(num_rows, impl_->Columns(begin, num_columns), bias != nullptr));
+  });
 
   const void* input = x;
   if (impl_->compute == DType::kBF16) {
@@ -220,7 +223,7 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
     input = to;
   }
   call.Set(DNNL_ARG_SRC, input);
-  call.Set(DNNL_ARG_WEIGHTS, at);
+  call.Set(DNNL_ARG_WEIGHTS, impl_->ColumnsAt(begin));
   call.Set(DNNL_ARG_DST, y);
   call.Set(DNNL_ARG_SCRATCHPAD, scratch.Bytes(call.program->scratch.get_size() + 64));
   if (bias != nullptr) call.Set(DNNL_ARG_BIAS, bias + begin);

@@ -1,6 +1,5 @@
-#include "kernels/norm/norm_validate.h"
-
 #include "kernels/common/status.h"
+#include "kernels/norm/norm_validate.h"
 
 namespace spl::kernels {
 

@@ -27,7 +27,8 @@ Batch MakeBatch(Random& random, int32_t kv_heads, int32_t group, int32_t head_di
   b.shape = {kv_heads * group, kv_heads, head_dim, 1.0f / std::sqrt(static_cast<float>(head_dim))};
   b.dtype = dtype;
   for (int32_t length : lengths) {
-    for (int32_t h = 0; h < kv_heads; ++h) b.streams.push_back(MakeStream(random, std::max(0, length - 3 * h), head_dim));
+    for (int32_t h = 0; h < kv_heads; ++h)
+      b.streams.push_back(MakeStream(random, std::max(0, length - 3 * h), head_dim));
   }
   b.q = random.Normals(lengths.size() * b.stride());
   return b;

@@ -187,7 +187,8 @@ TEST_P(PrefillAttention, EqualsReferenceForEveryRuleShapeAndLength) {
   for (const Shape& shape : shapes) {
     for (VisibilityRule rule :
          {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kBlocks, VisibilityRule::kList}) {
-      Problem p = MakeProblem(random, shape, {{1, 1}, {1, 63}, {1, 64}, {1, 65}, {17, 17}, {17, 129}, {64, 128}, {64, 191}});
+      Problem p =
+          MakeProblem(random, shape, {{1, 1}, {1, 63}, {1, 64}, {1, 65}, {17, 17}, {17, 129}, {64, 128}, {64, 191}});
       for (auto& heads : p.streams) {
         for (TestStream& s : heads) SetRule(random, s, rule);
       }
@@ -250,7 +251,8 @@ TEST_P(PrefillAttention, SlicesThreadsAndPagePlacesChangeNoBit) {
     for (const Result& r :
          {placed.Run(cpu::PrefillAttention, one.ctx), placed.Run(cpu::PrefillAttention, five.ctx),
           elsewhere.Run(cpu::PrefillAttention, two.ctx), elsewhere.RunSliced(cpu::PrefillAttention, two.ctx, 1),
-          elsewhere.RunSliced(cpu::PrefillAttention, two.ctx, 7), elsewhere.RunSliced(cpu::PrefillAttention, one.ctx, 100)}) {
+          elsewhere.RunSliced(cpu::PrefillAttention, two.ctx, 7),
+          elsewhere.RunSliced(cpu::PrefillAttention, one.ctx, 100)}) {
       EXPECT_TRUE(BitwiseEqual(r.out, all.out)) << "rule " << static_cast<int>(rule);
       EXPECT_TRUE(BitwiseEqual(r.lse, all.lse)) << "rule " << static_cast<int>(rule);
     }
@@ -343,9 +345,17 @@ TEST(PrefillAttentionValidation, RefusesWhatItCannotRun) {
   EXPECT_EQ(run([](Args&, PrefillSequence& s, Heads&) { s.heads = s.heads.first(1); }), kInvalid);
   EXPECT_EQ(run([](Args&, PrefillSequence&, Heads& h) { h[1].page_table = h[1].page_table.first(1); }), kInvalid);
   EXPECT_EQ(run([&](Args&, PrefillSequence&, Heads& h) { h[1].page_table = bad_page; }), kInvalid);
-  EXPECT_EQ(run([](Args&, PrefillSequence&, Heads& h) { h[0].visibility = {VisibilityRule::kBand, 0, 0, {}}; }), kInvalid);
-  EXPECT_EQ(run([](Args&, PrefillSequence&, Heads& h) { h[0].visibility = {VisibilityRule::kBand, -1, 4, {}}; }), kInvalid);
-  EXPECT_EQ(run([&](Args&, PrefillSequence&, Heads& h) { h[0].visibility = {VisibilityRule::kList, 0, 1, unsorted}; }),
+  EXPECT_EQ(run([](Args&, PrefillSequence&, Heads& h) {
+              h[0].visibility = {VisibilityRule::kBand, 0, 0, {}};
+            }),
+            kInvalid);
+  EXPECT_EQ(run([](Args&, PrefillSequence&, Heads& h) {
+              h[0].visibility = {VisibilityRule::kBand, -1, 4, {}};
+            }),
+            kInvalid);
+  EXPECT_EQ(run([&](Args&, PrefillSequence&, Heads& h) {
+              h[0].visibility = {VisibilityRule::kList, 0, 1, unsorted};
+            }),
             kInvalid);
 }
 

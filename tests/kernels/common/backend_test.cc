@@ -39,7 +39,8 @@ TEST(Backend, CpuEqualsReferenceThroughALayer) {
   TestContext t(DetectCpuIsa());
   constexpr int32_t kRows = 70, kHidden = 48, kQo = 4, kKv = 2, kDim = 16, kFfn = 40;
   const std::vector<float> hidden = random.Normals(kRows * kHidden), norm = random.Normals(kHidden);
-  const std::vector<float> w_qkv = random.Normals((kQo + 2 * kKv) * kDim * kHidden), w_o = random.Normals(kHidden * kQo * kDim);
+  const std::vector<float> w_qkv = random.Normals((kQo + 2 * kKv) * kDim * kHidden),
+                           w_o = random.Normals(kHidden * kQo * kDim);
   const std::vector<float> w_up = random.Normals(2 * kFfn * kHidden), w_down = random.Normals(kHidden * kFfn);
   std::vector<float> cos(kRows * kDim / 2), sin(cos.size());
   for (size_t i = 0; i < cos.size(); ++i) {
@@ -51,7 +52,8 @@ TEST(Backend, CpuEqualsReferenceThroughALayer) {
   for (int32_t i = 0; i < kRows; ++i) positions[i] = i;
 
   const auto run = [&](const Backend& b) {
-    std::vector<float> residual = hidden, normed(kRows * kHidden), qkv(kRows * (kQo + 2 * kKv) * kDim), attended(kRows * kQo * kDim);
+    std::vector<float> residual = hidden, normed(kRows * kHidden), qkv(kRows * (kQo + 2 * kKv) * kDim),
+                       attended(kRows * kQo * kDim);
     std::vector<float> delta(kRows * kHidden), gate_up(kRows * 2 * kFfn), act(kRows * kFfn), out(kRows * kHidden);
     const auto linear = [&](const std::vector<float>& w, int64_t n, int64_t k, const float* x, float* y) {
       const auto packed = b.PackLinear({w.data(), DType::kF32, n, k});
@@ -65,7 +67,8 @@ TEST(Backend, CpuEqualsReferenceThroughALayer) {
     linear(w_qkv, (kQo + 2 * kKv) * kDim, kHidden, normed.data(), qkv.data());
     const std::vector<std::span<const int32_t>> spans(tables.begin(), tables.end());
     const RopeSequence rope{0, kRows, positions, spans};
-    EXPECT_TRUE(b.RopeWriteKv(t.ctx, {qkv.data(), kQo, kKv, kDim, {cos.data(), sin.data(), kRows}, pool, {&rope, 1}}).ok());
+    EXPECT_TRUE(
+        b.RopeWriteKv(t.ctx, {qkv.data(), kQo, kKv, kDim, {cos.data(), sin.data(), kRows}, pool, {&rope, 1}}).ok());
     const std::vector<HeadStreamView> heads = {{tables[0], kRows, {}}, {tables[1], kRows, {}}};
     const PrefillSequence sequence{0, kRows, positions, heads};
     PrefillAttentionArgs attention;
@@ -77,7 +80,8 @@ TEST(Backend, CpuEqualsReferenceThroughALayer) {
     attention.sequences = {&sequence, 1};
     EXPECT_TRUE(b.PrefillAttention(t.ctx, attention).ok());
     linear(w_o, kHidden, kQo * kDim, attended.data(), delta.data());
-    EXPECT_TRUE(b.RmsNorm(t.ctx, {residual.data(), delta.data(), norm.data(), normed.data(), kRows, kHidden, 1e-5f}).ok());
+    EXPECT_TRUE(
+        b.RmsNorm(t.ctx, {residual.data(), delta.data(), norm.data(), normed.data(), kRows, kHidden, 1e-5f}).ok());
     linear(w_up, 2 * kFfn, kHidden, normed.data(), gate_up.data());
     EXPECT_TRUE(b.SiluMul(t.ctx, {gate_up.data(), act.data(), kRows, kFfn}).ok());
     linear(w_down, kHidden, kFfn, act.data(), out.data());

@@ -56,7 +56,8 @@ TEST_P(Crc32c, ExtendsAcrossAnyCut) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, Crc32c, ::testing::Values(&Crc32cExtend, &portable::Crc32cExtend, &ref::Crc32cExtend));
+INSTANTIATE_TEST_SUITE_P(Variants, Crc32c,
+                         ::testing::Values(&Crc32cExtend, &portable::Crc32cExtend, &ref::Crc32cExtend));
 
 }  // namespace
 }  // namespace spl::kernels

@@ -11,7 +11,10 @@ using namespace testing;  // NOLINT(google-build-using-namespace)
 
 struct Problem {
   Problem(Random& random, int64_t rows, int64_t width)
-      : rows(rows), width(width), residual(random.Normals(rows * width)), delta(random.Normals(rows * width)),
+      : rows(rows),
+        width(width),
+        residual(random.Normals(rows * width)),
+        delta(random.Normals(rows * width)),
         weight(random.Normals(width)) {}
 
   // Changes `residual_copy`, gives `out`.

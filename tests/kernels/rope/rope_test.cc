@@ -28,7 +28,11 @@ struct Angles {
 // Two sequences with one page table per KV head, pages in no order.
 struct Problem {
   Problem(Random& random, int32_t qo, int32_t kv, int32_t d, DType dtype)
-      : qo(qo), kv(kv), d(d), dtype(dtype), angles(d),
+      : qo(qo),
+        kv(kv),
+        d(d),
+        dtype(dtype),
+        angles(d),
         positions{{0, 1, 63, 64, 65, 200, 399}, {5, 6, 7, 128}},
         qkv(random.Normals(static_cast<size_t>(11) * (qo + 2 * kv) * d)) {
     std::vector<int32_t> pages(num_pages());
@@ -137,7 +141,8 @@ TEST_P(RopeWriteKv, WritesOnlyItsOwnSlots) {
   EXPECT_TRUE(BitwiseEqual(a.qkv, b.qkv));
   size_t changed = 0;
   for (size_t i = 0; i < a.pool.size(); i += 128) {
-    changed += std::any_of(a.pool.begin() + i, a.pool.begin() + i + 128, [](std::byte x) { return x != std::byte{0x11}; });
+    changed +=
+        std::any_of(a.pool.begin() + i, a.pool.begin() + i + 128, [](std::byte x) { return x != std::byte{0x11}; });
   }
   EXPECT_EQ(changed, 11u * 2 * 2);  // rows x (K, V) x KV heads
 }
@@ -147,11 +152,22 @@ TEST_P(RopeWriteKv, RoundsToNearestEvenAndKeepsNaN) {
   Random random(74);
   Problem p(random, 1, 1, 16, DType::kBF16);
   float* v = p.qkv.data() + 2 * 16;  // V of row 0
-  const float values[16] = {std::bit_cast<float>(0x3f808000u), std::bit_cast<float>(0x3f818000u),
-                            std::bit_cast<float>(0x3f808001u), std::bit_cast<float>(0x3f807fffu),
-                            std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                            std::bit_cast<float>(0x7f800001u), std::bit_cast<float>(0xffffffffu), 0.0f, -0.0f,
-                            std::numeric_limits<float>::max(), 1e-40f, 1.0f, -1.5f, 3.0e38f, 2.0f};
+  const float values[16] = {std::bit_cast<float>(0x3f808000u),
+                            std::bit_cast<float>(0x3f818000u),
+                            std::bit_cast<float>(0x3f808001u),
+                            std::bit_cast<float>(0x3f807fffu),
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            std::bit_cast<float>(0x7f800001u),
+                            std::bit_cast<float>(0xffffffffu),
+                            0.0f,
+                            -0.0f,
+                            std::numeric_limits<float>::max(),
+                            1e-40f,
+                            1.0f,
+                            -1.5f,
+                            3.0e38f,
+                            2.0f};
   std::copy(values, values + 16, v);
   const Problem::Outcome got = p.Run(cpu::RopeWriteKv, t.ctx);
   const auto* stored = reinterpret_cast<const bf16*>(got.pool.data()) + (p.tables[0][0] * 2 + 1) * 64 * 16;

@@ -57,7 +57,9 @@ inline std::vector<CpuIsa> MachineIsas() {
   return isas;
 }
 
-inline std::string IsaParam(const ::testing::TestParamInfo<CpuIsa>& info) { return std::string(CpuIsaName(info.param)); }
+inline std::string IsaParam(const ::testing::TestParamInfo<CpuIsa>& info) {
+  return std::string(CpuIsaName(info.param));
+}
 
 // A pool and a context over it.
 struct TestContext {

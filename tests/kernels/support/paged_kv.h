@@ -39,10 +39,14 @@ inline TestStream MakeStream(Random& random, int32_t kv_len, int32_t head_dim) {
 inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, int32_t p, int32_t j) {
   if (j > p) return false;
   switch (v.rule) {
-    case VisibilityRule::kFull: return true;
-    case VisibilityRule::kBand: return j < v.num_sinks || j > p - v.window;
-    case VisibilityRule::kBlocks: return std::count(indices.begin(), indices.end(), j / kPageTokens) > 0;
-    case VisibilityRule::kList: return std::count(indices.begin(), indices.end(), j) > 0;
+    case VisibilityRule::kFull:
+      return true;
+    case VisibilityRule::kBand:
+      return j < v.num_sinks || j > p - v.window;
+    case VisibilityRule::kBlocks:
+      return std::binary_search(indices.begin(), indices.end(), j / kPageTokens);
+    case VisibilityRule::kList:
+      return std::binary_search(indices.begin(), indices.end(), j);
   }
   return false;
 }
