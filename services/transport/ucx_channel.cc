@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "services/base/fault_point.h"
-#include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/transport/put_ops.h"
 #include "services/transport/rkey_frame.h"
@@ -82,6 +82,7 @@ void UcxChannel::OnConnected(void* request, ucs_status_t status, void* user_data
 void UcxChannel::Connected(ucs_status_t ucs_status) {
   absl::Status status = StatusFromUcs(ucs_status, "cannot connect to the KV memory at " + remote_.address);
   if (status.ok() && !this->status().ok()) status = this->status();
+  if (status.ok() && ep_ == nullptr) status = Closed();  // the caller's deadline came first
   if (status.ok()) status = MapOrChooseCarrier();
   if (!status.ok()) Lose(status);
   {
@@ -139,8 +140,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::St
   if (mapped_ != nullptr) {
     CopyJob job{mapped_, std::move(ops), [self] { return self->Interruption(); }, nullptr};
     job.done = [self, done](absl::Status status) mutable {
-      // The queue has room for every admitted job; it refuses only when the transport is gone, and then nobody waits.
-      if (!self->worker_.Post([self, done, status] { self->Finish(done, status); })) self->Finish(done, status);
+      self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };
     accepted = copies_.Push(std::move(job));
   } else {
@@ -175,7 +175,7 @@ void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status sta
   }
   if (!last_of_closing) return;
   const auto self = shared_from_this();
-  if (!worker_.Post([self] { self->AdvanceClose(); })) log::Debug("transport.close_after_stop");
+  worker_.PostAlways([self] { self->AdvanceClose(); });
 }
 
 absl::Status UcxChannel::Interruption() const {
@@ -250,7 +250,7 @@ void UcxChannel::OpDone(Job& job, ucs_status_t status) {
   if (job.all_posted && job.num_in_flight == 0) Retire(job);
   // From a task: this may run inside a UCX call of Pump itself.
   const auto self = shared_from_this();
-  if (!queued_.empty() && !worker_.Post([self] { self->Pump(); })) Lose(Closed());
+  if (!queued_.empty()) worker_.PostAlways([self] { self->Pump(); });
 }
 
 void UcxChannel::Retire(Job& job) {
@@ -297,7 +297,7 @@ void UcxChannel::Lose(const absl::Status& status) {
   DropQueued(this->status());
   // Ends what is in flight with an error; from a task because this may run inside UCX's own error handling.
   const auto self = shared_from_this();
-  if (mapped_ == nullptr && !worker_.Post([self] { self->CloseEndpoint(); })) log::Debug("transport.lost_after_stop");
+  if (mapped_ == nullptr) worker_.PostAlways([self] { self->CloseEndpoint(); });
 }
 
 absl::Status UcxChannel::status() const {
@@ -317,12 +317,18 @@ void UcxChannel::CloseSoon() {
     closing_ = true;
   }
   const auto self = shared_from_this();
-  if (!worker_.Post([self] {
-        self->DropQueued(Closed());
-        self->AdvanceClose();
-      })) {
-    log::Debug("transport.close_after_stop");
-  }
+  worker_.PostAlways([self] {
+    self->DropQueued(Closed());
+    self->AdvanceClose();
+  });
+}
+
+void UcxChannel::Abandon() {
+  const auto self = shared_from_this();
+  worker_.PostAlways([self] {
+    self->Lose(absl::UnavailableError("the transport is stopped"));
+    self->CloseEndpoint();
+  });
 }
 
 absl::Status UcxChannel::Close(std::chrono::nanoseconds timeout) {
@@ -361,41 +367,44 @@ void UcxChannel::OnFlushedForClose(void* request, ucs_status_t, void* user_data)
   ucp_request_free(request);
   const auto self = static_cast<UcxChannel*>(user_data)->shared_from_this();
   self->flushing_for_close_ = false;
-  if (!self->worker_.Post([self] { self->CloseEndpoint(); })) self->CloseEndpoint();
+  self->worker_.PostAlways([self] { self->CloseEndpoint(); });
 }
 
 void UcxChannel::CloseEndpoint() {
-  const auto self = shared_from_this();
-  if (ep_ != nullptr) {
-    if (rkey_ != nullptr && (mapped_ == nullptr || closing_)) {
-      ucp_rkey_destroy(rkey_);
-      rkey_ = nullptr;
-    }
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-    param.cb.send = &UcxChannel::OnClosed;
-    param.user_data = this;
-    // UCX forces only endpoints with error handling; the others are quiet already and say good-bye.
-    param.flags = mode_ == UCP_ERR_HANDLING_MODE_PEER ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-    const ucp_ep_h ep = ep_;
-    ep_ = nullptr;
-    const ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) return;
-  }
-  OnClosed(nullptr, UCS_OK, this);
+  if (endpoint_closing_) return;
+  if (ep_ == nullptr) return EndpointGone();
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.cb.send = &UcxChannel::OnClosed;
+  param.user_data = this;
+  // UCX forces only endpoints with error handling; the others are quiet already and say good-bye.
+  param.flags = mode_ == UCP_ERR_HANDLING_MODE_PEER ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  endpoint_closing_ = true;
+  const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &param);
+  if (UCS_PTR_IS_PTR(request)) return;
+  endpoint_closing_ = false;
+  EndpointGone();
 }
 
 void UcxChannel::OnClosed(void* request, ucs_status_t, void* user_data) {
-  if (request != nullptr) ucp_request_free(request);
+  ucp_request_free(request);
   auto* const channel = static_cast<UcxChannel*>(user_data);
-  const std::shared_ptr<UcxChannel> self = channel->shared_from_this();
+  channel->endpoint_closing_ = false;
+  channel->EndpointGone();
+}
+
+// Closed only when the owner wants it (not merely lost) and every job has ended; otherwise AdvanceClose comes back.
+void UcxChannel::EndpointGone() {
+  const std::shared_ptr<UcxChannel> self = shared_from_this();
   {
-    std::lock_guard lock(channel->mutex_);
-    if (!channel->closing_) return;  // lost, not yet closed by its owner
-    channel->closed_ = true;
+    std::lock_guard lock(mutex_);
+    if (!closing_ || num_pending_ > 0) return;
+    closed_ = true;
   }
-  channel->alive_until_closed_.reset();
-  channel->changed_.notify_all();
+  if (rkey_ != nullptr)
+    ucp_rkey_destroy(std::exchange(rkey_, nullptr));  // unmaps shared memory: nobody copies any more
+  alive_until_closed_.reset();
+  changed_.notify_all();
 }
 
 }  // namespace spl::transport

@@ -38,6 +38,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   absl::Status Close(std::chrono::nanoseconds timeout);
   // Begins to close and does not wait.
   void CloseSoon();
+  // Gives up on the peer: what is in flight ends with an error instead of being waited for.
+  void Abandon();
   bool WaitClosed(std::chrono::steady_clock::time_point deadline);
 
   bool mapped() const { return mapped_ != nullptr; }
@@ -70,6 +72,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   absl::Status MapOrChooseCarrier();                                         // [progress]
   void AdvanceClose();                                                       // [progress]
   void CloseEndpoint();                                                      // [progress]
+  void EndpointGone();                                                       // [progress]
   absl::Status Interruption() const;
 
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
@@ -90,6 +93,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   std::vector<std::unique_ptr<Job>> posted_;  // fully posted, waiting for UCX
   size_t num_in_flight_ = 0;
   bool flushing_for_close_ = false;
+  bool endpoint_closing_ = false;
   std::shared_ptr<UcxChannel> alive_until_closed_;  // UCX holds a bare pointer to this object
 
   // Written before connected, read-only after.

@@ -19,7 +19,8 @@ namespace spl::transport {
 namespace {
 
 constexpr size_t kMaxAcceptedPeers = 4096;
-constexpr auto kStopTimeout = std::chrono::seconds(5);
+constexpr auto kStopTimeout = std::chrono::seconds(3);
+constexpr auto kAbandonTimeout = std::chrono::seconds(2);
 
 class UcxMemory final : public RegisteredMemory {
  public:
@@ -314,7 +315,9 @@ void UcxTransport::Stop() {
   for (const auto& channel : channels) channel->CloseSoon();
   const Deadline deadline = std::chrono::steady_clock::now() + kStopTimeout;
   for (const auto& channel : channels) {
-    if (!channel->WaitClosed(deadline)) log::Warning("transport.channel_not_quiet");
+    if (channel->WaitClosed(deadline)) continue;
+    channel->Abandon();
+    if (!channel->WaitClosed(deadline + kAbandonTimeout)) log::Warning("transport.channel_not_quiet");
   }
   copies_.Stop();
   const absl::Status status = worker_->Run([this] {

@@ -94,10 +94,14 @@ absl::Status UcxWorker::Init(const std::string& carriers) {
   return absl::OkStatus();
 }
 
-bool UcxWorker::Post(std::function<void()> task) {
+bool UcxWorker::Post(std::function<void()> task) { return Push(std::move(task), kMaxTasks); }
+
+bool UcxWorker::PostAlways(std::function<void()> task) { return Push(std::move(task), SIZE_MAX); }
+
+bool UcxWorker::Push(std::function<void()> task, size_t num_tasks_max) {
   {
     std::lock_guard lock(mutex_);
-    if (stopping_ || tasks_.size() >= kMaxTasks) return false;
+    if (stopping_ || tasks_.size() >= num_tasks_max) return false;
     tasks_.push_back(std::move(task));
     if (tasks_.size() > 1) return true;  // the first one has woken the thread already
   }

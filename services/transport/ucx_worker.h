@@ -27,6 +27,8 @@ class UcxWorker {
 
   // Runs `task` soon on the progress thread, in order. False when the bounded queue is full or the thread has ended.
   [[nodiscard]] bool Post(std::function<void()> task);
+  // The same without the bound, for what follows from work that was accepted: completions, closes. False after Stop.
+  bool PostAlways(std::function<void()> task);
   // Runs `task` there and waits for it. Unavailable after Stop. Not to be called on the progress thread.
   absl::Status Run(const std::function<void()>& task);
   bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
@@ -41,6 +43,7 @@ class UcxWorker {
   UcxWorker() = default;
   absl::Status Init(const std::string& carriers);
   void Loop();
+  bool Push(std::function<void()> task, size_t num_tasks_max);
   void RunTasks();
   bool Progress();
   void Sleep();
