@@ -3,6 +3,7 @@
 
 #include <map>
 #include <random>
+#include <thread>
 
 #include "services/base/status.h"
 #include "services/tokenizer/tokenizer.h"
@@ -162,6 +163,26 @@ TEST(TokenizerFormsTest, TextThatIsNotUtf8IsRefusedWithTheOffset) {
     ASSERT_FALSE(ids.ok());
     EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(MessageOf(ids.status()), "the text is not UTF-8 at byte 2");
+  }
+}
+
+TEST(TokenizerFormsTest, ThreadsShareOneTokenizer) {
+  for (const char* name : {"qwen", "gpt2", "metaspace"}) {
+    const Tokenizer& tokenizer = Form(name);
+    const std::string text = "the token\u0301 <tool> single 日本 it's 123<|im_end|>";
+    const Ids expected = tokenizer.Encode(text, {}).value();
+    std::vector<int> num_equal(4, 0);
+    std::vector<std::thread> threads;
+    for (int& count : num_equal) {
+      threads.emplace_back([&tokenizer, &text, &expected, &count] {
+        for (int i = 0; i < 50; ++i) {
+          const auto ids = tokenizer.Encode(text, {});
+          count += ids.ok() && *ids == expected && Stream(tokenizer, *ids, {}) == tokenizer.Decode(*ids, {}).value();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(num_equal, std::vector<int>(4, 50)) << name;
   }
 }
 
