@@ -54,7 +54,8 @@ class Tokenizer {
 
 // Turns a growing list of ids into text piece by piece, and never emits half a UTF-8 character: bytes of an incomplete
 // one are held back until they are complete, impossible, or Finish is called. The pieces joined equal Decode of all
-// ids. One object per continuation, one thread at a time; the tokenizer must outlive it.
+// ids. A vocabulary with byte fallback holds back a run of byte tokens until it ends: one bad byte changes all of the
+// run. One object per continuation, one thread at a time; the tokenizer must outlive it.
 class StreamDecoder {
  public:
   StreamDecoder(const Tokenizer& tokenizer, const DecodeOptions& options);

@@ -16,9 +16,9 @@ int main(int argc, char** argv) {
       "splice");
   app.require_subcommand(1);
   const std::vector<spl::cli::Command> commands = {
-      spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeLogitsCommand(app),
-      spl::cli::MakeChatCommand(app),
-      spl::cli::MakeEvalCommand(app)};
+      spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeChatCommand(app),
+      spl::cli::MakeTokenizeCommand(app), spl::cli::MakeLogitsCommand(app),   spl::cli::MakeEvalCommand(app),
+  };
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <ctime>
+#include <thread>
 
 #include "services/base/status.h"
 #include "tests/services/tokenizer/test_files.h"
@@ -170,6 +171,23 @@ TEST(ChatTemplateTest, VariablesOfACall) {
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(*(*parsed)->Render({{"user", "{{ x }}"}}, {}), "False{{ x }}");
   EXPECT_FALSE((*parsed)->Render({{"user", "\xFF"}}, {}).ok());
+}
+
+TEST(ChatTemplateTest, ThreadsShareOneTemplate) {
+  const auto parsed = ChatTemplate::Parse(ReadTestFile(std::string(kTestdata) + "/templates/qwen3.jinja"), "", "</s>");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const std::vector<ChatMessage> messages = {
+      {"user", "q"}, {"assistant", "<think>\nhm\n</think>\n\na"}, {"user", "q2"}};
+  const std::string expected = (*parsed)->Render(messages, {}).value();
+  std::vector<int> num_equal(4, 0);
+  std::vector<std::thread> threads;
+  for (int& count : num_equal) {
+    threads.emplace_back([&parsed, &messages, &expected, &count] {
+      for (int i = 0; i < 50; ++i) count += (*parsed)->Render(messages, {}).value_or("") == expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_equal, std::vector<int>(4, 50));
 }
 
 TEST(ChatTemplateTest, CaseOfOtherAlphabetsIsRefusedNotGuessed) {
