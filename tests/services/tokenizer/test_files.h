@@ -23,12 +23,12 @@ inline std::string ReadTestFile(const std::string& path) {
 }
 
 // One JSON value per line.
-inline std::vector<nlohmann::json> ReadJsonLines(const std::string& path) {
+inline std::vector<nlohmann::ordered_json> ReadJsonLines(const std::string& path) {
   std::ifstream file(path);
   EXPECT_TRUE(file.good()) << path;
-  std::vector<nlohmann::json> lines;
+  std::vector<nlohmann::ordered_json> lines;
   for (std::string line; std::getline(file, line);) {
-    if (!line.empty()) lines.push_back(nlohmann::json::parse(line));
+    if (!line.empty()) lines.push_back(nlohmann::ordered_json::parse(line));
   }
   return lines;
 }

@@ -1,0 +1,12 @@
+#include "kernels/activation/activation_validate.h"
+#include "kernels/common/status.h"
+
+namespace spl::kernels {
+
+absl::Status ValidateSiluMul(const SiluMulArgs& a) {
+  if (a.num_rows < 0 || a.width <= 0) return InvalidCall("SiluMul: shape [", a.num_rows, ", ", a.width, "]");
+  if (a.num_rows > 0 && (a.gate_up == nullptr || a.out == nullptr)) return InvalidCall("SiluMul: null tensor");
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels

@@ -1,0 +1,125 @@
+// Prefill attention as a share of the GEMM rate, decode attention as a share of the copy rate, both of the same run.
+#include <benchmark/benchmark.h>
+
+#include "kernels/attention/attention.h"
+#include "kernels/common/bench_util.h"
+
+namespace spl::kernels {
+namespace {
+
+// Streams of one length whose pages lie scattered over a pool.
+struct Streams {
+  Streams(int32_t num_streams, int32_t kv_len, int32_t head_dim, DType dtype) {
+    const int32_t pages_each = (kv_len + kPageTokens - 1) / kPageTokens;
+    pool.dtype = dtype;
+    pool.head_dim = head_dim;
+    pool.num_pages = num_streams * pages_each;
+    memory = std::move(MakeCpuBackend()->Allocate(pool.page_bytes() * pool.num_pages)).value();
+    pool.base = static_cast<std::byte*>(memory->data());
+    const std::vector<float> values = bench::Normals(pool.half_bytes() / DTypeBytes(dtype));
+    std::vector<bf16> rounded;
+    for (float x : values) rounded.push_back(ToBf16(x));
+    const void* half = dtype == DType::kF32 ? static_cast<const void*>(values.data()) : rounded.data();
+    std::vector<int32_t> order(pool.num_pages);
+    for (int32_t i = 0; i < pool.num_pages; ++i) {
+      order[i] = i;
+      std::memcpy(pool.k(i), half, pool.half_bytes());
+      std::memcpy(pool.v(i), half, pool.half_bytes());
+    }
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(2));
+    tables.resize(num_streams);
+    for (int32_t s = 0; s < num_streams; ++s) {
+      tables[s].assign(order.begin() + s * pages_each, order.begin() + (s + 1) * pages_each);
+      views.push_back({tables[s], kv_len, {}});
+    }
+  }
+
+  KvPoolView pool;
+  std::unique_ptr<Buffer> memory;
+  std::vector<std::vector<int32_t>> tables;
+  std::vector<HeadStreamView> views;
+};
+
+// The last `rows` rows of a prompt of `context` tokens: query heads, KV heads, head_dim; window 0 is full attention.
+void PrefillAttention(benchmark::State& state) {
+  const auto rows = static_cast<int32_t>(state.range(0)), context = static_cast<int32_t>(state.range(1));
+  const auto qo_heads = static_cast<int32_t>(state.range(2)), kv_heads = static_cast<int32_t>(state.range(3));
+  const auto dim = static_cast<int32_t>(state.range(4)), window = static_cast<int32_t>(state.range(5));
+  Streams streams(kv_heads, context, dim, DType::kBF16);
+  double seen = 0;
+  std::vector<int32_t> positions;
+  for (int32_t i = context - rows; i < context; ++i) {
+    positions.push_back(i);
+    seen += window == 0 ? i + 1 : std::min(i + 1, window + 64);
+  }
+  if (window > 0) {
+    for (HeadStreamView& v : streams.views) v.visibility = {VisibilityRule::kBand, 64, window, {}};
+  }
+  const PrefillSequence sequence{0, rows, positions, streams.views};
+  const std::vector<float> q = bench::Normals(static_cast<size_t>(rows) * qo_heads * dim);
+  std::vector<float> out(q.size());
+  PrefillAttentionArgs args;
+  args.shape = {qo_heads, kv_heads, dim, 1.0f / std::sqrt(static_cast<float>(dim))};
+  args.pool = streams.pool;
+  args.q = q.data();
+  args.q_row_stride = qo_heads * dim;
+  args.out = out.data();
+  args.sequences = std::span<const PrefillSequence>(&sequence, 1);
+  const double best = bench::BestSeconds([&] { (void)cpu::PrefillAttention(bench::Context(), args); });
+  for (auto _ : state) {
+    if (absl::Status s = cpu::PrefillAttention(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
+  }
+  const double rate = 4.0 * dim * qo_heads * seen / best;
+  state.counters["GFLOPS"] = rate * 1e-9;
+  state.counters["GEMM_GFLOPS"] = bench::GemmFlopsPerSecond() * 1e-9;
+  state.counters["of_GEMM"] = rate / bench::GemmFlopsPerSecond();
+}
+BENCHMARK(PrefillAttention)
+    ->ArgNames({"rows", "context", "qo_heads", "kv_heads", "head_dim", "window"})
+    ->Args({4096, 4096, 8, 4, 64, 0})
+    ->Args({512, 4096, 8, 4, 64, 0})
+    ->Args({512, 16384, 8, 4, 64, 0})
+    ->Args({4096, 4096, 8, 4, 64, 256})
+    ->Args({512, 4096, 32, 8, 128, 0})
+    ->Args({64, 4096, 8, 4, 64, 0})
+    ->UseRealTime()
+    ->MinTime(0.2);
+
+// sequences, context, query heads, KV heads, head_dim, page type (0 f32, 1 bf16)
+void DecodeAttention(benchmark::State& state) {
+  const auto sequences = static_cast<int32_t>(state.range(0)), context = static_cast<int32_t>(state.range(1));
+  const auto qo_heads = static_cast<int32_t>(state.range(2)), kv_heads = static_cast<int32_t>(state.range(3));
+  const auto dim = static_cast<int32_t>(state.range(4));
+  const DType dtype = state.range(5) == 0 ? DType::kF32 : DType::kBF16;
+  const Streams streams(sequences * kv_heads, context, dim, dtype);
+  const std::vector<float> q = bench::Normals(static_cast<size_t>(sequences) * qo_heads * dim);
+  std::vector<float> out(q.size());
+  DecodeAttentionArgs args;
+  args.shape = {qo_heads, kv_heads, dim, 1.0f / std::sqrt(static_cast<float>(dim))};
+  args.pool = streams.pool;
+  args.q = q.data();
+  args.q_row_stride = qo_heads * dim;
+  args.out = out.data();
+  args.streams = streams.views;
+  const double best = bench::BestSeconds([&] { (void)cpu::DecodeAttention(bench::Context(), args); });
+  for (auto _ : state) {
+    if (absl::Status s = cpu::DecodeAttention(bench::Context(), args); !s.ok()) state.SkipWithError(s.ToString().c_str());
+  }
+  const double bytes = 2.0 * sequences * kv_heads * context * dim * static_cast<double>(DTypeBytes(dtype));
+  state.counters["GBps"] = bytes / best * 1e-9;
+  state.counters["copy_GBps"] = bench::CopyBytesPerSecond() * 1e-9;
+  state.counters["of_copy"] = bytes / best / bench::CopyBytesPerSecond();
+}
+BENCHMARK(DecodeAttention)
+    ->ArgNames({"sequences", "context", "qo_heads", "kv_heads", "head_dim", "bf16"})
+    ->Args({16, 8192, 8, 4, 64, 1})
+    ->Args({1, 65536, 8, 4, 64, 1})
+    ->Args({4, 8192, 32, 8, 128, 1})
+    ->Args({4, 8192, 28, 4, 128, 1})
+    ->Args({8, 8192, 8, 4, 64, 0})
+    ->Args({1, 1024, 8, 4, 64, 1})
+    ->UseRealTime()
+    ->MinTime(0.2);
+
+}  // namespace
+}  // namespace spl::kernels

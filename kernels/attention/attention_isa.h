@@ -1,0 +1,58 @@
+// The leaf code of CPU attention, compiled once per instruction set (attention_isa.cc): raw pointers, no decisions.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/isa_table.h"
+
+namespace spl::kernels::cpu {
+
+// Running softmax of rows over the keys of one page. Scores are in units of log2: q is scaled by sm_scale · log2(e).
+struct PrefillPage {
+  const float* q = nullptr;          // [num_rows, head_dim], scaled
+  const float* keys = nullptr;       // [head_dim, 64]
+  const float* values = nullptr;     // [64, value_stride]
+  const uint64_t* visible = nullptr; // [num_rows]: bit j is slot j; not 0
+  float* max = nullptr;              // [num_rows], starts at -infinity
+  float* sum = nullptr;              // [num_rows], starts at 0
+  float* out = nullptr;              // [num_rows, value_stride], starts at 0; relative to 2^max
+  int32_t num_rows = 0;
+  int32_t head_dim = 0;
+  int32_t value_stride = 0;          // head_dim rounded up to whole vectors
+};
+
+// The same for the query heads that share one KV head, each seeing the same slots of a page. q and out are padded with
+// zeros to padded_dim, whole blocks of 2 · lanes; for bf16 pages a block holds its even dimensions, then its odd ones (a
+// register of 32-bit words then widens with one shift and one mask).
+struct DecodePage {
+  const void* keys = nullptr;        // [64, head_dim] of dtype
+  const void* values = nullptr;      // [64, head_dim] of dtype
+  const void* next_keys = nullptr;   // of the page that comes next, for prefetch, or null
+  const void* next_values = nullptr;
+  const uint8_t* slots = nullptr;    // [num_slots], ascending
+  const float* q = nullptr;          // [num_heads, padded_dim], scaled
+  float* scores = nullptr;           // [min(num_heads, 64), 64]: scratch
+  float* max = nullptr;              // [num_heads]
+  float* sum = nullptr;              // [num_heads]
+  float* out = nullptr;              // [num_heads, padded_dim]
+  DType dtype = DType::kBF16;
+  int32_t num_slots = 0;             // 1..64
+  int32_t num_heads = 0;
+  int32_t head_dim = 0;
+  int32_t padded_dim = 0;
+};
+
+struct AttentionKernels {
+  int32_t lanes;
+  // keys [num_tokens, head_dim] of dtype to out [head_dim, 64], values to out [64, stride]; zeros past num_tokens.
+  void (*transpose_keys)(const void* keys, DType dtype, int32_t head_dim, int32_t num_tokens, float* out);
+  void (*widen_values)(const void* values, DType dtype, int32_t head_dim, int32_t num_tokens, int32_t stride,
+                       float* out);
+  void (*prefill_page)(const PrefillPage& page);
+  void (*decode_page)(const DecodePage& page);
+};
+
+SPLICE_DECLARE_ISA_TABLES(AttentionKernels, kAttention)
+
+}  // namespace spl::kernels::cpu

@@ -1,0 +1,94 @@
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+
+namespace spl::kernels::ref {
+namespace {
+
+// Whether the rule lets a row at position p see position j.
+bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
+  if (j > p) return false;
+  switch (v.rule) {
+    case VisibilityRule::kFull: return true;
+    case VisibilityRule::kBand: return j < v.num_sinks || j > static_cast<int64_t>(p) - v.window;
+    case VisibilityRule::kBlocks: return std::binary_search(v.indices.begin(), v.indices.end(), j / kPageTokens);
+    case VisibilityRule::kList: return std::binary_search(v.indices.begin(), v.indices.end(), j);
+  }
+  return false;
+}
+
+double Element(const KvPoolView& pool, const std::byte* half_page, int slot, int c) {
+  const int64_t at = static_cast<int64_t>(slot) * pool.head_dim + c;
+  if (pool.dtype == DType::kF32) return reinterpret_cast<const float*>(half_page)[at];
+  return ToFloat(reinterpret_cast<const bf16*>(half_page)[at]);
+}
+
+// One (row, query head). out [head_dim]; returns lse.
+double Attend(const AttentionShape& shape, const KvPoolView& pool, const HeadStreamView& stream, int32_t p,
+              const float* q, float* out) {
+  struct Scored {
+    int32_t page, slot;
+    double score;
+  };
+  std::vector<Scored> seen;
+  double max = -std::numeric_limits<double>::infinity();
+  for (int32_t j = 0; j <= p && j < stream.kv_len; ++j) {
+    if (!Sees(stream.visibility, p, j)) continue;
+    const int32_t page = stream.page_table[j / kPageTokens];
+    assert(page != kNoPage && "a visible position is not resident");
+    if (page == kNoPage) continue;
+    double dot = 0;
+    for (int c = 0; c < shape.head_dim; ++c) dot += Element(pool, pool.k(page), j % kPageTokens, c) * q[c];
+    seen.push_back({page, j % kPageTokens, dot * shape.sm_scale});
+    max = std::max(max, seen.back().score);
+  }
+  std::vector<double> sum(shape.head_dim, 0.0);
+  double total = 0;
+  for (const Scored& s : seen) {
+    const double weight = std::exp(s.score - max);
+    total += weight;
+    for (int c = 0; c < shape.head_dim; ++c) sum[c] += weight * Element(pool, pool.v(s.page), s.slot, c);
+  }
+  for (int c = 0; c < shape.head_dim; ++c) out[c] = seen.empty() ? 0.0f : static_cast<float>(sum[c] / total);
+  return seen.empty() ? -std::numeric_limits<double>::infinity() : max + std::log(total);
+}
+
+}  // namespace
+
+absl::Status PrefillAttention(const KernelContext&, const PrefillAttentionArgs& a) {
+  if (absl::Status s = ValidatePrefillAttention(a); !s.ok()) return s;
+  const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
+  for (const PrefillSequence& s : a.sequences) {
+    for (int64_t row = s.row_begin; row < s.row_end; ++row) {
+      for (int64_t h = 0; h < a.shape.num_qo_heads; ++h) {
+        const int64_t at = row * a.shape.num_qo_heads + h;
+        const double lse = Attend(a.shape, a.pool, s.heads[h / group], s.positions[row - s.row_begin],
+                                  a.q + row * a.q_row_stride + h * a.shape.head_dim, a.out + at * a.shape.head_dim);
+        if (a.lse != nullptr) a.lse[at] = static_cast<float>(lse);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeAttention(const KernelContext&, const DecodeAttentionArgs& a) {
+  if (absl::Status s = ValidateDecodeAttention(a); !s.ok()) return s;
+  const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
+  const int64_t num_sequences = static_cast<int64_t>(a.streams.size()) / a.shape.num_kv_heads;
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    for (int64_t h = 0; h < a.shape.num_qo_heads; ++h) {
+      const HeadStreamView& stream = a.streams[i * a.shape.num_kv_heads + h / group];
+      const int64_t at = i * a.shape.num_qo_heads + h;
+      const double lse = Attend(a.shape, a.pool, stream, stream.kv_len - 1,
+                                a.q + i * a.q_row_stride + h * a.shape.head_dim, a.out + at * a.shape.head_dim);
+      if (a.lse != nullptr) a.lse[at] = static_cast<float>(lse);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels::ref

@@ -1,0 +1,178 @@
+// Work is cut into (head stream, 512 positions). Each part gives a softmax state (max, sum, out); the parts of a stream
+// are merged in order. The cut depends on positions alone, never on load: see "Determinism" in attention.h.
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_isa.h"
+#include "kernels/attention/visible_pages.h"
+#include "kernels/common/parallel.h"
+#include "kernels/common/scratch.h"
+
+namespace spl::kernels::cpu {
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// 512 positions of bf16 at head_dim 64 are 128 KiB of pages: about 10 us of reading, ten times what handing out a part
+// costs, and small enough that one long sequence keeps many cores busy.
+constexpr int32_t kPagesPerPart = 8;
+
+struct Part {
+  int32_t stream;
+  int32_t first_page;
+};
+
+// What all parts of one call share. State of part i: max [group], sum [group], out [group, padded].
+struct Call {
+  const DecodeAttentionArgs& a;
+  const AttentionKernels& kernels;
+  const std::vector<Part>& parts;
+  float* states;
+  int32_t group, padded;
+
+  int64_t state_floats() const { return (static_cast<int64_t>(group) * (padded + 2) + 15) / 16 * 16; }
+  float* state(int64_t part) const { return states + part * state_floats(); }
+};
+
+// The place of dimension c in a padded row: see DecodePage.
+int32_t PlaceOf(const Call& call, int32_t c) {
+  if (call.a.pool.dtype == DType::kF32) return c;
+  const int32_t block = 2 * call.kernels.lanes;
+  return c / block * block + c % 2 * call.kernels.lanes + c % block / 2;
+}
+
+void PackQueries(const Call& call, int32_t stream, float* q) {
+  const AttentionShape& shape = call.a.shape;
+  const int64_t sequence = stream / shape.num_kv_heads, head = int64_t{stream} % shape.num_kv_heads * call.group;
+  const float* from = call.a.q + sequence * call.a.q_row_stride + head * shape.head_dim;
+  const float scale = shape.sm_scale * kLog2E;
+  std::fill_n(q, static_cast<int64_t>(call.group) * call.padded, 0.0f);
+  for (int32_t g = 0; g < call.group; ++g) {
+    for (int32_t c = 0; c < shape.head_dim; ++c) {
+      q[g * call.padded + PlaceOf(call, c)] = from[g * shape.head_dim + c] * scale;
+    }
+  }
+}
+
+int32_t SlotsOf(uint64_t visible, uint8_t* slots) {
+  int32_t n = 0;
+  for (; visible != 0; visible &= visible - 1) slots[n++] = static_cast<uint8_t>(std::countr_zero(visible));
+  return n;
+}
+
+void RunPart(const Call& call, int64_t index) {
+  thread_local Scratch scratch;
+  const Part part = call.parts[static_cast<size_t>(index)];
+  const HeadStreamView& stream = call.a.streams[part.stream];
+  const KvPoolView& pool = call.a.pool;
+  const int64_t row_floats = static_cast<int64_t>(call.group) * call.padded;
+  float* q = scratch.Floats(row_floats + static_cast<int64_t>(call.group) * kPageTokens);
+  PackQueries(call, part.stream, q);
+  float* state = call.state(index);
+  std::fill_n(state, call.group, -std::numeric_limits<float>::infinity());
+  std::fill_n(state + call.group, call.group + row_floats, 0.0f);
+
+  DecodePage p;
+  uint8_t slots[kPageTokens];
+  p.slots = slots;
+  p.q = q;
+  p.scores = q + row_floats;
+  std::fill_n(p.scores, static_cast<int64_t>(call.group) * kPageTokens, 0.0f);
+  p.max = state;
+  p.sum = state + call.group;
+  p.out = state + 2 * call.group;
+  p.dtype = pool.dtype;
+  p.num_heads = call.group;
+  p.head_dim = call.a.shape.head_dim;
+  p.padded_dim = call.padded;
+
+  const VisiblePages pages(stream.visibility);
+  const int32_t position = stream.kv_len - 1, end = part.first_page + kPagesPerPart;
+  int32_t page = pages.Next(part.first_page, position, position);
+  while (page < end) {
+    const int32_t next = pages.Next(page + 1, position, position);
+    const int32_t physical = stream.page_table[page];
+    const int32_t ahead = next == VisiblePages::kNone ? kNoPage : stream.page_table[next];
+    p.num_slots = SlotsOf(pages.Slots(page, position), slots);
+    assert((physical != kNoPage || p.num_slots == 0) && "a visible position is not resident");
+    if (physical != kNoPage && p.num_slots > 0) {
+      p.keys = pool.k(physical);
+      p.values = pool.v(physical);
+      p.next_keys = ahead == kNoPage ? nullptr : pool.k(ahead);
+      p.next_values = ahead == kNoPage ? nullptr : pool.v(ahead);
+      call.kernels.decode_page(p);
+    }
+    page = next;
+  }
+}
+
+// Parts [begin, end) belong to `stream`; none means that it sees nothing.
+void Merge(const Call& call, int32_t stream, int64_t begin, int64_t end) {
+  const AttentionShape& shape = call.a.shape;
+  const int64_t sequence = stream / shape.num_kv_heads, first_head = int64_t{stream} % shape.num_kv_heads * call.group;
+  for (int32_t g = 0; g < call.group; ++g) {
+    const int64_t at = sequence * shape.num_qo_heads + first_head + g;
+    float* out = call.a.out + at * shape.head_dim;
+    float max = -std::numeric_limits<float>::infinity(), sum = 0;
+    for (int64_t i = begin; i < end; ++i) max = std::max(max, call.state(i)[g]);
+    std::fill_n(out, shape.head_dim, 0.0f);
+    for (int64_t i = begin; i < end; ++i) {
+      const float* state = call.state(i);
+      if (state[call.group + g] == 0) continue;
+      const float factor = std::exp2(state[g] - max);
+      const float* from = state + 2 * call.group + static_cast<int64_t>(g) * call.padded;
+      sum += state[call.group + g] * factor;
+      for (int32_t c = 0; c < shape.head_dim; ++c) out[c] += from[PlaceOf(call, c)] * factor;
+    }
+    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    for (int32_t c = 0; c < shape.head_dim; ++c) out[c] = out[c] * inverse + 0.0f;
+    if (call.a.lse != nullptr) {
+      call.a.lse[at] = sum > 0 ? (max + std::log2(sum)) * kLn2 : -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+// Parts in order of streams; first[s] .. first[s + 1] are those of stream s.
+void MakeParts(const DecodeAttentionArgs& a, std::vector<Part>& parts, std::vector<int64_t>& first) {
+  parts.clear();
+  first.assign(1, 0);
+  for (size_t s = 0; s < a.streams.size(); ++s) {
+    const VisiblePages pages(a.streams[s].visibility);
+    const int32_t position = a.streams[s].kv_len - 1;
+    for (int32_t page = pages.Next(0, position, position); page != VisiblePages::kNone;) {
+      const int32_t begin = page / kPagesPerPart * kPagesPerPart;
+      parts.push_back({static_cast<int32_t>(s), begin});
+      page = pages.Next(begin + kPagesPerPart, position, position);
+    }
+    first.push_back(static_cast<int64_t>(parts.size()));
+  }
+}
+
+}  // namespace
+
+absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) {
+  if (absl::Status s = ValidateDecodeAttention(a); !s.ok()) return s;
+  thread_local std::vector<Part> parts;
+  thread_local std::vector<int64_t> first;
+  thread_local Scratch states;
+  MakeParts(a, parts, first);
+  const AttentionKernels& kernels = AttentionKernelsFor(ctx.isa);
+  const int32_t block = 2 * kernels.lanes;
+  Call call{a, kernels, parts, nullptr, a.shape.num_qo_heads / a.shape.num_kv_heads,
+            (a.shape.head_dim + block - 1) / block * block};
+  call.states = states.Floats(static_cast<size_t>(call.state_floats()) * parts.size());
+  ParallelTasks(ctx, static_cast<int64_t>(parts.size()), [&](int64_t i) { RunPart(call, i); });
+  const std::vector<int64_t>& bounds = first;  // a worker's own thread_local is another one
+  ParallelRows(ctx, static_cast<int64_t>(a.streams.size()), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) Merge(call, static_cast<int32_t>(s), bounds[s], bounds[s + 1]);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels::cpu

@@ -1,0 +1,164 @@
+#include "kernels/attention/attention_isa_parts.h"
+
+namespace spl::kernels::cpu::SPLICE_ISA {
+namespace {
+
+constexpr int kBlock = 2 * kLanes;  // head dimensions per step: for bf16 one register of words is two of floats
+constexpr int kSlotsPerStep = 4;    // what ReduceAdd4 turns into scores at once
+// Heads per step of either pass, so that the sums (4 per head for scores, 2 for values), two halves of a row and a
+// factor fit the registers (32 with AVX-512, 16 otherwise).
+constexpr int kScoreHeads = kLanes == 16 ? 5 : 2;
+constexpr int kValueHeads = kLanes == 16 ? 8 : 4;
+
+struct Pair {
+  F a, b;
+};
+
+// Dimensions [c, c + kBlock) of one key or value row, in the order of attention.h's DecodePage.
+template <bool kWide>
+SPLICE_INLINE Pair LoadPair(const void* row, int c, int head_dim) {
+  const int left = head_dim - c;
+  if (kWide) {
+    const float* p = static_cast<const float*>(row) + c;
+    if (left >= kBlock) return {Load(p), Load(p + kLanes)};
+    if (left <= kLanes) return {LoadPartial(p, left), Zero()};
+    return {Load(p), LoadPartial(p + kLanes, left - kLanes)};
+  }
+  const uint16_t* p = static_cast<const uint16_t*>(row) + c;
+  const F words = left >= kBlock ? Load(reinterpret_cast<const float*>(p)) : LoadWords(p, left / 2);
+  return {LowBf16(words), HighBf16(words)};
+}
+
+SPLICE_INLINE void PrefetchRows(const void* base, int first, int64_t row_bytes) {
+  if (base == nullptr) return;
+  const char* p = static_cast<const char*>(base) + first * row_bytes;
+  for (int64_t b = 0; b < kSlotsPerStep * row_bytes; b += 64) Prefetch(p + b);
+}
+
+template <bool kWide>
+SPLICE_INLINE const void* Row(const void* base, int slot, int head_dim) {
+  return static_cast<const char*>(base) + static_cast<int64_t>(slot) * head_dim * (kWide ? 4 : 2);
+}
+
+// Scores of four slots for n heads.
+template <bool kWide, int n>
+SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
+  F sums[n][kSlotsPerStep];
+  SPLICE_UNROLL
+  for (int h = 0; h < n; ++h) {
+    SPLICE_UNROLL
+    for (int t = 0; t < kSlotsPerStep; ++t) sums[h][t] = Zero();
+  }
+  const float* q = p.q + static_cast<int64_t>(head) * p.padded_dim;
+  for (int c = 0; c < p.head_dim; c += kBlock) {
+    SPLICE_UNROLL
+    for (int t = 0; t < kSlotsPerStep; ++t) {
+      const Pair key = LoadPair<kWide>(rows[t], c, p.head_dim);
+      SPLICE_UNROLL
+      for (int h = 0; h < n; ++h) {
+        sums[h][t] = Fma(Load(q + h * p.padded_dim + c), key.a, sums[h][t]);
+        sums[h][t] = Fma(Load(q + h * p.padded_dim + c + kLanes), key.b, sums[h][t]);
+      }
+    }
+  }
+  SPLICE_UNROLL
+  for (int h = 0; h < n; ++h) ReduceAdd4(sums[h], p.scores + (head + h) * kPage + at);
+}
+
+// All heads from `head` on, n at a time, then what is left with fewer.
+template <bool kWide, int n>
+SPLICE_INLINE void ScoreHeads(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
+  for (; head + n <= p.num_heads; head += n) ScoreSlots<kWide, n>(p, head, rows, at);
+  if constexpr (n > 1) {
+    if (head < p.num_heads) ScoreHeads<kWide, n - 1>(p, head, rows, at);
+  }
+}
+
+template <bool kWide>
+void Scores(const DecodePage& p) {
+  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
+  for (int at = 0; at < p.num_slots; at += kSlotsPerStep) {
+    PrefetchRows(p.next_keys, at, row_bytes);
+    const void* rows[kSlotsPerStep];
+    for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; nobody looks at that score
+      rows[t] = Row<kWide>(p.keys, p.slots[at + t < p.num_slots ? at + t : p.num_slots - 1], p.head_dim);
+    }
+    ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);
+  }
+}
+
+// out = out · factor + Σ_t weight_t · value_t over kBlock dimensions of n heads.
+template <bool kWide, int n>
+SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const float* factors, bool prefetch) {
+  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
+  F sums[n][2];
+  float* out = p.out + static_cast<int64_t>(head) * p.padded_dim + c;
+  SPLICE_UNROLL
+  for (int h = 0; h < n; ++h) {
+    SPLICE_UNROLL
+    for (int i = 0; i < 2; ++i) sums[h][i] = Mul(Load(out + h * p.padded_dim + i * kLanes), Set1(factors[head + h]));
+  }
+  for (int t = 0; t < p.num_slots; ++t) {
+    if (prefetch && t % kSlotsPerStep == 0) PrefetchRows(p.next_values, t, row_bytes);
+    const Pair value = LoadPair<kWide>(Row<kWide>(p.values, p.slots[t], p.head_dim), c, p.head_dim);
+    SPLICE_UNROLL
+    for (int h = 0; h < n; ++h) {
+      const F weight = Set1(p.scores[(head + h) * kPage + t]);
+      sums[h][0] = Fma(weight, value.a, sums[h][0]);
+      sums[h][1] = Fma(weight, value.b, sums[h][1]);
+    }
+  }
+  SPLICE_UNROLL
+  for (int h = 0; h < n; ++h) {
+    SPLICE_UNROLL
+    for (int i = 0; i < 2; ++i) Store(out + h * p.padded_dim + i * kLanes, sums[h][i]);
+  }
+}
+
+template <bool kWide, int n>
+SPLICE_INLINE void AccumulateHeads(const DecodePage& p, int head, int c, const float* factors) {
+  for (; head + n <= p.num_heads; head += n) AccumulateBlock<kWide, n>(p, head, c, factors, c == 0 && head == 0);
+  if constexpr (n > 1) {
+    if (head < p.num_heads) AccumulateHeads<kWide, n - 1>(p, head, c, factors);
+  }
+}
+
+template <bool kWide>
+void Accumulate(const DecodePage& p, const float* factors) {
+  for (int c = 0; c < p.head_dim; c += kBlock) AccumulateHeads<kWide, kValueHeads>(p, 0, c, factors);
+}
+
+template <bool kWide>
+void Attend(const DecodePage& p) {
+  constexpr int kHeadsAtOnce = 64;  // bounds the factors on the stack
+  const uint64_t visible = p.num_slots == kPage ? ~uint64_t{0} : (uint64_t{1} << p.num_slots) - 1;
+  for (int first = 0; first < p.num_heads; first += kHeadsAtOnce) {
+    DecodePage part = p;
+    part.num_heads = p.num_heads - first < kHeadsAtOnce ? p.num_heads - first : kHeadsAtOnce;
+    part.q += static_cast<int64_t>(first) * p.padded_dim;
+    part.out += static_cast<int64_t>(first) * p.padded_dim;
+    part.max += first;
+    part.sum += first;
+    Scores<kWide>(part);
+    float factors[kHeadsAtOnce];
+    for (int h = 0; h < part.num_heads; ++h) {
+      factors[h] = Weigh<true>(visible, part.scores + h * kPage, part.max + h, part.sum + h);
+    }
+    Accumulate<kWide>(part, factors);
+  }
+}
+
+}  // namespace
+
+void AttendDecodePage(const DecodePage& p) {
+  if (p.dtype == DType::kF32) {
+    Attend<true>(p);
+  } else {
+    Attend<false>(p);
+  }
+}
+
+extern const AttentionKernels kAttention;
+const AttentionKernels kAttention = {kLanes, TransposeKeys, WidenValues, AttendPrefillPage, AttendDecodePage};
+
+}  // namespace spl::kernels::cpu::SPLICE_ISA

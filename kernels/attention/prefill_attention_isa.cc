@@ -1,0 +1,117 @@
+#include "kernels/attention/attention_isa_parts.h"
+#include "kernels/common/gemm_tile.h"
+
+namespace spl::kernels::cpu::SPLICE_ISA {
+namespace {
+
+// scores[r, j] = <q_r, key_j>.
+template <int kRows>
+SPLICE_INLINE void Scores(const PrefillPage& p, int row, float* scores) {
+  for (int j = 0; j < kPage; j += kTileColumns * kLanes) {
+    F sums[kRows][kTileColumns];
+    SPLICE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      SPLICE_UNROLL
+      for (int c = 0; c < kTileColumns; ++c) sums[r][c] = Zero();
+    }
+    MultiplyTile<kRows, kTileColumns>(p.q + static_cast<int64_t>(row) * p.head_dim, p.head_dim, p.keys + j, kPage,
+                                      p.head_dim, sums);
+    SPLICE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      SPLICE_UNROLL
+      for (int c = 0; c < kTileColumns; ++c) Store(scores + r * kPage + j + c * kLanes, sums[r][c]);
+    }
+  }
+}
+
+// out[r] = out[r] · factor[r] + Σ_j weight[r, j] · value_j, for kColumns vectors from `column` on.
+template <int kRows, int kColumns>
+SPLICE_INLINE void Accumulate(const PrefillPage& p, int row, int column, const float* weights, const float* factors) {
+  float* out = p.out + static_cast<int64_t>(row) * p.value_stride + column;
+  F sums[kRows][kColumns];
+  SPLICE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    SPLICE_UNROLL
+    for (int c = 0; c < kColumns; ++c) sums[r][c] = Mul(Load(out + r * p.value_stride + c * kLanes), Set1(factors[r]));
+  }
+  MultiplyTile<kRows, kColumns>(weights, kPage, p.values + column, p.value_stride, kPage, sums);
+  SPLICE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    SPLICE_UNROLL
+    for (int c = 0; c < kColumns; ++c) Store(out + r * p.value_stride + c * kLanes, sums[r][c]);
+  }
+}
+
+template <int kRows>
+void AttendRows(const PrefillPage& p, int row) {
+  alignas(64) float scores[kRows * kPage];
+  float factors[kRows];
+  Scores<kRows>(p, row, scores);
+  for (int r = 0; r < kRows; ++r) {
+    const uint64_t visible = p.visible[row + r];
+    float* s = scores + r * kPage;
+    factors[r] = visible == ~uint64_t{0} ? Weigh<false>(visible, s, p.max + row + r, p.sum + row + r)
+                                         : Weigh<true>(visible, s, p.max + row + r, p.sum + row + r);
+  }
+  int column = 0;
+  for (; column + kTileColumns * kLanes <= p.value_stride; column += kTileColumns * kLanes) {
+    Accumulate<kRows, kTileColumns>(p, row, column, scores, factors);
+  }
+  for (; column < p.value_stride; column += kLanes) Accumulate<kRows, 1>(p, row, column, scores, factors);
+}
+
+}  // namespace
+
+void AttendPrefillPage(const PrefillPage& p) {
+  int row = 0;
+  for (; row + kTileRows <= p.num_rows; row += kTileRows) AttendRows<kTileRows>(p, row);
+  switch (p.num_rows - row) {
+    case 5: return AttendRows<5>(p, row);
+    case 4: return AttendRows<4>(p, row);
+    case 3: return AttendRows<3>(p, row);
+    case 2: return AttendRows<2>(p, row);
+    case 1: return AttendRows<1>(p, row);
+    default: return;
+  }
+}
+
+// A block of kLanes tokens x kLanes 32-bit words is transposed in registers: bf16 moves as pairs, which halves the
+// shuffles, and is widened on the way out.
+void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_tokens, float* out) {
+  const bool wide = dtype == DType::kF32;
+  const int words = wide ? head_dim : head_dim / 2;
+  const auto* rows = static_cast<const uint32_t*>(keys);
+  for (int token = 0; token < kPage; token += kLanes) {
+    for (int word = 0; word < words; word += kLanes) {
+      const int n = words - word < kLanes ? words - word : kLanes;
+      F r[kLanes];
+      SPLICE_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        r[i] = token + i < num_tokens ? LoadWords(rows + static_cast<int64_t>(token + i) * words + word, n) : Zero();
+      }
+      Transpose(r);
+      SPLICE_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        if (i >= n) break;
+        if (wide) {
+          Store(out + static_cast<int64_t>(word + i) * kPage + token, r[i]);
+        } else {
+          Store(out + static_cast<int64_t>(2 * (word + i)) * kPage + token, LowBf16(r[i]));
+          Store(out + static_cast<int64_t>(2 * (word + i) + 1) * kPage + token, HighBf16(r[i]));
+        }
+      }
+    }
+  }
+}
+
+void WidenValues(const void* values, DType dtype, int32_t head_dim, int32_t num_tokens, int32_t stride, float* out) {
+  for (int token = 0; token < kPage; ++token) {
+    for (int c = 0; c < stride; c += kLanes) {
+      const int n = head_dim - c < kLanes ? head_dim - c : kLanes;
+      const F v = token < num_tokens ? LoadAs(values, dtype, static_cast<int64_t>(token) * head_dim + c, n) : Zero();
+      Store(out + static_cast<int64_t>(token) * stride + c, v);
+    }
+  }
+}
+
+}  // namespace spl::kernels::cpu::SPLICE_ISA

@@ -1,0 +1,75 @@
+// A visibility rule as kernels walk it: which pages may hold something visible, and which slots of a page a row sees.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/common/kv_pool.h"
+#include "kernels/common/visibility.h"
+
+namespace spl::kernels {
+
+class VisiblePages {
+ public:
+  static constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
+
+  explicit VisiblePages(const HeadVisibility& v) : v_(v) {}
+
+  // The first logical page >= `page` of which a row at a position in [low, high] may see a slot, or kNone.
+  int32_t Next(int32_t page, int32_t low, int32_t high) const {
+    switch (v_.rule) {
+      case VisibilityRule::kFull: break;
+      case VisibilityRule::kBand:
+        if (int64_t{page} * kPageTokens >= v_.num_sinks) page = std::max(page, FirstWindowPage(low));
+        break;
+      case VisibilityRule::kBlocks: page = NextListed(page, 1); break;
+      case VisibilityRule::kList: page = NextListed(page, kPageTokens); break;
+    }
+    return page <= high / kPageTokens && high >= 0 ? page : kNone;
+  }
+
+  // Bit j: a row at `position` sees slot j of the page. `page` came from Next.
+  uint64_t Slots(int32_t page, int32_t position) const {
+    const int64_t base = int64_t{page} * kPageTokens;
+    const uint64_t causal = Below(int64_t{position} + 1 - base);
+    switch (v_.rule) {
+      case VisibilityRule::kFull: return causal;
+      case VisibilityRule::kBand:
+        return causal & (Below(v_.num_sinks - base) | ~Below(int64_t{position} - v_.window + 1 - base));
+      case VisibilityRule::kBlocks: return causal;
+      case VisibilityRule::kList: return causal & Listed(base);
+    }
+    return 0;
+  }
+
+ private:
+  // Bits [0, n).
+  static uint64_t Below(int64_t n) {
+    if (n <= 0) return 0;
+    return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+  }
+
+  int32_t FirstWindowPage(int32_t position) const {
+    return static_cast<int32_t>(std::max<int64_t>(int64_t{position} - v_.window + 1, 0) / kPageTokens);
+  }
+
+  int32_t NextListed(int32_t page, int32_t unit) const {
+    const int64_t from = int64_t{page} * unit;
+    const auto it = std::lower_bound(v_.indices.begin(), v_.indices.end(), from);
+    return it == v_.indices.end() ? kNone : *it / unit;
+  }
+
+  uint64_t Listed(int64_t base) const {
+    uint64_t bits = 0;
+    for (auto it = std::lower_bound(v_.indices.begin(), v_.indices.end(), base);
+         it != v_.indices.end() && *it < base + kPageTokens; ++it) {
+      bits |= uint64_t{1} << (*it - base);
+    }
+    return bits;
+  }
+
+  const HeadVisibility& v_;
+};
+
+}  // namespace spl::kernels

@@ -1,0 +1,51 @@
+#include <string>
+
+#include "kernels/common/backend.h"
+#include "kernels/common/host_buffer.h"
+
+namespace spl::kernels {
+namespace {
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const CpuBackendOptions& options) : options_(options) {}
+
+  std::string name() const override { return "cpu"; }
+  std::string description() const override {
+    const bool bf16 = options_.gemm == GemmCompute::kBF16 || (options_.gemm == GemmCompute::kAuto && CpuHasBf16Gemm());
+    return "cpu: " + std::string(CpuIsaName(DetectCpuIsa())) + ", GEMM in " +
+           (bf16 ? "bf16 for bf16 weights, f32 otherwise" : "f32");
+  }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
+  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
+    return cpu::PackLinear(w, options_.gemm);
+  }
+
+  absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override { return cpu::Linear(ctx, a); }
+  absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override { return cpu::RmsNorm(ctx, a); }
+  absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override { return cpu::SiluMul(ctx, a); }
+  absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& a) const override {
+    return cpu::GatherRows(ctx, a);
+  }
+  absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
+    return cpu::RopeWriteKv(ctx, a);
+  }
+  absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
+    return cpu::PrefillAttention(ctx, a);
+  }
+  absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
+    return cpu::DecodeAttention(ctx, a);
+  }
+
+ private:
+  const CpuBackendOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options) {
+  return std::make_unique<CpuBackend>(options);
+}
+
+}  // namespace spl::kernels

@@ -1,0 +1,38 @@
+#include "kernels/common/backend.h"
+#include "kernels/common/host_buffer.h"
+
+namespace spl::kernels {
+namespace {
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string name() const override { return "ref"; }
+  std::string description() const override { return "reference: plain loops in double precision, for tests"; }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
+  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
+    return ref::PackLinear(w);
+  }
+
+  absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override { return ref::Linear(ctx, a); }
+  absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override { return ref::RmsNorm(ctx, a); }
+  absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override { return ref::SiluMul(ctx, a); }
+  absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& a) const override {
+    return ref::GatherRows(ctx, a);
+  }
+  absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
+    return ref::RopeWriteKv(ctx, a);
+  }
+  absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
+    return ref::PrefillAttention(ctx, a);
+  }
+  absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
+    return ref::DecodeAttention(ctx, a);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeReferenceBackend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace spl::kernels

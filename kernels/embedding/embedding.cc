@@ -1,0 +1,21 @@
+#include "kernels/common/status.h"
+#include "kernels/embedding/embedding_validate.h"
+
+namespace spl::kernels {
+
+absl::Status ValidateGatherRows(const GatherRowsArgs& a) {
+  if (a.num_table_rows < 0 || a.width <= 0) {
+    return InvalidCall("GatherRows: table [", a.num_table_rows, ", ", a.width, "]");
+  }
+  if (a.ids.empty()) return absl::OkStatus();
+  if (a.table == nullptr || a.out == nullptr) return InvalidCall("GatherRows: null tensor");
+  if (a.table == a.out) return InvalidCall("GatherRows: out aliases table");
+  for (size_t i = 0; i < a.ids.size(); ++i) {
+    if (a.ids[i] < 0 || a.ids[i] >= a.num_table_rows) {
+      return InvalidCall("GatherRows: id ", a.ids[i], " at ", i, " is outside [0, ", a.num_table_rows, ")");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels

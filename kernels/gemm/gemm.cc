@@ -1,0 +1,38 @@
+#include <cstring>
+
+#include "kernels/common/status.h"
+#include "kernels/gemm/gemm_validate.h"
+
+namespace spl::kernels {
+
+absl::Status ValidateWeight(const WeightView& w) {
+  if (w.out_features <= 0 || w.in_features <= 0) {
+    return InvalidCall("PackLinear: shape [", w.out_features, ", ", w.in_features, "]");
+  }
+  if (w.data == nullptr) return InvalidCall("PackLinear: null weight");
+  return absl::OkStatus();
+}
+
+absl::Status ValidateLinear(const LinearArgs& a) {
+  if (a.weight == nullptr) return InvalidCall("Linear: null weight");
+  if (a.num_rows < 0) return InvalidCall("Linear: num_rows is ", a.num_rows);
+  if (a.num_rows > 0 && (a.x == nullptr || a.y == nullptr)) return InvalidCall("Linear: null tensor");
+  if (a.num_rows > 0 && a.x == a.y) return InvalidCall("Linear: y aliases x");
+  return absl::OkStatus();
+}
+
+// Byte copies, because a tensor in a mapped checkpoint may lie at any address.
+void WidenWeight(const WeightView& w, int64_t begin, int64_t count, float* out) {
+  const auto* bytes = static_cast<const unsigned char*>(w.data) + begin * static_cast<int64_t>(DTypeBytes(w.dtype));
+  if (w.dtype == DType::kF32) {
+    std::memcpy(out, bytes, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + 2 * i, sizeof(bits));
+    out[i] = w.dtype == DType::kBF16 ? ToFloat(bf16{bits}) : HalfToFloat(bits);
+  }
+}
+
+}  // namespace spl::kernels

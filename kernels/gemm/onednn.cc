@@ -1,0 +1,234 @@
+#include "kernels/gemm/onednn.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <dnnl.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/scratch.h"
+#include "kernels/gemm/gemm_validate.h"
+
+namespace spl::kernels::cpu {
+namespace {
+
+using dnnl::matmul;
+using dnnl::memory;
+
+dnnl::engine& Engine() {
+  static dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+// One per thread, and the place where a thread that meets oneDNN gives up its OpenMP team. The function is looked up,
+// not linked: it lives in whichever OpenMP library oneDNN brought along.
+dnnl::stream& Stream() {
+  thread_local dnnl::stream stream = [] {
+    using SetNumThreads = void (*)(int);
+    static const auto set = reinterpret_cast<SetNumThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    if (set != nullptr) set(1);
+    return dnnl::stream(Engine());
+  }();
+  return stream;
+}
+
+memory::data_type TypeOf(DType dtype) {
+  return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+memory::desc RowMajor(int64_t rows, int64_t columns, memory::data_type type) {
+  return memory::desc({rows, columns}, type, memory::format_tag::ab);
+}
+
+absl::Status FromError(const char* what, const dnnl::error& e) {
+  const std::string text = absl::StrCat("oneDNN: ", what, ": ", e.what());
+  return e.status == dnnl_unimplemented ? absl::UnimplementedError(text) : absl::InternalError(text);
+}
+
+matmul::primitive_desc MatmulDesc(int64_t rows, const memory::desc& weight, bool bias) {
+  const int64_t k = weight.dims()[0], n = weight.dims()[1];
+  const memory::desc x = RowMajor(rows, k, weight.data_type()), y = RowMajor(rows, n, memory::data_type::f32);
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (!bias) return matmul::primitive_desc(matmul::desc(x, weight, y), attr, Engine());
+  return matmul::primitive_desc(matmul::desc(x, weight, RowMajor(1, n, memory::data_type::f32), y), attr, Engine());
+}
+
+// A generated program with what a call needs to know about it. Stateless: threads share it.
+struct Program {
+  explicit Program(const matmul::primitive_desc& d)
+      : run(d), x(d.src_desc()), w(d.weights_desc()), b(d.bias_desc()), y(d.dst_desc()), scratch(d.scratchpad_desc()) {}
+  matmul run;
+  memory::desc x, w, b, y, scratch;
+};
+
+// Programs by shape, shared by all weights. Making one costs 0.2 ms, so that the steady state must find it here; the
+// least recently used one goes when the cache is full.
+class ProgramCache {
+ public:
+  // rows, in_features, columns, column block, distance of column blocks, type, bias
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, bool>;
+
+  template <typename Make>
+  std::shared_ptr<const Program> Get(const Key& key, const Make& make) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (const auto it = index_.find(key); it != index_.end()) {
+        order_.splice(order_.begin(), order_, it->second);
+        return it->second->second;
+      }
+    }
+    std::shared_ptr<const Program> program = make();  // outside the lock; two threads may both make it, one wins
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto it = index_.find(key); it != index_.end()) return it->second->second;
+    order_.emplace_front(key, std::move(program));
+    index_.emplace(key, order_.begin());
+    if (order_.size() > kProgramsMax) {
+      index_.erase(order_.back().first);
+      order_.pop_back();
+    }
+    return order_.front().second;
+  }
+
+ private:
+  static constexpr size_t kProgramsMax = 2048;
+  using Order = std::list<std::pair<Key, std::shared_ptr<const Program>>>;
+
+  std::mutex mutex_;  // guards order_ and index_
+  Order order_;       // most recently used first
+  std::map<Key, Order::iterator> index_;
+};
+
+ProgramCache& Programs() {
+  static auto* cache = new ProgramCache;  // never destroyed: threads may outlive main's statics
+  return *cache;
+}
+
+// A program with the argument objects of one thread: making those anew costs 2 us per call, half of a small product.
+struct BoundProgram {
+  explicit BoundProgram(std::shared_ptr<const Program> p)
+      : program(std::move(p)),
+        args{{DNNL_ARG_SRC, memory(program->x, Engine(), nullptr)},
+             {DNNL_ARG_WEIGHTS, memory(program->w, Engine(), nullptr)},
+             {DNNL_ARG_DST, memory(program->y, Engine(), nullptr)},
+             {DNNL_ARG_SCRATCHPAD, memory(program->scratch, Engine(), nullptr)}} {
+    if (program->b.get_size() > 0) args.emplace(DNNL_ARG_BIAS, memory(program->b, Engine(), nullptr));
+  }
+
+  void Set(int arg, const void* data) { args.find(arg)->second.set_data_handle(const_cast<void*>(data)); }
+
+  std::shared_ptr<const Program> program;
+  std::unordered_map<int, memory> args;
+};
+
+// The calling thread's programs, in front of the shared cache: no lock in the steady state.
+template <typename Make>
+BoundProgram& Bind(const ProgramCache::Key& key, const Make& make) {
+  constexpr size_t kBoundMax = 512;
+  thread_local std::map<ProgramCache::Key, BoundProgram> bound;
+  const auto it = bound.find(key);
+  if (it != bound.end()) return it->second;
+  if (bound.size() == kBoundMax) bound.clear();
+  return bound.emplace(key, BoundProgram(Programs().Get(key, make))).first->second;
+}
+
+}  // namespace
+
+struct OneDnnMatrix::Impl {
+  DType compute = DType::kF32;
+  memory::desc layout;  // [in_features, out_features], blocked
+  memory data;
+  int64_t block = 0;   // columns per block
+  int64_t stride = 0;  // elements from one column block to the next
+
+  // The columns [begin, begin + n) as a matrix of their own, and where they start.
+  std::pair<memory::desc, char*> Columns(int64_t begin, int64_t n) const {
+    memory::desc part = layout.submemory_desc({layout.dims()[0], n}, {0, begin});
+    const int64_t offset = part.data.offset0 * static_cast<int64_t>(DTypeBytes(compute));
+    part.data.offset0 = 0;
+    return {part, static_cast<char*>(data.get_data_handle()) + offset};
+  }
+
+  // Block by block, so that the widened copy stays small beside a weight of gigabytes.
+  void Fill(const WeightView& w) {
+    const int64_t rows_at_once = std::max<int64_t>(block, (int64_t{1} << 20) / w.in_features / block * block);
+    std::vector<float> wide(static_cast<size_t>(std::min(rows_at_once, w.out_features) * w.in_features));
+    for (int64_t begin = 0; begin < w.out_features; begin += rows_at_once) {
+      const int64_t n = std::min(rows_at_once, w.out_features - begin);
+      WidenWeight(w, begin * w.in_features, n * w.in_features, wide.data());
+      auto [part, at] = Columns(begin, n);
+      memory from({{w.in_features, n}, memory::data_type::f32, memory::format_tag::ba}, Engine(), wide.data());
+      memory to(part, Engine(), at);
+      dnnl::reorder(from, to).execute(Stream(), from, to);
+      Stream().wait();
+    }
+  }
+};
+
+OneDnnMatrix::OneDnnMatrix(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+OneDnnMatrix::~OneDnnMatrix() = default;
+
+int64_t OneDnnMatrix::column_block() const { return impl_->block; }
+
+absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightView& w, DType compute) try {
+  Stream();  // single-threaded from here on: the layout and the programs may depend on it
+  const memory::desc any({w.in_features, w.out_features}, TypeOf(compute), memory::format_tag::any);
+  const matmul::primitive_desc desc = MatmulDesc(kOneDnnRowsMax, any, false);
+  auto impl = std::make_unique<Impl>();
+  impl->compute = compute;
+  impl->layout = desc.weights_desc();
+  const auto& blocking = impl->layout.data.format_desc.blocking;
+  impl->block = 1;
+  for (int i = 0; i < blocking.inner_nblks; ++i) impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
+  impl->stride = blocking.strides[1];
+  const bool blocked = impl->layout.data.format_kind == dnnl_blocked && impl->block > 1;
+  if (!blocked || std::string(desc.impl_info_str()).rfind("brg", 0) != 0) {
+    return absl::UnimplementedError(absl::StrCat("oneDNN has no blocked product here (", desc.impl_info_str(), ")"));
+  }
+  impl->data = memory(impl->layout, Engine());
+  impl->Fill(w);
+  return std::unique_ptr<OneDnnMatrix>(new OneDnnMatrix(std::move(impl)));
+} catch (const dnnl::error& e) {
+  return FromError("packing a weight", e);
+}
+
+absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns,
+                                    const float* bias, float* y) const try {
+  thread_local Scratch scratch, rounded;
+  dnnl::stream& stream = Stream();
+  const int64_t k = impl_->layout.dims()[0];
+  const auto [part, at] = impl_->Columns(begin, num_columns);
+  const ProgramCache::Key key{num_rows,      k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute),
+                              bias != nullptr};
+  const memory::desc& weight = part;
+  BoundProgram& call =
+      Bind(key, [&] { return std::make_shared<const Program>(MatmulDesc(num_rows, weight, bias != nullptr)); });
+
+  const void* input = x;
+  if (impl_->compute == DType::kBF16) {
+    auto* to = static_cast<bf16*>(rounded.Bytes(static_cast<size_t>(num_rows * k) * sizeof(bf16)));
+    for (int64_t i = 0; i < num_rows * k; ++i) to[i] = ToBf16(x[i]);
+    input = to;
+  }
+  call.Set(DNNL_ARG_SRC, input);
+  call.Set(DNNL_ARG_WEIGHTS, at);
+  call.Set(DNNL_ARG_DST, y);
+  call.Set(DNNL_ARG_SCRATCHPAD, scratch.Bytes(call.program->scratch.get_size() + 64));
+  if (bias != nullptr) call.Set(DNNL_ARG_BIAS, bias + begin);
+  call.program->run.execute(stream, call.args);
+  stream.wait();
+  return absl::OkStatus();
+} catch (const dnnl::error& e) {
+  return FromError("multiplying", e);
+}
+
+}  // namespace spl::kernels::cpu

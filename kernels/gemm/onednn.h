@@ -1,0 +1,44 @@
+// oneDNN as a single-core matrix product. Every call here runs on the calling thread alone: the pool of the context is
+// the only parallelism (a second, OpenMP, team would fight it for the cores), and a product that oneDNN splits over
+// threads by itself could sum in another order for another number of rows or threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/dtype.h"
+#include "kernels/gemm/gemm.h"
+
+namespace spl::kernels::cpu {
+
+// Rows of one product at most; longer inputs are cut. At 128 rows the product runs at its full rate, and a bound keeps
+// the set of generated programs small (one per number of rows and shape).
+inline constexpr int64_t kOneDnnRowsMax = 128;
+
+// A weight in oneDNN's blocked layout. Thread-safe after construction.
+class OneDnnMatrix {
+ public:
+  // Unimplemented: oneDNN has no blocked product ("brgemm") for this type on this machine.
+  static absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& weight, DType compute);
+  ~OneDnnMatrix();
+  OneDnnMatrix(const OneDnnMatrix&) = delete;
+  OneDnnMatrix& operator=(const OneDnnMatrix&) = delete;
+
+  // Column slices begin at multiples of this.
+  int64_t column_block() const;
+
+  // y[i, 0 .. num_columns) = x[i] · W[begin .. begin + num_columns)ᵀ (+ bias[begin …]) for num_rows in
+  // [1, kOneDnnRowsMax]; y is contiguous: [num_rows, num_columns].
+  absl::Status Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
+                        float* y) const;
+
+ private:
+  struct Impl;
+  explicit OneDnnMatrix(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace spl::kernels::cpu

@@ -1,0 +1,20 @@
+// The leaf code of CPU RoPE, compiled once per instruction set (rope_isa.cc).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/isa_table.h"
+
+namespace spl::kernels::cpu {
+
+struct RopeKernels {
+  // out = in rotated, all [2 * half]; out may be in.
+  void (*rotate)(const float* in, const float* cos, const float* sin, int32_t half, float* out);
+  // Row `slot` of a half page [64, width] of dtype = in, rounded to nearest even.
+  void (*store)(const float* in, int32_t width, DType dtype, int32_t slot, void* half_page);
+};
+
+SPLICE_DECLARE_ISA_TABLES(RopeKernels, kRope)
+
+}  // namespace spl::kernels::cpu

@@ -1,0 +1,57 @@
+#include <vector>
+
+#include "kernels/rope/rope_validate.h"
+
+namespace spl::kernels::ref {
+namespace {
+
+// out = in rotated by the angles of one position; out may be in.
+void Rotate(const float* in, const float* cos, const float* sin, int half, float* out) {
+  for (int c = 0; c < half; ++c) {
+    const double x = in[c], y = in[c + half];
+    out[c] = static_cast<float>(x * cos[c] - y * sin[c]);
+    out[c + half] = static_cast<float>(y * cos[c] + x * sin[c]);
+  }
+}
+
+void Store(const KvPoolView& pool, std::byte* half_page, int slot, const float* row) {
+  for (int c = 0; c < pool.head_dim; ++c) {
+    const int64_t at = static_cast<int64_t>(slot) * pool.head_dim + c;
+    if (pool.dtype == DType::kF32) {
+      reinterpret_cast<float*>(half_page)[at] = row[c];
+    } else {
+      reinterpret_cast<bf16*>(half_page)[at] = ToBf16(row[c]);
+    }
+  }
+}
+
+void Row(const RopeWriteKvArgs& a, const RopeSequence& s, int index) {
+  const int d = a.head_dim, half = d / 2;
+  const int64_t stride = static_cast<int64_t>(a.num_qo_heads + 2 * a.num_kv_heads) * d;
+  const int32_t position = s.positions[index];
+  float* q = a.qkv + (s.row_begin + index) * stride;
+  const float* k = q + static_cast<int64_t>(a.num_qo_heads) * d;
+  const float* v = k + static_cast<int64_t>(a.num_kv_heads) * d;
+  const float* cos = a.table.cos + static_cast<int64_t>(position) * half;
+  const float* sin = a.table.sin + static_cast<int64_t>(position) * half;
+  for (int h = 0; h < a.num_qo_heads; ++h) Rotate(q + h * d, cos, sin, half, q + h * d);
+  std::vector<float> rotated(d);
+  for (int h = 0; h < a.num_kv_heads; ++h) {
+    const int32_t page = s.page_tables[h][position / kPageTokens];
+    Rotate(k + h * d, cos, sin, half, rotated.data());
+    Store(a.pool, a.pool.k(page), position % kPageTokens, rotated.data());
+    Store(a.pool, a.pool.v(page), position % kPageTokens, v + h * d);
+  }
+}
+
+}  // namespace
+
+absl::Status RopeWriteKv(const KernelContext&, const RopeWriteKvArgs& a) {
+  if (absl::Status s = ValidateRopeWriteKv(a); !s.ok()) return s;
+  for (const RopeSequence& s : a.sequences) {
+    for (int i = 0; i < s.row_end - s.row_begin; ++i) Row(a, s, i);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels::ref

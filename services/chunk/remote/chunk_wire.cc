@@ -1,0 +1,94 @@
+#include "services/chunk/remote/chunk_wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "services/base/status.h"
+#include "services/chunk/chunk_header.h"
+
+namespace spl::chunk {
+namespace {
+
+absl::Status CopyDigest(const std::string& bytes, const char* field, Digest& to) {
+  if (bytes.size() != to.size()) return InvalidArgument("{} has {} bytes, not 32", field, bytes.size());
+  std::memcpy(to.data(), bytes.data(), to.size());
+  return absl::OkStatus();
+}
+
+std::string ToBytes(const Digest& digest) {
+  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
+
+}  // namespace
+
+v1::ChunkMeta MetaFromHeader(const ChunkHeader& header) {
+  v1::ChunkMeta meta;
+  meta.set_key(ToBytes(header.key.bytes));
+  meta.set_model_fingerprint(ToBytes(header.model_fingerprint));
+  meta.set_layout_digest(ToBytes(header.layout_digest));
+  meta.set_num_tokens(header.num_tokens);
+  meta.set_first_position(header.first_position);
+  meta.set_provenance(static_cast<uint32_t>(header.provenance));
+  meta.set_payload_bytes(header.payload_bytes);
+  meta.set_payload_crc32c(header.payload_crc32c);
+  return meta;
+}
+
+absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta) {
+  ChunkHeader header;
+  SPLICE_RETURN_IF_ERROR(CopyDigest(meta.key(), "meta.key", header.key.bytes));
+  SPLICE_RETURN_IF_ERROR(CopyDigest(meta.model_fingerprint(), "meta.model_fingerprint", header.model_fingerprint));
+  SPLICE_RETURN_IF_ERROR(CopyDigest(meta.layout_digest(), "meta.layout_digest", header.layout_digest));
+  header.num_tokens = meta.num_tokens();
+  header.first_position = meta.first_position();
+  if (meta.provenance() > UINT8_MAX) return InvalidArgument("provenance {} is unknown", meta.provenance());
+  header.provenance = static_cast<Provenance>(meta.provenance());
+  header.payload_bytes = meta.payload_bytes();
+  header.payload_crc32c = meta.payload_crc32c();
+  SPLICE_RETURN_IF_ERROR(CheckHeaderFields(header));
+  return header;
+}
+
+absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes) {
+  ChunkKey key;
+  SPLICE_RETURN_IF_ERROR(CopyDigest(bytes, "key", key.bytes));
+  return key;
+}
+
+bool ChunkCutter::Next(v1::ChunkPart& part) {
+  part.Clear();
+  if (started_ && offset_ >= chunk_.payload.size()) return false;
+  if (!started_) *part.mutable_meta() = MetaFromHeader(chunk_.header);
+  started_ = true;
+  const size_t bytes = std::min(kPartBytes, chunk_.payload.size() - offset_);
+  part.set_data(chunk_.payload.data() + offset_, bytes);
+  offset_ += bytes;
+  part.set_last(offset_ >= chunk_.payload.size());
+  return true;
+}
+
+absl::StatusOr<std::optional<Chunk>> ChunkAssembler::Add(const v1::ChunkPart& part) {
+  if (part.has_meta() == pending_) {
+    return InvalidArgument("{}",
+                           pending_ ? "meta: the chunk before it has not ended" : "meta is missing on a first part");
+  }
+  if (part.has_meta()) {
+    SPLICE_ASSIGN_OR_RETURN(chunk_.header, HeaderFromMeta(part.meta()));
+    chunk_.payload.clear();
+    pending_ = true;
+  }
+  if (part.data().size() > kPartBytes)
+    return InvalidArgument("data has {} bytes, at most {}", part.data().size(), kPartBytes);
+  if (part.data().size() > chunk_.header.payload_bytes - chunk_.payload.size()) {
+    return InvalidArgument("data goes beyond the payload_bytes {}", chunk_.header.payload_bytes);
+  }
+  const auto* const from = reinterpret_cast<const std::byte*>(part.data().data());
+  if (chunk_.payload.empty() && part.last()) chunk_.payload.reserve(part.data().size());
+  chunk_.payload.insert(chunk_.payload.end(), from, from + part.data().size());
+  if (!part.last()) return std::optional<Chunk>();
+  pending_ = false;
+  SPLICE_RETURN_IF_ERROR(VerifyPayload(chunk_.header, chunk_.payload));
+  return std::optional<Chunk>(std::exchange(chunk_, Chunk()));
+}
+
+}  // namespace spl::chunk

@@ -1,0 +1,48 @@
+// Chunks as spl.v1.ChunkPart messages, for both ends of the KvStore service.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+#include "spl/v1/kvstore.pb.h"
+
+namespace spl::chunk {
+
+inline constexpr size_t kPartBytes = 1 << 20;
+
+v1::ChunkMeta MetaFromHeader(const ChunkHeader& header);
+// InvalidArgument names the field.
+absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta);
+// InvalidArgument: not 32 bytes.
+absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes);
+
+// Cuts one chunk into parts. Borrows the chunk.
+class ChunkCutter {
+ public:
+  explicit ChunkCutter(const Chunk& chunk) : chunk_(chunk) {}
+  // False after the last part.
+  bool Next(v1::ChunkPart& part);
+
+ private:
+  const Chunk& chunk_;
+  size_t offset_ = 0;
+  bool started_ = false;
+};
+
+// Puts parts together again and verifies each finished payload against its header. Memory grows with what arrived, not
+// with what a header claims.
+class ChunkAssembler {
+ public:
+  // A chunk when `part` was its last one. InvalidArgument: parts out of order, more bytes than announced, a field out
+  // of range. DataLoss: the payload is not what its header says.
+  absl::StatusOr<std::optional<Chunk>> Add(const v1::ChunkPart& part);
+  // A chunk has begun and not ended.
+  bool pending() const { return pending_; }
+
+ private:
+  bool pending_ = false;
+  Chunk chunk_;
+};
+
+}  // namespace spl::chunk

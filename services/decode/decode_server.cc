@@ -1,0 +1,81 @@
+#include "services/decode/decode_server.h"
+
+#include "services/base/ids.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::decode {
+namespace {
+
+// Behind the pages: where a prefill worker writes when it measures the channel.
+constexpr uint64_t kScratchBytes = 1 << 20;
+constexpr std::chrono::milliseconds kGaugePeriod{250};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
+                                                                  const DecodeServerOptions& options) {
+  auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
+  const uint64_t num_pages = options.kv_bytes / model->page_bytes();
+  if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model->config(), 256)) || num_pages > INT32_MAX)
+    return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", options.kv_bytes,
+                           num_pages, model->page_bytes(), num_pages > INT32_MAX ? "many" : "few");
+  const uint64_t pool_bytes = num_pages * model->page_bytes();
+  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
+  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(pool_bytes + kScratchBytes));
+  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
+                                 static_cast<int32_t>(num_pages)};
+  server->pool_ = std::make_unique<engine::PagePool>(view);
+  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
+
+  const RandomId epoch = RandomId::Make();
+  v1::DecodeEndpoint endpoint;
+  endpoint.set_worker_id(options.worker_id.empty() ? "decode-" + epoch.ToHex().substr(0, 8) : options.worker_id);
+  uint64_t epoch_number = 0;
+  for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
+  endpoint.set_epoch(epoch_number);
+  endpoint.set_ucx_address(server->transport_->listen_address());
+  endpoint.set_pool_rkey(server->memory_->packed_rkey());
+  endpoint.set_pool_base(reinterpret_cast<uint64_t>(server->memory_->data()));
+  endpoint.set_pool_bytes(pool_bytes + kScratchBytes);
+  endpoint.set_page_bytes(static_cast<uint32_t>(model->page_bytes()));
+  endpoint.set_layout_digest(wire::ToBytes(model->layout_digest()));
+  endpoint.set_scratch_offset(pool_bytes);
+  endpoint.set_scratch_bytes(kScratchBytes);
+  endpoint.set_host_id(transport::HostId());
+
+  server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, endpoint, options.service,
+                                                     server->metrics_);
+  ServiceHostOptions host;
+  host.name = "decode";
+  host.listen = options.listen;
+  host.metrics_listen = options.metrics_listen;
+  host.drain_timeout = options.drain_timeout;
+  host.drain = [service = server->service_.get()](std::chrono::steady_clock::time_point deadline) {
+    service->Drain(deadline);
+  };
+  SPLICE_ASSIGN_OR_RETURN(server->host_, ServiceHost::Start(std::move(host), {server->service_.get()},
+                                                            server->metrics_));
+  server->service_->set_grpc_address(server->host_->grpc_address());
+  server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
+  server->host_->SetReady(true);
+  log::Info("decode.ready", log::F("worker", endpoint.worker_id()), log::F("grpc", server->grpc_address()),
+            log::F("ucx", endpoint.ucx_address()), log::F("pages", num_pages),
+            log::F("tokens", num_pages / engine::KvShapeOf(model->config()).num_streams() * kernels::kPageTokens),
+            log::F("backend", model->backend().description()));
+  return server;
+}
+
+DecodeServer::~DecodeServer() { Stop(); }
+
+// Intake, drain, service, engine, transport: each step only needs what is still there.
+void DecodeServer::Stop() {
+  if (gauges_) gauges_->Stop();
+  if (host_) host_->Stop();
+  if (service_) service_->Stop();
+  if (engine_) engine_->Stop();
+  if (transport_) transport_->Stop();
+}
+
+}  // namespace spl::decode

@@ -1,0 +1,54 @@
+// splice-decode as an object: the program's main and the all-in-one process host the same one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/base/metrics.h"
+#include "services/base/periodic.h"
+#include "services/base/service_host.h"
+#include "services/decode/decode_service.h"
+#include "services/engine/engine.h"
+#include "services/transport/kv_transport.h"
+
+namespace spl::decode {
+
+struct DecodeServerOptions {
+  std::string listen = "127.0.0.1:0";          // gRPC
+  std::string metrics_listen = "127.0.0.1:0";  // empty: none
+  std::string worker_id;                       // empty: decode-<random>
+  uint64_t kv_bytes = 1ull << 30;              // of the page pool; registered with the transport
+  engine::DecodeEngineOptions engine;
+  DecodeServiceOptions service;
+  transport::TransportOptions transport;
+  std::chrono::milliseconds drain_timeout{30'000};
+};
+
+// Owns everything of one decode worker. Stop() before destruction.
+class DecodeServer {
+ public:
+  static absl::StatusOr<std::unique_ptr<DecodeServer>> Start(std::shared_ptr<const engine::Model> model,
+                                                             const DecodeServerOptions& options);
+  ~DecodeServer();
+
+  std::string grpc_address() const { return host_->grpc_address(); }
+  std::string metrics_address() const { return host_->metrics_address(); }
+  const engine::PagePool& pool() const { return *pool_; }
+  void Stop();  // drains, then ends; idempotent
+
+ private:
+  DecodeServer() = default;
+
+  Metrics metrics_;
+  std::unique_ptr<transport::KvTransport> transport_;
+  std::unique_ptr<transport::RegisteredMemory> memory_;
+  std::unique_ptr<engine::PagePool> pool_;
+  std::unique_ptr<DecodeService> service_;  // outlives the engine, whose callbacks reach it
+  std::unique_ptr<engine::DecodeEngine> engine_;
+  std::unique_ptr<ServiceHost> host_;
+  std::unique_ptr<Periodic> gauges_;
+};
+
+}  // namespace spl::decode

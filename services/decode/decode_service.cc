@@ -1,0 +1,309 @@
+#include "services/decode/decode_service.h"
+
+#include <algorithm>
+
+#include "kernels/kv_copy/crc32c.h"
+#include "services/base/fault_point.h"
+#include "services/base/grpc_status.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::decode {
+namespace {
+
+FaultPoint landing_fault("decode.land");
+constexpr std::chrono::milliseconds kIdleWait{200};
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
+  auto* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+}  // namespace
+
+DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, const v1::DecodeEndpoint& endpoint,
+                             const DecodeServiceOptions& options, Metrics& metrics)
+    : engine_(engine),
+      pool_(pool),
+      options_(options),
+      endpoint_(endpoint),
+      tickets_(options.max_tickets),
+      landing_(options.max_tickets),
+      running_(metrics.Gauge(metric::kNumRequestsRunning, "Sequences being decoded.")),
+      waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Sequences reserved or waiting for a place in the batch.")),
+      kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
+      leases_(metrics.Gauge(metric::kKvLeasesOutstanding, "Tickets that a prefill worker may still write to.")),
+      pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free.")),
+      pages_quarantined_(metrics.Gauge("splice_kv_tickets_quarantined",
+                                       "Given-up tickets whose writer is not known to be quiet.")),
+      generated_tokens_(metrics.Counter(metric::kGenerationTokensTotal, "Tokens decoded.")),
+      bytes_in_(metrics.Counter(metric::kKvTransferBytesTotal, "KV bytes transferred.", {{"direction", "in"}})),
+      checksum_failures_(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.",
+                                         {{"reason", "checksum"}})),
+      expired_(metrics.Counter(metric::kKvLeasesExpiredTotal, "Tickets that expired before commit.")),
+      preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")) {
+  tickets_.set_on_cancel([this] { engine_.Wake(); });
+  landing_thread_ = std::thread([this] { LandingLoop(); });
+}
+
+DecodeService::~DecodeService() { Stop(); }
+
+void DecodeService::Stop() {
+  landing_.Close();
+  if (landing_thread_.joinable()) landing_thread_.join();
+  tickets_.Stop(absl::UnavailableError("the decode worker is stopping"));
+}
+
+void DecodeService::set_grpc_address(const std::string& address) {
+  std::lock_guard lock(endpoint_mutex_);
+  endpoint_.set_grpc_address(address);
+}
+
+void DecodeService::Drain(std::chrono::steady_clock::time_point deadline) {
+  draining_ = true;
+  tickets_.WaitIdle(deadline);
+}
+
+void DecodeService::UpdateGauges() {
+  const engine::DecodeLoad load = engine_.load();
+  const TicketCounts counts = tickets_.counts();
+  const double used = static_cast<double>(pool_.num_pages() - pool_.num_free());
+  running_.Set(static_cast<double>(load.running));
+  waiting_.Set(static_cast<double>(load.waiting + counts.reserved));
+  kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool_.num_pages())));
+  pages_used_.Set(used);
+  leases_.Set(static_cast<double>(counts.reserved + counts.quarantined));
+  pages_quarantined_.Set(static_cast<double>(counts.quarantined));
+  if (const double behind = static_cast<double>(counts.expired_total) - expired_.Value(); behind > 0)
+    expired_.Increment(behind);
+}
+
+grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context,
+                                                 const v1::GetDecodeInfoRequest*, v1::DecodeInfo* response) {
+  const engine::DecodeLoad load = engine_.load();
+  const engine::ModelConfig& config = engine_.model().config();
+  const int64_t streams = engine::KvShapeOf(config).num_streams();
+  {
+    std::lock_guard lock(endpoint_mutex_);
+    *response->mutable_endpoint() = endpoint_;
+  }
+  response->set_worker_id(response->endpoint().worker_id());
+  response->set_epoch(response->endpoint().epoch());
+  *response->mutable_model() = wire::IdentityOf(engine_.model());
+  response->set_running_sequences(static_cast<uint32_t>(load.running + load.waiting));
+  response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
+  response->set_free_pages(static_cast<uint64_t>(pool_.num_free()));
+  response->set_total_pages(static_cast<uint64_t>(pool_.num_pages()));
+  response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
+  response->set_step_seconds(load.step_s);
+  response->set_draining(draining_);
+  response->set_max_sequence_tokens(static_cast<uint64_t>(
+      std::min<int64_t>(config.max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
+  response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * engine_.model().page_bytes() /
+                                   kernels::kPageTokens);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* context,
+                                                 const v1::ReserveRequest* request, v1::Ticket* response) {
+  const absl::Status status = DoReserve(*request, *response);
+  if (status.code() == absl::StatusCode::kResourceExhausted)
+    SetRetryAfter(*context, std::chrono::milliseconds(static_cast<int64_t>(engine_.load().step_s * 32'000) + 50));
+  return Answer(context, status);
+}
+
+absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
+  const engine::Model& model = engine_.model();
+  if (draining_) return absl::UnavailableError("the decode worker is draining");
+  SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), model));
+  auto ticket = std::make_unique<Ticket>();
+  ticket->sampling = wire::FromProto(request.sampling());
+  SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
+  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config()).status());
+  const int64_t tokens = request.prompt_tokens();
+  const engine::KvShape shape = engine::KvShapeOf(model.config());
+  if (tokens < 1 || tokens >= model.config().max_positions)
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens,
+                           model.config().max_positions);
+  if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
+    return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
+                           request.num_output_tokens(), request.token_ids_size());
+  if ((ticket->sampling.needs_prompt() || request.num_output_tokens() > 0) && request.token_ids().empty())
+    return InvalidArgument("token_ids is empty, but a repetition penalty or earlier output needs them");
+  // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
+  const int64_t growth = static_cast<int64_t>(shape.num_streams()) * ticket->sampling.num_forks;
+  const int64_t needed = engine::PagesForTokens(model.config(), tokens) + growth;
+  if (needed > pool_.num_pages())
+    return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
+                           tokens, ticket->sampling.num_forks, needed, pool_.num_pages());
+  if (needed > pool_.num_free())
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", needed,
+                  pool_.num_free(), pool_.num_pages());
+  ticket->kv = std::make_unique<engine::SequenceKv>(pool_, shape);
+  SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
+  ticket->id = RandomId::Make();
+  ticket->request_id = request.request_id();
+  ticket->prompt_tokens = tokens;
+  ticket->selector = request.reuse().decode();
+  ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
+  ticket->num_output_tokens = request.num_output_tokens();
+  ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl
+                                      : std::min(options_.max_ttl, std::chrono::milliseconds(request.ttl_ms()));
+
+  const std::vector<int32_t> pages = ticket->kv->AllPages();
+  response.set_ticket_id(ticket->id.ToBytes());
+  response.mutable_page_ids()->Assign(pages.begin(), pages.end());
+  response.set_num_pages_per_stream(static_cast<uint32_t>(ticket->kv->num_pages_per_stream()));
+  response.set_num_layers(static_cast<uint32_t>(shape.num_layers));
+  response.set_num_kv_heads(static_cast<uint32_t>(shape.num_kv_heads));
+  response.set_ttl_ms(static_cast<uint32_t>(ticket->ttl.count()));
+  {
+    std::lock_guard lock(endpoint_mutex_);
+    response.set_worker_id(endpoint_.worker_id());
+    response.set_epoch(endpoint_.epoch());
+  }
+  const engine::CancelFlag cancelled = ticket->cancelled;
+  ticket->stream = std::make_shared<TokenStream>([this, id = ticket->id, cancelled] {
+    cancelled->store(true);
+    engine_.Wake();
+  });
+  Ticket* raw = ticket.get();
+  SPLICE_RETURN_IF_ERROR(tickets_.Add(std::move(ticket)));
+  response.set_generation(raw->generation);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* context,
+                                                const v1::CommitRequest* request, v1::CommitResponse*) {
+  auto* reactor = context->DefaultReactor();
+  const auto done = [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); };
+  if (const absl::Status status = DoCommit(*request, done); !status.ok()) done(status);
+  return reactor;
+}
+
+// OK: `done` will be called by the landing thread.
+absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done) {
+  SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.ticket_id()));
+  absl::StatusOr<Ticket*> ticket = tickets_.BeginLanding(id, request.generation());
+  if (ticket.status().code() == absl::StatusCode::kAlreadyExists) {
+    done(absl::OkStatus());
+    return absl::OkStatus();
+  }
+  SPLICE_RETURN_IF_ERROR(ticket.status());
+  if (landing_.TryPush({*ticket, request, std::move(done)})) return absl::OkStatus();
+  const absl::Status full = absl::UnavailableError("the decode worker is stopping");
+  tickets_.Drop(id, full);
+  return full;
+}
+
+void DecodeService::LandingLoop() {
+  while (true) {
+    std::optional<LandingTask> task = landing_.Pop(kIdleWait);
+    if (task) Land(std::move(*task));
+    else if (landing_.closed()) return;
+  }
+}
+
+void DecodeService::Land(LandingTask task) {
+  const RandomId id = task.ticket->id;
+  absl::Status status = Verify(*task.ticket, task.request);
+  if (status.ok()) status = Launch(*task.ticket, task.request);
+  if (!status.ok()) {
+    log::Warning("decode.landing_failed", log::F("request", task.ticket->request_id), log::F("status", status));
+    tickets_.Drop(id, status);
+  }
+  task.done(status);
+}
+
+// The writer has flushed before it committed, so the bytes are all here.
+absl::Status DecodeService::Verify(const Ticket& ticket, const v1::CommitRequest& request) const {
+  const engine::KvShape& shape = ticket.kv->shape();
+  const kernels::KvPoolView& view = pool_.view();
+  if (request.num_tokens() != ticket.prompt_tokens)
+    return InvalidArgument("commit of {} tokens, {} were reserved", request.num_tokens(), ticket.prompt_tokens);
+  if (request.crc32c_size() != shape.num_streams())
+    return InvalidArgument("commit has {} checksums, {} are needed", request.crc32c_size(), shape.num_streams());
+  const FaultOutcome fault = landing_fault.Hit();
+  SPLICE_RETURN_IF_ERROR(fault.status);
+  if (fault.corrupt) view.k(ticket.kv->stream(0, 0)[0])[0] ^= std::byte{1};
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+      uint32_t crc = 0;
+      for (int32_t page : ticket.kv->stream(layer, head))
+        crc = kernels::Crc32cExtend(crc, view.k(page), view.page_bytes());
+      if (crc == request.crc32c(layer * shape.num_kv_heads + head)) continue;
+      checksum_failures_.Increment();
+      return Errorf(absl::StatusCode::kDataLoss, "the KV of layer {} head {} arrived damaged: checksum {:08x}, sent {:08x}",
+                    layer, head, crc, request.crc32c(layer * shape.num_kv_heads + head));
+    }
+  }
+  bytes_in_.Increment(static_cast<double>(ticket.kv->AllPages().size() * view.page_bytes()));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request) {
+  engine::DecodeRequest decode;
+  decode.id = ticket.request_id;
+  decode.kv = std::move(ticket.kv);
+  decode.kv->set_num_tokens(ticket.prompt_tokens);
+  decode.sampling = ticket.sampling;
+  decode.selector = ticket.selector;
+  const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;
+  if (!ticket.prompt.empty()) {
+    decode.prompt.assign(ticket.prompt.begin(), ticket.prompt.begin() + split);
+    decode.prior_output.assign(ticket.prompt.begin() + split, ticket.prompt.end());
+  }
+  for (const v1::SampledToken& token : request.first_tokens()) {
+    SPLICE_ASSIGN_OR_RETURN(decode.first_tokens.emplace_back(), wire::FromProto(token));
+    if (decode.first_tokens.back().token >= engine_.model().config().vocab_size)
+      return InvalidArgument("first token {} is outside the vocabulary", decode.first_tokens.back().token);
+  }
+  decode.cancelled = ticket.cancelled;
+  const RandomId id = ticket.id;
+  const std::shared_ptr<TokenStream> stream = ticket.stream;
+  decode.on_tokens = [this, stream](std::vector<engine::DecodeToken> tokens) {
+    v1::StreamChunk chunk;
+    for (const engine::DecodeToken& token : tokens) {
+      auto* out = chunk.add_tokens();
+      out->set_index(static_cast<uint32_t>(token.fork));
+      *out->mutable_token() = wire::ToProto(token.token);
+    }
+    generated_tokens_.Increment(static_cast<double>(tokens.size()));
+    stream->Push(chunk);
+  };
+  decode.on_done = [this, id](const absl::Status& status) {
+    if (status.code() == absl::StatusCode::kUnavailable) preemptions_.Increment();
+    tickets_.Drop(id, status);
+  };
+  if (!tickets_.MarkRunning(id)) return absl::CancelledError("the ticket was released");
+  return engine_.Submit(std::move(decode));
+}
+
+grpc::ServerWriteReactor<v1::StreamChunk>* DecodeService::Stream(grpc::CallbackServerContext*,
+                                                                 const v1::StreamRequest* request) {
+  // A reactor that only says why there is no stream.
+  class Refusal final : public grpc::ServerWriteReactor<v1::StreamChunk> {
+   public:
+    explicit Refusal(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+    void OnDone() override { delete this; }
+  };
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
+  if (!id.ok()) return new Refusal(id.status());
+  const auto stream = tickets_.FindStream(*id, request->generation());
+  if (!stream.ok()) return new Refusal(stream.status());
+  if (auto* reactor = (*stream)->Attach()) return reactor;
+  return new Refusal(absl::FailedPreconditionError("the ticket's stream has a reader already"));
+}
+
+grpc::ServerUnaryReactor* DecodeService::Release(grpc::CallbackServerContext* context,
+                                                 const v1::ReleaseRequest* request, v1::ReleaseResponse*) {
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
+  if (!id.ok()) return Answer(context, id.status());
+  tickets_.Release(*id, request->generation(), request->writer_quiet(),
+                   Errorf(absl::StatusCode::kCancelled, "released: {}", request->reason()));
+  return Answer(context, absl::OkStatus());
+}
+
+}  // namespace spl::decode

@@ -1,0 +1,89 @@
+// The Decode gRPC service: reservations, landing, token streams. Translates and delegates; the engine decodes.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "services/base/bounded_queue.h"
+#include "services/base/metrics.h"
+#include "services/decode/ticket_table.h"
+#include "services/engine/engine.h"
+#include "spl/v1/decode.grpc.pb.h"
+
+namespace spl::decode {
+
+struct DecodeServiceOptions {
+  size_t max_tickets = 256;
+  std::chrono::milliseconds default_ttl{60'000};
+  std::chrono::milliseconds max_ttl{600'000};
+};
+
+// Borrows engine, pool and metrics. gRPC threads only validate and enqueue; one landing thread verifies checksums.
+class DecodeService final : public v1::Decode::CallbackService {
+ public:
+  DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, const v1::DecodeEndpoint& endpoint,
+                const DecodeServiceOptions& options, Metrics& metrics);
+  ~DecodeService() override;
+
+  grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest* request,
+                                    v1::DecodeInfo* response) override;
+  grpc::ServerUnaryReactor* Reserve(grpc::CallbackServerContext* context, const v1::ReserveRequest* request,
+                                    v1::Ticket* response) override;
+  grpc::ServerUnaryReactor* Commit(grpc::CallbackServerContext* context, const v1::CommitRequest* request,
+                                   v1::CommitResponse* response) override;
+  grpc::ServerWriteReactor<v1::StreamChunk>* Stream(grpc::CallbackServerContext* context,
+                                                    const v1::StreamRequest* request) override;
+  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const v1::ReleaseRequest* request,
+                                    v1::ReleaseResponse* response) override;
+
+  // The worker's gRPC address, known once its server listens; part of every GetInfo answer.
+  void set_grpc_address(const std::string& address);
+  // Refuses new tickets and returns when the running ones have ended, or at the deadline.
+  void Drain(std::chrono::steady_clock::time_point deadline);
+  void UpdateGauges();
+  // Ends every ticket; call before the engine stops.
+  void Stop();
+
+ private:
+  struct LandingTask {
+    Ticket* ticket = nullptr;  // in state kLanding: nobody else touches its kv
+    v1::CommitRequest request;
+    std::function<void(absl::Status)> done;
+  };
+
+  absl::Status DoReserve(const v1::ReserveRequest& request, v1::Ticket& response);
+  absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done);
+  void LandingLoop();
+  void Land(LandingTask task);
+  absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request) const;
+  absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request);
+
+  engine::DecodeEngine& engine_;
+  engine::PagePool& pool_;
+  const DecodeServiceOptions options_;
+  mutable std::mutex endpoint_mutex_;  // guards endpoint_
+  v1::DecodeEndpoint endpoint_;
+  TicketTable tickets_;
+  BoundedQueue<LandingTask> landing_;
+  std::thread landing_thread_;
+  std::atomic<bool> draining_{false};
+
+  prometheus::Gauge& running_;
+  prometheus::Gauge& waiting_;
+  prometheus::Gauge& kv_usage_;
+  prometheus::Gauge& leases_;
+  prometheus::Gauge& pages_used_;
+  prometheus::Gauge& pages_quarantined_;
+  prometheus::Counter& generated_tokens_;
+  prometheus::Counter& bytes_in_;
+  prometheus::Counter& checksum_failures_;
+  prometheus::Counter& expired_;
+  prometheus::Counter& preemptions_;
+};
+
+}  // namespace spl::decode

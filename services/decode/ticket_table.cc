@@ -1,0 +1,183 @@
+#include "services/decode/ticket_table.h"
+
+#include <vector>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+
+namespace spl::decode {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kExpireEvery{200};
+
+absl::Status UnknownTicket() {
+  return absl::NotFoundError("the ticket is unknown: it has expired, was released, or belongs to an earlier process");
+}
+
+}  // namespace
+
+TicketTable::TicketTable(size_t max_tickets) : max_tickets_(max_tickets), thread_([this] { ExpireLoop(); }) {}
+
+TicketTable::~TicketTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
+
+absl::Status TicketTable::Add(std::unique_ptr<Ticket> ticket) {
+  std::lock_guard lock(mutex_);
+  if (stopping_) return absl::UnavailableError("the decode worker is stopping");
+  if (tickets_.size() >= max_tickets_)
+    return Errorf(absl::StatusCode::kResourceExhausted, "the decode worker has {} sequences, its limit",
+                  tickets_.size());
+  ticket->generation = next_generation_++;
+  ticket->expires = Clock::now() + ticket->ttl;
+  const RandomId id = ticket->id;
+  tickets_.emplace(id, std::move(ticket));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Ticket*> TicketTable::BeginLanding(const RandomId& id, uint64_t generation) {
+  std::lock_guard lock(mutex_);
+  const auto it = tickets_.find(id);
+  if (it == tickets_.end() || it->second->state == TicketState::kQuarantined) return UnknownTicket();
+  Ticket& ticket = *it->second;
+  if (ticket.generation != generation)
+    return absl::FailedPreconditionError("the ticket's generation differs: a stale commit");
+  if (ticket.state != TicketState::kReserved) return absl::AlreadyExistsError("the ticket was committed before");
+  ticket.state = TicketState::kLanding;
+  return &ticket;
+}
+
+bool TicketTable::MarkRunning(const RandomId& id) {
+  std::lock_guard lock(mutex_);
+  const auto it = tickets_.find(id);
+  if (it == tickets_.end()) return false;
+  it->second->state = TicketState::kRunning;
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<TokenStream>> TicketTable::FindStream(const RandomId& id, uint64_t generation) const {
+  std::lock_guard lock(mutex_);
+  const auto it = tickets_.find(id);
+  if (it == tickets_.end() || it->second->generation != generation ||
+      it->second->state == TicketState::kQuarantined)
+    return UnknownTicket();
+  return it->second->stream;
+}
+
+void TicketTable::Release(const RandomId& id, uint64_t generation, bool writer_quiet, const absl::Status& why) {
+  std::unique_ptr<Ticket> gone;
+  std::shared_ptr<TokenStream> stream;
+  bool cancelled = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = tickets_.find(id);
+    if (it == tickets_.end() || it->second->generation != generation) return;
+    Ticket& ticket = *it->second;
+    ticket.cancelled->store(true);
+    if (ticket.state == TicketState::kReserved || ticket.state == TicketState::kQuarantined) {
+      stream = ticket.stream;
+      if (writer_quiet) {
+        gone = std::move(it->second);
+        tickets_.erase(it);
+        changed_.notify_all();
+      } else {
+        ticket.state = TicketState::kQuarantined;
+        changed_.notify_all();
+      }
+    } else {
+      cancelled = true;
+    }
+  }
+  if (stream) stream->End(why);
+  if (cancelled && on_cancel_) on_cancel_();
+}
+
+void TicketTable::Drop(const RandomId& id, const absl::Status& why) {
+  std::unique_ptr<Ticket> gone;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = tickets_.find(id);
+    if (it == tickets_.end()) return;
+    gone = std::move(it->second);
+    tickets_.erase(it);
+    changed_.notify_all();
+  }
+  const std::shared_ptr<TokenStream> stream = gone->stream;
+  gone.reset();  // pages are free before anybody hears of the end
+  stream->End(why);
+}
+
+TicketCounts TicketTable::counts() const {
+  std::lock_guard lock(mutex_);
+  return CountLocked();
+}
+
+void TicketTable::WaitIdle(Clock::time_point deadline) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, deadline, [&] {
+    const TicketCounts counts = CountLocked();
+    return counts.reserved + counts.running == 0;
+  });
+}
+
+TicketCounts TicketTable::CountLocked() const {
+  TicketCounts counts{.expired_total = expired_total_};
+  for (const auto& [id, ticket] : tickets_) {
+    if (ticket->state == TicketState::kReserved || ticket->state == TicketState::kLanding) ++counts.reserved;
+    if (ticket->state == TicketState::kRunning) ++counts.running;
+    if (ticket->state == TicketState::kQuarantined) ++counts.quarantined;
+  }
+  return counts;
+}
+
+void TicketTable::ExpireLoop() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    changed_.wait_for(lock, kExpireEvery, [&] { return stopping_; });
+    if (stopping_) return;
+    lock.unlock();
+    ExpireOnce(Clock::now());
+    lock.lock();
+  }
+}
+
+void TicketTable::ExpireOnce(Clock::time_point now) {
+  std::vector<std::unique_ptr<Ticket>> gone;
+  std::vector<std::shared_ptr<TokenStream>> ended;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = tickets_.begin(); it != tickets_.end();) {
+      Ticket& ticket = *it->second;
+      if (ticket.state == TicketState::kReserved && now >= ticket.expires) {
+        ticket.state = TicketState::kQuarantined;
+        changed_.notify_all();
+        ++expired_total_;
+        ended.push_back(ticket.stream);
+      }
+      if (ticket.state == TicketState::kQuarantined && now >= ticket.expires + ticket.ttl) {
+        gone.push_back(std::move(it->second));
+        it = tickets_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (const auto& stream : ended)
+    stream->End(absl::DeadlineExceededError("the ticket expired before the prompt's KV was committed"));
+}
+
+void TicketTable::Stop(const absl::Status& why) {
+  std::unordered_map<RandomId, std::unique_ptr<Ticket>, RandomIdHash> gone;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    gone.swap(tickets_);
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  for (auto& [id, ticket] : gone) {
+    ticket->kv.reset();
+    ticket->stream->End(why);
+  }
+}
+
+}  // namespace spl::decode

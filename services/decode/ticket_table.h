@@ -1,0 +1,98 @@
+// Reservations of a decode worker: who may write which pages, until when.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/base/ids.h"
+#include "services/decode/token_stream.h"
+#include "services/engine/engine.h"
+
+namespace spl::decode {
+
+// A ticket's way: kReserved → kLanding (commit is being verified) → kRunning → gone; or from kReserved → kQuarantined
+// (given up, but its writer may still write) → gone. Pages return to the pool only from kRunning's end, or when the
+// writer is known to be quiet, or when the writer's lease has run out for good (expiry plus one more ttl: a prefill
+// worker starts no write after the ttl it was given).
+enum class TicketState : uint8_t { kReserved, kLanding, kRunning, kQuarantined };
+
+struct Ticket {
+  RandomId id;
+  uint64_t generation = 0;
+  std::string request_id;
+  TicketState state = TicketState::kReserved;
+  std::chrono::steady_clock::time_point expires;
+  std::chrono::milliseconds ttl{0};
+  std::unique_ptr<engine::SequenceKv> kv;  // moves to the engine when running
+  int64_t prompt_tokens = 0;
+  engine::SamplingParams sampling;
+  std::string selector;
+  std::vector<int32_t> prompt;   // only when a penalty needs it, or for resumed output
+  int64_t num_output_tokens = 0;
+  engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<TokenStream> stream;
+};
+
+struct TicketCounts {
+  size_t reserved = 0, running = 0, quarantined = 0;
+  uint64_t expired_total = 0;
+};
+
+// Owns the tickets and one thread that lets them expire. Any thread may call; no callback runs under the lock.
+class TicketTable {
+ public:
+  // `max_tickets` bounds all states together.
+  explicit TicketTable(size_t max_tickets);
+  ~TicketTable();  // Stop() must have been called
+
+  // Takes the ticket over and gives it generation. ResourceExhausted when there are too many.
+  absl::Status Add(std::unique_ptr<Ticket> ticket);
+
+  // kReserved → kLanding; the caller verifies and then calls Launch or Drop. NotFound: unknown, expired or given up.
+  // FailedPrecondition: another generation. AlreadyExists: committed before (answer the repeat with OK).
+  absl::StatusOr<Ticket*> BeginLanding(const RandomId& id, uint64_t generation);
+  // kLanding → kRunning. False when the ticket was released meanwhile: it is dropped and freed.
+  bool MarkRunning(const RandomId& id);
+
+  // The stream of a ticket in any state but quarantined.
+  absl::StatusOr<std::shared_ptr<TokenStream>> FindStream(const RandomId& id, uint64_t generation) const;
+
+  // Gives a ticket up. Reserved: freed when the writer is quiet, else quarantined. Landing or running: cancelled, the
+  // engine ends it. Unknown tickets are fine (it is gone already).
+  void Release(const RandomId& id, uint64_t generation, bool writer_quiet, const absl::Status& why);
+
+  // Removes a ticket in whatever state and frees what it still owns.
+  void Drop(const RandomId& id, const absl::Status& why);
+
+  TicketCounts counts() const;
+  // Returns when nothing is reserved, landing or running, or at the deadline.
+  void WaitIdle(std::chrono::steady_clock::time_point deadline) const;
+  // Called (without the lock) when a running ticket was cancelled: the engine should look.
+  void set_on_cancel(std::function<void()> on_cancel) { on_cancel_ = std::move(on_cancel); }
+  void Stop(const absl::Status& why);
+
+ private:
+  void ExpireLoop();
+  void ExpireOnce(std::chrono::steady_clock::time_point now);
+  TicketCounts CountLocked() const;
+
+  const size_t max_tickets_;
+  std::function<void()> on_cancel_;
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::condition_variable changed_;
+  std::unordered_map<RandomId, std::unique_ptr<Ticket>, RandomIdHash> tickets_;
+  uint64_t next_generation_ = 1;
+  uint64_t expired_total_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace spl::decode

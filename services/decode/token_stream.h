@@ -1,0 +1,43 @@
+// Tokens on their way from the engine thread to one Stream call.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "absl/status/status.h"
+#include "spl/v1/decode.grpc.pb.h"
+
+namespace spl::decode {
+
+// Created with its ticket, so that tokens sampled before the router attaches are kept. Any thread may call. While a
+// write is in flight further tokens gather in one chunk: what waits is bounded by the sequence's length.
+class TokenStream : public std::enable_shared_from_this<TokenStream> {
+ public:
+  // Runs once when the attached call is cancelled or its deadline passes before End.
+  explicit TokenStream(std::function<void()> on_cancel) : on_cancel_(std::move(on_cancel)) {}
+
+  void Push(const v1::StreamChunk& chunk);
+  void End(const absl::Status& status);
+
+  // The reactor of the one call that reads this stream; null when there is one already.
+  grpc::ServerWriteReactor<v1::StreamChunk>* Attach();
+
+ private:
+  class Reactor;
+  void Advance();
+
+  std::function<void()> on_cancel_;
+  std::mutex mutex_;  // guards all below
+  v1::StreamChunk pending_;
+  bool ended_ = false;
+  absl::Status end_status_;
+  Reactor* reactor_ = nullptr;  // deletes itself in OnDone
+  bool attached_once_ = false;
+  bool writing_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace spl::decode

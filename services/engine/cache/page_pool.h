@@ -1,0 +1,45 @@
+// Bookkeeping of KV pages: which are free, and how many owners the others have.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/common/kv_pool.h"
+
+namespace spl::engine {
+
+// Hands out pages of a memory region that somebody else owns (a backend buffer or registered transport memory; it must
+// outlive the pool). Any thread may call: reservations come from RPC threads, growth from the engine thread.
+// Invariants: a page is free or has owners, never both; free runs are disjoint, maximal and sum to num_free().
+class PagePool {
+ public:
+  explicit PagePool(const kernels::KvPoolView& view);
+
+  // `count` pages with one owner each, or none at all (ResourceExhausted with both numbers). Pages come in ascending
+  // runs, one single run when the pool has it: neighbours travel in one transfer.
+  absl::Status Allocate(int64_t count, std::vector<int32_t>& pages);
+  void Share(std::span<const int32_t> pages);    // one more owner each
+  void Release(std::span<const int32_t> pages);  // one owner less each; a page without owners is free
+  int32_t owners(int32_t page) const;
+
+  int64_t num_free() const;
+  int64_t num_pages() const { return view_.num_pages; }
+  const kernels::KvPoolView& view() const { return view_; }
+
+  void CheckInvariants() const;  // aborts on a broken one
+
+ private:
+  void FreeRunLocked(int32_t first, int32_t count);
+
+  const kernels::KvPoolView view_;
+  mutable std::mutex mutex_;              // guards all below
+  std::vector<int32_t> owners_;           // [num_pages]
+  std::map<int32_t, int32_t> free_runs_;  // first page → length
+  int64_t num_free_ = 0;
+};
+
+}  // namespace spl::engine

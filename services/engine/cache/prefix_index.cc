@@ -1,0 +1,72 @@
+#include "services/engine/cache/prefix_index.h"
+
+#include <algorithm>
+
+#include "services/base/check.h"
+
+namespace spl::engine {
+
+PrefixIndex::~PrefixIndex() {
+  for (const auto& [key, entry] : entries_) pool_.Release(entry.pages);
+}
+
+size_t PrefixIndex::AppendLeading(std::span<const chunk::ChunkKey> keys, SequenceKv& kv) {
+  std::lock_guard lock(mutex_);
+  std::vector<Entry*> hits;
+  for (const chunk::ChunkKey& key : keys) {
+    const auto it = entries_.find(key);
+    if (it == entries_.end()) break;
+    kv.AppendShared(it->second.pages);
+    hits.push_back(&it->second);
+  }
+  // Deepest first, so that the start of the prompt ends up most recent and is evicted last.
+  for (auto hit = hits.rbegin(); hit != hits.rend(); ++hit)
+    recency_.splice(recency_.begin(), recency_, (*hit)->recency);
+  return hits.size();
+}
+
+size_t PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys) const {
+  std::lock_guard lock(mutex_);
+  size_t count = 0;
+  while (count < keys.size() && entries_.contains(keys[count])) ++count;
+  return count;
+}
+
+void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv) {
+  SPLICE_CHECK(kv.provenance() == chunk::Provenance::kExact, "only exact KV may enter the prefix index");
+  const size_t full = std::min<size_t>(keys.size(), static_cast<size_t>(kv.num_tokens() / kernels::kPageTokens));
+  std::lock_guard lock(mutex_);
+  for (size_t i = full; i-- > 0;) {
+    auto [it, inserted] = entries_.try_emplace(keys[i]);
+    if (!inserted) {
+      recency_.splice(recency_.begin(), recency_, it->second.recency);
+      continue;
+    }
+    it->second.pages = kv.PagesOfChunk(static_cast<int32_t>(i));
+    pool_.Share(it->second.pages);
+    recency_.push_front(keys[i]);
+    it->second.recency = recency_.begin();
+  }
+}
+
+bool PrefixIndex::EvictUntilFree(int64_t num_free) {
+  std::lock_guard lock(mutex_);
+  auto it = recency_.end();
+  while (pool_.num_free() < num_free && it != recency_.begin()) {
+    --it;
+    const auto entry = entries_.find(*it);
+    // One page stands for all: the pages of a chunk are shared and released together.
+    if (pool_.owners(entry->second.pages.front()) > 1) continue;
+    pool_.Release(entry->second.pages);
+    entries_.erase(entry);
+    it = recency_.erase(it);
+  }
+  return pool_.num_free() >= num_free;
+}
+
+size_t PrefixIndex::size() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,68 @@
+#include "services/engine/cache/sequence_kv.h"
+
+#include <cstring>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+
+namespace spl::engine {
+
+SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape)
+    : pool_(pool), shape_(shape), streams_(shape.num_streams()) {}
+
+SequenceKv::~SequenceKv() {
+  for (const auto& pages : streams_) pool_.Release(pages);
+}
+
+absl::Status SequenceKv::Reserve(int64_t num_tokens) {
+  const int32_t missing = PagesFor(num_tokens) - num_pages_per_stream();
+  if (missing <= 0) return absl::OkStatus();
+  std::vector<int32_t> pages;
+  SPLICE_RETURN_IF_ERROR(pool_.Allocate(static_cast<int64_t>(missing) * shape_.num_streams(), pages));
+  // Stream by stream: what one layer writes lies together and travels as few large runs.
+  auto next = pages.begin();
+  for (auto& stream : streams_) {
+    stream.insert(stream.end(), next, next + missing);
+    next += missing;
+  }
+  return absl::OkStatus();
+}
+
+void SequenceKv::AppendShared(std::span<const int32_t> pages) {
+  SPLICE_CHECK(static_cast<int32_t>(pages.size()) == shape_.num_streams(), "one page per stream is needed");
+  SPLICE_CHECK(num_tokens_ == capacity(), "a shared page would follow an unfinished one");
+  pool_.Share(pages);
+  for (size_t i = 0; i < pages.size(); ++i) streams_[i].push_back(pages[i]);
+  num_tokens_ += kernels::kPageTokens;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
+  auto fork = std::make_unique<SequenceKv>(pool_, shape_);
+  const int32_t full_pages = static_cast<int32_t>(num_tokens_ / kernels::kPageTokens);
+  for (int32_t page = 0; page < full_pages; ++page) fork->AppendShared(PagesOfChunk(page));
+  SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
+  if (num_tokens_ % kernels::kPageTokens != 0) {
+    const kernels::KvPoolView& view = pool_.view();
+    for (size_t i = 0; i < streams_.size(); ++i)
+      std::memcpy(view.k(fork->streams_[i][full_pages]), view.k(streams_[i][full_pages]), view.page_bytes());
+  }
+  fork->num_tokens_ = num_tokens_;
+  fork->provenance_ = provenance_;
+  return fork;
+}
+
+std::vector<int32_t> SequenceKv::PagesOfChunk(int32_t page_idx) const {
+  std::vector<int32_t> pages;
+  pages.reserve(streams_.size());
+  for (const auto& stream : streams_) pages.push_back(stream[page_idx]);
+  return pages;
+}
+
+std::vector<int32_t> SequenceKv::AllPages() const {
+  std::vector<int32_t> pages;
+  pages.reserve(streams_.size() * num_pages_per_stream());
+  for (const auto& stream : streams_) pages.insert(pages.end(), stream.begin(), stream.end());
+  return pages;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,12 @@
+// What services and tools include of the engine.
+#pragma once
+
+#include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/page_pool.h"
+#include "services/engine/cache/prefix_index.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/model/model.h"
+#include "services/engine/model/safetensors.h"
+#include "services/engine/runtime/decode_engine.h"
+#include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/prefill_engine.h"

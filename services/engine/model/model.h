@@ -1,0 +1,74 @@
+// A model ready to run on one backend: configuration, packed weights, rotary table, identity.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+#include "services/chunk/chunk.h"
+#include "services/engine/model/model_config.h"
+
+namespace spl::engine {
+
+struct LayerWeights {
+  std::unique_ptr<kernels::Buffer> attention_norm;  // f32 [hidden]
+  std::unique_ptr<kernels::LinearWeight> qkv;       // [(Hq + 2 Hk) d, hidden]: q, k, v stacked
+  std::unique_ptr<kernels::Buffer> qkv_bias;        // f32 [(Hq + 2 Hk) d], or null
+  std::unique_ptr<kernels::LinearWeight> o;         // [hidden, Hq d]
+  std::unique_ptr<kernels::Buffer> ffn_norm;        // f32 [hidden]
+  std::unique_ptr<kernels::LinearWeight> gate_up;   // [2 ffn, hidden]: gate, up stacked
+  std::unique_ptr<kernels::LinearWeight> down;      // [hidden, ffn]
+};
+
+struct ModelOptions {
+  // Type of cached K and V. kF32 for float32 weights unless set; 16-bit weights cache as bf16.
+  std::optional<kernels::DType> kv_dtype;
+};
+
+// Immutable after Load: prefill and decode engines of one process share one copy.
+class Model {
+ public:
+  // Reads config.json and model.safetensors or model.safetensors.index.json with its shards. InvalidArgument /
+  // NotFound / Unimplemented name the file and the tensor or field.
+  static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& model_dir,
+                                                           std::shared_ptr<const kernels::Backend> backend,
+                                                           const ModelOptions& options = {});
+
+  const ModelConfig& config() const { return config_; }
+  const kernels::Backend& backend() const { return *backend_; }
+  kernels::DType kv_dtype() const { return kv_dtype_; }
+  size_t page_bytes() const;
+
+  const LayerWeights& layer(int32_t i) const { return layers_[i]; }
+  const void* embedding() const { return embedding_->data(); }  // [vocab, hidden], embedding_dtype()
+  kernels::DType embedding_dtype() const { return embedding_dtype_; }
+  const float* final_norm() const { return static_cast<const float*>(final_norm_->data()); }
+  const kernels::LinearWeight& lm_head() const { return *lm_head_; }
+  kernels::RopeTable rope() const;
+
+  // SHA-256 over the configuration that changes results and over every weight file. Part of every chunk key.
+  const chunk::Digest& fingerprint() const { return fingerprint_; }
+  // SHA-256 over everything that decides what a page's bytes mean: layers, KV heads, head_dim, dtype, page size.
+  const chunk::Digest& layout_digest() const { return layout_digest_; }
+
+ private:
+  Model() = default;
+  friend class ModelLoader;
+
+  ModelConfig config_;
+  std::shared_ptr<const kernels::Backend> backend_;
+  kernels::DType kv_dtype_ = kernels::DType::kBF16;
+  std::vector<LayerWeights> layers_;
+  std::unique_ptr<kernels::Buffer> embedding_;
+  kernels::DType embedding_dtype_ = kernels::DType::kBF16;
+  std::unique_ptr<kernels::Buffer> final_norm_;
+  std::unique_ptr<kernels::LinearWeight> lm_head_;
+  std::unique_ptr<kernels::Buffer> rope_cos_, rope_sin_;  // f32 [max_positions, head_dim / 2]
+  chunk::Digest fingerprint_{};
+  chunk::Digest layout_digest_{};
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,71 @@
+// Reader and writer of the safetensors format: an 8-byte little-endian header length, a JSON header, the tensors' bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spl::engine {
+
+enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
+
+size_t TensorTypeBytes(TensorType type);
+
+// A tensor inside an open file. Borrowed: valid while the SafetensorsFile lives. `data` may be unaligned.
+struct TensorView {
+  TensorType type = TensorType::kF32;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// A memory-mapped, fully checked file: every tensor lies inside the file, none overlaps another, and each one's bytes
+// equal its shape times its type. Tensors of other types (F64, I8, …) are listed as unsupported and fail on Find.
+// Immutable; safe for concurrent reads.
+class SafetensorsFile {
+ public:
+  // InvalidArgument names the file and the tensor; NotFound when the file is missing.
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
+  // Checks and indexes bytes that the caller keeps alive (tests, fuzzing).
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> FromBytes(std::span<const std::byte> bytes,
+                                                                    std::string name);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  absl::StatusOr<TensorView> Find(const std::string& name) const;
+  bool Contains(const std::string& name) const { return tensors_.contains(name) || unsupported_.contains(name); }
+  const std::map<std::string, TensorView>& tensors() const { return tensors_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  SafetensorsFile() = default;
+  absl::Status Index();
+
+  std::string name_;
+  std::span<const std::byte> bytes_;
+  void* mapping_ = nullptr;  // owned when not null
+  std::map<std::string, TensorView> tensors_;
+  std::map<std::string, std::string> unsupported_;  // name → type
+};
+
+struct NamedTensor {
+  std::string name;
+  TensorType type = TensorType::kF32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
+
+// Writes the tensors in the order given, 64-byte aligned, through a temporary file that replaces `path` at the end.
+absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors);
+
+}  // namespace spl::engine

@@ -1,0 +1,291 @@
+#include "services/engine/runtime/decode_engine.h"
+
+#include <algorithm>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+#include "services/engine/runtime/local_generator.h"
+#include "services/engine/selection/dense.h"
+
+namespace spl::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kIdleWait{100};  // safety net; every real event wakes the thread
+constexpr double kSmoothing = 0.1;
+
+}  // namespace
+
+// One continuation of a sequence.
+struct DecodeEngine::Fork {
+  int32_t index = 0;
+  std::unique_ptr<SequenceKv> kv;
+  std::unique_ptr<TokenSelector> selector;
+  std::unique_ptr<Sampler> sampler;
+  int32_t last_token = 0;
+  bool finished = false;
+};
+
+struct DecodeEngine::Sequence {
+  DecodeRequest request;
+  std::vector<Fork> forks;
+  bool done = false;
+
+  bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  size_t num_active() const {
+    return static_cast<size_t>(std::count_if(forks.begin(), forks.end(), [](const Fork& f) { return !f.finished; }));
+  }
+};
+
+DecodeEngine::DecodeEngine(std::shared_ptr<const Model> model, PagePool& pool, const DecodeEngineOptions& options)
+    : model_(std::move(model)), pool_(pool), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
+                                                                   const DecodeEngineOptions& options) {
+  auto engine = std::unique_ptr<DecodeEngine>(new DecodeEngine(std::move(model), pool, options));
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool.view(), options.executor));
+  SPLICE_RETURN_IF_ERROR(engine->WarmUp());
+  DecodeEngine* self = engine.get();
+  engine->thread_ = std::thread([self] { self->RunLoop(); });
+  return engine;
+}
+
+DecodeEngine::~DecodeEngine() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
+
+// Two steps of one row: the first builds kernels and touches memory, the second gives a first duration.
+absl::Status DecodeEngine::WarmUp() {
+  SequenceKv kv(pool_, KvShapeOf(model_->config()));
+  SPLICE_RETURN_IF_ERROR(kv.Reserve(2));
+  DenseSelector selector;
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto start = Clock::now();
+    const DecodeRow row{0, &kv, &selector};
+    SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
+    const int32_t zero = 0;
+    SPLICE_RETURN_IF_ERROR(executor_->Logits({&zero, 1}).status());
+    kv.set_num_tokens(pass + 1);
+    load_.step_s = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeEngine::Submit(DecodeRequest request) {
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, model_->config().vocab_size));
+  if (request.first_tokens.size() != static_cast<size_t>(request.sampling.num_forks))
+    return InvalidArgument("{} first tokens for n = {}", request.first_tokens.size(), request.sampling.num_forks);
+  if (request.sampling.num_forks > options_.executor.max_rows)
+    return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
+                           options_.executor.max_rows);
+  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.selector, model_->config()).status());
+  auto sequence = std::make_unique<Sequence>();
+  sequence->request = std::move(request);
+  std::lock_guard lock(mutex_);
+  if (stopping_) return absl::UnavailableError("the decode worker is stopping");
+  if (inbox_.size() + load_.waiting >= options_.max_queued)
+    return Errorf(absl::StatusCode::kResourceExhausted, "the decode queue is full ({} sequences)",
+                  inbox_.size() + load_.waiting);
+  inbox_.push_back(std::move(sequence));
+  woken_ = true;
+  wake_.notify_one();
+  return absl::OkStatus();
+}
+
+void DecodeEngine::Wake() {
+  std::lock_guard lock(mutex_);
+  woken_ = true;
+  wake_.notify_one();
+}
+
+DecodeLoad DecodeEngine::load() const {
+  std::lock_guard lock(mutex_);
+  DecodeLoad load = load_;
+  load.waiting += inbox_.size();
+  return load;
+}
+
+void DecodeEngine::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void DecodeEngine::RunLoop() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      if (running_.empty()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      woken_ = false;
+      if (stopping_) break;
+    }
+    CollectInbox();
+    DropDead();
+    AdmitWaiting();
+    GrowOrPreempt();
+    if (!running_.empty()) RunStep();
+    RemoveFinished();
+  }
+  CollectInbox();
+  for (auto& sequence : running_) Finish(*sequence, absl::UnavailableError("the decode worker is stopping"));
+  for (auto& sequence : waiting_) Finish(*sequence, absl::UnavailableError("the decode worker is stopping"));
+  running_.clear();
+  waiting_.clear();
+}
+
+void DecodeEngine::CollectInbox() {
+  std::lock_guard lock(mutex_);
+  for (auto& sequence : inbox_) waiting_.push_back(std::move(sequence));
+  inbox_.clear();
+  load_.waiting = waiting_.size();
+}
+
+void DecodeEngine::DropDead() {
+  const auto now = Clock::now();
+  const auto check = [&](Sequence& sequence) {
+    if (sequence.cancelled()) Finish(sequence, absl::CancelledError("the request was cancelled"));
+    else if (now >= sequence.request.deadline)
+      Finish(sequence, absl::DeadlineExceededError("the deadline passed while decoding"));
+  };
+  for (auto& sequence : running_) check(*sequence);
+  for (auto& sequence : waiting_) check(*sequence);
+  std::erase_if(waiting_, [](const auto& s) { return s->done; });
+  RemoveFinished();
+}
+
+void DecodeEngine::AdmitWaiting() {
+  size_t rows = 0;
+  for (const auto& sequence : running_) rows += sequence->num_active();
+  while (!waiting_.empty()) {
+    Sequence& next = *waiting_.front();
+    const size_t wanted = static_cast<size_t>(next.request.sampling.num_forks);
+    if (rows + wanted > static_cast<size_t>(options_.executor.max_rows)) break;
+    if (const absl::Status status = Start(next); !status.ok()) {
+      Finish(next, status);
+    } else if (next.num_active() == 0) {
+      Finish(next, absl::OkStatus());  // every first token ended its continuation
+    } else {
+      rows += next.num_active();
+      running_.push_back(std::move(waiting_.front()));
+    }
+    waiting_.pop_front();
+  }
+  std::lock_guard lock(mutex_);
+  load_.waiting = waiting_.size();
+  load_.running = rows;
+}
+
+// Makes the forks; they share the prompt's full pages. The last one takes the sequence's own KV.
+absl::Status DecodeEngine::Start(Sequence& sequence) {
+  DecodeRequest& request = sequence.request;
+  const ModelConfig& config = model_->config();
+  const int64_t num_prompt = request.kv->num_tokens() - static_cast<int64_t>(request.prior_output.size());
+  const int32_t n = request.sampling.num_forks;
+  for (int32_t i = 0; i < n; ++i) {
+    Fork fork{.index = i};
+    const SampledToken& first = request.first_tokens[i];
+    fork.last_token = first.token;
+    fork.finished = first.finish != FinishReason::kNone;
+    if (!fork.finished) {
+      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.selector, config));
+      fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
+                                               request.prior_output, num_prompt, config.max_positions);
+      fork.sampler->Accept(first.token);
+      if (i + 1 < n) {
+        auto copy = request.kv->Fork();
+        if (!copy.ok()) return absl::UnavailableError("preempted: the decode worker's KV pool is full");
+        fork.kv = std::move(*copy);
+      } else {
+        fork.kv = std::move(request.kv);
+      }
+    }
+    sequence.forks.push_back(std::move(fork));
+  }
+  request.kv.reset();
+  return absl::OkStatus();
+}
+
+// Every active fork gets room for its next position; the youngest sequences give way when the pool is full.
+void DecodeEngine::GrowOrPreempt() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    for (Fork& fork : running_[i]->forks) {
+      while (!running_[i]->done && !fork.finished && !fork.kv->Reserve(fork.kv->num_tokens() + 1).ok()) {
+        size_t youngest = running_.size() - 1;
+        while (youngest > i && running_[youngest]->done) --youngest;
+        Finish(*running_[youngest], absl::UnavailableError("preempted: the decode worker's KV pool is full"));
+      }
+    }
+  }
+  RemoveFinished();
+}
+
+void DecodeEngine::RunStep() {
+  const auto start = Clock::now();
+  std::vector<DecodeRow> rows;
+  std::vector<std::pair<Sequence*, Fork*>> owners;
+  for (auto& sequence : running_) {
+    for (Fork& fork : sequence->forks) {
+      if (fork.finished) continue;
+      rows.push_back({fork.last_token, fork.kv.get(), fork.selector.get()});
+      owners.emplace_back(sequence.get(), &fork);
+    }
+  }
+  absl::Status status = executor_->Decode(rows);
+  absl::StatusOr<std::span<float>> logits = std::span<float>();
+  if (status.ok()) {
+    std::vector<int32_t> indices(rows.size());
+    for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int32_t>(i);
+    logits = executor_->Logits(indices);
+    status = logits.status();
+  }
+  if (!status.ok()) {
+    for (auto& sequence : running_) Finish(*sequence, status);
+    return;
+  }
+  const int32_t vocab = model_->config().vocab_size;
+  std::vector<SampledToken> sampled(rows.size());
+  executor_->context().pool->ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int) {
+    sampled[i] = owners[i].second->sampler->Sample(logits->subspan(static_cast<size_t>(i) * vocab, vocab));
+  });
+  for (size_t i = 0; i < rows.size();) {
+    Sequence& sequence = *owners[i].first;
+    std::vector<DecodeToken> tokens;
+    for (; i < rows.size() && owners[i].first == &sequence; ++i) {
+      Fork& fork = *owners[i].second;
+      fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
+      fork.last_token = sampled[i].token;
+      fork.finished = sampled[i].finish != FinishReason::kNone;
+      if (fork.finished) fork.kv.reset();
+      tokens.push_back({fork.index, std::move(sampled[i])});
+    }
+    sequence.request.on_tokens(std::move(tokens));
+    if (sequence.num_active() == 0) Finish(sequence, absl::OkStatus());
+  }
+  std::lock_guard lock(mutex_);
+  load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
+}
+
+// Frees the pages first, so that whoever hears of the end finds them free.
+void DecodeEngine::Finish(Sequence& sequence, const absl::Status& status) {
+  if (sequence.done) return;
+  sequence.done = true;
+  sequence.request.kv.reset();
+  for (Fork& fork : sequence.forks) {
+    fork.finished = true;
+    fork.kv.reset();
+  }
+  sequence.request.on_done(status);
+}
+
+void DecodeEngine::RemoveFinished() {
+  std::erase_if(running_, [](const auto& s) { return s->done; });
+  size_t rows = 0;
+  for (const auto& sequence : running_) rows += sequence->num_active();
+  std::lock_guard lock(mutex_);
+  load_.running = rows;
+  load_.waiting = waiting_.size();
+}
+
+}  // namespace spl::engine

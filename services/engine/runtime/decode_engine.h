@@ -1,0 +1,109 @@
+// The decode side of one model on one device: sequences with KV in, token streams out. Continuous batching: a sequence
+// joins and leaves between any two steps. No network.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/model/executor.h"
+#include "services/engine/runtime/prefill_engine.h"
+#include "services/engine/runtime/sampler.h"
+
+namespace spl::engine {
+
+struct DecodeToken {
+  int32_t fork = 0;
+  SampledToken token;
+};
+
+// A prefilled sequence. The first token of every fork was sampled by the prefill side and is not streamed again.
+struct DecodeRequest {
+  std::string id;
+  std::unique_ptr<SequenceKv> kv;          // positions [0, num_tokens) of the prompt
+  SamplingParams sampling;
+  std::string selector;
+  std::vector<int32_t> prompt;             // only read when sampling.needs_prompt()
+  std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
+  std::vector<SampledToken> first_tokens;  // one per fork
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Both run on the engine thread and must not block; on_done exactly once and last.
+  std::function<void(std::vector<DecodeToken>)> on_tokens;
+  std::function<void(absl::Status)> on_done;
+};
+
+struct DecodeEngineOptions {
+  ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
+  size_t max_queued = 256;                   // sequences that wait for a place in the batch
+};
+
+struct DecodeLoad {
+  size_t running = 0;       // forks in the batch
+  size_t waiting = 0;       // sequences that wait for a place
+  double step_s = 0;        // smoothed duration of a step
+};
+
+// Owns one engine thread. Submit, Wake and load may be called from any thread. When the pool runs out in the middle of
+// generation, the youngest sequence ends with Unavailable ("preempted"), so that the older ones finish; its caller
+// starts it again with the tokens it already has.
+class DecodeEngine {
+ public:
+  // `pool` outlives the engine and is shared with whoever reserves pages for prompts still to land.
+  static absl::StatusOr<std::unique_ptr<DecodeEngine>> Create(std::shared_ptr<const Model> model, PagePool& pool,
+                                                              const DecodeEngineOptions& options);
+  ~DecodeEngine();  // Stop() must have been called
+
+  // ResourceExhausted: too many sequences wait. Unavailable: stopping. on_done does not run when Submit fails.
+  absl::Status Submit(DecodeRequest request);
+  void Wake();  // a request was cancelled: look again
+  DecodeLoad load() const;
+  const Model& model() const { return *model_; }
+
+  // Ends every sequence with Unavailable and joins the thread. Idempotent.
+  void Stop();
+
+ private:
+  struct Fork;
+  struct Sequence;
+
+  DecodeEngine(std::shared_ptr<const Model> model, PagePool& pool, const DecodeEngineOptions& options);
+  absl::Status WarmUp();
+  void RunLoop();
+  void CollectInbox();
+  void DropDead();
+  void AdmitWaiting();
+  absl::Status Start(Sequence& sequence);
+  void GrowOrPreempt();
+  void RunStep();
+  void Finish(Sequence& sequence, const absl::Status& status);
+  void RemoveFinished();
+
+  std::shared_ptr<const Model> model_;
+  PagePool& pool_;
+  const DecodeEngineOptions options_;
+  std::unique_ptr<Executor> executor_;
+
+  mutable std::mutex mutex_;  // guards all up to the next blank line
+  std::condition_variable wake_;
+  bool woken_ = false;
+  bool stopping_ = false;
+  std::deque<std::unique_ptr<Sequence>> inbox_;
+  DecodeLoad load_;
+
+  // Engine thread only.
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  std::thread thread_;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,119 @@
+#include "services/engine/runtime/local_generator.h"
+
+#include <algorithm>
+
+#include "services/base/status.h"
+
+namespace spl::engine {
+
+KvShape KvShapeOf(const ModelConfig& config) { return {config.num_layers, config.num_kv_heads}; }
+
+int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens) {
+  return static_cast<int64_t>(PagesFor(num_tokens)) * KvShapeOf(config).num_streams();
+}
+
+absl::Status ValidatePrompt(std::span<const int32_t> prompt, const ModelConfig& config) {
+  if (prompt.empty()) return InvalidArgument("the prompt has no tokens");
+  if (prompt.size() >= static_cast<size_t>(config.max_positions))
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}, and one must be left for the answer",
+                           prompt.size(), config.max_positions);
+  for (int32_t token : prompt) {
+    if (token < 0 || token >= config.vocab_size)
+      return InvalidArgument("prompt token {} is outside the vocabulary of {}", token, config.vocab_size);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shared_ptr<const Model> model,
+                                                                       const LocalGeneratorOptions& options) {
+  auto generator = std::unique_ptr<LocalGenerator>(new LocalGenerator);
+  generator->model_ = std::move(model);
+  generator->options_ = options;
+  const ModelConfig& config = generator->model_->config();
+  // One page a stream on top: a fork owns a copy of the unfinished page.
+  const int64_t tokens = (options.max_tokens > 0 ? options.max_tokens : config.max_positions) + kernels::kPageTokens;
+  const int64_t pages = PagesForTokens(config, tokens);
+  SPLICE_ASSIGN_OR_RETURN(generator->memory_,
+                          generator->model_->backend().Allocate(pages * generator->model_->page_bytes()));
+  const kernels::KvPoolView view{static_cast<std::byte*>(generator->memory_->data()), generator->model_->kv_dtype(),
+                                 config.head_dim, static_cast<int32_t>(pages)};
+  generator->pool_ = std::make_unique<PagePool>(view);
+  SPLICE_ASSIGN_OR_RETURN(generator->executor_, Executor::Create(generator->model_, view, options.executor));
+  return generator;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceKv>> LocalGenerator::RunPrompt(
+    std::span<const int32_t> prompt, const std::function<absl::Status(int32_t)>& on_slice) {
+  SPLICE_RETURN_IF_ERROR(ValidatePrompt(prompt, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy(options_.reuse, model_->config()));
+  auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+  SPLICE_RETURN_IF_ERROR(kv->Reserve(static_cast<int64_t>(prompt.size())));
+  for (size_t done = 0; done < prompt.size();) {
+    const auto slice = prompt.subspan(done, std::min<size_t>(executor_->max_rows(), prompt.size() - done));
+    const PrefillSlice part{slice, static_cast<int64_t>(done), kv.get(), policy.get()};
+    SPLICE_RETURN_IF_ERROR(executor_->Prefill({&part, 1}));
+    done += slice.size();
+    kv->set_num_tokens(static_cast<int64_t>(done));
+    SPLICE_RETURN_IF_ERROR(on_slice(static_cast<int32_t>(slice.size())));
+  }
+  return kv;
+}
+
+absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const SamplingParams& sampling,
+                                      const OnToken& on_token) {
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab_size));
+  int32_t last_rows = 0;
+  SPLICE_ASSIGN_OR_RETURN(auto kv, RunPrompt(prompt, [&](int32_t rows) {
+                            last_rows = rows;
+                            return absl::OkStatus();
+                          }));
+  const int32_t last_row = last_rows - 1;
+  SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits({&last_row, 1}));
+  const std::vector<float> first(logits.begin(), logits.end());
+  for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
+    Sampler sampler(sampling, config.eos_ids, fork, prompt, {}, static_cast<int64_t>(prompt.size()),
+                    config.max_positions);
+    std::vector<float> row = first;
+    const SampledToken token = sampler.Sample(row);
+    const bool last_fork = fork + 1 == sampling.num_forks;
+    std::unique_ptr<SequenceKv> fork_kv;
+    if (last_fork) {
+      fork_kv = std::move(kv);
+    } else {
+      SPLICE_ASSIGN_OR_RETURN(fork_kv, kv->Fork());
+    }
+    SPLICE_RETURN_IF_ERROR(RunFork(std::move(fork_kv), token, sampler, fork, on_token));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler,
+                                     int32_t fork, const OnToken& on_token) {
+  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config()));
+  while (on_token(fork, token) && token.finish == FinishReason::kNone) {
+    SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
+    const DecodeRow row{token.token, kv.get(), selector.get()};
+    SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
+    kv->set_num_tokens(kv->num_tokens() + 1);
+    const int32_t zero = 0;
+    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits({&zero, 1}));
+    token = sampler.Sample(logits);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> LocalGenerator::AllLogits(std::span<const int32_t> prompt) {
+  std::vector<float> all;
+  const auto collect = [&](int32_t rows) -> absl::Status {
+    std::vector<int32_t> indices(rows);
+    for (int32_t i = 0; i < rows; ++i) indices[i] = i;
+    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits(indices));
+    all.insert(all.end(), logits.begin(), logits.end());
+    return absl::OkStatus();
+  };
+  SPLICE_RETURN_IF_ERROR(RunPrompt(prompt, collect).status());
+  return all;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,63 @@
+// The plain in-process model: one sequence at a time, prefill then decode, one pool, no network. The oracle that every
+// cluster result is compared with, and what the tools run with --model.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/model/executor.h"
+#include "services/engine/runtime/sampler.h"
+
+namespace spl::engine {
+
+struct LocalGeneratorOptions {
+  ExecutorOptions executor;
+  int64_t max_tokens = 0;  // positions the pool holds; 0: the model's context
+  std::string reuse;       // recovery policy
+  std::string decode;      // token selector
+};
+
+// One thread at a time.
+class LocalGenerator {
+ public:
+  static absl::StatusOr<std::unique_ptr<LocalGenerator>> Create(std::shared_ptr<const Model> model,
+                                                                const LocalGeneratorOptions& options);
+
+  // Runs the prompt and streams tokens of each fork to `on_token` (false from it stops that fork). Forks run one after
+  // the other. InvalidArgument: empty prompt, prompt longer than the context, token outside the vocabulary.
+  using OnToken = std::function<bool(int32_t fork, const SampledToken& token)>;
+  absl::Status Generate(std::span<const int32_t> prompt, const SamplingParams& sampling, const OnToken& on_token);
+
+  // Logits of every position, f32 [tokens, vocab].
+  absl::StatusOr<std::vector<float>> AllLogits(std::span<const int32_t> prompt);
+
+  const Model& model() const { return *model_; }
+
+ private:
+  LocalGenerator() = default;
+  // Runs the prompt slice by slice; `on_slice` sees the executor after each.
+  absl::StatusOr<std::unique_ptr<SequenceKv>> RunPrompt(std::span<const int32_t> prompt,
+                                                        const std::function<absl::Status(int32_t rows)>& on_slice);
+  absl::Status RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
+                       const OnToken& on_token);
+
+  std::shared_ptr<const Model> model_;
+  LocalGeneratorOptions options_;
+  std::unique_ptr<kernels::Buffer> memory_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<Executor> executor_;
+};
+
+// Shape of the model's head streams.
+KvShape KvShapeOf(const ModelConfig& config);
+// Pages that sequences of `num_tokens` positions in total need at most.
+int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens);
+// InvalidArgument when a prompt is empty, too long, or has an id outside the vocabulary.
+absl::Status ValidatePrompt(std::span<const int32_t> prompt, const ModelConfig& config);
+
+}  // namespace spl::engine

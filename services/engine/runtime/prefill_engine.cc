@@ -1,0 +1,422 @@
+#include "services/engine/runtime/prefill_engine.h"
+
+#include <algorithm>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+#include "services/engine/cache/chunk_io.h"
+#include "services/engine/recovery/exact.h"
+#include "services/engine/runtime/local_generator.h"
+
+namespace spl::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A prompt that waited this long runs before younger, shorter ones: bounds the delay that short prompts can cause.
+constexpr std::chrono::seconds kMaxDelay{2};
+// Upper bound of a wait without work: a safety net, every real event wakes the thread.
+constexpr std::chrono::milliseconds kIdleWait{100};
+constexpr int32_t kWarmUpTokens = 192;
+constexpr double kSmoothing = 0.2;
+
+double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+struct PrefillEngine::Job {
+  PrefillRequest request;
+  std::vector<chunk::ChunkKey> keys;  // of the full chunks that may be reused or published
+  std::unique_ptr<RecoveryPolicy> policy;
+  std::shared_ptr<SequenceKv> kv;
+  PrefillStats stats;
+  std::vector<SampledToken> first_tokens;
+  Clock::time_point submitted = Clock::now();
+  Clock::time_point started{};
+  int64_t done = 0;           // positions whose KV is there
+  bool announced = false;     // cached pages were given to on_layer
+
+  int64_t remaining() const { return static_cast<int64_t>(request.tokens.size()) - done; }
+  bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+};
+
+PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
+                             const PrefillEngineOptions& options)
+    : model_(std::move(model)),
+      pool_(pool),
+      index_(pool_),
+      options_(options),
+      fetch_queue_(options.max_concurrent),
+      publish_queue_(options.max_publish_queued) {}
+
+absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
+                                                                     const kernels::KvPoolView& pool,
+                                                                     const PrefillEngineOptions& options) {
+  if (options.executor.max_rows % kernels::kPageTokens != 0)
+    return InvalidArgument("prefill: the slice of {} tokens is not a multiple of {}", options.executor.max_rows,
+                           kernels::kPageTokens);
+  auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool, options.executor));
+  SPLICE_RETURN_IF_ERROR(engine->WarmUp());
+  PrefillEngine* self = engine.get();
+  engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
+  if (options.store) {
+    engine->fetch_thread_ = std::thread([self] { self->FetchLoop(); });
+    engine->publish_thread_ = std::thread([self] { self->PublishLoop(); });
+  }
+  return engine;
+}
+
+PrefillEngine::~PrefillEngine() { SPLICE_CHECK(!engine_thread_.joinable(), "Stop() was not called"); }
+
+// Runs a short prompt twice: the first pass builds kernels and touches memory, the second gives a first speed.
+absl::Status PrefillEngine::WarmUp() {
+  const ModelConfig& config = model_->config();
+  const int32_t length = std::min({kWarmUpTokens, config.max_positions - 1, executor_->max_rows()});
+  const std::vector<int32_t> tokens(length, 0);
+  ExactPolicy policy(config);
+  SequenceKv kv(pool_, KvShapeOf(config));
+  if (!kv.Reserve(length).ok())
+    return InvalidArgument("prefill: a pool of {} pages is too small for {} tokens of this model", pool_.num_pages(),
+                           length);
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto start = Clock::now();
+    const PrefillSlice slice{tokens, 0, &kv, &policy};
+    SPLICE_RETURN_IF_ERROR(executor_->Prefill({&slice, 1}));
+    tokens_per_s_ = length / std::max(1e-6, Seconds(Clock::now() - start));
+  }
+  return absl::OkStatus();
+}
+
+int64_t PrefillEngine::max_prompt_tokens() const {
+  const int64_t pages = pool_.num_pages() / KvShapeOf(model_->config()).num_streams();
+  return std::min<int64_t>(model_->config().max_positions - 1, pages * kernels::kPageTokens);
+}
+
+absl::Status PrefillEngine::Submit(PrefillRequest request) {
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(ValidatePrompt(request.tokens, config));
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
+  const int64_t length = static_cast<int64_t>(request.tokens.size());
+  if (length > max_prompt_tokens())
+    return InvalidArgument("the prompt has {} tokens; the prefill worker's KV pool holds {}", length,
+                           max_prompt_tokens());
+  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
+    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
+  auto job = std::make_shared<Job>();
+  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.policy, config));
+  job->stats.policy = std::string(job->policy->name());
+  job->stats.exact = job->policy->is_exact();
+  job->stats.prompt_tokens = length;
+  if (options_.prefix_cache)
+    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), request.namespace_key, request.tokens);
+  job->request = std::move(request);
+  std::lock_guard lock(mutex_);
+  if (stopping_) return absl::UnavailableError("the prefill worker is stopping");
+  if (num_jobs_ >= options_.max_queued)
+    return Errorf(absl::StatusCode::kResourceExhausted, "the prefill queue is full ({} requests)", num_jobs_);
+  ++num_jobs_;
+  queued_tokens_ += length;
+  inbox_.push_back(std::move(job));
+  woken_ = true;
+  wake_.notify_one();
+  return absl::OkStatus();
+}
+
+void PrefillEngine::Wake() {
+  std::lock_guard lock(mutex_);
+  woken_ = true;
+  wake_.notify_one();
+}
+
+PrefillLoad PrefillEngine::load() const {
+  std::lock_guard lock(mutex_);
+  return {num_jobs_, queued_tokens_, tokens_per_s_};
+}
+
+void PrefillEngine::WaitIdle(SteadyTime deadline) const {
+  std::unique_lock lock(mutex_);
+  idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
+}
+
+void PrefillEngine::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ && !engine_thread_.joinable()) return;
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  fetch_queue_.Close();
+  publish_queue_.Close();
+  for (std::thread* thread : {&fetch_thread_, &engine_thread_, &publish_thread_}) {
+    if (thread->joinable()) thread->join();
+  }
+}
+
+void PrefillEngine::RunLoop() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      if (running_.empty()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      woken_ = false;
+      if (stopping_) break;
+    }
+    CollectInbox();
+    DropDead();
+    AdmitWaiting();
+    if (!running_.empty()) RunStep();
+  }
+  CollectInbox();
+  // The fetch thread has ended (Stop joins it first), so nothing else holds a job.
+  while (auto job = fetch_queue_.TryPop()) waiting_.push_back(*job);
+  waiting_.insert(waiting_.end(), running_.begin(), running_.end());
+  running_.clear();
+  for (const auto& job : waiting_) FinishJob(job, absl::UnavailableError("the prefill worker is stopping"));
+  waiting_.clear();
+}
+
+void PrefillEngine::CollectInbox() {
+  std::lock_guard lock(mutex_);
+  waiting_.insert(waiting_.end(), inbox_.begin(), inbox_.end());
+  inbox_.clear();
+  for (auto& job : fetched_) {
+    --num_fetching_;
+    job->started = Clock::now();
+    running_.push_back(std::move(job));
+  }
+  fetched_.clear();
+}
+
+// Ends what was cancelled or is past its deadline. What is being fetched is looked at when it comes back.
+void PrefillEngine::DropDead() {
+  const auto now = Clock::now();
+  const auto sweep = [&](auto& list) {
+    for (auto it = list.begin(); it != list.end();) {
+      const std::shared_ptr<Job> job = *it;
+      if (!job->cancelled() && now < job->request.deadline) {
+        ++it;
+        continue;
+      }
+      it = list.erase(it);
+      FinishJob(job, job->cancelled() ? absl::CancelledError("the request was cancelled")
+                                      : absl::DeadlineExceededError("the deadline passed before the prompt was done"));
+    }
+  };
+  sweep(waiting_);
+  sweep(running_);
+}
+
+void PrefillEngine::AdmitWaiting() {
+  // Shortest prompt first among those that are not overdue, as in ChooseBatch.
+  const auto now = Clock::now();
+  std::stable_sort(waiting_.begin(), waiting_.end(), [&](const auto& a, const auto& b) {
+    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    if (overdue_a != overdue_b) return overdue_a;
+    return !overdue_a && a->request.tokens.size() < b->request.tokens.size();
+  });
+  while (!waiting_.empty() && running_.size() + num_fetching_ < options_.max_concurrent) {
+    if (!Admit(waiting_.front())) break;
+    waiting_.pop_front();
+  }
+}
+
+// Finds cached chunks and reserves pages for the rest. False when pages are short: the job keeps waiting.
+bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
+  const auto start = Clock::now();
+  auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
+  const int64_t length = static_cast<int64_t>(job->request.tokens.size());
+  // The last prompt position is always computed: its logits give the first token.
+  const size_t reusable = std::min<size_t>(job->keys.size(), static_cast<size_t>((length - 1) / kernels::kPageTokens));
+  const std::span<const chunk::ChunkKey> keys(job->keys.data(), reusable);
+  const size_t hits = index_.AppendLeading(keys, *kv);
+  const int64_t needed = PagesForTokens(model_->config(), length) -
+                         static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
+  if (pool_.num_free() < needed && !index_.EvictUntilFree(needed)) return false;
+  if (!kv->Reserve(length).ok()) return false;  // another thread was faster
+  job->kv = std::move(kv);
+  job->done = job->kv->num_tokens();
+  job->stats.cached_tokens = job->done;
+  job->stats.queue_s = Seconds(start - job->submitted);
+  job->stats.lookup_s = Seconds(Clock::now() - start);
+  if (options_.store && hits < reusable && fetch_queue_.TryPush(job)) {
+    ++num_fetching_;
+  } else {
+    job->started = Clock::now();
+    running_.push_back(job);
+  }
+  return true;
+}
+
+void PrefillEngine::FetchLoop() {
+  while (!fetch_queue_.closed()) {
+    auto job = fetch_queue_.Pop(kIdleWait);
+    if (!job) continue;
+    Fetch(**job);
+    std::lock_guard lock(mutex_);
+    fetched_.push_back(std::move(*job));
+    woken_ = true;
+    wake_.notify_one();
+  }
+}
+
+// Copies the leading chunks that the store has into the job's pages. A store that fails costs time, never a request.
+void PrefillEngine::Fetch(Job& job) {
+  const auto start = Clock::now();
+  const int64_t length = static_cast<int64_t>(job.request.tokens.size());
+  const size_t first = static_cast<size_t>(job.done / kernels::kPageTokens);
+  const size_t reusable = std::min<size_t>(job.keys.size(), static_cast<size_t>((length - 1) / kernels::kPageTokens));
+  const std::span<const chunk::ChunkKey> keys(job.keys.data() + first, reusable - first);
+  int32_t page = static_cast<int32_t>(first);
+  const auto take = [&](chunk::Chunk&& chunk) {
+    if (job.cancelled() || !UnpackChunk(chunk, *model_, page, *job.kv).ok()) return false;
+    ++page;
+    job.stats.fetched_bytes += static_cast<int64_t>(chunk.payload.size());
+    return true;
+  };
+  const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
+  (void)options_.store->GetLeading(keys, deadline, take);
+  job.kv->set_num_tokens(static_cast<int64_t>(page) * kernels::kPageTokens);
+  job.stats.stored_tokens = job.kv->num_tokens() - job.done;
+  job.done = job.kv->num_tokens();
+  job.stats.cached_tokens = job.done;
+  job.stats.fetch_s = Seconds(Clock::now() - start);
+}
+
+std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
+  const auto now = Clock::now();
+  std::vector<std::shared_ptr<Job>> order(running_.begin(), running_.end());
+  std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    if (overdue_a != overdue_b) return overdue_a;
+    return overdue_a ? a->submitted < b->submitted : a->remaining() < b->remaining();
+  });
+  return order;
+}
+
+void PrefillEngine::RunStep() {
+  const auto start = Clock::now();
+  std::vector<std::shared_ptr<Job>> batch;
+  std::vector<PrefillSlice> slices;
+  int64_t room = executor_->max_rows();
+  for (const auto& job : ChooseBatch()) {
+    int64_t rows = std::min(room, job->remaining());
+    // A slice ends on a page edge unless it is the prompt's last: a page is pushed once, when it is full.
+    if (rows < job->remaining()) rows -= rows % kernels::kPageTokens;
+    if (rows == 0) continue;
+    if (!job->announced && job->done > 0 && job->request.on_layer) {
+      for (int32_t layer = 0; layer < model_->config().num_layers; ++layer)
+        job->request.on_layer({job->kv, layer, 0, PagesFor(job->done)});
+    }
+    job->announced = true;
+    slices.push_back({std::span(job->request.tokens).subspan(job->done, rows), job->done, job->kv.get(),
+                      job->policy.get()});
+    batch.push_back(job);
+    room -= rows;
+  }
+  const auto on_layer = [&](int32_t layer) {
+    bool any_alive = false;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      Job& job = *batch[i];
+      any_alive |= !job.cancelled();
+      const int32_t first = static_cast<int32_t>(job.done / kernels::kPageTokens);
+      const int32_t end = PagesFor(job.done + static_cast<int64_t>(slices[i].tokens.size()));
+      if (job.request.on_layer) job.request.on_layer({job.kv, layer, first, end - first});
+    }
+    return any_alive;
+  };
+  const absl::Status status = executor_->Prefill(slices, on_layer);
+  if (status.code() == absl::StatusCode::kCancelled) return;  // DropDead ends them
+
+  // Logits of the prompts that are complete now, in one product.
+  std::vector<int32_t> last_rows;
+  std::vector<std::shared_ptr<Job>> complete;
+  int32_t row = 0;
+  int64_t computed = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const int64_t rows = static_cast<int64_t>(slices[i].tokens.size());
+    row += static_cast<int32_t>(rows);
+    computed += rows;
+    if (!status.ok()) continue;
+    batch[i]->done += rows;
+    batch[i]->stats.computed_tokens += rows;
+    batch[i]->kv->set_num_tokens(batch[i]->done);
+    if (batch[i]->remaining() > 0) continue;
+    last_rows.push_back(row - 1);
+    complete.push_back(batch[i]);
+  }
+  absl::StatusOr<std::span<float>> logits = std::span<float>();
+  if (!complete.empty()) logits = executor_->Logits(last_rows);
+  const absl::Status failed = status.ok() ? logits.status() : status;
+  if (status.ok()) UpdateLoad(computed, Seconds(Clock::now() - start));
+  if (!failed.ok()) {
+    for (const auto& job : status.ok() ? complete : batch) {
+      running_.remove(job);
+      FinishJob(job, failed);
+    }
+    return;
+  }
+  const int32_t vocab = model_->config().vocab_size;
+  for (size_t i = 0; i < complete.size(); ++i) {
+    running_.remove(complete[i]);
+    SampleFirstTokens(*complete[i], logits->subspan(i * vocab, vocab));
+    FinishJob(complete[i], absl::OkStatus());
+  }
+}
+
+void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
+  const PrefillRequest& request = job.request;
+  const std::span<const int32_t> tokens(request.tokens);
+  const auto prompt = tokens.first(tokens.size() - request.num_output_tokens);
+  const auto prior = tokens.last(request.num_output_tokens);
+  for (int32_t fork = 0; fork < request.sampling.num_forks; ++fork) {
+    Sampler sampler(request.sampling, model_->config().eos_ids, fork, prompt, prior,
+                    static_cast<int64_t>(prompt.size()), model_->config().max_positions);
+    std::vector<float> row(logits.begin(), logits.end());
+    job.first_tokens.push_back(sampler.Sample(row));
+  }
+}
+
+void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
+  if (job->started != Clock::time_point{}) job->stats.prefill_s = Seconds(Clock::now() - job->started);
+  {
+    std::lock_guard lock(mutex_);
+    queued_tokens_ -= job->remaining() + job->stats.cached_tokens;
+  }
+  if (status.ok() && job->policy->is_exact() && options_.prefix_cache) {
+    index_.Insert(job->keys, *job->kv);
+    const size_t known = static_cast<size_t>(job->stats.cached_tokens / kernels::kPageTokens);
+    if (options_.store && options_.publish && known < job->keys.size())
+      (void)publish_queue_.TryPush({job->kv, job->keys, known});
+  }
+  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
+  if (!status.ok()) outcome.first_tokens.clear();
+  job->request.on_done(status, std::move(outcome));
+  std::lock_guard lock(mutex_);
+  --num_jobs_;
+  idle_.notify_all();
+}
+
+void PrefillEngine::PublishLoop() {
+  while (true) {
+    std::optional<PublishTask> task = publish_queue_.Pop(kIdleWait);
+    if (!task) {
+      if (publish_queue_.closed()) return;
+      continue;
+    }
+    for (size_t i = task->first_chunk; i < task->keys.size() && !publish_queue_.closed(); ++i) {
+      const chunk::Chunk chunk = PackChunk(*task->kv, static_cast<int32_t>(i), task->keys[i], *model_);
+      if (!options_.store->Put({&chunk, 1}, Clock::now() + options_.store_timeout).ok()) break;
+    }
+    task.reset();  // gives the pages back
+    Wake();
+  }
+}
+
+void PrefillEngine::UpdateLoad(int64_t computed, double seconds) {
+  std::lock_guard lock(mutex_);
+  queued_tokens_ -= computed;
+  const double rate = static_cast<double>(computed) / std::max(seconds, 1e-6);
+  tokens_per_s_ += kSmoothing * (rate - tokens_per_s_);
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,163 @@
+// The prefill side of one model on one device: prompts in, KV pages and first tokens out. No network.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/base/bounded_queue.h"
+#include "services/engine/cache/prefix_index.h"
+#include "services/engine/model/executor.h"
+#include "services/engine/runtime/sampler.h"
+
+namespace spl::engine {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+using CancelFlag = std::shared_ptr<std::atomic<bool>>;
+
+// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final. `kv` keeps them alive.
+struct LayerReady {
+  std::shared_ptr<const SequenceKv> kv;
+  int32_t layer = 0;
+  int32_t first_page = 0;
+  int32_t num_pages = 0;
+};
+
+struct PrefillStats {
+  std::string policy;
+  bool exact = false;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;    // exact prefix hits: local pages or chunk store
+  int64_t stored_tokens = 0;    // of these, from the chunk store
+  int64_t computed_tokens = 0;
+  int64_t fetched_bytes = 0;
+  double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
+};
+
+struct PrefillOutcome {
+  std::vector<SampledToken> first_tokens;  // one per fork; empty unless OK
+  std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
+  PrefillStats stats;
+};
+
+struct PrefillRequest {
+  std::string id;
+  std::vector<int32_t> tokens;
+  int64_t num_output_tokens = 0;   // tail of `tokens` that was generated earlier (a resumed continuation)
+  SamplingParams sampling;
+  std::string policy;
+  chunk::Digest namespace_key{};
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Both run on the engine thread and must not block. on_layer runs for cached pages first, then for every slice and
+  // layer in order. on_done runs exactly once, also after an error, and last.
+  std::function<void(const LayerReady&)> on_layer;
+  std::function<void(absl::Status, PrefillOutcome)> on_done;
+};
+
+struct PrefillEngineOptions {
+  ExecutorOptions executor{.max_rows = 256};  // a slice: cancelling and other prompts wait at most one
+  size_t max_queued = 256;
+  size_t max_concurrent = 16;       // prompts that hold pages at one time
+  bool prefix_cache = true;
+  bool publish = true;              // new exact chunks to the store
+  std::shared_ptr<chunk::ChunkStore> store;  // null: none
+  std::chrono::milliseconds store_timeout{2000};
+  size_t max_publish_queued = 8;    // prompts waiting to be published; more are not published
+};
+
+struct PrefillLoad {
+  size_t queued_requests = 0;
+  int64_t queued_tokens = 0;      // still to compute, running ones included
+  double tokens_per_s = 0;        // smoothed; the warm-up gives the first value
+};
+
+// Owns one engine thread, one fetch thread and one publish thread. Submit and load may be called from any thread.
+// Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs before younger ones.
+class PrefillEngine {
+ public:
+  // `pool` views memory that outlives the engine.
+  static absl::StatusOr<std::unique_ptr<PrefillEngine>> Create(std::shared_ptr<const Model> model,
+                                                               const kernels::KvPoolView& pool,
+                                                               const PrefillEngineOptions& options);
+  ~PrefillEngine();  // Stop() must have been called
+
+  // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
+  // ResourceExhausted: the queue is full. Unavailable: stopping. on_done does not run when Submit fails.
+  absl::Status Submit(PrefillRequest request);
+  // Pages were given back or a request was cancelled: look again.
+  void Wake();
+
+  PrefillLoad load() const;
+  void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
+  size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
+  const PagePool& pool() const { return pool_; }
+  const Model& model() const { return *model_; }
+  int64_t max_prompt_tokens() const;
+
+  // Ends every request with Unavailable and joins the threads. Idempotent.
+  void Stop();
+
+ private:
+  struct Job;
+  struct PublishTask {
+    std::shared_ptr<const SequenceKv> kv;
+    std::vector<chunk::ChunkKey> keys;
+    size_t first_chunk = 0;
+  };
+
+  PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
+                const PrefillEngineOptions& options);
+  absl::Status WarmUp();
+  void RunLoop();
+  void CollectInbox();
+  void DropDead();
+  void AdmitWaiting();
+  bool Admit(const std::shared_ptr<Job>& job);
+  void FetchLoop();
+  void Fetch(Job& job);
+  void PublishLoop();
+  void RunStep();
+  std::vector<std::shared_ptr<Job>> ChooseBatch();
+  void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
+  void SampleFirstTokens(Job& job, std::span<const float> logits);
+  void UpdateLoad(int64_t computed, double seconds);
+
+  std::shared_ptr<const Model> model_;
+  PagePool pool_;
+  PrefixIndex index_;
+  const PrefillEngineOptions options_;
+  std::unique_ptr<Executor> executor_;
+
+  mutable std::mutex mutex_;  // guards all up to the next blank line
+  std::condition_variable wake_;
+  mutable std::condition_variable idle_;
+  bool woken_ = false;
+  bool stopping_ = false;
+  std::deque<std::shared_ptr<Job>> inbox_;    // submitted
+  std::deque<std::shared_ptr<Job>> fetched_;  // back from the fetch thread
+  size_t num_jobs_ = 0;                       // not finished
+  int64_t queued_tokens_ = 0;
+  double tokens_per_s_ = 0;
+
+  // Engine thread only.
+  std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
+  std::list<std::shared_ptr<Job>> running_;
+  size_t num_fetching_ = 0;
+
+  BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
+  BoundedQueue<PublishTask> publish_queue_;
+  std::thread engine_thread_, fetch_thread_, publish_thread_;
+};
+
+}  // namespace spl::engine

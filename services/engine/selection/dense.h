@@ -1,0 +1,15 @@
+// Selector `dense`: every resident token; the oracle for every other selector.
+#pragma once
+
+#include "services/engine/selection/token_selector.h"
+
+namespace spl::engine {
+
+class DenseSelector final : public TokenSelector {
+ public:
+  std::string_view name() const override { return "dense"; }
+  bool is_exact() const override { return true; }
+  kernels::HeadVisibility Select(int32_t /*layer*/, int32_t /*kv_head*/) override { return {}; }
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,30 @@
+// A decode method: which resident tokens a query attends to (DESIGN section 2).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/visibility.h"
+#include "services/engine/model/model_config.h"
+
+namespace spl::engine {
+
+// One object per sequence; used by the engine thread only. Decides, never runs kernels.
+class TokenSelector {
+ public:
+  virtual ~TokenSelector() = default;
+  virtual std::string_view name() const = 0;
+  virtual bool is_exact() const = 0;
+  // What the query of `kv_head` in `layer` attends to in this step. Spans stay valid until the next step.
+  virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
+};
+
+// By name; "" and "auto" choose the best selector this build has for the model. Unimplemented for an unknown one.
+absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(std::string_view name, const ModelConfig& config);
+std::vector<std::string> TokenSelectorNames();
+
+}  // namespace spl::engine

@@ -1,0 +1,266 @@
+#include "services/prefill/kv_push.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+
+#include "kernels/kv_copy/crc32c.h"
+#include "services/base/fault_point.h"
+#include "services/base/grpc_status.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::prefill {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+FaultPoint push_fault("prefill.push");
+FaultPoint commit_fault("prefill.commit");
+
+// A prompt of 256 slices through 128 layers fits several times over.
+constexpr size_t kMaxTasks = 1 << 18;
+constexpr std::chrono::milliseconds kIdleWait{200};
+constexpr std::chrono::seconds kRpcTimeout{10};
+// No write starts this close to the lease's end: it must be over when the decode worker takes the pages back.
+constexpr std::chrono::milliseconds kLeaseMargin{1000};
+
+}  // namespace
+
+absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& endpoint, const engine::Model& model,
+                            int64_t num_tokens) {
+  const engine::KvShape shape = engine::KvShapeOf(model.config());
+  const int64_t pages = engine::PagesFor(num_tokens);
+  if (ticket.num_layers() != static_cast<uint32_t>(shape.num_layers) ||
+      ticket.num_kv_heads() != static_cast<uint32_t>(shape.num_kv_heads) || ticket.num_pages_per_stream() != pages ||
+      ticket.page_ids_size() != shape.num_streams() * pages)
+    return InvalidArgument("the ticket has {} pages ({} layers, {} heads, {} each); a prompt of {} tokens needs {}",
+                           ticket.page_ids_size(), ticket.num_layers(), ticket.num_kv_heads(),
+                           ticket.num_pages_per_stream(), num_tokens, shape.num_streams() * pages);
+  const uint64_t pool_pages = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
+  for (uint32_t page : ticket.page_ids()) {
+    if (page >= pool_pages)
+      return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),
+                             pool_pages);
+  }
+  return absl::OkStatus();
+}
+
+PushMetrics::PushMetrics(Metrics& metrics)
+    : bytes_out(metrics.Counter(metric::kKvTransferBytesTotal, "KV bytes transferred.", {{"direction", "out"}})),
+      failures_lost(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "lost"}})),
+      failures_lease(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "lease"}})),
+      failures_commit(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "commit"}})),
+      seconds(metrics.Histogram(metric::kKvTransferSeconds,
+                                "From the last computed layer to the decode worker's acknowledgement.",
+                                buckets::Stage())) {}
+
+KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket,
+               const engine::Model& model, std::string request_id)
+    : worker_(worker),
+      peer_(std::move(peer)),
+      ticket_(ticket),
+      shape_(engine::KvShapeOf(model.config())),
+      page_bytes_(model.page_bytes()),
+      request_id_(std::move(request_id)),
+      lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
+      crc_(shape_.num_streams(), 0) {
+  worker_.PushStarted();
+}
+
+int64_t KvPush::num_bytes() const { return static_cast<int64_t>(ticket_.page_ids_size()) * static_cast<int64_t>(page_bytes_); }
+
+void KvPush::Fail(const absl::Status& status) {
+  std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = status;
+}
+
+absl::Status KvPush::status() const {
+  std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void KvPush::OnLayer(const engine::LayerReady& ready) {
+  if (!worker_.Enqueue([self = shared_from_this(), ready] { self->DoLayer(ready); }))
+    Fail(absl::ResourceExhaustedError("the prefill worker's push queue is full"));
+}
+
+void KvPush::DoLayer(const engine::LayerReady& ready) {
+  if (!status().ok()) return;
+  if (Clock::now() >= lease_end_) {
+    worker_.metrics().failures_lease.Increment();
+    return Fail(absl::DeadlineExceededError("the ticket's lease ran out while its KV was pushed"));
+  }
+  const FaultOutcome fault = push_fault.Hit();
+  if (!fault.status.ok()) return Fail(fault.status);
+  const kernels::KvPoolView& view = ready.kv->pool().view();
+  std::vector<transport::PutOp> ops;
+  for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+    const int32_t stream = ready.layer * shape_.num_kv_heads + head;
+    const std::span<const int32_t> local = ready.kv->stream(ready.layer, head);
+    for (int32_t i = ready.first_page; i < ready.first_page + ready.num_pages; ++i) {
+      const std::byte* page = view.k(local[i]);
+      crc_[stream] = kernels::Crc32cExtend(crc_[stream], page, page_bytes_);
+      const uint64_t remote_page = ticket_.page_ids(stream * static_cast<int32_t>(ticket_.num_pages_per_stream()) + i);
+      ops.push_back({page, remote_page * page_bytes_, page_bytes_});
+    }
+  }
+  if (fault.drop) return;
+  const absl::Status posted =
+      peer_->channel->Put(std::move(ops), [self = shared_from_this(), kv = ready.kv](const absl::Status& status) {
+        if (!status.ok()) self->Fail(status);
+      });
+  if (!posted.ok()) {
+    worker_.metrics().failures_lost.Increment();
+    Fail(posted);
+  }
+}
+
+void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv,
+                    const std::vector<engine::SampledToken>& first_tokens) {
+  v1::CommitRequest commit;
+  commit.set_num_tokens(static_cast<uint32_t>(kv->num_tokens()));
+  for (const engine::SampledToken& token : first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
+  const auto computed = Clock::now();
+  const bool queued = worker_.Enqueue([self = shared_from_this(), kv, commit, computed] {
+    self->kv_ = kv;
+    self->commit_ = commit;
+    self->computed_ = computed;
+    self->DoCommit();
+  });
+  if (!queued) {
+    kv.reset();
+    worker_.PushEnded();
+  }
+}
+
+void KvPush::DoCommit() {
+  if (const absl::Status failed = status(); !failed.ok()) {
+    DoAbort(failed, [] {});
+    return;
+  }
+  const auto flushed = [self = shared_from_this()](const absl::Status& flush_status) {
+    // On the transport's thread, which must not wait: the rest goes back to ours.
+    (void)self->worker_.Enqueue([self, flush_status] {
+      self->Fail(flush_status);
+      if (self->status().ok()) self->SendCommit();
+      else self->DoAbort(self->status(), [] {});
+    });
+  };
+  if (const absl::Status status = peer_->channel->Flush(flushed); !status.ok()) {
+    worker_.metrics().failures_lost.Increment();
+    DoAbort(status, [] {});
+  }
+}
+
+void KvPush::SendCommit() {
+  struct Call {
+    grpc::ClientContext context;
+    v1::CommitResponse response;
+  };
+  commit_.set_ticket_id(ticket_.ticket_id());
+  commit_.set_generation(ticket_.generation());
+  commit_.mutable_crc32c()->Assign(crc_.begin(), crc_.end());
+  const FaultOutcome fault = commit_fault.Hit();
+  if (fault.corrupt) commit_.set_crc32c(0, commit_.crc32c(0) ^ 1u);
+  if (fault.drop) {
+    kv_.reset();
+    return worker_.PushEnded();
+  }
+  auto call = std::make_shared<Call>();
+  call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
+  peer_->decode->async()->Commit(&call->context, &commit_, &call->response,
+                                 [self = shared_from_this(), call](const grpc::Status& grpc_status) {
+    const absl::Status status = FromGrpcStatus(grpc_status);
+    if (status.ok()) {
+      self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
+      self->worker_.metrics().seconds.Observe(std::chrono::duration<double>(Clock::now() - self->computed_).count());
+    } else {
+      self->worker_.metrics().failures_commit.Increment();
+      log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
+                   log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
+    }
+    self->kv_.reset();
+    self->worker_.PushEnded();
+  });
+}
+
+void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done) {
+  const bool queued = worker_.Enqueue([self = shared_from_this(), kv, why, done] {
+    self->kv_ = kv;
+    self->DoAbort(why, done);
+  });
+  if (queued) return;
+  worker_.PushEnded();
+  done();
+}
+
+void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  const auto finish = [self = shared_from_this(), done = std::move(done)] {
+    self->kv_.reset();
+    self->worker_.PushEnded();
+    done();
+  };
+  const auto flushed = [self = shared_from_this(), why, finish](const absl::Status& flush_status) {
+    (void)self->worker_.Enqueue([self, why, finish, quiet = flush_status.ok()] {
+      self->SendRelease(MessageOf(why), quiet, finish);
+    });
+  };
+  // A lost peer needs no release: its pages went with it.
+  if (!peer_->channel->Flush(flushed).ok()) finish();
+}
+
+void KvPush::SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::ReleaseRequest request;
+    v1::ReleaseResponse response;
+  };
+  auto call = std::make_shared<Call>();
+  call->request.set_ticket_id(ticket_.ticket_id());
+  call->request.set_generation(ticket_.generation());
+  call->request.set_reason(reason);
+  call->request.set_writer_quiet(writer_quiet);
+  call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
+  peer_->decode->async()->Release(&call->context, &call->request, &call->response,
+                                  [call, done](const grpc::Status&) { done(); });
+}
+
+PushWorker::PushWorker(const engine::Model& model, Metrics& metrics, std::function<void()> on_pages_back)
+    : model_(model), metrics_(metrics), on_pages_back_(std::move(on_pages_back)), tasks_(kMaxTasks),
+      thread_([this] { Loop(); }) {}
+
+PushWorker::~PushWorker() { Stop(); }
+
+void PushWorker::Loop() {
+  while (true) {
+    auto task = tasks_.Pop(kIdleWait);
+    if (task) (*task)();
+    else if (tasks_.closed()) return;
+  }
+}
+
+void PushWorker::PushStarted() {
+  std::lock_guard lock(mutex_);
+  ++num_active_;
+}
+
+void PushWorker::PushEnded() {
+  on_pages_back_();
+  std::lock_guard lock(mutex_);
+  --num_active_;
+  idle_.notify_all();
+}
+
+void PushWorker::WaitIdle(std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  idle_.wait_until(lock, deadline, [&] { return num_active_ == 0; });
+}
+
+void PushWorker::Stop() {
+  tasks_.Close();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace spl::prefill

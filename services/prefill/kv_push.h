@@ -1,0 +1,112 @@
+// The push of one request's KV into the pages of its ticket, layer by layer while the rest is being computed.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/base/bounded_queue.h"
+#include "services/base/metrics.h"
+#include "services/engine/engine.h"
+#include "services/prefill/peer_table.h"
+#include "spl/v1/decode.pb.h"
+
+namespace spl::prefill {
+
+// InvalidArgument when the ticket does not describe a sequence of this model, this many tokens, and pages inside the
+// peer's pool.
+absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& endpoint, const engine::Model& model,
+                            int64_t num_tokens);
+
+struct PushMetrics {
+  explicit PushMetrics(Metrics& metrics);
+  prometheus::Counter& bytes_out;
+  prometheus::Counter& failures_lost;
+  prometheus::Counter& failures_lease;
+  prometheus::Counter& failures_commit;
+  prometheus::Histogram& seconds;
+};
+
+class PushWorker;
+
+// One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
+// worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
+class KvPush : public std::enable_shared_from_this<KvPush> {
+ public:
+  KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
+         std::string request_id);
+
+  void OnLayer(const engine::LayerReady& ready);
+  // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
+  void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens);
+  // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
+  void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
+
+  int64_t num_bytes() const;  // what the whole push moves
+  const Peer& peer() const { return *peer_; }
+
+ private:
+  friend class PushWorker;
+  void DoLayer(const engine::LayerReady& ready);
+  void DoCommit();
+  void DoAbort(const absl::Status& why, std::function<void()> done);
+  void SendCommit();
+  void SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done);
+  void Fail(const absl::Status& status);
+  absl::Status status() const;
+
+  PushWorker& worker_;
+  const std::shared_ptr<const Peer> peer_;
+  const v1::Ticket ticket_;
+  const engine::KvShape shape_;
+  const size_t page_bytes_;
+  const std::string request_id_;
+  const std::chrono::steady_clock::time_point lease_end_;
+
+  // Push thread only.
+  std::vector<uint32_t> crc_;          // [layer][kv_head], extended page by page
+  v1::CommitRequest commit_;
+  std::shared_ptr<const engine::SequenceKv> kv_;
+  std::chrono::steady_clock::time_point computed_;  // when the last layer was there
+
+  mutable std::mutex mutex_;  // guards status_
+  absl::Status status_;
+};
+
+// Owns the push thread of a prefill worker. Any thread may enqueue.
+class PushWorker {
+ public:
+  // `on_pages_back` runs when a push has given its pages back.
+  PushWorker(const engine::Model& model, Metrics& metrics, std::function<void()> on_pages_back);
+  ~PushWorker();
+
+  // False when the queue is full or closed.
+  bool Enqueue(std::function<void()> task) { return tasks_.TryPush(std::move(task)); }
+  void WaitIdle(std::chrono::steady_clock::time_point deadline);
+  void Stop();
+
+  const engine::Model& model() const { return model_; }
+  PushMetrics& metrics() { return metrics_; }
+  void PushStarted();
+  void PushEnded();
+
+ private:
+  void Loop();
+
+  const engine::Model& model_;
+  PushMetrics metrics_;
+  const std::function<void()> on_pages_back_;
+  BoundedQueue<std::function<void()>> tasks_;
+  std::mutex mutex_;  // guards num_active_
+  std::condition_variable idle_;
+  size_t num_active_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace spl::prefill

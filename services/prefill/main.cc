@@ -1,0 +1,23 @@
+// splice-prefill: see services/prefill/prefill_server.h.
+#include "services/base/shutdown_signal.h"
+#include "services/prefill/prefill_server.h"
+#include "services/worker_flags/worker_flags.h"
+
+int main(int argc, char** argv) {
+  spl::ShutdownSignal stop;  // before any thread
+  return spl::RunWorker(
+      argc, argv, stop, spl::WorkerRole::kPrefill, "splice-prefill", "Prefills: computes prompts and pushes their KV to decode workers.",
+      "  splice-prefill --model models/splice-tiny --listen 127.0.0.1:7101 --kv-bytes 2GiB --store 127.0.0.1:7103\n",
+      [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
+        spl::prefill::PrefillServerOptions options;
+        options.listen = flags.listen;
+        options.metrics_listen = flags.metrics_listen;
+        options.worker_id = flags.worker_id;
+        options.kv_bytes = flags.kv_bytes;
+        options.store_address = flags.store;
+        options.engine.executor.num_threads = flags.num_threads;
+        options.engine.executor.max_rows = flags.slice_tokens;
+        options.transport = flags.transport;
+        return spl::prefill::PrefillServer::Start(std::move(model), options);
+      });
+}

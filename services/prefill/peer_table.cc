@@ -1,0 +1,117 @@
+#include "services/prefill/peer_table.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+
+#include "services/base/check.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::prefill {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxWaiting = 1024;
+constexpr std::chrono::seconds kConnectTimeout{5};
+constexpr std::chrono::seconds kCloseTimeout{5};
+constexpr std::chrono::milliseconds kIdleWait{200};
+constexpr int kSelfTestRounds = 8;
+
+}  // namespace
+
+PeerTable::PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model)
+    : transport_(transport), model_(std::move(model)), tasks_(kMaxWaiting), thread_([this] { Loop(); }) {}
+
+PeerTable::~PeerTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
+
+absl::Status PeerTable::Connect(const v1::DecodeEndpoint& endpoint, Done done) {
+  if (tasks_.TryPush({endpoint, std::move(done)})) return absl::OkStatus();
+  return tasks_.closed() ? absl::UnavailableError("the prefill worker is stopping")
+                         : absl::ResourceExhaustedError("too many decode workers wait to be connected");
+}
+
+absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::Find(const std::string& worker_id, uint64_t epoch) const {
+  std::lock_guard lock(mutex_);
+  const auto it = peers_.find(worker_id);
+  if (it == peers_.end() || it->second->endpoint.epoch() != epoch || !it->second->channel->status().ok())
+    return Errorf(absl::StatusCode::kUnavailable, "no live KV connection to decode worker '{}' (epoch {:016x})",
+                  worker_id, epoch);
+  return it->second;
+}
+
+std::vector<std::string> PeerTable::ConnectedIds() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> ids;
+  for (const auto& [id, peer] : peers_) {
+    if (peer->channel->status().ok()) ids.push_back(id);
+  }
+  return ids;
+}
+
+void PeerTable::Loop() {
+  while (true) {
+    std::optional<Task> task = tasks_.Pop(kIdleWait);
+    if (!task) {
+      if (tasks_.closed()) return;
+      continue;
+    }
+    task->done(ConnectNow(task->endpoint));
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::DecodeEndpoint& endpoint) {
+  if (auto peer = Find(endpoint.worker_id(), endpoint.epoch()); peer.ok()) return peer;
+  SPLICE_RETURN_IF_ERROR(wire::CheckLayout(endpoint.layout_digest(), *model_));
+  if (endpoint.page_bytes() != model_->page_bytes())
+    return Errorf(absl::StatusCode::kFailedPrecondition, "decode worker '{}' has pages of {} bytes, ours have {}",
+                  endpoint.worker_id(), endpoint.page_bytes(), model_->page_bytes());
+  const transport::RemoteMemory remote{endpoint.ucx_address(), endpoint.pool_rkey(), endpoint.pool_base(),
+                                       endpoint.pool_bytes(), endpoint.host_id()};
+  auto peer = std::make_shared<Peer>();
+  peer->endpoint = endpoint;
+  SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
+  SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, SelfTest(*peer->channel, endpoint));
+  peer->decode = v1::Decode::NewStub(
+      grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
+  log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
+            log::F("carrier", peer->channel->carrier()), log::F("GB_per_s", peer->bytes_per_s / 1e9));
+  std::shared_ptr<const Peer> old;
+  {
+    std::lock_guard lock(mutex_);
+    old = std::exchange(peers_[endpoint.worker_id()], peer);
+  }
+  if (old) (void)old->channel->Close(kCloseTimeout);
+  return std::shared_ptr<const Peer>(peer);
+}
+
+// Writes the scratch area a few times: proves the path before a request depends on it, and measures it.
+absl::StatusOr<double> PeerTable::SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint) {
+  const size_t bytes = static_cast<size_t>(std::min<uint64_t>(endpoint.scratch_bytes(), 1 << 20));
+  if (bytes == 0) return 0.0;
+  const std::vector<std::byte> data(bytes, std::byte{0x5a});
+  double best = 0;
+  for (int round = 0; round < kSelfTestRounds; ++round) {
+    const auto start = Clock::now();
+    SPLICE_RETURN_IF_ERROR(channel.Put({{data.data(), endpoint.scratch_offset(), bytes}}, [](const absl::Status&) {}));
+    SPLICE_RETURN_IF_ERROR(channel.FlushAndWait(kConnectTimeout));
+    best = std::max(best, static_cast<double>(bytes) /
+                              std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count()));
+  }
+  return best;
+}
+
+void PeerTable::Stop() {
+  tasks_.Close();
+  if (thread_.joinable()) thread_.join();
+  std::map<std::string, std::shared_ptr<const Peer>> peers;
+  {
+    std::lock_guard lock(mutex_);
+    peers.swap(peers_);
+  }
+  for (const auto& [id, peer] : peers) (void)peer->channel->Close(kCloseTimeout);
+}
+
+}  // namespace spl::prefill

@@ -1,0 +1,64 @@
+// The decode workers that this prefill worker can write to.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/base/bounded_queue.h"
+#include "services/engine/engine.h"
+#include "services/transport/kv_transport.h"
+#include "spl/v1/decode.grpc.pb.h"
+
+namespace spl::prefill {
+
+// One connected decode worker. Immutable; the channel may be lost at any time (see its status).
+struct Peer {
+  v1::DecodeEndpoint endpoint;
+  std::shared_ptr<transport::KvChannel> channel;
+  std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
+  double bytes_per_s = 0;                    // measured when it was connected
+};
+
+// Owns the channels and one thread that connects and closes, because both may take seconds. Any thread may call.
+class PeerTable {
+ public:
+  PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model);
+  ~PeerTable();  // Stop() must have been called
+
+  // Connects in the background and calls `done` on the table's thread. A live connection to the same epoch is kept.
+  // FailedPrecondition: another page layout. ResourceExhausted: too many connects wait.
+  using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Peer>>)>;
+  absl::Status Connect(const v1::DecodeEndpoint& endpoint, Done done);
+
+  // Unavailable when there is no live connection to that worker and epoch: the router connects it and tries again.
+  absl::StatusOr<std::shared_ptr<const Peer>> Find(const std::string& worker_id, uint64_t epoch) const;
+  std::vector<std::string> ConnectedIds() const;
+
+  void Stop();
+
+ private:
+  struct Task {
+    v1::DecodeEndpoint endpoint;
+    Done done;
+  };
+  void Loop();
+  absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
+  absl::StatusOr<double> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
+
+  transport::KvTransport& transport_;
+  const std::shared_ptr<const engine::Model> model_;
+  BoundedQueue<Task> tasks_;
+  mutable std::mutex mutex_;  // guards peers_
+  std::map<std::string, std::shared_ptr<const Peer>> peers_;  // by worker id
+  std::thread thread_;
+};
+
+}  // namespace spl::prefill

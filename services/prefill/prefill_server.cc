@@ -1,0 +1,78 @@
+#include "services/prefill/prefill_server.h"
+
+#include "services/base/ids.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/chunk/remote/remote_chunk_store.h"
+
+namespace spl::prefill {
+namespace {
+
+constexpr std::chrono::milliseconds kGaugePeriod{250};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_ptr<const engine::Model> model,
+                                                                    const PrefillServerOptions& options) {
+  auto server = std::unique_ptr<PrefillServer>(new PrefillServer);
+  server->model_ = model;
+  const uint64_t num_pages = options.kv_bytes / model->page_bytes();
+  if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model->config(), 256)) || num_pages > INT32_MAX)
+    return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", options.kv_bytes,
+                           num_pages, model->page_bytes(), num_pages > INT32_MAX ? "many" : "few");
+  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
+  // Registered, so that the transport need not pin or copy what it sends.
+  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(num_pages * model->page_bytes()));
+  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
+                                 static_cast<int32_t>(num_pages)};
+  engine::PrefillEngineOptions engine_options = options.engine;
+  if (!options.store_address.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));
+  }
+  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, view, engine_options));
+  server->peers_ = std::make_unique<PeerTable>(*server->transport_, model);
+  server->pushes_ = std::make_unique<PushWorker>(*model, server->metrics_,
+                                                 [engine = server->engine_.get()] { engine->Wake(); });
+
+  const RandomId epoch = RandomId::Make();
+  uint64_t epoch_number = 0;
+  for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
+  const std::string worker_id =
+      options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
+  server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, worker_id,
+                                                      epoch_number, server->metrics_);
+  ServiceHostOptions host;
+  host.name = "prefill";
+  host.listen = options.listen;
+  host.metrics_listen = options.metrics_listen;
+  host.drain_timeout = options.drain_timeout;
+  host.drain = [s = server.get()](std::chrono::steady_clock::time_point deadline) {
+    s->service_->set_draining(true);
+    s->engine_->WaitIdle(deadline);
+    s->pushes_->WaitIdle(deadline);
+  };
+  SPLICE_ASSIGN_OR_RETURN(server->host_, ServiceHost::Start(std::move(host), {server->service_.get()},
+                                                            server->metrics_));
+  server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
+  server->host_->SetReady(true);
+  log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),
+            log::F("pages", num_pages), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),
+            log::F("tokens_per_s", server->engine_->load().tokens_per_s),
+            log::F("store", options.store_address.empty() ? std::string("none") : options.store_address),
+            log::F("backend", model->backend().description()));
+  return server;
+}
+
+PrefillServer::~PrefillServer() { Stop(); }
+
+// Intake and drain, then the engine (ends what is left), the pushes it started, the channels, the transport.
+void PrefillServer::Stop() {
+  if (gauges_) gauges_->Stop();
+  if (host_) host_->Stop();
+  if (engine_) engine_->Stop();
+  if (pushes_) pushes_->Stop();
+  if (peers_) peers_->Stop();
+  if (transport_) transport_->Stop();
+}
+
+}  // namespace spl::prefill

@@ -1,0 +1,58 @@
+// splice-prefill as an object: the program's main and the all-in-one process host the same one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/base/metrics.h"
+#include "services/base/periodic.h"
+#include "services/base/service_host.h"
+#include "services/engine/engine.h"
+#include "services/prefill/kv_push.h"
+#include "services/prefill/peer_table.h"
+#include "services/prefill/prefill_service.h"
+#include "services/transport/kv_transport.h"
+
+namespace spl::prefill {
+
+struct PrefillServerOptions {
+  std::string listen = "127.0.0.1:0";          // gRPC
+  std::string metrics_listen = "127.0.0.1:0";  // empty: none
+  std::string worker_id;                       // empty: prefill-<random>
+  uint64_t kv_bytes = 1ull << 30;              // of the page pool; registered with the transport
+  std::string store_address;                   // HOST:PORT of a splice-kvstore; empty: none
+  engine::PrefillEngineOptions engine;         // its store is set from store_address
+  transport::TransportOptions transport;
+  std::chrono::milliseconds drain_timeout{30'000};
+};
+
+// Owns everything of one prefill worker. Stop() before destruction.
+class PrefillServer {
+ public:
+  static absl::StatusOr<std::unique_ptr<PrefillServer>> Start(std::shared_ptr<const engine::Model> model,
+                                                              const PrefillServerOptions& options);
+  ~PrefillServer();
+
+  std::string grpc_address() const { return host_->grpc_address(); }
+  std::string metrics_address() const { return host_->metrics_address(); }
+  const engine::PagePool& pool() const { return engine_->pool(); }
+  void Stop();  // drains, then ends; idempotent
+
+ private:
+  PrefillServer() = default;
+
+  Metrics metrics_;
+  std::shared_ptr<const engine::Model> model_;
+  std::unique_ptr<transport::KvTransport> transport_;
+  std::unique_ptr<transport::RegisteredMemory> memory_;
+  std::unique_ptr<engine::PrefillEngine> engine_;
+  std::unique_ptr<PeerTable> peers_;
+  std::unique_ptr<PushWorker> pushes_;
+  std::unique_ptr<PrefillService> service_;
+  std::unique_ptr<ServiceHost> host_;
+  std::unique_ptr<Periodic> gauges_;
+};
+
+}  // namespace spl::prefill

@@ -1,0 +1,203 @@
+#include "services/prefill/prefill_service.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "services/base/fault_point.h"
+#include "services/base/grpc_status.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::prefill {
+namespace {
+
+FaultPoint run_fault("prefill.run");
+constexpr size_t kMaxProbeKeys = 16384;
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
+  auto* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
+  return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
+                           {{"stage", stage}});
+}
+
+void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
+  receipt.set_reuse_policy(stats.policy);
+  receipt.set_exact(stats.exact);
+  receipt.set_prompt_tokens(static_cast<uint32_t>(stats.prompt_tokens));
+  receipt.set_cached_tokens(static_cast<uint32_t>(stats.cached_tokens));
+  receipt.set_stored_tokens(static_cast<uint32_t>(stats.stored_tokens));
+  receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
+  receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
+  receipt.set_queue_seconds(stats.queue_s);
+  receipt.set_lookup_seconds(stats.lookup_s);
+  receipt.set_fetch_seconds(stats.fetch_s);
+  receipt.set_prefill_seconds(stats.prefill_s);
+}
+
+}  // namespace
+
+// One Run call. Lives until gRPC is done with it, which is after Finish; Finish is called exactly once, by the engine's
+// on_done (through the push when there is something to undo) or when the request is refused at once.
+class PrefillService::RunCall final : public grpc::ServerUnaryReactor {
+ public:
+  RunCall(PrefillService& service, grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+          v1::PrefillResponse* response)
+      : service(service), context(context), request(request), response(response) {}
+
+  void OnCancel() override {
+    cancelled->store(true);
+    service.engine_.Wake();
+  }
+  void OnDone() override { delete this; }
+
+  PrefillService& service;
+  grpc::CallbackServerContext* const context;
+  const v1::PrefillRequest* const request;
+  v1::PrefillResponse* const response;
+  const engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+};
+
+PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
+                               std::string worker_id, uint64_t epoch, Metrics& metrics)
+    : engine_(engine),
+      peers_(peers),
+      pushes_(pushes),
+      worker_id_(std::move(worker_id)),
+      epoch_(epoch),
+      waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
+      kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
+      pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
+      prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
+      reused_prefix_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
+      reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
+      fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
+      stage_queue_(StageHistogram(metrics, "queue")),
+      stage_lookup_(StageHistogram(metrics, "lookup")),
+      stage_fetch_(StageHistogram(metrics, "fetch")),
+      stage_prefill_(StageHistogram(metrics, "prefill")) {}
+
+void PrefillService::UpdateGauges() {
+  const engine::PagePool& pool = engine_.pool();
+  const double used = static_cast<double>(pool.num_pages() - pool.num_free());
+  waiting_.Set(static_cast<double>(engine_.load().queued_requests));
+  kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool.num_pages())));
+  pages_used_.Set(used);
+}
+
+grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
+                                                  const v1::GetPrefillInfoRequest* request,
+                                                  v1::PrefillInfo* response) {
+  if (static_cast<size_t>(request->probe_keys_size()) > kMaxProbeKeys)
+    return Answer(context, InvalidArgument("probe_keys has {} keys, at most {}", request->probe_keys_size(),
+                                           kMaxProbeKeys));
+  const engine::PrefillLoad load = engine_.load();
+  response->set_worker_id(worker_id_);
+  response->set_epoch(epoch_);
+  *response->mutable_model() = wire::IdentityOf(engine_.model());
+  response->set_queued_requests(static_cast<uint32_t>(load.queued_requests));
+  response->set_queued_tokens(static_cast<uint64_t>(std::max<int64_t>(0, load.queued_tokens)));
+  response->set_prefill_tokens_per_s(load.tokens_per_s);
+  response->set_free_pages(static_cast<uint64_t>(engine_.pool().num_free()));
+  response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
+  response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));
+  response->set_draining(draining_);
+  for (const std::string& id : peers_.ConnectedIds()) response->add_connected_peers(id);
+  std::vector<chunk::ChunkKey> keys;
+  for (const std::string& bytes : request->probe_keys()) {
+    const auto digest = wire::DigestFromBytes(bytes, "probe_keys");
+    if (!digest.ok()) return Answer(context, digest.status());
+    keys.push_back({*digest});
+  }
+  response->set_probed_tokens(static_cast<uint32_t>(engine_.CountCachedLeading(keys) * chunk::kChunkTokens));
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContext* context,
+                                                      const v1::ConnectPeerRequest* request,
+                                                      v1::ConnectPeerResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  const auto done = [reactor, response](const absl::StatusOr<std::shared_ptr<const Peer>>& peer) {
+    if (peer.ok()) {
+      response->set_transport((*peer)->channel->carrier());
+      response->set_bytes_per_s((*peer)->bytes_per_s);
+    }
+    reactor->Finish(ToGrpcStatus(peer.status()));
+  };
+  if (const absl::Status status = peers_.Connect(request->endpoint(), done); !status.ok())
+    reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                              v1::PrefillResponse* response) {
+  auto* call = new RunCall(*this, context, request, response);
+  if (const absl::Status status = StartRun(*call); !status.ok()) {
+    if (status.code() == absl::StatusCode::kResourceExhausted)
+      SetRetryAfter(*context, std::chrono::milliseconds(200));
+    call->Finish(ToGrpcStatus(status));
+  }
+  return call;
+}
+
+absl::Status PrefillService::StartRun(RunCall& call) {
+  const v1::PrefillRequest& request = *call.request;
+  if (draining_) return absl::UnavailableError("the prefill worker is draining");
+  SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
+  SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
+  engine::PrefillRequest prefill;
+  prefill.id = request.request_id();
+  prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
+  SPLICE_RETURN_IF_ERROR(ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
+                                        static_cast<int64_t>(prefill.tokens.size())));
+  prefill.num_output_tokens = request.num_output_tokens();
+  prefill.sampling = wire::FromProto(request.sampling());
+  prefill.policy = request.reuse().policy();
+  SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
+                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
+  SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
+  prefill.deadline = FromGrpcDeadline(call.context->deadline());
+  prefill.cancelled = call.cancelled;
+  auto push = std::make_shared<KvPush>(pushes_, peer, request.ticket(), engine_.model(), prefill.id);
+  prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
+  prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](const absl::Status& status, engine::PrefillOutcome outcome) {
+    if (!status.ok()) {
+      push->Abort(std::move(outcome.kv), status, [&call, status] { call.Finish(ToGrpcStatus(status)); });
+      return;
+    }
+    Count(outcome.stats);
+    v1::Receipt& receipt = *call.response->mutable_receipt();
+    FillReceipt(outcome.stats, receipt);
+    receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
+    receipt.set_decode_selector(selector);
+    receipt.set_prefill_worker(worker_id_);
+    receipt.set_decode_worker(push->peer().endpoint.worker_id());
+    receipt.set_transport(push->peer().channel->carrier());
+    for (const engine::SampledToken& token : outcome.first_tokens)
+      *call.response->add_first_tokens() = wire::ToProto(token);
+    push->Commit(std::move(outcome.kv), outcome.first_tokens);
+    call.Finish(grpc::Status::OK);  // the first token does not wait for the commit
+  };
+  const absl::Status status = engine_.Submit(std::move(prefill));
+  if (!status.ok()) pushes_.PushEnded();  // nothing was pushed, nothing is to be undone
+  return status;
+}
+
+void PrefillService::Count(const engine::PrefillStats& stats) {
+  prompt_tokens_.Increment(static_cast<double>(stats.prompt_tokens));
+  reused_prefix_.Increment(static_cast<double>(stats.cached_tokens));
+  reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
+  fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
+  stage_queue_.Observe(stats.queue_s);
+  stage_lookup_.Observe(stats.lookup_s);
+  stage_fetch_.Observe(stats.fetch_s);
+  stage_prefill_.Observe(stats.prefill_s);
+}
+
+}  // namespace spl::prefill

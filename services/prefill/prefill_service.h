@@ -1,0 +1,59 @@
+// The Prefill gRPC service: prompts in, KV pushed to decode workers, first tokens out. Translates and delegates.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "services/base/metrics.h"
+#include "services/engine/engine.h"
+#include "services/prefill/kv_push.h"
+#include "services/prefill/peer_table.h"
+#include "spl/v1/prefill.grpc.pb.h"
+
+namespace spl::prefill {
+
+// Borrows everything; gRPC threads only validate and enqueue.
+class PrefillService final : public v1::Prefill::CallbackService {
+ public:
+  PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, std::string worker_id,
+                 uint64_t epoch, Metrics& metrics);
+
+  grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest* request,
+                                    v1::PrefillInfo* response) override;
+  grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext* context, const v1::ConnectPeerRequest* request,
+                                        v1::ConnectPeerResponse* response) override;
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                v1::PrefillResponse* response) override;
+
+  void set_draining(bool draining) { draining_ = draining; }
+  void UpdateGauges();
+
+ private:
+  class RunCall;
+  absl::Status StartRun(RunCall& call);
+  void Count(const engine::PrefillStats& stats);
+
+  engine::PrefillEngine& engine_;
+  PeerTable& peers_;
+  PushWorker& pushes_;
+  const std::string worker_id_;
+  const uint64_t epoch_;
+  std::atomic<bool> draining_{false};
+
+  prometheus::Gauge& waiting_;
+  prometheus::Gauge& kv_usage_;
+  prometheus::Gauge& pages_used_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& reused_prefix_;
+  prometheus::Counter& reused_miss_;
+  prometheus::Counter& fetched_bytes_;
+  prometheus::Histogram& stage_queue_;
+  prometheus::Histogram& stage_lookup_;
+  prometheus::Histogram& stage_fetch_;
+  prometheus::Histogram& stage_prefill_;
+};
+
+}  // namespace spl::prefill

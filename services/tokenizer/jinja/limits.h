@@ -1,0 +1,16 @@
+// Bounds on one rendering, far above what real templates and prompts need, so that a template cannot exhaust the
+// process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace spl::tokenizer::jinja {
+
+inline constexpr size_t kTextBytesMax = 64 << 20;  // of one text
+inline constexpr size_t kListItemsMax = 1 << 20;   // of one list
+inline constexpr int64_t kRangeMax = 100'000;      // Jinja's sandbox has the same
+inline constexpr int64_t kStepsMax = 10'000'000;   // expressions evaluated, plus 1 for each 16 bytes of text made
+inline constexpr int kCallDepthMax = 300;          // of the evaluation: expressions, tags and macros inside each other
+
+}  // namespace spl::tokenizer::jinja

@@ -1,0 +1,20 @@
+// Arithmetic and slices of values, as in Python.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "services/tokenizer/jinja/value.h"
+
+namespace spl::tokenizer::jinja {
+
+// `op` is + - * / // % **. InvalidArgument: types that do not fit, division by zero, a result that is too large.
+absl::StatusOr<Value> Calculate(std::string_view op, const Value& left, const Value& right);
+
+absl::StatusOr<Value> Negate(const Value& value);
+
+// object[start:stop:step]; none (or undefined) parts are left out. InvalidArgument: not a list or string, parts that
+// are no integers, a step of 0.
+absl::StatusOr<Value> Slice(const Value& object, const Value& start, const Value& stop, const Value& step);
+
+}  // namespace spl::tokenizer::jinja

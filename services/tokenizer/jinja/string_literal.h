@@ -1,0 +1,15 @@
+// String literals of templates, which are Python's.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace spl::tokenizer::jinja {
+
+// What stands between the quotes, with its escapes resolved. An unknown escape keeps its backslash, as in Python.
+// InvalidArgument: an escape that is cut short, names no character, or is \N{…}.
+absl::StatusOr<std::string> UnescapeString(std::string_view literal);
+
+}  // namespace spl::tokenizer::jinja

@@ -1,0 +1,270 @@
+#include "services/tokenizer/jinja/text.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "services/base/status.h"
+#include "services/tokenizer/regex.h"
+#include "services/tokenizer/utf8.h"
+
+namespace spl::tokenizer::jinja {
+namespace {
+
+bool IsIn(std::string_view character, const std::string* characters) {
+  if (characters == nullptr) return IsPythonSpace(DecodeUtf8(character, 0).value);
+  return characters->find(character) != std::string::npos;
+}
+
+size_t PreviousCharacter(std::string_view text, size_t end) {
+  size_t pos = end - 1;
+  while (pos > 0 && (static_cast<unsigned char>(text[pos]) & 0xC0) == 0x80) --pos;
+  return pos;
+}
+
+char Upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
+char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
+bool IsAsciiLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Whether `text` holds a character beyond ASCII for which upper or lower case may matter.
+bool HasOtherCasedCharacters(std::string_view text) {
+  if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
+    return false;
+  static const Regex* const cased =
+      new Regex(*Regex::Compile("[^\\x00-\\x7F](?<=[\\p{L&}\\p{Lm}\\p{Nl}\\x{345}Ⓐ-ⓩ])|[ªº]"));
+  std::vector<Span> matches;
+  return !cased->FindAll(text, &matches).ok() || !matches.empty();
+}
+
+}  // namespace
+
+bool IsPythonSpace(char32_t value) { return IsWhitespace(value) || (value >= 0x1C && value <= 0x1F); }
+
+int64_t LengthOf(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+std::string Strip(std::string_view text, const std::string* characters, StripSide side) {
+  size_t begin = 0;
+  size_t end = text.size();
+  while (side != StripSide::kRight && begin < end) {
+    const std::string_view character = text.substr(begin, DecodeUtf8(text, begin).num_bytes);
+    if (!IsIn(character, characters)) break;
+    begin += character.size();
+  }
+  while (side != StripSide::kLeft && end > begin) {
+    const size_t pos = PreviousCharacter(text, end);
+    if (!IsIn(text.substr(pos, end - pos), characters)) break;
+    end = pos;
+  }
+  return std::string(text.substr(begin, end - begin));
+}
+
+namespace {
+
+std::vector<std::string> SplitAtSpace(std::string_view text, int64_t max_splits) {
+  std::vector<std::string> parts;
+  std::string rest = Strip(text, nullptr, StripSide::kLeft);
+  while (!rest.empty()) {
+    if (max_splits >= 0 && static_cast<int64_t>(parts.size()) == max_splits) {
+      parts.push_back(rest);
+      break;
+    }
+    size_t end = 0;
+    while (end < rest.size() && !IsPythonSpace(DecodeUtf8(rest, end).value)) end += DecodeUtf8(rest, end).num_bytes;
+    parts.push_back(rest.substr(0, end));
+    rest = Strip(std::string_view(rest).substr(end), nullptr, StripSide::kLeft);
+  }
+  return parts;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> Split(std::string_view text, const std::string* separator,
+                                               int64_t max_splits) {
+  if (separator == nullptr) return SplitAtSpace(text, max_splits);
+  if (separator->empty()) return InvalidArgument("empty separator");
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (int64_t i = 0; max_splits < 0 || i < max_splits; ++i) {
+    const size_t found = text.find(*separator, begin);
+    if (found == std::string_view::npos) break;
+    parts.emplace_back(text.substr(begin, found - begin));
+    begin = found + separator->size();
+  }
+  parts.emplace_back(text.substr(begin));
+  return parts;
+}
+
+absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, const std::string* separator,
+                                                        int64_t max_splits) {
+  if (max_splits < 0) return Split(text, separator, max_splits);
+  if (separator == nullptr) return InvalidArgument("rsplit with a limit needs a separator here");
+  if (separator->empty()) return InvalidArgument("empty separator");
+  std::vector<std::string> parts;
+  size_t end = text.size();
+  for (int64_t i = 0; i < max_splits && end >= separator->size(); ++i) {
+    const size_t found = text.rfind(*separator, end - separator->size());
+    if (found == std::string_view::npos) break;
+    parts.emplace_back(text.substr(found + separator->size(), end - found - separator->size()));
+    end = found;
+  }
+  parts.emplace_back(text.substr(0, end));
+  std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
+std::vector<std::string> SplitLines(std::string_view text) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  for (size_t pos = 0; pos < text.size();) {
+    const CodePoint c = DecodeUtf8(text, pos);
+    const bool ends = (c.value >= 0x0A && c.value <= 0x0D) || (c.value >= 0x1C && c.value <= 0x1E) || c.value == 0x85 ||
+                      c.value == 0x2028 || c.value == 0x2029;
+    const size_t line_end = pos;
+    pos += c.num_bytes;
+    if (!ends) continue;
+    if (c.value == '\r' && pos < text.size() && text[pos] == '\n') ++pos;
+    lines.emplace_back(text.substr(begin, line_end - begin));
+    begin = pos;
+  }
+  if (begin < text.size()) lines.emplace_back(text.substr(begin));
+  return lines;
+}
+
+absl::StatusOr<std::string> Replace(std::string_view text, std::string_view from, std::string_view to,
+                                    int64_t max_count) {
+  if (from.empty()) return InvalidArgument("replacing an empty string is not supported");
+  std::string out;
+  size_t begin = 0;
+  for (int64_t i = 0; max_count < 0 || i < max_count; ++i) {
+    const size_t found = text.find(from, begin);
+    if (found == std::string_view::npos) break;
+    out += text.substr(begin, found - begin);
+    out += to;
+    begin = found + from.size();
+  }
+  out += text.substr(begin);
+  return out;
+}
+
+absl::StatusOr<std::string> ChangeCase(std::string_view text, Case mode) {
+  if (HasOtherCasedCharacters(text)) {
+    return InvalidArgument("changing the case of \"{}\" is not supported: it has letters beyond ASCII",
+                           text.substr(0, 200));
+  }
+  std::string out(text);
+  bool word_starts = true;
+  for (char& c : out) {
+    const char original = c;
+    switch (mode) {
+      case Case::kUpper:
+        c = Upper(c);
+        break;
+      case Case::kLower:
+        c = Lower(c);
+        break;
+      case Case::kCapitalize:
+        c = word_starts ? Upper(c) : Lower(c);
+        word_starts = false;
+        break;
+      case Case::kTitle:
+        c = word_starts ? Upper(c) : Lower(c);
+        word_starts = !IsAsciiLetter(original);
+        break;
+      case Case::kJinjaTitle:
+        c = word_starts ? Upper(c) : Lower(c);
+        word_starts = std::string_view("-({[<").find(original) != std::string_view::npos ||
+                      (static_cast<unsigned char>(original) < 0x80 && IsPythonSpace(original));
+        break;
+    }
+  }
+  return out;
+}
+
+std::string FloatText(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+namespace {
+
+// A character beyond ASCII as repr writes it: itself, or an escape when Python holds it for unprintable.
+void AppendPrintable(char32_t value, std::string_view character, std::string* out) {
+  static const Regex* const unprintable = new Regex(*Regex::Compile("[\\p{C}\\p{Z}]"));
+  std::vector<Span> matches;
+  const auto number = static_cast<uint32_t>(value);
+  if (unprintable->FindAll(character, &matches).ok() && matches.empty()) {
+    *out += character;
+  } else if (number < 0x100) {
+    *out += fmt::format("\\x{:02x}", number);
+  } else {
+    *out += number < 0x10000 ? fmt::format("\\u{:04x}", number) : fmt::format("\\U{:08x}", number);
+  }
+}
+
+}  // namespace
+
+std::string QuotePython(std::string_view text) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (size_t pos = 0; pos < text.size(); ++pos) {
+    const char c = text[pos];
+    if (static_cast<unsigned char>(c) >= 0x80) {
+      const CodePoint point = DecodeUtf8(text, pos);
+      AppendPrintable(point.value, text.substr(pos, point.num_bytes), &out);
+      pos += point.num_bytes - 1;
+    } else if (c == quote || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + quote;
+}
+
+std::string QuoteJson(std::string_view text, bool ensure_ascii) {
+  std::string out = "\"";
+  for (size_t pos = 0; pos < text.size();) {
+    const CodePoint c = DecodeUtf8(text, pos);
+    const std::string_view character = text.substr(pos, c.num_bytes);
+    pos += c.num_bytes;
+    if (c.value == '"' || c.value == '\\') {
+      out += '\\';
+      out += character;
+    } else if (c.value == '\n') {
+      out += "\\n";
+    } else if (c.value == '\r') {
+      out += "\\r";
+    } else if (c.value == '\t') {
+      out += "\\t";
+    } else if (c.value == '\b') {
+      out += "\\b";
+    } else if (c.value == '\f') {
+      out += "\\f";
+    } else if (c.value < 0x20 || (ensure_ascii && c.value >= 0x7F && c.value < 0x10000)) {
+      out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c.value));
+    } else if (ensure_ascii && c.value >= 0x10000) {
+      const uint32_t rest = static_cast<uint32_t>(c.value) - 0x10000;
+      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + (rest >> 10), 0xDC00 + (rest & 0x3FF));
+    } else {
+      out += character;
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace spl::tokenizer::jinja

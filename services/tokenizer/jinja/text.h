@@ -1,0 +1,43 @@
+// Python's str, as far as templates use it. Positions and lengths are in code points; all text is valid UTF-8.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace spl::tokenizer::jinja {
+
+bool IsPythonSpace(char32_t value);  // str.isspace
+
+int64_t LengthOf(std::string_view text);
+
+enum class StripSide { kBoth, kLeft, kRight };
+// str.strip(), and str.strip(characters) where `characters` is not null.
+std::string Strip(std::string_view text, const std::string* characters, StripSide side);
+
+// str.split(separator, max_splits); without a separator at runs of whitespace. max_splits < 0: no limit.
+absl::StatusOr<std::vector<std::string>> Split(std::string_view text, const std::string* separator, int64_t max_splits);
+absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, const std::string* separator,
+                                                        int64_t max_splits);
+std::vector<std::string> SplitLines(std::string_view text);
+
+// str.replace(from, to, max_count); InvalidArgument: `from` is empty.
+absl::StatusOr<std::string> Replace(std::string_view text, std::string_view from, std::string_view to,
+                                    int64_t max_count);
+
+enum class Case { kUpper, kLower, kCapitalize, kTitle, kJinjaTitle };
+// str.upper and so on; kJinjaTitle is the filter of that name, which keeps "it's" as "It's".
+// InvalidArgument: characters beyond ASCII that have case, since their mapping is not known here.
+absl::StatusOr<std::string> ChangeCase(std::string_view text, Case mode);
+
+// Python's repr of a float, which is also its str.
+std::string FloatText(double value);
+
+// repr of a string, and the string as json.dumps writes it.
+std::string QuotePython(std::string_view text);
+std::string QuoteJson(std::string_view text, bool ensure_ascii);
+
+}  // namespace spl::tokenizer::jinja

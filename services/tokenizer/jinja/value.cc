@@ -1,0 +1,306 @@
+#include "services/tokenizer/jinja/value.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "services/base/status.h"
+#include "services/tokenizer/jinja/text.h"
+#include "services/tokenizer/utf8.h"
+
+namespace spl::tokenizer::jinja {
+namespace {
+
+constexpr std::string_view kTypeNames[] = {
+    "Undefined", "NoneType",         "bool",  "int",        "float", "str", "list", "tuple", "dict",
+    "Namespace", "builtin_function", "Macro", "LoopContext"};
+
+}  // namespace
+
+const Value* Dict::Find(std::string_view key) const {
+  for (const auto& item : items) {
+    if (item.first == key) return &item.second;
+  }
+  return nullptr;
+}
+
+void Dict::Set(std::string_view key, Value value) {
+  for (auto& item : items) {
+    if (item.first == key) {
+      item.second = std::move(value);
+      return;
+    }
+  }
+  items.emplace_back(std::string(key), std::move(value));
+}
+
+Value Value::WithText(Kind kind, std::string text) {
+  Value value;
+  value.kind_ = kind;
+  value.data_ = std::make_shared<const std::string>(std::move(text));
+  return value;
+}
+
+Value Value::Undefined(std::string hint) { return WithText(Kind::kUndefined, std::move(hint)); }
+Value Value::String(std::string text) { return WithText(Kind::kString, std::move(text)); }
+Value Value::Callable(std::string name) { return WithText(Kind::kCallable, std::move(name)); }
+
+Value Value::None() {
+  Value value;
+  value.kind_ = Kind::kNone;
+  return value;
+}
+
+Value Value::Bool(bool flag) {
+  Value value;
+  value.kind_ = Kind::kBool;
+  value.data_ = static_cast<int64_t>(flag);
+  return value;
+}
+
+Value Value::Int(int64_t number) {
+  Value value;
+  value.kind_ = Kind::kInt;
+  value.data_ = number;
+  return value;
+}
+
+Value Value::Float(double number) {
+  Value value;
+  value.kind_ = Kind::kFloat;
+  value.data_ = number;
+  return value;
+}
+
+Value Value::Macro(const MacroValue* macro) {
+  Value value;
+  value.kind_ = Kind::kMacro;
+  value.data_ = macro;
+  return value;
+}
+
+Value Value::Loop(const LoopState* loop) {
+  Value value;
+  value.kind_ = Kind::kLoop;
+  value.data_ = loop;
+  return value;
+}
+
+namespace {
+
+// The depth of a container that holds `item`.
+absl::StatusOr<int> DepthAround(const Value& item, int depth) {
+  if (item.kind() == Value::Kind::kNamespace || item.kind() == Value::Kind::kMacro ||
+      item.kind() == Value::Kind::kLoop) {
+    return InvalidArgument("a {} inside a list, dict or namespace is not supported", item.TypeName());
+  }
+  depth = std::max(depth, item.depth() + 1);
+  if (depth > kValueDepthMax) return InvalidArgument("lists and dicts are nested more than {} deep", kValueDepthMax);
+  return depth;
+}
+
+}  // namespace
+
+absl::StatusOr<Value> Value::MakeSequence(Kind kind, List items) {
+  Value value;
+  value.kind_ = kind;
+  value.depth_ = 1;
+  for (const Value& item : items) {
+    SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item, value.depth_));
+  }
+  value.data_ = std::make_shared<const List>(std::move(items));
+  return value;
+}
+
+absl::StatusOr<Value> Value::MakeMapping(Kind kind, Dict items) {
+  Value value;
+  value.kind_ = kind;
+  value.depth_ = 1;
+  for (const auto& item : items.items) {
+    SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item.second, value.depth_));
+  }
+  value.data_ = std::make_shared<Dict>(std::move(items));
+  return value;
+}
+
+absl::StatusOr<Value> Value::MakeList(List items) { return MakeSequence(Kind::kList, std::move(items)); }
+absl::StatusOr<Value> Value::MakeTuple(List items) { return MakeSequence(Kind::kTuple, std::move(items)); }
+absl::StatusOr<Value> Value::MakeDict(Dict items) { return MakeMapping(Kind::kDict, std::move(items)); }
+absl::StatusOr<Value> Value::MakeNamespace(Dict attributes) {
+  return MakeMapping(Kind::kNamespace, std::move(attributes));
+}
+
+absl::Status Value::SetAttribute(std::string_view name, const Value& value) const {
+  if (kind_ != Kind::kNamespace) return InvalidArgument("cannot assign attribute on non-namespace object");
+  SPLICE_RETURN_IF_ERROR(DepthAround(value, 0).status());
+  std::get<std::shared_ptr<Dict>>(data_)->Set(name, value);
+  return absl::OkStatus();
+}
+
+int64_t Value::AsInt() const { return std::get<int64_t>(data_); }
+double Value::AsNumber() const { return is_float() ? std::get<double>(data_) : static_cast<double>(AsInt()); }
+const std::string& Value::AsString() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
+const List& Value::AsList() const { return *std::get<std::shared_ptr<const List>>(data_); }
+const Dict& Value::AsDict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
+const MacroValue& Value::AsMacro() const { return *std::get<const MacroValue*>(data_); }
+const LoopState& Value::AsLoop() const { return *std::get<const LoopState*>(data_); }
+const std::string& Value::callable_name() const { return AsString(); }
+
+const std::string& Value::hint() const {
+  static const std::string* const unnamed = new std::string("the value is undefined");
+  const auto* text = std::get_if<std::shared_ptr<const std::string>>(&data_);
+  return text != nullptr ? **text : *unnamed;
+}
+
+std::string_view Value::TypeName() const { return kTypeNames[static_cast<int>(kind_)]; }
+
+bool Value::Truthy() const {
+  switch (kind_) {
+    case Kind::kUndefined:
+    case Kind::kNone:
+      return false;
+    case Kind::kBool:
+    case Kind::kInt:
+      return AsInt() != 0;
+    case Kind::kFloat:
+      return AsNumber() != 0;
+    case Kind::kString:
+      return !AsString().empty();
+    case Kind::kList:
+    case Kind::kTuple:
+      return !AsList().empty();
+    case Kind::kDict:
+      return !AsDict().items.empty();
+    default:
+      return true;
+  }
+}
+
+bool Equal(const Value& a, const Value& b) {
+  if (a.is_integer() && b.is_integer()) return a.AsInt() == b.AsInt();
+  if (a.is_number() && b.is_number()) return a.AsNumber() == b.AsNumber();
+  if (a.kind() != b.kind()) return false;
+  switch (a.kind()) {
+    case Value::Kind::kUndefined:
+    case Value::Kind::kNone:
+      return true;
+    case Value::Kind::kString:
+    case Value::Kind::kCallable:
+      return a.AsString() == b.AsString();
+    case Value::Kind::kList:
+    case Value::Kind::kTuple:
+      return std::equal(a.AsList().begin(), a.AsList().end(), b.AsList().begin(), b.AsList().end(), Equal);
+    case Value::Kind::kDict: {
+      if (a.AsDict().items.size() != b.AsDict().items.size()) return false;
+      for (const auto& item : a.AsDict().items) {
+        const Value* other = b.AsDict().Find(item.first);
+        if (other == nullptr || !Equal(item.second, *other)) return false;
+      }
+      return true;
+    }
+    case Value::Kind::kNamespace:
+      return &a.AsDict() == &b.AsDict();
+    case Value::Kind::kMacro:
+      return &a.AsMacro() == &b.AsMacro();
+    default:
+      return a.kind() == Value::Kind::kLoop && &a.AsLoop() == &b.AsLoop();
+  }
+}
+
+absl::StatusOr<int> Compare(const Value& a, const Value& b) {
+  const auto order = [](const auto& x, const auto& y) { return x < y ? -1 : y < x ? 1 : 0; };
+  if (a.is_integer() && b.is_integer()) return order(a.AsInt(), b.AsInt());
+  if (a.is_number() && b.is_number()) return order(a.AsNumber(), b.AsNumber());
+  if (a.is_string() && b.is_string()) return order(a.AsString(), b.AsString());  // UTF-8 sorts as code points do
+  if (a.is_sequence() && a.kind() == b.kind()) {
+    for (size_t i = 0; i < std::min(a.AsList().size(), b.AsList().size()); ++i) {
+      if (!Equal(a.AsList()[i], b.AsList()[i])) return Compare(a.AsList()[i], b.AsList()[i]);
+    }
+    return order(a.AsList().size(), b.AsList().size());
+  }
+  for (const Value* value : {&a, &b}) {
+    if (value->is_undefined()) return InvalidArgument("{}", value->hint());
+  }
+  return InvalidArgument("{} and {} have no order", a.TypeName(), b.TypeName());
+}
+
+absl::StatusOr<List> Iterate(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::kUndefined:
+      return List();
+    case Value::Kind::kList:
+    case Value::Kind::kTuple:
+      return value.AsList();
+    case Value::Kind::kDict: {
+      List keys;
+      for (const auto& item : value.AsDict().items) keys.push_back(Value::String(item.first));
+      return keys;
+    }
+    case Value::Kind::kString: {
+      List characters;
+      const std::string& text = value.AsString();
+      for (size_t pos = 0; pos < text.size();) {
+        const size_t num_bytes = DecodeUtf8(text, pos).num_bytes;
+        characters.push_back(Value::String(text.substr(pos, num_bytes)));
+        pos += num_bytes;
+      }
+      return characters;
+    }
+    default:
+      return InvalidArgument("'{}' object is not iterable", value.TypeName());
+  }
+}
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+absl::StatusOr<Value> FromJson(const OrderedJson& json, const std::string& name, int depth) {
+  if (depth > kValueDepthMax) return InvalidArgument("{} is nested more than {} deep", name, kValueDepthMax);
+  switch (json.type()) {
+    case OrderedJson::value_t::null:
+      return Value::None();
+    case OrderedJson::value_t::boolean:
+      return Value::Bool(json.get<bool>());
+    case OrderedJson::value_t::number_integer:
+      return Value::Int(json.get<int64_t>());
+    case OrderedJson::value_t::number_unsigned:
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
+        return InvalidArgument("{} holds the number {}, which is too large", name, json.dump());
+      }
+      return Value::Int(json.get<int64_t>());
+    case OrderedJson::value_t::number_float:
+      return Value::Float(json.get<double>());
+    case OrderedJson::value_t::string:
+      return Value::String(json.get<std::string>());
+    case OrderedJson::value_t::array: {
+      List items;
+      for (const OrderedJson& item : json) {
+        SPLICE_ASSIGN_OR_RETURN(Value value, FromJson(item, name, depth + 1));
+        items.push_back(std::move(value));
+      }
+      return Value::MakeList(std::move(items));
+    }
+    case OrderedJson::value_t::object: {
+      Dict dict;
+      for (const auto& [key, item] : json.items()) {
+        SPLICE_ASSIGN_OR_RETURN(Value value, FromJson(item, name, depth + 1));
+        dict.Set(key, std::move(value));
+      }
+      return Value::MakeDict(std::move(dict));
+    }
+    default:
+      return InvalidArgument("{} holds something that is not JSON", name);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Value> FromJsonText(std::string_view text, const std::string& name) {
+  try {
+    return FromJson(OrderedJson::parse(text), name, 0);
+  } catch (const nlohmann::json::exception& error) {
+    return InvalidArgument("{} is not JSON: {}", name, error.what());
+  }
+}
+
+}  // namespace spl::tokenizer::jinja

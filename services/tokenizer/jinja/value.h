@@ -1,0 +1,136 @@
+// The values that a template computes with. They behave as Python's do, as far as templates can tell.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace spl::tokenizer::jinja {
+
+class Value;
+struct MacroValue;
+struct LoopState;
+
+using List = std::vector<Value>;
+
+// Keeps the order of insertion. Keys are strings: JSON has no others, and template literals with others are refused.
+struct Dict {
+  std::vector<std::pair<std::string, Value>> items;
+
+  const Value* Find(std::string_view key) const;
+  void Set(std::string_view key, Value value);
+};
+
+// Lists and dicts nest at most this deep, so that walking one never exhausts the stack.
+inline constexpr int kValueDepthMax = 100;
+
+// Cheap to copy: strings and containers are shared and never change, except the attributes of a namespace.
+// Macros and loops are borrowed from the evaluation that made them, so they cannot be put into containers.
+class Value {
+ public:
+  enum class Kind {
+    kUndefined,
+    kNone,
+    kBool,
+    kInt,
+    kFloat,
+    kString,
+    kList,
+    kTuple,
+    kDict,
+    kNamespace,
+    kCallable,
+    kMacro,
+    kLoop
+  };
+
+  Value() = default;                         // undefined
+  static Value Undefined(std::string hint);  // the hint says what is undefined: "'x' is undefined"
+  static Value None();
+  static Value Bool(bool value);
+  static Value Int(int64_t value);
+  static Value Float(double value);
+  static Value String(std::string value);
+  // InvalidArgument: nested too deep, or an item that cannot be kept.
+  static absl::StatusOr<Value> MakeList(List items);
+  static absl::StatusOr<Value> MakeTuple(List items);
+  static absl::StatusOr<Value> MakeDict(Dict items);
+  static absl::StatusOr<Value> MakeNamespace(Dict attributes);
+  static Value Callable(std::string name);  // a global function, or a method that is not called
+  static Value Macro(const MacroValue* macro);
+  static Value Loop(const LoopState* loop);
+
+  Kind kind() const { return kind_; }
+  bool is_undefined() const { return kind_ == Kind::kUndefined; }
+  bool is_none() const { return kind_ == Kind::kNone; }
+  bool is_bool() const { return kind_ == Kind::kBool; }
+  bool is_integer() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }  // as in Python
+  bool is_float() const { return kind_ == Kind::kFloat; }
+  bool is_number() const { return is_integer() || is_float(); }
+  bool is_string() const { return kind_ == Kind::kString; }
+  bool is_sequence() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
+  bool is_dict() const { return kind_ == Kind::kDict; }
+
+  // REQUIRES: the kind fits.
+  int64_t AsInt() const;    // integers and booleans
+  double AsNumber() const;  // any number
+  const std::string& AsString() const;
+  const List& AsList() const;  // lists and tuples
+  const Dict& AsDict() const;  // dicts and namespaces
+  const MacroValue& AsMacro() const;
+  const LoopState& AsLoop() const;
+  const std::string& hint() const;  // of an undefined value: what is undefined
+  const std::string& callable_name() const;
+
+  // Sets an attribute of a namespace.
+  absl::Status SetAttribute(std::string_view name, const Value& value) const;
+
+  bool Truthy() const;
+  std::string_view TypeName() const;  // Python's: "str", "NoneType", …
+  int depth() const { return depth_; }
+
+ private:
+  using Shared = std::variant<std::monostate, int64_t, double, std::shared_ptr<const std::string>,
+                              std::shared_ptr<const List>, std::shared_ptr<Dict>, const MacroValue*, const LoopState*>;
+  static absl::StatusOr<Value> MakeSequence(Kind kind, List items);
+  static absl::StatusOr<Value> MakeMapping(Kind kind, Dict items);
+  static Value WithText(Kind kind, std::string text);
+
+  Kind kind_ = Kind::kUndefined;
+  int depth_ = 0;  // of containers
+  Shared data_;
+};
+
+bool Equal(const Value& a, const Value& b);
+
+// -1, 0 or 1. InvalidArgument: the two have no order.
+absl::StatusOr<int> Compare(const Value& a, const Value& b);
+
+// What a loop over the value visits: items, keys, characters; nothing for undefined. InvalidArgument: not iterable.
+absl::StatusOr<List> Iterate(const Value& value);
+
+// str(value). InvalidArgument: something that has no useful text (a function, a macro).
+absl::StatusOr<std::string> ToText(const Value& value);
+
+// repr(value), as it appears inside a printed list or dict.
+absl::StatusOr<std::string> ToRepr(const Value& value);
+
+struct JsonOptions {
+  std::optional<int> indent;
+  bool ensure_ascii = false;
+  bool sort_keys = false;
+};
+// json.dumps(value). InvalidArgument: not JSON serializable.
+absl::StatusOr<std::string> ToJson(const Value& value, const JsonOptions& options);
+
+// A JSON text as a value; objects keep the order of their members.
+absl::StatusOr<Value> FromJsonText(std::string_view json, const std::string& name);
+
+}  // namespace spl::tokenizer::jinja

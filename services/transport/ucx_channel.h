@@ -1,0 +1,108 @@
+// One connection: a UCX endpoint, the peer's unpacked rkey, and either its memory mapped here or a queue of UCX puts.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/transport/copy_engine.h"
+#include "services/transport/kv_transport.h"
+#include "services/transport/ucx_worker.h"
+
+namespace spl::transport {
+
+// The state behind a KvChannel, shared by its owner, the transport and the jobs on their way. Methods marked [progress]
+// run on the progress thread only; the others on any thread.
+//
+// Life: Open → connected → (lost) → closing → closed. Every accepted job ends before closed: an operation that UCX or
+// the copy engine has begun is waited for, never abandoned, because both read the caller's memory until it ends.
+class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
+ public:
+  UcxChannel(UcxWorker& worker, CopyEngine& copies, RemoteMemory remote);
+  ~UcxChannel();
+
+  // [progress] Starts to connect. kPeer reports a lost peer on every lane but never uses shared memory (UCX 1.13);
+  // kNone does, and is used for mapping the peer's memory only, never for a UCX data operation.
+  void Open(const std::string& address_bytes, ucp_err_handling_mode_t mode);
+  absl::Status WaitConnected(std::chrono::steady_clock::time_point deadline);
+
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done);
+  absl::Status Flush(std::function<void(absl::Status)> done);
+  absl::Status Close(std::chrono::nanoseconds timeout);
+  // Begins to close and does not wait.
+  void CloseSoon();
+  bool WaitClosed(std::chrono::steady_clock::time_point deadline);
+
+  bool mapped() const { return mapped_ != nullptr; }
+  std::string carrier() const { return carrier_; }
+  absl::Status status() const;
+  bool closed() const;
+
+ private:
+  struct Job {
+    std::vector<PutOp> ops;
+    size_t next_op = 0;
+    size_t num_in_flight = 0;
+    bool is_flush = false;
+    bool all_posted = false;
+    absl::Status status;
+    std::function<void(absl::Status)> done;
+    UcxChannel* channel = nullptr;
+  };
+
+  absl::Status Admit();
+  void Finish(std::function<void(absl::Status)> done, absl::Status status);  // [progress]
+  void Enqueue(std::unique_ptr<Job> job);                                    // [progress]
+  void Pump();                                                               // [progress]
+  bool PostNext(Job& job);                                                   // [progress]
+  void OpDone(Job& job, ucs_status_t status);                                // [progress]
+  void Retire(Job& job);                                                     // [progress]
+  void DropQueued(const absl::Status& status);                               // [progress]
+  void Lose(const absl::Status& status);                                     // [progress]
+  void Connected(ucs_status_t status);                                       // [progress]
+  absl::Status MapOrChooseCarrier();                                         // [progress]
+  void AdvanceClose();                                                       // [progress]
+  void CloseEndpoint();                                                      // [progress]
+  absl::Status Interruption() const;
+
+  static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
+  static void OnOpDone(void* request, ucs_status_t status, void* user_data);
+  static void OnConnected(void* request, ucs_status_t status, void* user_data);
+  static void OnFlushedForClose(void* request, ucs_status_t status, void* user_data);
+  static void OnClosed(void* request, ucs_status_t status, void* user_data);
+
+  UcxWorker& worker_;
+  CopyEngine& copies_;
+  const RemoteMemory remote_;
+
+  // Of the progress thread.
+  ucp_ep_h ep_ = nullptr;
+  ucp_err_handling_mode_t mode_ = UCP_ERR_HANDLING_MODE_NONE;
+  ucp_rkey_h rkey_ = nullptr;
+  std::deque<std::unique_ptr<Job>> queued_;   // not fully posted, in order
+  std::vector<std::unique_ptr<Job>> posted_;  // fully posted, waiting for UCX
+  size_t num_in_flight_ = 0;
+  bool flushing_for_close_ = false;
+  std::shared_ptr<UcxChannel> alive_until_closed_;  // UCX holds a bare pointer to this object
+
+  // Written before connected, read-only after.
+  std::byte* mapped_ = nullptr;
+  std::string carrier_;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  absl::Status status_;
+  bool connected_ = false;
+  bool closing_ = false;
+  bool closed_ = false;
+  size_t num_pending_ = 0;  // accepted jobs whose done has not returned
+};
+
+}  // namespace spl::transport

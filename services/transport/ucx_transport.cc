@@ -1,0 +1,337 @@
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <ucp/api/ucp.h>
+
+#include <cstring>
+#include <set>
+
+#include "services/base/address.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/transport/copy_engine.h"
+#include "services/transport/kv_transport.h"
+#include "services/transport/rkey_frame.h"
+#include "services/transport/ucx_channel.h"
+#include "services/transport/ucx_runtime.h"
+#include "services/transport/ucx_worker.h"
+
+namespace spl::transport {
+namespace {
+
+constexpr size_t kMaxAcceptedPeers = 4096;
+constexpr auto kStopTimeout = std::chrono::seconds(5);
+
+class UcxMemory final : public RegisteredMemory {
+ public:
+  UcxMemory(UcxWorker& worker, uint16_t local_port) : worker_(worker), local_port_(local_port) {}
+  ~UcxMemory() override {
+    if (handle_ != nullptr && !worker_.Run([&] { ucp_mem_unmap(worker_.context(), handle_); }).ok()) {
+      ucp_mem_unmap(worker_.context(), handle_);  // the progress thread has ended: nobody else uses the context
+    }
+  }
+
+  absl::Status Map(size_t bytes);
+  std::byte* data() const override { return data_; }
+  size_t size() const override { return size_; }
+  const std::string& packed_rkey() const override { return rkey_; }
+
+ private:
+  absl::Status MapOnThread(size_t bytes);
+
+  UcxWorker& worker_;
+  const uint16_t local_port_;
+  ucp_mem_h handle_ = nullptr;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  std::string rkey_;
+};
+
+absl::Status UcxMemory::Map(size_t bytes) {
+  if (bytes == 0) return InvalidArgument("registered memory of 0 bytes");
+  absl::Status status;
+  SPLICE_RETURN_IF_ERROR(worker_.Run([&] { status = MapOnThread(bytes); }));
+  SPLICE_RETURN_IF_ERROR(status);
+  std::memset(data_, 0, size_);  // also gives every page its memory now, not under the first request
+  return absl::OkStatus();
+}
+
+absl::Status UcxMemory::MapOnThread(size_t bytes) {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+  params.length = bytes;
+  params.flags = UCP_MEM_MAP_ALLOCATE;  // allocated by UCX, so that a peer on this host can map it
+  const std::string what = fmt::format("cannot allocate {} bytes of KV memory", bytes);
+  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_mem_map(worker_.context(), &params, &handle_), what));
+  ucp_mem_attr_t attributes{};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
+  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_mem_query(handle_, &attributes), what));
+  data_ = static_cast<std::byte*>(attributes.address);
+  size_ = bytes;
+  void* packed = nullptr;
+  size_t packed_bytes = 0;
+  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_rkey_pack(worker_.context(), handle_, &packed, &packed_bytes), what));
+  rkey_ = FrameRkey({std::string(static_cast<const char*>(packed), packed_bytes), local_port_});
+  ucp_rkey_buffer_release(packed);
+  return absl::OkStatus();
+}
+
+// What the owner of a channel holds: begins the close when it lets go.
+class ChannelHandle final : public KvChannel {
+ public:
+  explicit ChannelHandle(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
+  ~ChannelHandle() override { channel_->CloseSoon(); }
+
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
+    return channel_->Put(std::move(ops), std::move(done));
+  }
+  absl::Status Flush(std::function<void(absl::Status)> done) override { return channel_->Flush(std::move(done)); }
+  absl::Status FlushAndWait(std::chrono::nanoseconds timeout) override;
+  absl::Status Close(std::chrono::nanoseconds timeout) override { return channel_->Close(timeout); }
+  std::string carrier() const override { return channel_->carrier(); }
+  absl::Status status() const override { return channel_->status(); }
+
+ private:
+  const std::shared_ptr<UcxChannel> channel_;
+};
+
+absl::Status ChannelHandle::FlushAndWait(std::chrono::nanoseconds timeout) {
+  struct Waiter {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    absl::Status status;
+  };
+  const auto waiter = std::make_shared<Waiter>();
+  SPLICE_RETURN_IF_ERROR(channel_->Flush([waiter](absl::Status status) {
+    std::lock_guard lock(waiter->mutex);
+    waiter->status = std::move(status);
+    waiter->done = true;
+    waiter->changed.notify_all();
+  }));
+  std::unique_lock lock(waiter->mutex);
+  if (waiter->changed.wait_for(lock, timeout, [&] { return waiter->done; })) return waiter->status;
+  return Errorf(absl::StatusCode::kDeadlineExceeded, "flush did not complete in time");
+}
+
+class UcxTransport;
+
+// UCX wants both ends of a connection to handle errors alike, and only endpoints without error handling use shared
+// memory. So each way has its own listener: one for every peer, one on the loopback address for peers on this host.
+struct Listener {
+  UcxTransport* transport = nullptr;
+  ucp_err_handling_mode_t mode = UCP_ERR_HANDLING_MODE_PEER;
+  ucp_listener_h handle = nullptr;
+  HostPort address;
+};
+
+class UcxTransport final : public KvTransport {
+ public:
+  explicit UcxTransport(TransportOptions options) : options_(std::move(options)) {}
+  ~UcxTransport() override { Stop(); }
+
+  absl::Status Start();
+  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) override;
+  std::string listen_address() const override { return public_->address.ToString(); }
+  absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
+                                                     std::chrono::nanoseconds timeout) override;
+  void Stop() override;
+
+ private:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  absl::StatusOr<std::unique_ptr<Listener>> Listen(const HostPort& address, ucp_err_handling_mode_t mode);
+  absl::StatusOr<std::shared_ptr<UcxChannel>> ConnectOnce(const RemoteMemory& remote, const HostPort& address,
+                                                          ucp_err_handling_mode_t mode, Deadline deadline);
+  void Accept(Listener& listener, ucp_conn_request_h request);  // [progress]
+  void ClosePeer(ucp_ep_h ep);                                  // [progress]
+  void CloseListener(std::unique_ptr<Listener>& listener);      // [progress]
+  static void OnConnectionRequest(ucp_conn_request_h request, void* arg);
+  static void OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t status);
+
+  const TransportOptions options_;
+  std::unique_ptr<UcxWorker> worker_;
+  CopyEngine copies_;
+  std::unique_ptr<Listener> public_;
+  std::unique_ptr<Listener> local_;  // null with carriers "tcp"
+  std::set<ucp_ep_h> accepted_;      // of the progress thread: endpoints of peers that write here
+
+  std::mutex mutex_;  // guards the next two
+  std::vector<std::shared_ptr<UcxChannel>> channels_;
+  bool stopped_ = false;
+};
+
+// sockaddr bytes of "host:port".
+absl::StatusOr<std::string> Resolve(const HostPort& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return Errorf(absl::StatusCode::kUnavailable, "cannot resolve '{}': {}", address.ToString(), gai_strerror(error));
+  }
+  std::string bytes(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
+  freeaddrinfo(found);
+  return bytes;
+}
+
+absl::Status UcxTransport::Start() {
+  SPLICE_ASSIGN_OR_RETURN(worker_, UcxWorker::Create(options_.carriers));
+  SPLICE_ASSIGN_OR_RETURN(public_, Listen({options_.listen_host, options_.listen_port}, UCP_ERR_HANDLING_MODE_PEER));
+  if (options_.carriers != "tcp") {
+    SPLICE_ASSIGN_OR_RETURN(local_, Listen({"127.0.0.1", 0}, UCP_ERR_HANDLING_MODE_NONE));
+  }
+  log::Info("transport.listening", log::F("address", listen_address()), log::F("carriers", options_.carriers));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> UcxTransport::Listen(const HostPort& address, ucp_err_handling_mode_t mode) {
+  auto listener = std::make_unique<Listener>(Listener{this, mode, nullptr, address});
+  SPLICE_ASSIGN_OR_RETURN(const std::string sockaddr_bytes, Resolve(address));
+  ucp_listener_params_t params{};
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.sockaddr.addr = reinterpret_cast<const sockaddr*>(sockaddr_bytes.data());
+  params.sockaddr.addrlen = static_cast<socklen_t>(sockaddr_bytes.size());
+  params.conn_handler.cb = &UcxTransport::OnConnectionRequest;
+  params.conn_handler.arg = listener.get();
+  ucp_listener_attr_t attributes{};
+  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  ucs_status_t status = UCS_OK;
+  SPLICE_RETURN_IF_ERROR(worker_->Run([&] {
+    status = ucp_listener_create(worker_->worker(), &params, &listener->handle);
+    if (status == UCS_OK) status = ucp_listener_query(listener->handle, &attributes);
+  }));
+  SPLICE_RETURN_IF_ERROR(StatusFromUcs(status, "cannot listen for KV transfers on " + address.ToString()));
+  listener->address.port = ntohs(attributes.sockaddr.ss_family == AF_INET6
+                                     ? reinterpret_cast<const sockaddr_in6*>(&attributes.sockaddr)->sin6_port
+                                     : reinterpret_cast<const sockaddr_in*>(&attributes.sockaddr)->sin_port);
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<RegisteredMemory>> UcxTransport::Allocate(size_t bytes) {
+  auto memory = std::make_unique<UcxMemory>(*worker_, local_ == nullptr ? 0 : local_->address.port);
+  SPLICE_RETURN_IF_ERROR(memory->Map(bytes));
+  return memory;
+}
+
+void UcxTransport::OnConnectionRequest(ucp_conn_request_h request, void* arg) {
+  auto* const listener = static_cast<Listener*>(arg);
+  UcxTransport* const self = listener->transport;
+  // Endpoints are made outside of UCX's callbacks.
+  if (!self->worker_->Post([self, listener, request] { self->Accept(*listener, request); })) {
+    ucp_listener_reject(listener->handle, request);
+  }
+}
+
+void UcxTransport::Accept(Listener& listener, ucp_conn_request_h request) {
+  if (listener.handle == nullptr) return;  // destroyed with its requests
+  if (accepted_.size() >= kMaxAcceptedPeers) {
+    ucp_listener_reject(listener.handle, request);
+    return;
+  }
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  params.conn_request = request;
+  params.err_handler.cb = &UcxTransport::OnPeerError;
+  params.err_handler.arg = this;
+  params.err_mode = listener.mode;
+  ucp_ep_h ep = nullptr;
+  const ucs_status_t status = ucp_ep_create(worker_->worker(), &params, &ep);
+  if (status == UCS_OK) {
+    accepted_.insert(ep);
+  } else {
+    log::Warning("transport.accept_failed", log::F("cause", ucs_status_string(status)));
+  }
+}
+
+void UcxTransport::OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t) {
+  auto* const self = static_cast<UcxTransport*>(arg);
+  if (!self->worker_->Post([self, ep] { self->ClosePeer(ep); })) self->accepted_.erase(ep);
+}
+
+void UcxTransport::ClosePeer(ucp_ep_h ep) {
+  if (accepted_.erase(ep) == 0) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  const ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+  if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);  // completes by itself
+}
+
+absl::StatusOr<std::shared_ptr<UcxChannel>> UcxTransport::ConnectOnce(const RemoteMemory& remote,
+                                                                      const HostPort& host_port,
+                                                                      ucp_err_handling_mode_t mode, Deadline deadline) {
+  SPLICE_ASSIGN_OR_RETURN(const std::string address, Resolve(host_port));
+  auto channel = std::make_shared<UcxChannel>(*worker_, copies_, remote);
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return Errorf(absl::StatusCode::kUnavailable, "the transport is stopped");
+    std::erase_if(channels_, [](const std::shared_ptr<UcxChannel>& other) { return other->closed(); });
+    channels_.push_back(channel);
+  }
+  SPLICE_RETURN_IF_ERROR(worker_->Run([&] { channel->Open(address, mode); }));
+  const absl::Status status = channel->WaitConnected(deadline);
+  if (status.ok()) return channel;
+  channel->CloseSoon();
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<KvChannel>> UcxTransport::Connect(const RemoteMemory& remote,
+                                                                 std::chrono::nanoseconds timeout) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  SPLICE_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(remote.address));
+  SPLICE_ASSIGN_OR_RETURN(const RkeyFrame frame, UnframeRkey(remote.rkey));
+  std::string why_not_shm = "it runs on another host or in another IPC namespace";
+  if (options_.carriers != "tcp" && remote.host_id == HostId() && frame.local_port != 0) {
+    const auto channel = ConnectOnce(remote, {"127.0.0.1", frame.local_port}, UCP_ERR_HANDLING_MODE_NONE, deadline);
+    if (channel.ok() && (*channel)->mapped()) return std::make_unique<ChannelHandle>(*channel);
+    if (channel.ok()) (*channel)->CloseSoon();
+    if (!channel.ok() && options_.carriers == "shm") return channel.status();
+    why_not_shm = "its memory cannot be mapped";
+  }
+  if (options_.carriers == "shm") {
+    return Errorf(absl::StatusCode::kFailedPrecondition, "no shared memory with {}: {}; use carriers auto or tcp",
+                  remote.address, why_not_shm);
+  }
+  SPLICE_ASSIGN_OR_RETURN(const auto channel, ConnectOnce(remote, address, UCP_ERR_HANDLING_MODE_PEER, deadline));
+  return std::make_unique<ChannelHandle>(channel);
+}
+
+void UcxTransport::CloseListener(std::unique_ptr<Listener>& listener) {
+  if (listener != nullptr && listener->handle != nullptr) ucp_listener_destroy(listener->handle);
+  if (listener != nullptr) listener->handle = nullptr;  // the address stays readable
+}
+
+void UcxTransport::Stop() {
+  std::vector<std::shared_ptr<UcxChannel>> channels;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    stopped_ = true;
+    channels.swap(channels_);
+  }
+  if (worker_ == nullptr) return;
+  for (const auto& channel : channels) channel->CloseSoon();
+  const Deadline deadline = std::chrono::steady_clock::now() + kStopTimeout;
+  for (const auto& channel : channels) {
+    if (!channel->WaitClosed(deadline)) log::Warning("transport.channel_not_quiet");
+  }
+  copies_.Stop();
+  const absl::Status status = worker_->Run([this] {
+    CloseListener(public_);
+    CloseListener(local_);
+    while (!accepted_.empty()) ClosePeer(*accepted_.begin());
+  });
+  if (!status.ok()) log::Warning("transport.stop", log::F("status", status));
+  worker_->Stop();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvTransport>> KvTransport::Create(const TransportOptions& options) {
+  auto transport = std::make_unique<UcxTransport>(options);
+  SPLICE_RETURN_IF_ERROR(transport->Start());
+  return transport;
+}
+
+}  // namespace spl::transport

@@ -1,0 +1,59 @@
+// One UCX context and worker, and the one thread that may touch them.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spl::transport {
+
+// Owns context, worker and progress thread. The thread sleeps in epoll on UCX's event descriptor when nothing moves:
+// busy polling on a loaded machine costs milliseconds per round trip, not microseconds. Post may be called from any
+// thread, everything that takes a ucp handle only from a posted task or a UCX callback.
+class UcxWorker {
+ public:
+  // carriers as in TransportOptions.
+  static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(const std::string& carriers);
+  ~UcxWorker();
+
+  // Runs `task` soon on the progress thread, in order. False when the bounded queue is full or the thread has ended.
+  [[nodiscard]] bool Post(std::function<void()> task);
+  // Runs `task` there and waits for it. Unavailable after Stop. Not to be called on the progress thread.
+  absl::Status Run(const std::function<void()>& task);
+  bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // Runs what is posted, ends the thread, destroys the worker. Idempotent.
+  void Stop();
+
+  ucp_context_h context() const { return context_; }
+  ucp_worker_h worker() const { return worker_; }
+
+ private:
+  UcxWorker() = default;
+  absl::Status Init(const std::string& carriers);
+  void Loop();
+  void RunTasks();
+  bool Progress();
+  void Sleep();
+  void Wake();
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
+  std::mutex mutex_;  // guards the next two
+  std::vector<std::function<void()>> tasks_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace spl::transport

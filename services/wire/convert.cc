@@ -1,0 +1,96 @@
+#include "services/wire/convert.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "services/base/ids.h"
+#include "services/base/status.h"
+
+namespace spl::wire {
+
+engine::SamplingParams FromProto(const v1::SamplingParams& p) {
+  engine::SamplingParams s;
+  s.max_tokens = p.max_tokens();
+  s.min_tokens = p.min_tokens();
+  if (p.has_temperature()) s.temperature = p.temperature();
+  // Above the range of int32_t the whole vocabulary is kept anyway.
+  s.top_k = static_cast<int32_t>(std::min<uint32_t>(p.top_k(), INT32_MAX));
+  if (p.has_top_p()) s.top_p = p.top_p();
+  s.min_p = p.min_p();
+  if (p.has_repetition_penalty()) s.repetition_penalty = p.repetition_penalty();
+  s.presence_penalty = p.presence_penalty();
+  s.frequency_penalty = p.frequency_penalty();
+  s.seed = p.seed();
+  // A protobuf map has no order; ours must be the same everywhere.
+  for (const auto& [token, bias] : p.logit_bias()) s.logit_bias.emplace_back(static_cast<int32_t>(token), bias);
+  std::sort(s.logit_bias.begin(), s.logit_bias.end());
+  s.stop_token_ids.assign(p.stop_token_ids().begin(), p.stop_token_ids().end());
+  s.ignore_eos = p.ignore_eos();
+  s.num_forks = p.n() == 0 ? 1 : static_cast<int32_t>(std::min<uint32_t>(p.n(), INT32_MAX));
+  if (p.has_logprobs()) s.num_logprobs = static_cast<int32_t>(std::min<uint32_t>(p.logprobs(), INT32_MAX));
+  return s;
+}
+
+v1::SampledToken ToProto(const engine::SampledToken& token) {
+  v1::SampledToken proto;
+  proto.set_token_id(static_cast<uint32_t>(token.token));
+  if (token.finish == engine::FinishReason::kStop) proto.set_finish_reason(v1::FINISH_REASON_STOP);
+  if (token.finish == engine::FinishReason::kLength) proto.set_finish_reason(v1::FINISH_REASON_LENGTH);
+  if (token.logprob) {
+    proto.mutable_logprob()->set_logprob(token.logprob->logprob);
+    for (const auto& [id, logprob] : token.logprob->top) {
+      auto* candidate = proto.mutable_logprob()->add_top();
+      candidate->set_token_id(static_cast<uint32_t>(id));
+      candidate->set_logprob(logprob);
+    }
+  }
+  return proto;
+}
+
+absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto) {
+  engine::SampledToken token{.token = static_cast<int32_t>(proto.token_id())};
+  switch (proto.finish_reason()) {
+    case v1::FINISH_REASON_UNSPECIFIED: break;
+    case v1::FINISH_REASON_STOP: token.finish = engine::FinishReason::kStop; break;
+    case v1::FINISH_REASON_LENGTH: token.finish = engine::FinishReason::kLength; break;
+    default: return InvalidArgument("finish_reason {} of a sampled token", static_cast<int>(proto.finish_reason()));
+  }
+  return token;
+}
+
+v1::ModelIdentity IdentityOf(const engine::Model& model) {
+  v1::ModelIdentity identity;
+  identity.set_name(model.config().name);
+  identity.set_fingerprint(ToBytes(model.fingerprint()));
+  identity.set_layout_digest(ToBytes(model.layout_digest()));
+  identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
+  identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
+  return identity;
+}
+
+absl::StatusOr<chunk::Digest> DigestFromBytes(const std::string& bytes, const char* field) {
+  chunk::Digest digest;
+  if (bytes.size() != digest.size())
+    return InvalidArgument("{} has {} bytes, {} are needed", field, bytes.size(), digest.size());
+  std::memcpy(digest.data(), bytes.data(), digest.size());
+  return digest;
+}
+
+std::string ToBytes(const chunk::Digest& digest) {
+  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
+
+absl::Status CheckFingerprint(const std::string& theirs, const engine::Model& model) {
+  if (theirs == ToBytes(model.fingerprint())) return absl::OkStatus();
+  return Errorf(absl::StatusCode::kFailedPrecondition,
+                "the peer runs another model: its fingerprint is not that of '{}' here; start all workers with the "
+                "same model folder", model.config().name);
+}
+
+absl::Status CheckLayout(const std::string& theirs, const engine::Model& model) {
+  if (theirs == ToBytes(model.layout_digest())) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the peer's KV page layout is not ours: start all workers with the same model and --kv-dtype");
+}
+
+}  // namespace spl::wire

@@ -1,0 +1,30 @@
+// Between proto messages and the engine's plain structs. For the prefill and decode programs: generated types go no
+// further down than this.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/engine.h"
+#include "spl/v1/common.pb.h"
+#include "spl/v1/decode.pb.h"
+
+namespace spl::wire {
+
+// Fills defaults of unset fields. Ranges are checked by engine::ValidateSampling.
+engine::SamplingParams FromProto(const v1::SamplingParams& proto);
+
+v1::SampledToken ToProto(const engine::SampledToken& token);
+// InvalidArgument: a finish reason that only clients see.
+absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto);
+
+v1::ModelIdentity IdentityOf(const engine::Model& model);
+
+// InvalidArgument names `field` unless `bytes` has the length of a digest.
+absl::StatusOr<chunk::Digest> DigestFromBytes(const std::string& bytes, const char* field);
+std::string ToBytes(const chunk::Digest& digest);
+
+// FailedPrecondition when a peer's model or page layout is not ours.
+absl::Status CheckFingerprint(const std::string& theirs, const engine::Model& model);
+absl::Status CheckLayout(const std::string& theirs, const engine::Model& model);
+
+}  // namespace spl::wire

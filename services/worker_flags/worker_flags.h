@@ -1,0 +1,79 @@
+// What the two worker programs share on the command line, and the shape of their main.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/base/fault_point.h"
+#include "services/base/log.h"
+#include "services/base/shutdown_signal.h"
+#include "services/base/status.h"
+#include "services/engine/engine.h"
+#include "services/transport/kv_transport.h"
+
+namespace spl {
+
+struct WorkerFlags {
+  std::string model_dir;
+  std::string listen = "127.0.0.1:0";
+  std::string metrics_listen = "127.0.0.1:0";
+  std::string worker_id;
+  std::string backend = "auto";
+  std::string kv_dtype = "auto";
+  std::string log_level = "info";
+  std::string store;            // prefill only: HOST:PORT of a splice-kvstore
+  std::vector<std::string> faults;
+  uint64_t kv_bytes = 1ull << 30;
+  int32_t num_threads = 0;
+  int32_t max_sequences = 64;   // decode only
+  int32_t slice_tokens = 256;   // prefill only
+  transport::TransportOptions transport;
+};
+
+enum class WorkerRole { kPrefill, kDecode };
+
+// Adds the flags that both programs have and those of one role.
+void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
+
+// The backend by name and the model from its folder. InvalidArgument names the flag or file.
+absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
+                                                               const std::string& kv_dtype);
+
+// Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
+// Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
+template <typename StartServer>
+int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, const std::string& name, const std::string& summary,
+              const std::string& example, StartServer start) {
+  WorkerFlags flags;
+  CLI::App app(summary + "\n\nExample:\n" + example, name);
+  AddWorkerFlags(app, role, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  const auto fail = [&](const absl::Status& status) {
+    fmt::print(stderr, "{}: {}\n", name, MessageOf(status));
+    return 1;
+  };
+  if (const absl::Status status = log::SetLevel(flags.log_level); !status.ok()) return fail(status);
+  for (const std::string& fault : flags.faults) {
+    if (const absl::Status status = ArmFaultFromFlag(fault); !status.ok()) return fail(status);
+  }
+  auto model = LoadModel(flags.model_dir, flags.backend, flags.kv_dtype);
+  if (!model.ok()) return fail(model.status());
+  auto server = start(flags, std::move(*model));
+  if (!server.ok()) return fail(server.status());
+  fmt::print("ready grpc={} metrics={}\n", (*server)->grpc_address(), (*server)->metrics_address());
+  std::fflush(stdout);
+  stop.Wait();
+  (*server)->Stop();
+  return 0;
+}
+
+}  // namespace spl

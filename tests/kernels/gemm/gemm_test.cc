@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_cpu.h"
+#include "tests/kernels/support/kernel_test_util.h"
+
+namespace spl::kernels {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace)
+
+// A weight as in a checkpoint; misaligned on purpose, as a tensor in a mapped file may be.
+struct TestWeight {
+  TestWeight(Random& random, int64_t n, int64_t k, DType dtype) : bytes(n * k * DTypeBytes(dtype) + 1) {
+    view = {bytes.data() + 1, dtype, n, k};
+    for (int64_t i = 0; i < n * k; ++i) {
+      const float x = random.Normal();
+      const uint16_t half = static_cast<uint16_t>(random.Int(0, 1) << 15 | random.Int(10, 18) << 10 | random.Int(0, 1023));
+      const bf16 b = ToBf16(x);
+      unsigned char* at = bytes.data() + 1 + i * DTypeBytes(dtype);
+      if (dtype == DType::kF32) std::memcpy(at, &x, 4);
+      if (dtype == DType::kBF16) std::memcpy(at, &b, 2);
+      if (dtype == DType::kF16) std::memcpy(at, &half, 2);
+    }
+  }
+  std::vector<unsigned char> bytes;
+  WeightView view;
+};
+
+std::vector<float> Multiply(const KernelContext& ctx, const LinearWeight& w, const float* x, int64_t rows,
+                            const float* bias = nullptr) {
+  std::vector<float> y(rows * w.out_features(), -7.0f);
+  LinearArgs a{x, &w, bias, y.data(), rows};
+  const absl::Status s = cpu::Linear(ctx, a);
+  EXPECT_TRUE(s.ok()) << s;
+  return y;
+}
+
+std::vector<float> Want(const WeightView& view, const std::vector<float>& x, int64_t rows, const float* bias) {
+  const auto w = ref::PackLinear(view);
+  std::vector<float> y(rows * view.out_features);
+  LinearArgs a{x.data(), w->get(), bias, y.data(), rows};
+  EXPECT_TRUE(ref::Linear(KernelContext{}, a).ok());
+  return y;
+}
+
+TEST(Linear, EqualsReferenceForTypesShapesAndRows) {
+  Random random(31);
+  TestContext t(DetectCpuIsa());
+  const std::pair<int64_t, int64_t> shapes[] = {{1024, 384}, {384, 512}, {100, 48}, {1, 7}, {65, 129}, {130, 1}, {192, 1000}};
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& [n, k] : shapes) {
+      TestWeight w(random, n, k, dtype);
+      const auto packed = cpu::PackLinear(w.view, GemmCompute::kF32);
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      for (int64_t rows : {1, 2, 3, 17, 64, 65, 130, 300}) {
+        const std::vector<float> x = random.Normals(rows * k), bias = random.Normals(n);
+        const float* b = rows % 2 == 0 ? bias.data() : nullptr;
+        ExpectClose(Multiply(t.ctx, **packed, x.data(), rows, b), Want(w.view, x, rows, b), DType::kF32,
+                    std::to_string(rows) + " x " + std::to_string(k) + " x " + std::to_string(n));
+      }
+    }
+  }
+}
+
+class PanelLinear : public ::testing::TestWithParam<CpuIsa> {};
+
+TEST_P(PanelLinear, EqualsReferenceAndRowsAreIndependent) {
+  Random random(32);
+  TestContext t(GetParam(), 3);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{130, 384}, {64, 48}, {1, 7}, {65, 129}, {300, 1000}}) {
+    TestWeight w(random, n, k, DType::kBF16);
+    const cpu::PanelWeight packed(w.view);
+    const std::vector<float> x = random.Normals(200 * k), bias = random.Normals(n);
+    const std::vector<float> all = Multiply(t.ctx, packed, x.data(), 200, bias.data());
+    ExpectClose(all, Want(w.view, x, 200, bias.data()), DType::kF32, "panel");
+    for (int64_t rows : {1, 2, 5, 6, 7, 33, 129}) {
+      EXPECT_TRUE(BitwiseEqual(Multiply(t.ctx, packed, x.data(), rows, bias.data()), std::span(all).first(rows * n)));
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, PanelLinear, ::testing::ValuesIn(MachineIsas()), IsaParam);
+
+// The prefill of a prompt in slices of any size, and its decoding row by row, must give the same bits.
+void ExpectRowsIndependent(GemmCompute compute, int64_t n, int64_t k) {
+  Random random(33);
+  TestContext one(DetectCpuIsa(), 1), two(DetectCpuIsa(), 2), five(DetectCpuIsa(), 5);
+  TestWeight w(random, n, k, DType::kBF16);
+  const auto packed = cpu::PackLinear(w.view, compute);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  constexpr int64_t kRows = 600;
+  const std::vector<float> x = random.Normals(kRows * k), bias = random.Normals(n);
+  for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
+    const std::vector<float> all = Multiply(two.ctx, **packed, x.data(), kRows, b);
+    std::vector<int64_t> counts = {1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129, 512};
+    for (int i = 0; i < 12; ++i) counts.push_back(random.Int(1, kRows));
+    for (int64_t rows : counts) {
+      const int64_t begin = random.Int(0, static_cast<int32_t>(kRows - rows));
+      for (TestContext* t : {&one, &two, &five}) {
+        ASSERT_TRUE(BitwiseEqual(Multiply(t->ctx, **packed, x.data() + begin * k, rows, b),
+                                 std::span(all).subspan(begin * n, rows * n)))
+            << rows << " rows from " << begin << " of " << k << " x " << n << ", " << t->pool.num_threads() << " threads";
+      }
+    }
+  }
+}
+
+TEST(Linear, RowsAreIndependentBitForBit) {
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+           {1024, 384}, {384, 512}, {2048, 384}, {384, 1024}, {4096, 384}, {130, 100}, {48, 4096}, {320, 3000}}) {
+    ExpectRowsIndependent(GemmCompute::kF32, n, k);
+  }
+}
+
+TEST(Linear, Bf16ComputeIsCloseAndRowsAreIndependentWhereTheMachineHasIt) {
+  if (!CpuHasBf16Gemm()) GTEST_SKIP() << "no bf16 product on this machine";
+  Random random(34);
+  TestContext t(DetectCpuIsa());
+  TestWeight w(random, 320, 384, DType::kBF16);
+  const auto packed = cpu::PackLinear(w.view, GemmCompute::kAuto);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const std::vector<float> x = random.Normals(70 * 384);
+  ExpectClose(Multiply(t.ctx, **packed, x.data(), 70), Want(w.view, x, 70, nullptr), DType::kBF16, "bf16");
+  ExpectRowsIndependent(GemmCompute::kBF16, 320, 384);
+}
+
+TEST(Linear, ThreadsShareAWeight) {
+  Random random(35);
+  TestWeight w(random, 256, 128, DType::kF32);
+  const auto packed = cpu::PackLinear(w.view, GemmCompute::kF32);
+  ASSERT_TRUE(packed.ok());
+  const std::vector<float> x = random.Normals(200 * 128);
+  TestContext alone(DetectCpuIsa(), 1);
+  const std::vector<float> want = Multiply(alone.ctx, **packed, x.data(), 200);
+  std::vector<std::thread> threads;
+  std::vector<int> bad(3, 0);
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      TestContext t(DetectCpuIsa(), 2);
+      for (int64_t rows = 1 + i; rows <= 200; rows += 13) {
+        if (!BitwiseEqual(Multiply(t.ctx, **packed, x.data(), rows), std::span(want).first(rows * 256))) ++bad[i];
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(bad, std::vector<int>(3, 0));
+}
+
+TEST(LinearValidation, RefusesWhatItCannotRun) {
+  Random random(36);
+  TestContext t(DetectCpuIsa());
+  TestWeight w(random, 4, 8, DType::kF32);
+  const auto kInvalid = absl::StatusCode::kInvalidArgument;
+  WeightView view = w.view;
+  view.data = nullptr;
+  EXPECT_EQ(cpu::PackLinear(view, GemmCompute::kF32).status().code(), kInvalid);
+  EXPECT_EQ(ref::PackLinear(view).status().code(), kInvalid);
+  view = w.view;
+  view.in_features = 0;
+  EXPECT_EQ(cpu::PackLinear(view, GemmCompute::kF32).status().code(), kInvalid);
+  const auto packed = cpu::PackLinear(w.view, GemmCompute::kF32);
+  const auto plain = ref::PackLinear(w.view);
+  ASSERT_TRUE(packed.ok() && plain.ok());
+  std::vector<float> x(8), y(4);
+  EXPECT_TRUE(cpu::Linear(t.ctx, {nullptr, packed->get(), nullptr, nullptr, 0}).ok());
+  EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), nullptr, nullptr, y.data(), 1}).code(), kInvalid);
+  EXPECT_EQ(cpu::Linear(t.ctx, {nullptr, packed->get(), nullptr, y.data(), 1}).code(), kInvalid);
+  EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), packed->get(), nullptr, x.data(), 1}).code(), kInvalid);
+  EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), packed->get(), nullptr, y.data(), -1}).code(), kInvalid);
+  EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), plain->get(), nullptr, y.data(), 1}).code(), kInvalid);
+  EXPECT_EQ(ref::Linear(t.ctx, {x.data(), packed->get(), nullptr, y.data(), 1}).code(), kInvalid);
+}
+
+}  // namespace
+}  // namespace spl::kernels

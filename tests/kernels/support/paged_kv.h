@@ -1,0 +1,116 @@
+// Head streams with known keys and values, laid into a page pool in which everything else is NaN.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "tests/kernels/support/kernel_test_util.h"
+
+namespace spl::kernels::testing {
+
+// One (sequence, KV head): K and V [length, head_dim], and where its pages ended up.
+struct TestStream {
+  int32_t kv_len = 0;
+  std::vector<float> k, v;
+  std::vector<int32_t> page_table;
+  std::vector<int32_t> indices;  // owned here for visibility
+  HeadVisibility visibility;
+
+  HeadStreamView view() const {
+    HeadStreamView s{page_table, kv_len, visibility};
+    s.visibility.indices = indices;
+    return s;
+  }
+};
+
+inline TestStream MakeStream(Random& random, int32_t kv_len, int32_t head_dim) {
+  TestStream s;
+  s.kv_len = kv_len;
+  s.k = random.Normals(static_cast<size_t>(kv_len) * head_dim);
+  s.v = random.Normals(static_cast<size_t>(kv_len) * head_dim);
+  return s;
+}
+
+inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, int32_t p, int32_t j) {
+  if (j > p) return false;
+  switch (v.rule) {
+    case VisibilityRule::kFull: return true;
+    case VisibilityRule::kBand: return j < v.num_sinks || j > p - v.window;
+    case VisibilityRule::kBlocks: return std::count(indices.begin(), indices.end(), j / kPageTokens) > 0;
+    case VisibilityRule::kList: return std::count(indices.begin(), indices.end(), j) > 0;
+  }
+  return false;
+}
+
+class TestPool {
+ public:
+  TestPool(DType dtype, int32_t head_dim, int32_t num_pages)
+      : bytes_(static_cast<size_t>(num_pages) * 2 * kPageTokens * head_dim * DTypeBytes(dtype) + 64) {
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    view_ = {bytes_.data() + (64 - address % 64) % 64, dtype, head_dim, num_pages};
+    Poison();
+    free_.resize(num_pages);
+    std::iota(free_.begin(), free_.end(), 0);
+  }
+
+  const KvPoolView& view() const { return view_; }
+  void Shuffle(Random& random) { std::shuffle(free_.begin(), free_.end(), random.engine()); }
+
+  // Gives the stream pages and writes it. Pages for which `skip` says so stay kNoPage.
+  template <typename Skip>
+  void Place(TestStream& s, const Skip& skip) {
+    s.page_table.clear();
+    for (int32_t i = 0; i * kPageTokens < s.kv_len; ++i) {
+      if (skip(i)) {
+        s.page_table.push_back(kNoPage);
+        continue;
+      }
+      ASSERT_FALSE(free_.empty());
+      s.page_table.push_back(free_.back());
+      free_.pop_back();
+    }
+    for (int32_t j = 0; j < s.kv_len; ++j) {
+      const int32_t page = s.page_table[j / kPageTokens];
+      if (page == kNoPage) continue;
+      Write(view_.k(page), j % kPageTokens, &s.k[static_cast<size_t>(j) * view_.head_dim]);
+      Write(view_.v(page), j % kPageTokens, &s.v[static_cast<size_t>(j) * view_.head_dim]);
+    }
+  }
+  void Place(TestStream& s) {
+    Place(s, [](int32_t) { return false; });
+  }
+
+ private:
+  void Poison() {
+    const size_t elements = (bytes_.size() - 64) / DTypeBytes(view_.dtype);
+    for (size_t i = 0; i < elements; ++i) {
+      if (view_.dtype == DType::kF32) {
+        reinterpret_cast<float*>(view_.base)[i] = std::numeric_limits<float>::quiet_NaN();
+      } else {
+        reinterpret_cast<bf16*>(view_.base)[i] = bf16{0x7fc0};
+      }
+    }
+  }
+
+  void Write(std::byte* half, int32_t slot, const float* row) {
+    for (int32_t c = 0; c < view_.head_dim; ++c) {
+      const size_t at = static_cast<size_t>(slot) * view_.head_dim + c;
+      if (view_.dtype == DType::kF32) {
+        reinterpret_cast<float*>(half)[at] = row[c];
+      } else {
+        reinterpret_cast<bf16*>(half)[at] = ToBf16(row[c]);
+      }
+    }
+  }
+
+  std::vector<std::byte> bytes_;
+  KvPoolView view_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace spl::kernels::testing

@@ -1,0 +1,375 @@
+// Prefill and decode engines against the plain in-process model: batching, slicing, cached prefixes, forks and stored
+// chunks may change when things happen, never a token.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "kernels/common/backend.h"
+#include "services/engine/engine.h"
+#include "tests/support/paths.h"
+
+namespace spl::engine {
+namespace {
+
+using namespace std::chrono_literals;
+using Tokens = std::vector<std::vector<int32_t>>;  // per fork
+
+// Keeps chunks in a map and counts what is asked of it.
+class FakeStore final : public chunk::ChunkStore {
+ public:
+  absl::StatusOr<size_t> CountLeading(std::span<const chunk::ChunkKey> keys, SteadyTime) override {
+    std::lock_guard lock(mutex_);
+    size_t n = 0;
+    while (n < keys.size() && chunks_.contains(keys[n])) ++n;
+    return n;
+  }
+  absl::StatusOr<size_t> GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime,
+                                    const std::function<bool(chunk::Chunk&&)>& sink) override {
+    size_t n = 0;
+    for (const chunk::ChunkKey& key : keys) {
+      chunk::Chunk copy;
+      {
+        std::lock_guard lock(mutex_);
+        if (fail) return absl::UnavailableError("the store is gone");
+        const auto it = chunks_.find(key);
+        if (it == chunks_.end()) break;
+        copy = it->second;
+      }
+      if (!sink(std::move(copy))) break;
+      ++n;
+    }
+    return n;
+  }
+  absl::Status Put(std::span<const chunk::Chunk> chunks, SteadyTime) override {
+    std::lock_guard lock(mutex_);
+    for (const chunk::Chunk& chunk : chunks) chunks_[chunk.header.key] = chunk;
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+  bool WaitForSize(size_t n) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return chunks_.size() >= n; });
+  }
+
+  std::atomic<bool> fail{false};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unordered_map<chunk::ChunkKey, chunk::Chunk, chunk::ChunkKeyHash> chunks_;
+};
+
+// Collects one request's way through both engines.
+struct Outcome {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  absl::Status status;
+  PrefillStats stats;
+  Tokens tokens;
+
+  void Finish(const absl::Status& s) {
+    std::lock_guard lock(mutex);
+    status = s;
+    done = true;
+    changed.notify_all();
+  }
+  bool Wait() {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, 60s, [&] { return done; });
+  }
+};
+
+class EnginesTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto model = Model::Load(test::kTinyModel, kernels::MakeCpuBackend());
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+  }
+  static void TearDownTestSuite() { model_.reset(); }
+
+  void Start(int64_t prefill_tokens = 8192, int64_t decode_tokens = 8192, PrefillEngineOptions prefill = {},
+             DecodeEngineOptions decode = {}) {
+    StopAll();
+    decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, decode_tokens));
+    auto p = PrefillEngine::Create(model_, MakeMemory(prefill_memory_, prefill_tokens), prefill);
+    ASSERT_TRUE(p.ok()) << p.status();
+    prefill_ = std::move(*p);
+    auto d = DecodeEngine::Create(model_, *decode_pool_, decode);
+    ASSERT_TRUE(d.ok()) << d.status();
+    decode_ = std::move(*d);
+  }
+  void StopAll() {
+    if (prefill_) prefill_->Stop();
+    if (decode_) decode_->Stop();
+    prefill_.reset();
+    decode_.reset();
+  }
+  void TearDown() override { StopAll(); }
+
+  kernels::KvPoolView MakeMemory(std::unique_ptr<kernels::Buffer>& memory, int64_t tokens) {
+    const int64_t pages = PagesForTokens(model_->config(), tokens);
+    memory = std::move(*model_->backend().Allocate(pages * model_->page_bytes()));
+    // NaN everywhere: whatever a kernel reads beyond what was written shows.
+    std::memset(memory->data(), 0xff, memory->size());
+    return {static_cast<std::byte*>(memory->data()), model_->kv_dtype(), model_->config().head_dim,
+            static_cast<int32_t>(pages)};
+  }
+
+  // The bytes of a prefilled sequence in the decode engine's pool, as a transport would bring them.
+  std::unique_ptr<SequenceKv> CopyKv(const SequenceKv& from) {
+    auto to = std::make_unique<SequenceKv>(*decode_pool_, from.shape());
+    EXPECT_TRUE(to->Reserve(from.num_tokens()).ok());
+    const auto source = from.AllPages(), target = to->AllPages();
+    for (size_t i = 0; i < target.size(); ++i)
+      std::memcpy(decode_pool_->view().k(target[i]), from.pool().view().k(source[i]), model_->page_bytes());
+    to->set_num_tokens(from.num_tokens());
+    return to;
+  }
+
+  std::shared_ptr<Outcome> Submit(const std::vector<int32_t>& prompt, const SamplingParams& sampling,
+                                  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false),
+                                  SteadyTime deadline = SteadyTime::max()) {
+    auto outcome = std::make_shared<Outcome>();
+    outcome->tokens.resize(sampling.num_forks);
+    PrefillRequest request;
+    request.tokens = prompt;
+    request.sampling = sampling;
+    request.cancelled = cancelled;
+    request.deadline = deadline;
+    request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
+      outcome->stats = result.stats;
+      if (!status.ok()) return outcome->Finish(status);
+      DecodeRequest next;
+      next.kv = CopyKv(*result.kv);
+      next.sampling = sampling;
+      next.prompt = prompt;
+      next.first_tokens = result.first_tokens;
+      next.cancelled = cancelled;
+      next.deadline = deadline;
+      for (size_t i = 0; i < result.first_tokens.size(); ++i)
+        outcome->tokens[i].push_back(result.first_tokens[i].token);
+      next.on_tokens = [outcome](std::vector<DecodeToken> tokens) {
+        std::lock_guard lock(outcome->mutex);
+        for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);
+        outcome->changed.notify_all();
+      };
+      next.on_done = [outcome](const absl::Status& s) { outcome->Finish(s); };
+      if (const absl::Status submitted = decode_->Submit(std::move(next)); !submitted.ok()) outcome->Finish(submitted);
+    };
+    if (const absl::Status status = prefill_->Submit(std::move(request)); !status.ok()) outcome->Finish(status);
+    return outcome;
+  }
+
+  static Tokens Expected(const std::vector<int32_t>& prompt, const SamplingParams& sampling) {
+    auto generator = LocalGenerator::Create(model_, {.executor = {.max_rows = 512}, .max_tokens = 4096});
+    EXPECT_TRUE(generator.ok()) << generator.status();
+    Tokens tokens(sampling.num_forks);
+    EXPECT_TRUE((*generator)->Generate(prompt, sampling, [&](int32_t fork, const SampledToken& t) {
+      tokens[fork].push_back(t.token);
+      return true;
+    }).ok());
+    return tokens;
+  }
+
+  static std::vector<int32_t> RandomPrompt(std::mt19937& random, size_t length) {
+    std::vector<int32_t> prompt(length);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 4000);
+    return prompt;
+  }
+  static SamplingParams Greedy(int64_t max_tokens) {
+    SamplingParams sampling;
+    sampling.temperature = 0;
+    sampling.max_tokens = max_tokens;
+    sampling.ignore_eos = true;
+    return sampling;
+  }
+
+  static inline std::shared_ptr<const Model> model_;
+  std::unique_ptr<kernels::Buffer> prefill_memory_, decode_memory_;
+  std::unique_ptr<PagePool> decode_pool_;
+  std::unique_ptr<PrefillEngine> prefill_;
+  std::unique_ptr<DecodeEngine> decode_;
+};
+
+TEST_F(EnginesTest, MixedConcurrentRequestsGiveTheTokensOfThePlainModel) {
+  Start();
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  struct Item {
+    std::vector<int32_t> prompt;
+    SamplingParams sampling;
+    std::shared_ptr<Outcome> outcome;
+  };
+  std::vector<Item> items;
+  for (size_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 400, 700}) {
+    Item item{RandomPrompt(random, length), Greedy(5 + static_cast<int64_t>(random() % 70)), nullptr};
+    if (random() % 2) {  // half of them sample
+      item.sampling.temperature = 0.8f;
+      item.sampling.top_p = 0.9f;
+      item.sampling.seed = random();
+      item.sampling.repetition_penalty = 1.1f;
+    }
+    items.push_back(std::move(item));
+  }
+  for (Item& item : items) item.outcome = Submit(item.prompt, item.sampling);
+  for (Item& item : items) {
+    ASSERT_TRUE(item.outcome->Wait());
+    ASSERT_TRUE(item.outcome->status.ok()) << item.outcome->status;
+    EXPECT_EQ(item.outcome->tokens, Expected(item.prompt, item.sampling)) << item.prompt.size();
+  }
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+  decode_pool_->CheckInvariants();
+}
+
+TEST_F(EnginesTest, ACachedPrefixChangesNothingButTheWork) {
+  Start();
+  std::mt19937 random(1);
+  std::vector<int32_t> prompt = RandomPrompt(random, 300);
+  auto cold = Submit(prompt, Greedy(8));
+  ASSERT_TRUE(cold->Wait() && cold->status.ok()) << cold->status;
+  auto warm = Submit(prompt, Greedy(8));
+  ASSERT_TRUE(warm->Wait() && warm->status.ok()) << warm->status;
+  EXPECT_EQ(cold->stats.cached_tokens, 0);
+  EXPECT_EQ(warm->stats.cached_tokens, 256);
+  EXPECT_EQ(warm->stats.computed_tokens, 44);
+  EXPECT_EQ(warm->tokens, cold->tokens);
+  // A prompt of whole chunks still computes its last one: the first token needs its logits.
+  prompt.resize(256);
+  auto whole = Submit(prompt, Greedy(8));
+  ASSERT_TRUE(whole->Wait() && whole->status.ok()) << whole->status;
+  EXPECT_EQ(whole->stats.cached_tokens, 192);
+  EXPECT_EQ(whole->tokens, Expected(prompt, Greedy(8)));
+}
+
+TEST_F(EnginesTest, AnotherNamespaceNeverHits) {
+  Start();
+  std::mt19937 random(2);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 200);
+  ASSERT_TRUE(Submit(prompt, Greedy(1))->Wait());
+  const auto keys = [&](uint8_t salt) {
+    chunk::Digest key{};
+    key[0] = salt;
+    return chunk::MakePrefixKeys(model_->fingerprint(), key, prompt);
+  };
+  EXPECT_EQ(prefill_->CountCachedLeading(keys(0)), 3u);
+  EXPECT_EQ(prefill_->CountCachedLeading(keys(1)), 0u);
+}
+
+TEST_F(EnginesTest, ForksAreIndependentAndEqualThePlainModel) {
+  Start();
+  std::mt19937 random(3);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 100);
+  SamplingParams sampling;
+  sampling.num_forks = 5;
+  sampling.max_tokens = 40;  // crosses a page edge
+  sampling.seed = 11;
+  auto outcome = Submit(prompt, sampling);
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->tokens, Expected(prompt, sampling));
+  EXPECT_NE(outcome->tokens[0], outcome->tokens[1]);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, ChunksFromTheStoreGiveTheSameTokens) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  std::mt19937 random(4);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 500);
+  auto cold = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(cold->Wait() && cold->status.ok()) << cold->status;
+  ASSERT_TRUE(store->WaitForSize(7));
+  Start(8192, 8192, options);  // a worker that has seen nothing
+  auto warm = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(warm->Wait() && warm->status.ok()) << warm->status;
+  EXPECT_EQ(warm->stats.stored_tokens, 448);
+  EXPECT_EQ(warm->stats.computed_tokens, 52);
+  EXPECT_EQ(warm->tokens, cold->tokens);
+  store->fail = true;  // a store that fails costs time, never a request
+  Start(8192, 8192, options);
+  auto failed = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(failed->Wait() && failed->status.ok()) << failed->status;
+  EXPECT_EQ(failed->stats.stored_tokens, 0);
+  EXPECT_EQ(failed->tokens, cold->tokens);
+}
+
+TEST_F(EnginesTest, CancellingFreesEveryPage) {
+  Start();
+  std::mt19937 random(5);
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  auto outcome = Submit(RandomPrompt(random, 300), Greedy(4000), cancelled);
+  {
+    std::unique_lock lock(outcome->mutex);
+    ASSERT_TRUE(outcome->changed.wait_for(lock, 30s, [&] { return outcome->tokens[0].size() > 3; }));
+  }
+  cancelled->store(true);
+  decode_->Wake();
+  ASSERT_TRUE(outcome->Wait());
+  EXPECT_EQ(outcome->status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, AnExpiredDeadlineEndsARequestInEitherEngine) {
+  Start();
+  std::mt19937 random(6);
+  auto late = Submit(RandomPrompt(random, 300), Greedy(10), std::make_shared<std::atomic<bool>>(false),
+                     std::chrono::steady_clock::now() - 1s);
+  ASSERT_TRUE(late->Wait());
+  EXPECT_EQ(late->status.code(), absl::StatusCode::kDeadlineExceeded);
+  auto running = Submit(RandomPrompt(random, 64), Greedy(100000), std::make_shared<std::atomic<bool>>(false),
+                        std::chrono::steady_clock::now() + 300ms);
+  ASSERT_TRUE(running->Wait());
+  EXPECT_EQ(running->status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, AFullPoolPreemptsTheYoungestAndTheOthersFinish) {
+  Start(8192, 640);  // room for two sequences of 256 tokens and little growth
+  std::mt19937 random(7);
+  std::vector<std::shared_ptr<Outcome>> outcomes;
+  std::vector<std::vector<int32_t>> prompts;
+  for (int i = 0; i < 2; ++i) {
+    prompts.push_back(RandomPrompt(random, 250));
+    outcomes.push_back(Submit(prompts.back(), Greedy(200)));
+  }
+  int preempted = 0;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    ASSERT_TRUE(outcomes[i]->Wait());
+    if (outcomes[i]->status.ok()) {
+      EXPECT_EQ(outcomes[i]->tokens, Expected(prompts[i], Greedy(200)));
+    } else {
+      ++preempted;
+      EXPECT_EQ(outcomes[i]->status.code(), absl::StatusCode::kUnavailable);
+    }
+  }
+  EXPECT_EQ(preempted, 1);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, BadPromptsAndFullQueuesAreRefusedWithNumbers) {
+  PrefillEngineOptions options;
+  options.max_queued = 1;
+  Start(1024, 1024, options);
+  std::mt19937 random(8);
+  EXPECT_THAT(Submit({}, Greedy(1))->status.ToString(), testing::HasSubstr("no tokens"));
+  EXPECT_THAT(Submit({4096}, Greedy(1))->status.ToString(), testing::HasSubstr("4096"));
+  EXPECT_THAT(Submit(RandomPrompt(random, 20000), Greedy(1))->status.ToString(),
+              testing::AllOf(testing::HasSubstr("20000"), testing::HasSubstr("16384")));
+  EXPECT_THAT(Submit(RandomPrompt(random, 1500), Greedy(1))->status.ToString(),
+              testing::AllOf(testing::HasSubstr("1500"), testing::HasSubstr("1024")));
+  auto first = Submit(RandomPrompt(random, 1000), Greedy(1));
+  EXPECT_EQ(Submit(RandomPrompt(random, 10), Greedy(1))->status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(first->Wait() && first->status.ok());
+}
+
+}  // namespace
+}  // namespace spl::engine

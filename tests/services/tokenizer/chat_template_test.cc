@@ -1,0 +1,242 @@
+// Chat templates against jinja2: whole templates in the style of the supported families, and single constructs.
+#include "services/tokenizer/chat_template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ctime>
+
+#include "services/base/status.h"
+#include "tests/services/tokenizer/test_files.h"
+
+namespace spl::tokenizer {
+namespace {
+
+using json = nlohmann::ordered_json;  // the order of members matters to tojson and to loops
+using testing::HasSubstr;
+
+std::vector<ChatMessage> MessagesOf(const json& list) {
+  std::vector<ChatMessage> messages;
+  for (const json& item : list)
+    messages.push_back({item["role"].get<std::string>(), item["content"].get<std::string>()});
+  return messages;
+}
+
+// The result must be what jinja2 gave: the same text, or an error; of raise_exception the same message.
+void ExpectGolden(const absl::StatusOr<std::string>& rendered, const json& golden) {
+  if (golden.contains("rendered")) {
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    EXPECT_EQ(*rendered, golden["rendered"].get<std::string>());
+    return;
+  }
+  ASSERT_FALSE(rendered.ok()) << *rendered;
+  EXPECT_EQ(rendered.status().code(), absl::StatusCode::kInvalidArgument);
+  if (!golden.contains("raised")) return;
+  EXPECT_EQ(MessageOf(rendered.status()), golden["error"].get<std::string>());
+}
+
+absl::StatusOr<std::string> RenderSource(const std::string& source, const std::string& variables = "") {
+  auto parsed = ChatTemplate::Parse(source, "<s>", "</s>");
+  if (!parsed.ok()) return parsed.status();
+  return (*parsed)->Render({}, {.add_generation_prompt = true, .extra_json = variables});
+}
+
+TEST(ChatTemplateTest, FamiliesRenderAsJinja) {
+  const auto lines = ReadJsonLines(std::string(kTestdata) + "/chat.jsonl");
+  ASSERT_GE(lines.size(), 300u);
+  for (const json& line : lines) {
+    const auto name = line["template"].get<std::string>();
+    SCOPED_TRACE(name + " " + line["messages"].dump() + " " + line["extra"].dump());
+    const auto parsed = ChatTemplate::Parse(ReadTestFile(std::string(kTestdata) + "/templates/" + name), "<s>", "</s>");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    const RenderOptions options{line["add_generation_prompt"].get<bool>(), line["extra"].dump()};
+    ExpectGolden((*parsed)->Render(MessagesOf(line["messages"]), options), line);
+  }
+}
+
+TEST(ChatTemplateTest, SnippetsRenderAsJinja) {
+  const auto lines = ReadJsonLines(std::string(kTestdata) + "/snippets.jsonl");
+  ASSERT_GE(lines.size(), 60u);
+  const std::string variables = lines[0]["variables"].dump();
+  for (size_t i = 1; i < lines.size(); ++i) {
+    SCOPED_TRACE(lines[i]["source"].get<std::string>());
+    ExpectGolden(RenderSource(lines[i]["source"].get<std::string>(), variables), lines[i]);
+  }
+}
+
+TEST(ChatTemplateTest, SharedGoldens) {
+  if (SharedDir().empty()) GTEST_SKIP() << "no ../shared and no SPLICE_SHARED_DIR";
+  const auto loaded = ChatTemplate::Load(kTinyModel);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const auto lines = ReadJsonLines(SharedDir() + "/golden/chat_template.jsonl");
+  ASSERT_GE(lines.size(), 10u);
+  for (const json& line : lines) {
+    const auto rendered =
+        (*loaded)->Render(MessagesOf(line["messages"]), {line["add_generation_prompt"].get<bool>(), ""});
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    EXPECT_EQ(*rendered, line["rendered"].get<std::string>());
+  }
+}
+
+TEST(ChatTemplateTest, UnsupportedConstructsAreNamedAtParse) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a\n{% include 'x' %}", "line 2: the tag 'include' is not supported"},
+      {"\n\n{{ x | groupby('a') }}", "line 3: the filter 'groupby' is not supported"},
+      {"{{ x is escaped }}", "line 1: the test 'escaped' is not supported"},
+      {"{{ x.format(1) }}", "line 1: the method 'format' is not supported"},
+      {"{{ cycler(1) }}", "line 1: the function 'cycler' is not supported"},
+      {"{% for x in y recursive %}{% endfor %}", "recursive loops are not supported"},
+      {"{{ f(*a) }}", "argument unpacking is not supported"},
+      {"{{ x | map('groupby') }}", "the filter 'groupby' is not supported"},
+      {"{{ x | selectattr('a', 'escaped') }}", "the test 'escaped' is not supported"},
+      {"{% macro m() %}{{ caller() }}{% endmacro %}", "'caller' is not supported"},
+      {"{% call m() %}{% endcall %}", "the tag 'call' is not supported"},
+      {"{% with a=1 %}{% endwith %}", "the tag 'with' is not supported"},
+      {"{{ 0x10 }}", "numbers other than decimal"},
+      {"{{ x.upper()() }}", "calling this expression is not supported"},
+      {"{% if x %}", "expected {% endif %}, found the end of the template"},
+      {"{% endif %}", "'endif' closes nothing"},
+      {"{{ x", "the tag is not closed with }}"},
+      {"{{ 'x }}", "the string is not closed"},
+      {"{# x", "the comment is not closed"},
+      {"{% raw %}", "the raw block is not closed"},
+      {"{{ x ! y }}", "unexpected character '!'"},
+      {"{{ x y }}", "expected '}}', found 'y'"},
+      {"{{ (1 }}", "unexpected"},
+      {"{{ }}", "expected an expression"},
+      {"{{ 99999999999999999999 }}", "too large"},
+      {"{{ '\\uD800' }}", "names no character"},
+      {"{% break %}", "outside of a loop"},
+      {"{% for a in b %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}", "outside of a loop"},
+      {"{% set true = 1 %}", "cannot be assigned to"},
+      {"{% set x %}", "expected {% endset %}"},
+      {"{% for x y %}", "expected 'in'"},
+      {"\xFF", "is not UTF-8 at byte 0"},
+  };
+  for (const auto& [source, message] : cases) {
+    const auto parsed = ChatTemplate::Parse(source, "", "");
+    ASSERT_FALSE(parsed.ok()) << source;
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(parsed.status()), HasSubstr(message)) << source;
+  }
+}
+
+TEST(ChatTemplateTest, NestingIsBounded) {
+  const auto repeat = [](const std::string& text, int n) {
+    std::string out;
+    for (int i = 0; i < n; ++i) out += text;
+    return out;
+  };
+  for (const std::string& source :
+       {"{{ " + repeat("(", 10000) + "1" + repeat(")", 10000) + " }}", "{{ 1" + repeat("+1", 10000) + " }}",
+        "{{ " + repeat("-", 10000) + "1 }}", "{{ " + repeat("not ", 10000) + "1 }}",
+        "{{ x" + repeat(".y", 10000) + " }}", "{{ x" + repeat("|trim", 10000) + " }}",
+        repeat("{% if 1 %}", 10000) + repeat("{% endif %}", 10000),
+        "{{ " + repeat("[", 10000) + repeat("]", 10000) + " }}", "{{ " + repeat("1 if 1 else ", 10000) + "1 }}"}) {
+    EXPECT_FALSE(ChatTemplate::Parse(source, "", "").ok()) << source.substr(0, 20);
+  }
+}
+
+TEST(ChatTemplateTest, RunningIsBounded) {
+  for (const char* source : {
+           "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+           "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+           "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+           "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}",
+           "{% set ns = namespace() %}{% set ns.x = ns %}",
+           "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+           "{{ 'a' * 99999999999 }}",
+           "{{ 9223372036854775807 + 1 }}",
+           "{{ 10 ** 100 }}",
+           "{{ -(-9223372036854775807 - 1) }}",
+           "{% set s = 'a' * 1000000 %}{{ s.replace('a', s) }}",
+       }) {
+    const auto rendered = RenderSource(source);
+    ASSERT_FALSE(rendered.ok()) << source;
+    EXPECT_EQ(rendered.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(rendered.status()), HasSubstr("line 1")) << source;
+  }
+}
+
+TEST(ChatTemplateTest, VariablesOfACall) {
+  EXPECT_EQ(*RenderSource("{{ tools is none }}{{ documents is none }}{{ bos_token }}{{ eos_token }}"),
+            "TrueTrue<s></s>");
+  EXPECT_EQ(*RenderSource("{{ tools[0].z }}{{ bos_token }}", R"({"tools": [{"z": 1}], "bos_token": "B"})"), "1B");
+  for (const char* json :
+       {"[1]", "{", "{\"messages\": []}", "{\"add_generation_prompt\": true}", "{\"a\": 1e999999}"}) {
+    EXPECT_FALSE(RenderSource("x", json).ok()) << json;
+  }
+  const auto parsed = ChatTemplate::Parse("{{ bos_token is defined }}{{ messages[0].content }}", "", "");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(*(*parsed)->Render({{"user", "{{ x }}"}}, {}), "False{{ x }}");
+  EXPECT_FALSE((*parsed)->Render({{"user", "\xFF"}}, {}).ok());
+}
+
+TEST(ChatTemplateTest, CaseOfOtherAlphabetsIsRefusedNotGuessed) {
+  EXPECT_EQ(*RenderSource("{{ 'ab 日本 🙂'.upper() }}"), "AB 日本 🙂");
+  for (const char* source : {"{{ 'straße'.upper() }}", "{{ 'É' | lower }}", "{{ 'ж' | title }}"}) {
+    EXPECT_FALSE(RenderSource(source).ok()) << source;
+  }
+}
+
+TEST(ChatTemplateTest, DateOfToday) {
+  const std::time_t before = std::time(nullptr);
+  const auto rendered = RenderSource("{{ strftime_now('%d %b %Y') }}");
+  const std::time_t after = std::time(nullptr);
+  ASSERT_TRUE(rendered.ok()) << rendered.status();
+  std::vector<std::string> expected;
+  for (const std::time_t now : {before, after}) {
+    char text[64];
+    std::strftime(text, sizeof(text), "%d %b %Y", std::localtime(&now));
+    expected.push_back(text);
+  }
+  EXPECT_THAT(expected, testing::Contains(*rendered));
+}
+
+class ChatTemplateFilesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(dir_);
+    std::filesystem::create_directories(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  void Write(const std::string& name, const std::string& text) { std::ofstream(dir_ / name, std::ios::binary) << text; }
+  std::string RenderLoaded() {
+    const auto loaded = ChatTemplate::Load(dir_.string());
+    if (!loaded.ok()) return "error: " + MessageOf(loaded.status());
+    return (*loaded)->Render({{"user", "hi"}}, {}).value_or("no");
+  }
+  std::filesystem::path dir_;
+};
+
+TEST_F(ChatTemplateFilesTest, WhereTheTemplateComesFrom) {
+  EXPECT_EQ(ChatTemplate::Load(dir_.string()).status().code(), absl::StatusCode::kNotFound);
+  Write("tokenizer_config.json", R"({"bos_token": null})");
+  EXPECT_EQ(ChatTemplate::Load(dir_.string()).status().code(), absl::StatusCode::kNotFound);
+  Write("tokenizer_config.json", R"({"bos_token": {"content": "<B>"}, "pad_token": "<P>",
+                                     "chat_template": "{{ bos_token }}{{ pad_token }}{{ eos_token }}"})");
+  EXPECT_EQ(RenderLoaded(), "<B><P>");
+  Write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "T"},
+                                                       {"name": "default", "template": "D"}]})");
+  EXPECT_EQ(RenderLoaded(), "D");
+  Write("chat_template.jinja", "J{{ messages[0].role }}\n");
+  EXPECT_EQ(RenderLoaded(), "Juser");
+}
+
+TEST_F(ChatTemplateFilesTest, BadFilesNameThemselves) {
+  Write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "T"}]})");
+  EXPECT_THAT(RenderLoaded(), HasSubstr("no template named \"default\""));
+  Write("tokenizer_config.json", R"({"chat_template": 5})");
+  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json: chat_template must be a string"));
+  Write("tokenizer_config.json", R"({"chat_template": "{% extends 'x' %}"})");
+  EXPECT_THAT(RenderLoaded(),
+              HasSubstr("tokenizer_config.json: chat template: line 1: the tag 'extends' is not supported"));
+  Write("tokenizer_config.json", "{");
+  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json is not JSON"));
+  Write("tokenizer_config.json", R"({"bos_token": 7, "chat_template": "x"})");
+  EXPECT_THAT(RenderLoaded(), HasSubstr("bos_token must be"));
+}
+
+}  // namespace
+}  // namespace spl::tokenizer

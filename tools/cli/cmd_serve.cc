@@ -1,0 +1,77 @@
+// splice serve: the whole cluster in one process.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "services/base/byte_size.h"
+#include "services/base/log.h"
+#include "services/base/shutdown_signal.h"
+#include "services/base/status.h"
+#include "tools/cli/command.h"
+#include "tools/cli/local_cluster.h"
+
+namespace spl::cli {
+namespace {
+
+struct Flags {
+  LocalClusterOptions cluster;
+  std::string log_level = "info";
+};
+
+void AddBytes(CLI::App& app, const char* name, uint64_t& target, const std::string& help) {
+  app.add_option_function<std::string>(
+      name,
+      [&target, name](const std::string& text) {
+        const auto bytes = ParseByteSize(text);
+        if (!bytes.ok()) throw CLI::ValidationError(name, MessageOf(bytes.status()));
+        target = *bytes;
+      },
+      help + " (default " + FormatByteSize(target) + ")");
+}
+
+absl::Status RunServe(const Flags& flags) {
+  SPLICE_RETURN_IF_ERROR(log::SetLevel(flags.log_level));
+  ShutdownSignal stop;  // before any thread
+  SPLICE_ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(flags.cluster));
+  fmt::print("ready http={} grpc={}\n", cluster->http_address(), cluster->grpc_address());
+  std::fflush(stdout);
+  stop.Wait();
+  cluster->Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeServeCommand(CLI::App& root) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *root.add_subcommand(
+      "serve", "Router, prefill, decode and chunk store in one process; OpenAI-compatible HTTP and gRPC");
+  app.footer(
+      "Example:\n"
+      "  splice serve --model models/splice-tiny --http 127.0.0.1:8000 --data-dir /var/lib/splice\n"
+      "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+      "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n"
+      "Prints \"ready http=HOST:PORT grpc=HOST:PORT\" once it serves. SIGTERM drains and exits 0.");
+  LocalClusterOptions& c = flags->cluster;
+  app.add_option("--model", c.model_dir, "Hugging Face model folder")->required();
+  app.add_option("--http", c.http_listen, "HOST:PORT of the HTTP API; port 0 picks a free one")->capture_default_str();
+  app.add_option("--grpc", c.grpc_listen, "HOST:PORT of the gRPC API; port 0 picks a free one")->capture_default_str();
+  app.add_option("--backend", c.backend, "auto, cpu or cuda")->capture_default_str();
+  app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
+  app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
+  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-transport", c.kv_transport, "how KV travels from prefill to decode: auto, shm or tcp")
+      ->check(CLI::IsMember({"auto", "shm", "tcp"}))->capture_default_str();
+  AddBytes(app, "--kv-bytes", c.kv_bytes, "memory of each of the two KV page pools, e.g. 4GiB");
+  AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
+  AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
+  app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
+      ->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
+  return {&app, [flags] { return RunServe(*flags); }};
+}
+
+}  // namespace spl::cli

@@ -1,0 +1,82 @@
+#include "tools/cli/local_cluster.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "services/base/status.h"
+#include "services/worker_flags/worker_flags.h"
+
+namespace spl::cli {
+namespace {
+
+constexpr std::chrono::seconds kReadyTimeout{30};
+constexpr std::chrono::milliseconds kReadyPoll{5};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(options.model_dir, options.backend, options.kv_dtype));
+  auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
+
+  kvstore::KvStoreOptions store;
+  store.listen = "127.0.0.1:0";
+  store.metrics_listen = options.metrics_listen;
+  store.data_dir = options.data_dir;
+  store.memory_bytes = options.store_memory_bytes;
+  store.disk_bytes = options.store_disk_bytes;
+  SPLICE_ASSIGN_OR_RETURN(cluster->store_, kvstore::KvStoreServer::Start(store));
+
+  decode::DecodeServerOptions decode;
+  decode.metrics_listen = options.metrics_listen;
+  decode.worker_id = "decode-0";
+  decode.kv_bytes = options.kv_bytes;
+  decode.engine.executor.num_threads = options.num_threads;
+  decode.engine.executor.max_rows = options.max_sequences;
+  decode.transport.carriers = options.kv_transport;
+  SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(model, decode));
+
+  prefill::PrefillServerOptions prefill;
+  prefill.metrics_listen = options.metrics_listen;
+  prefill.worker_id = "prefill-0";
+  prefill.kv_bytes = options.kv_bytes;
+  prefill.store_address = cluster->store_->grpc_address();
+  prefill.engine.executor.num_threads = options.num_threads;
+  prefill.transport.carriers = options.kv_transport;
+  SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
+
+  router::RouterOptions router;
+  router.model_dir = options.model_dir;
+  router.http.listen = options.http_listen;
+  router.grpc_listen = options.grpc_listen;
+  router.api_keys_file = options.api_keys_file;
+  router.dispatch.fleet.prefill = {cluster->prefill_->grpc_address()};
+  router.dispatch.fleet.decode = {cluster->decode_->grpc_address()};
+  SPLICE_ASSIGN_OR_RETURN(cluster->router_, router::RouterServer::Start(router));
+  SPLICE_RETURN_IF_ERROR(cluster->WaitReady());
+  return cluster;
+}
+
+absl::Status LocalCluster::WaitReady() {
+  const auto deadline = std::chrono::steady_clock::now() + kReadyTimeout;
+  std::mutex mutex;
+  std::condition_variable never;
+  std::unique_lock lock(mutex);
+  while (!router_->ready()) {
+    if (std::chrono::steady_clock::now() >= deadline)
+      return absl::DeadlineExceededError("the workers did not connect; the log above says why");
+    never.wait_for(lock, kReadyPoll);
+  }
+  return absl::OkStatus();
+}
+
+LocalCluster::~LocalCluster() { Stop(); }
+
+void LocalCluster::Stop() {
+  if (router_) router_->Stop();
+  if (prefill_) prefill_->Stop();
+  if (decode_) decode_->Stop();
+  if (store_) store_->Stop();
+}
+
+}  // namespace spl::cli

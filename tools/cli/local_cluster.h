@@ -1,0 +1,56 @@
+// The whole cluster in one process: chunk store, prefill, decode and router, the same servers that the four programs
+// run, over loopback gRPC and the KV transport, with one copy of the weights.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/decode/decode_server.h"
+#include "services/engine/engine.h"
+#include "services/kvstore/kvstore_server.h"
+#include "services/prefill/prefill_server.h"
+#include "services/router/router_server.h"
+
+namespace spl::cli {
+
+struct LocalClusterOptions {
+  std::string model_dir;
+  std::string http_listen = "127.0.0.1:8000";
+  std::string grpc_listen = "127.0.0.1:8001";
+  std::string metrics_listen;      // of the workers: empty, the HTTP API's /metrics is the router's
+  std::string api_keys_file;
+  std::string backend = "auto";
+  std::string kv_dtype = "auto";
+  std::string kv_transport = "auto";
+  std::string data_dir;            // of the chunk store; empty: memory only
+  uint64_t kv_bytes = 1ull << 30;  // of each page pool
+  uint64_t store_memory_bytes = 512ull << 20;
+  uint64_t store_disk_bytes = 8ull << 30;
+  int32_t num_threads = 0;         // compute threads of each worker; 0: one per core
+  int32_t max_sequences = 64;
+};
+
+// Owns the four servers. Stop() before destruction.
+class LocalCluster {
+ public:
+  // Returns when requests are served: the workers are connected. Errors are those of the servers.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const LocalClusterOptions& options);
+  ~LocalCluster();
+
+  std::string http_address() const { return router_->http_address(); }
+  std::string grpc_address() const { return router_->grpc_address(); }
+  // Router first, so that nobody asks for what is gone; then the workers, then the store they publish to.
+  void Stop();
+
+ private:
+  LocalCluster() = default;
+  absl::Status WaitReady();
+
+  std::unique_ptr<kvstore::KvStoreServer> store_;
+  std::unique_ptr<prefill::PrefillServer> prefill_;
+  std::unique_ptr<decode::DecodeServer> decode_;
+  std::unique_ptr<router::RouterServer> router_;
+};
+
+}  // namespace spl::cli

@@ -1,0 +1,34 @@
+// splice: the all-in-one server and the tools. Every subcommand lives in its cmd_<name>.cc.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "services/base/status.h"
+#include "tools/cli/command.h"
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Splice: LLM inference with prefill and decode pools that reuse KV.\n\n"
+      "Try:\n"
+      "  splice serve --model models/splice-tiny\n"
+      "  splice chat  --endpoint http://127.0.0.1:8000",
+      "splice");
+  app.require_subcommand(1);
+  const std::vector<spl::cli::Command> commands = {
+      spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeLogitsCommand(app),
+      spl::cli::MakeEvalCommand(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  for (const spl::cli::Command& command : commands) {
+    if (!command.app->parsed()) continue;
+    const absl::Status status = command.run();
+    if (status.ok()) return 0;
+    fmt::print(stderr, "splice {}: {}\n", command.app->get_name(), spl::MessageOf(status));
+    return 1;
+  }
+  return 2;
+}
