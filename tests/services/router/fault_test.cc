@@ -130,6 +130,8 @@ TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
                                        : cluster.prefill[1]->last_run();
   EXPECT_GT(again.num_output_tokens(), 0u);
   EXPECT_EQ(again.sampling().max_tokens(), 40u);
+  FakeDecode& heir = *cluster.decode[&victim == cluster.decode[0].get() ? 1 : 0];
+  EXPECT_EQ(heir.last_reserve().token_ids_size(), again.token_ids_size());
 }
 
 TEST(FaultTest, KilledDecodeWorkerMidStreamIsInvisible) {
