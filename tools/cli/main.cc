@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   const std::vector<spl::cli::Command> commands = {
       spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeLogitsCommand(app),
-      spl::cli::MakeEvalCommand(app)};
+      spl::cli::MakeChatCommand(app),
+      spl::cli::MakeEvalCommand(app), spl::cli::MakeBenchCommand(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

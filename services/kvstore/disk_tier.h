@@ -1,0 +1,111 @@
+// Chunks on disk: an index in RocksDB, payloads in slab files, everything read is verified.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+#include "services/kvstore/disk_index.h"
+#include "services/kvstore/slab_file.h"
+
+namespace spl::kvstore {
+
+struct DiskTierOptions {
+  std::string dir;
+  // Of slab files, files' headers and the index not counted. Least recently used chunks make room.
+  uint64_t capacity_bytes = 0;
+  // A full tier evicts down to this share, so that room is made for many writes at once.
+  double low_watermark = 0.9;
+};
+
+// Owns the directory (one process at a time). Read and Contains from any threads; Write from one at a time (it locks).
+//
+// Crash safety: a chunk is written and synced before its index entry is, and the entry of an evicted chunk is removed
+// before its slot is used again. After kill -9 every entry therefore names a slot with that chunk; after a power cut a
+// removed entry may be back, and Read finds another key in the slot and drops it. Recency of use is not kept across a
+// restart: the order is then that of insertion.
+class DiskTier {
+ public:
+  // FailedPrecondition: the directory is in use or has another format version; DataLoss: the index is unreadable. A
+  // damaged slab file costs its chunks, not the start.
+  static absl::StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options);
+
+  bool Contains(const chunk::ChunkKey& key) const;
+  // Null: not stored, or damaged and therefore dropped and counted. Unavailable: the disk failed; nothing is dropped.
+  absl::StatusOr<std::shared_ptr<const chunk::Chunk>> Read(const chunk::ChunkKey& key);
+  // Group commit: one sync per touched file and one of the index for many chunks. Chunks that exist are skipped. Chunks
+  // that do not fit or that the disk refuses are left out and counted; the others are stored whatever became of those.
+  struct WriteResult {
+    absl::Status status;  // the first problem. ResourceExhausted: no room even after eviction; Unavailable: the disk
+    size_t num_failed = 0;
+  };
+  WriteResult Write(std::span<const std::shared_ptr<const chunk::Chunk>> chunks);
+
+  struct Stats {
+    uint64_t num_chunks = 0;
+    uint64_t bytes = 0;  // of used slots
+    uint64_t num_evicted = 0;
+    uint64_t num_corrupt = 0;
+  };
+  Stats stats() const;
+  uint64_t capacity_bytes() const { return options_.capacity_bytes; }
+
+  // Aborts when the counters and free lists disagree with the entries. For tests.
+  void CheckInvariants() const;
+
+ private:
+  struct Slab {
+    std::unique_ptr<SlabFile> file;
+    std::vector<uint64_t> free_backed;   // have blocks on disk
+    std::vector<uint64_t> free_punched;  // do not
+  };
+  struct Entry {
+    chunk::ChunkKey key;
+    SlotRef slot;
+    int num_readers = 0;
+    bool indexed = true;  // false: dropped while readers were in its slot
+    std::list<Entry*>::iterator order;
+  };
+
+  explicit DiskTier(DiskTierOptions options) : options_(std::move(options)) {}
+  absl::Status CheckVersionFile();
+  absl::Status WriteSome(std::span<const std::shared_ptr<const chunk::Chunk>> chunks, size_t& num_taken);
+  absl::Status Commit(const std::vector<IndexEntry>& written);
+  absl::Status OpenSlabs();
+  absl::Status LoadIndex();
+  absl::StatusOr<Slab*> SlabFor(uint64_t slot_bytes);             // mutex_ held
+  absl::StatusOr<SlotRef> TakeSlot(uint64_t slot_bytes);          // mutex_ held
+  bool TakeFree(Slab& slab, uint64_t& slot);                      // mutex_ held
+  absl::Status MakeRoom(uint64_t slot_bytes);                     // mutex_ held
+  absl::Status EvictUntil(uint64_t used_bytes_max);               // mutex_ held
+  absl::Status Trim();                                            // mutex_ held
+  void ReleaseFree(uint64_t bytes_wanted, const Slab* keep);      // mutex_ held
+  void FreeSlot(const SlotRef& slot);                             // mutex_ held
+  void Publish(const chunk::ChunkKey& key, const SlotRef& slot);  // mutex_ held
+  std::shared_ptr<Entry> Unlink(std::shared_ptr<Entry> entry);    // mutex_ held
+  void EndRead(const std::shared_ptr<Entry>& entry, bool corrupt);
+  std::string SlabPath(uint64_t slot_bytes) const;
+
+  const DiskTierOptions options_;
+  std::unique_ptr<DiskIndex> index_;
+  std::mutex write_mutex_;  // one Write at a time; taken before mutex_
+
+  mutable std::mutex mutex_;        // guards all below; never held during payload I/O
+  std::map<uint64_t, Slab> slabs_;  // by slot_bytes; slabs are never removed
+  std::unordered_map<chunk::ChunkKey, std::shared_ptr<Entry>, chunk::ChunkKeyHash> entries_;
+  std::list<Entry*> order_;    // most recently used first
+  uint64_t used_bytes_ = 0;    // slots that hold a chunk, or a reader of one, or are being written
+  uint64_t backed_bytes_ = 0;  // used and free_backed slots
+  uint64_t next_sequence_ = 1;
+  uint64_t num_evicted_ = 0;
+  uint64_t num_corrupt_ = 0;
+};
+
+}  // namespace spl::kvstore

@@ -1,0 +1,30 @@
+// spl.v1.KvStore over a TieredStore.
+#pragma once
+
+#include "services/kvstore/tiered_store.h"
+#include "services/kvstore/work_pool.h"
+#include "spl/v1/kvstore.grpc.pb.h"
+
+namespace spl::kvstore {
+
+// Borrows store and pool; both outlive the server that runs the service. gRPC threads parse and checksum; reads, which
+// may wait for the disk, run on the pool.
+class KvStoreService final : public v1::KvStore::CallbackService {
+ public:
+  KvStoreService(TieredStore& store, WorkPool& pool) : store_(store), pool_(pool) {}
+
+  grpc::ServerUnaryReactor* Contains(grpc::CallbackServerContext* context, const v1::ContainsRequest* request,
+                                     v1::ContainsResponse* response) override;
+  grpc::ServerWriteReactor<v1::ChunkPart>* Get(grpc::CallbackServerContext* context,
+                                               const v1::GetChunksRequest* request) override;
+  grpc::ServerReadReactor<v1::ChunkPart>* Put(grpc::CallbackServerContext* context,
+                                              v1::PutChunksResponse* response) override;
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context, const v1::GetStoreStatsRequest* request,
+                                     v1::StoreStats* response) override;
+
+ private:
+  TieredStore& store_;
+  WorkPool& pool_;
+};
+
+}  // namespace spl::kvstore

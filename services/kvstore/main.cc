@@ -1,0 +1,66 @@
+// splice-kvstore: flags, start, wait for a signal, stop.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "services/base/byte_size.h"
+#include "services/base/fault_point.h"
+#include "services/base/log.h"
+#include "services/base/shutdown_signal.h"
+#include "services/base/status.h"
+#include "services/kvstore/kvstore_server.h"
+
+namespace {
+
+absl::Status Serve(const spl::kvstore::KvStoreOptions& options, spl::ShutdownSignal& stop) {
+  SPLICE_ASSIGN_OR_RETURN(const auto server, spl::kvstore::KvStoreServer::Start(options));
+  std::printf("ready grpc=%s metrics=%s\n", server->grpc_address().c_str(), server->metrics_address().c_str());
+  std::fflush(stdout);
+  stop.Wait();
+  server->Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  spl::ShutdownSignal stop;
+  spl::kvstore::KvStoreOptions options;
+  options.listen = "127.0.0.1:7004";
+  options.metrics_listen = "127.0.0.1:9004";
+  std::string memory = "1GiB", disk = "16GiB", log_level = "info";
+  std::vector<std::string> faults;
+  CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
+  app.footer(
+      "Example:\n  splice-kvstore --listen 0.0.0.0:7004 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "
+      "200GiB");
+  app.add_option("--listen", options.listen, "gRPC address HOST:PORT; port 0 picks a free one")->capture_default_str();
+  app.add_option("--metrics-listen", options.metrics_listen, "HTTP address of /metrics, /healthz and /readyz")
+      ->capture_default_str();
+  app.add_option("--data-dir", options.data_dir, "directory of the disk tier; without it chunks live in memory only");
+  app.add_option("--memory-bytes", memory, "memory tier, for example 512MiB")->capture_default_str();
+  app.add_option("--disk-bytes", disk, "disk tier")->capture_default_str();
+  app.add_option("--log-level", log_level, "debug, info, warning, error or off")->capture_default_str();
+  app.add_option("--fault", faults)->group("");  // for tests
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const auto memory_bytes = spl::ParseByteSize(memory);
+  const auto disk_bytes = spl::ParseByteSize(disk);
+  absl::Status usage = memory_bytes.status();
+  usage.Update(disk_bytes.status());
+  usage.Update(spl::log::SetLevel(log_level));
+  for (const std::string& fault : faults) usage.Update(spl::ArmFaultFromFlag(fault));
+  if (!usage.ok()) {
+    std::fprintf(stderr, "splice-kvstore: %s\n", spl::MessageOf(usage).c_str());
+    return 2;
+  }
+  options.memory_bytes = *memory_bytes;
+  options.disk_bytes = *disk_bytes;
+  if (const absl::Status status = Serve(options, stop); !status.ok()) {
+    std::fprintf(stderr, "splice-kvstore: %s\n", spl::MessageOf(status).c_str());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,55 @@
+// Payloads on disk: one file of equal slots, each with one chunk's header and payload.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+
+namespace spl::kvstore {
+
+inline constexpr size_t kSlabAlignment = 4096;  // of slots, buffers and lengths: what O_DIRECT asks for
+
+// The slot size for a payload: header and payload, rounded up to one of eight sizes per power of two, so that at most
+// an eighth of a slot is wasted and few files exist.
+uint64_t SlotBytesFor(uint64_t payload_bytes);
+
+// Owns the descriptor. Read and Write may run at the same time on different slots, from any threads; Grow, Punch and
+// Sync need no order with them. All errors but the named ones are Unavailable (the disk said so) with errno's words.
+class SlabFile {
+ public:
+  // Creates the file when it is missing. DataLoss: no readable header; FailedPrecondition: another format version.
+  static absl::StatusOr<std::unique_ptr<SlabFile>> Open(const std::string& path, uint64_t slot_bytes);
+  ~SlabFile();
+
+  // ResourceExhausted when the disk is full.
+  absl::Status Grow(uint64_t num_slots);
+  absl::Status Write(uint64_t slot, const chunk::Chunk& chunk);
+  // DataLoss: header or payload are not what was written. Everything is verified.
+  absl::StatusOr<chunk::Chunk> Read(uint64_t slot) const;
+  absl::Status Sync();                // what was written survives a power cut
+  absl::Status Punch(uint64_t slot);  // gives the slot's blocks back to the file system
+
+  uint64_t slot_bytes() const { return slot_bytes_; }
+  uint64_t num_slots() const { return num_slots_; }
+  bool direct() const { return direct_; }  // O_DIRECT is in use
+  const std::string& path() const { return path_; }
+
+ private:
+  SlabFile(std::string path, uint64_t slot_bytes) : path_(std::move(path)), slot_bytes_(slot_bytes) {}
+  absl::Status OpenFile();
+  absl::Status ReadHeader();
+  absl::Status WriteHeader();
+  uint64_t OffsetOf(uint64_t slot) const { return kSlabAlignment + slot * slot_bytes_; }
+
+  const std::string path_;
+  const uint64_t slot_bytes_;
+  int fd_ = -1;
+  bool direct_ = false;
+  uint64_t num_slots_ = 0;
+};
+
+}  // namespace spl::kvstore

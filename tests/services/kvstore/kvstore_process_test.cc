@@ -1,0 +1,179 @@
+// The real program: it is killed at bad moments and started again on the same directory.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <random>
+
+#include "services/chunk/remote/remote_chunk_store.h"
+#include "tests/support/chunks.h"
+#include "tests/support/temp_dir.h"
+
+namespace spl::kvstore {
+namespace {
+
+using chunk::Chunk;
+using testing::SameChunk;
+using testing::TempDir;
+using testing::TestChunk;
+using testing::TestKey;
+
+constexpr size_t kPayload = 50000;
+
+std::chrono::steady_clock::time_point Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    int out[2];
+    EXPECT_EQ(pipe(out), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      std::vector<char*> argv = {const_cast<char*>(SPLICE_KVSTORE)};
+      for (std::string& argument : arguments) argv.push_back(argument.data());
+      argv.push_back(nullptr);
+      dup2(out[1], 1);
+      close(out[0]);
+      close(out[1]);
+      execv(SPLICE_KVSTORE, argv.data());
+      _exit(127);
+    }
+    close(out[1]);
+    out_ = fdopen(out[0], "r");
+    char grpc[128] = "", metrics[128] = "";
+    if (std::fscanf(out_, "ready grpc=%127s metrics=%127s", grpc, metrics) == 2) address_ = grpc;
+  }
+  ~Process() {
+    if (pid_ > 0) Kill(SIGKILL);
+    std::fclose(out_);
+  }
+  const std::string& address() const { return address_; }
+  int Kill(int signal_number) {
+    kill(pid_, signal_number);
+    return Wait();
+  }
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  FILE* out_ = nullptr;
+  std::string address_;
+};
+
+std::vector<std::string> Arguments(const TempDir& dir) {
+  return {"--listen",   "127.0.0.1:0",        "--metrics-listen", "127.0.0.1:0", "--memory-bytes", "1MiB",
+          "--data-dir", dir.path() + "/data", "--disk-bytes",     "256MiB",      "--log-level",    "error"};
+}
+
+// How many of chunks 0 … n-1 come back; each that does must be right.
+uint64_t CountGood(const std::string& address, uint64_t n) {
+  const auto store = std::move(chunk::RemoteChunkStore::Connect(address)).value();
+  uint64_t good = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    const chunk::ChunkKey key = TestKey(i);
+    const auto got = store->GetLeading({&key, 1}, Soon(), [&](Chunk&& c) {
+      EXPECT_TRUE(SameChunk(c, TestChunk(i, kPayload))) << i;
+      return true;
+    });
+    EXPECT_TRUE(got.ok()) << got.status();
+    good += got.ok() ? *got : 0;
+  }
+  return good;
+}
+
+TEST(KvStoreProcess, SigtermKeepsEverything) {
+  TempDir dir;
+  constexpr uint64_t kChunks = 100;
+  {
+    Process process(Arguments(dir));
+    ASSERT_NE(process.address(), "");
+    const auto store = std::move(chunk::RemoteChunkStore::Connect(process.address())).value();
+    for (uint64_t i = 0; i < kChunks; ++i) {
+      const Chunk chunk = TestChunk(i, kPayload);
+      ASSERT_TRUE(store->Put({&chunk, 1}, Soon()).ok());
+    }
+    const int status = process.Kill(SIGTERM);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+  Process process(Arguments(dir));
+  EXPECT_EQ(CountGood(process.address(), kChunks), kChunks);
+}
+
+// Killed between any two of its steps, and in the middle of them, round after round on one directory: nothing wrong is
+// ever served, and what was on disk before a round is there after it.
+TEST(KvStoreProcess, SurvivesKillAtNamedMoments) {
+  TempDir dir;
+  uint64_t next = 0;
+  uint64_t good_before = 0;
+  for (const char* fault : {"kvstore.slab.write=kill@5", "kvstore.disk.synced=kill@2", "kvstore.disk.committed=kill@2",
+                            "kvstore.slab.write=kill@1", "kvstore.disk.committed=kill@1"}) {
+    SCOPED_TRACE(fault);
+    std::vector<std::string> arguments = Arguments(dir);
+    arguments.insert(arguments.end(), {"--fault", fault});
+    Process process(arguments);
+    ASSERT_NE(process.address(), "");
+    const auto store = std::move(chunk::RemoteChunkStore::Connect(process.address())).value();
+    for (int i = 0; i < 1000; ++i) {  // until it dies of its fault
+      const Chunk chunk = TestChunk(next++, kPayload);
+      if (!store->Put({&chunk, 1}, Soon()).ok()) break;
+    }
+    const int status = process.Wait();
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+    Process again(Arguments(dir));
+    ASSERT_NE(again.address(), "") << "it starts on what the dead one left";
+    const uint64_t good = CountGood(again.address(), next);
+    EXPECT_GE(good, good_before);
+    good_before = good;
+    again.Kill(SIGTERM);
+  }
+  EXPECT_GT(good_before, 0u);
+}
+
+TEST(KvStoreProcess, SurvivesKillAtRandomMoments) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  TempDir dir;
+  uint64_t next = 0;
+  uint64_t good_before = 0;
+  for (int round = 0; round < 6; ++round) {
+    Process process(Arguments(dir));
+    ASSERT_NE(process.address(), "");
+    EXPECT_GE(CountGood(process.address(), next), good_before);
+    const auto store = std::move(chunk::RemoteChunkStore::Connect(process.address())).value();
+    const uint64_t puts = 1 + random() % 60;
+    for (uint64_t i = 0; i < puts; ++i) {
+      const Chunk chunk = TestChunk(next++, kPayload);
+      ASSERT_TRUE(store->Put({&chunk, 1}, Soon()).ok());
+    }
+    process.Kill(SIGKILL);  // the writer is somewhere behind
+    Process again(Arguments(dir));
+    ASSERT_NE(again.address(), "");
+    good_before = CountGood(again.address(), next);
+    again.Kill(SIGKILL);
+  }
+}
+
+TEST(KvStoreProcess, RefusesBadFlagsAndDirectories) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"--memory-bytes", "lots"}, {"--no-such-flag"}, {"--log-level", "loud"}, {"--fault", "x=y"}}) {
+    Process process(arguments);
+    const int status = process.Wait();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << arguments[0] << " " << status;
+  }
+  TempDir dir;
+  std::fclose(std::fopen((dir.path() + "/foreign").c_str(), "w"));
+  Process process({"--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--data-dir", dir.path()});
+  const int status = process.Wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+}
+
+}  // namespace
+}  // namespace spl::kvstore

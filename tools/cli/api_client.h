@@ -1,0 +1,35 @@
+// A blocking client of the OpenAI-compatible HTTP API, for the tools.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spl::cli {
+
+// One connection at a time; one thread at a time.
+class ApiClient {
+ public:
+  // "http://HOST:PORT" or "HOST:PORT". InvalidArgument: another scheme or no port.
+  static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const std::string& endpoint, std::string api_key = "");
+  ~ApiClient();
+
+  absl::StatusOr<nlohmann::json> Get(const std::string& path);
+  // The server's error object becomes the status: its code from the HTTP status, its message as it is.
+  absl::StatusOr<nlohmann::json> Post(const std::string& path, const nlohmann::json& body);
+  // Calls on_event for every "data:" object of the stream until it ends or on_event returns false (then the connection
+  // is closed: the server stops the work).
+  absl::Status PostStream(const std::string& path, const nlohmann::json& body,
+                          const std::function<bool(const nlohmann::json&)>& on_event);
+
+ private:
+  ApiClient() = default;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace spl::cli

@@ -1,0 +1,174 @@
+#include "tools/cli/text_generator.h"
+
+#include <chrono>
+
+#include "services/base/status.h"
+#include "services/engine/engine.h"
+#include "services/tokenizer/chat_template.h"
+#include "services/tokenizer/tokenizer.h"
+#include "services/worker_flags/worker_flags.h"
+#include "tools/cli/api_client.h"
+
+namespace spl::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+class EndpointGenerator final : public TextGenerator {
+ public:
+  EndpointGenerator(std::unique_ptr<ApiClient> client, std::string endpoint)
+      : client_(std::move(client)), endpoint_(std::move(endpoint)) {}
+
+  std::string description() const override { return endpoint_; }
+
+  absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
+    SPLICE_ASSIGN_OR_RETURN(const json reply,
+                            client_->Post("/tokenize", {{"prompt", text}, {"add_special_tokens", false}}));
+    const auto tokens = reply.find("tokens");
+    if (tokens == reply.end() || !tokens->is_array()) return absl::InternalError("/tokenize answered without tokens");
+    return tokens->get<std::vector<int32_t>>();
+  }
+
+  absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
+    json body = {{"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", request.temperature}};
+    const bool chat = !request.messages.is_null();
+    if (chat) body["messages"] = request.messages;
+    else if (request.text) body["prompt"] = *request.text;
+    else body["prompt"] = request.ids;
+    if (request.max_tokens) body["max_tokens"] = *request.max_tokens;
+    if (!request.reuse.empty()) body["splice"]["reuse"] = request.reuse;
+    if (!request.decode.empty()) body["splice"]["decode"] = request.decode;
+    TextResult result;
+    const auto start = Clock::now();
+    const auto on_event = [&](const json& event) { return Take(event, start, result, on_text); };
+    SPLICE_RETURN_IF_ERROR(client_->PostStream(chat ? "/v1/chat/completions" : "/v1/completions", body, on_event));
+    result.total_s = SecondsSince(start);
+    return result;
+  }
+
+ private:
+  // Members of the wrong type are the server's bug; they are left out rather than trusted.
+  static std::string Piece(const json& choice) {
+    if (const auto text = choice.find("text"); text != choice.end() && text->is_string()) return text->get<std::string>();
+    const auto delta = choice.find("delta");
+    if (delta == choice.end() || !delta->is_object()) return "";
+    const auto content = delta->find("content");
+    return content != delta->end() && content->is_string() ? content->get<std::string>() : "";
+  }
+
+  static bool Take(const json& event, Clock::time_point start, TextResult& result, const OnText& on_text) {
+    if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
+      result.prompt_tokens = usage->value("prompt_tokens", int64_t{0});
+      result.completion_tokens = usage->value("completion_tokens", int64_t{0});
+      result.cached_tokens = usage->value("/prompt_tokens_details/cached_tokens"_json_pointer, int64_t{0});
+    }
+    if (const auto receipt = event.find("splice"); receipt != event.end()) result.receipt = *receipt;
+    const auto choices = event.find("choices");
+    if (choices == event.end() || !choices->is_array() || choices->empty()) return true;
+    const json& choice = (*choices)[0];
+    const std::string piece = Piece(choice);
+    if (const auto reason = choice.find("finish_reason"); reason != choice.end() && reason->is_string())
+      result.finish_reason = reason->get<std::string>();
+    if (piece.empty()) return true;
+    if (result.text.empty()) result.ttft_s = SecondsSince(start);
+    result.text += piece;
+    return on_text(piece);
+  }
+
+  std::unique_ptr<ApiClient> client_;
+  const std::string endpoint_;
+};
+
+class LocalTextGenerator final : public TextGenerator {
+ public:
+  std::unique_ptr<tokenizer::Tokenizer> tokenizer;
+  std::unique_ptr<tokenizer::ChatTemplate> chat_template;  // null: the model has none
+  std::unique_ptr<engine::LocalGenerator> generator;
+
+  std::string description() const override { return generator->model().config().name + " (in process)"; }
+
+  absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
+    return tokenizer->Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
+  }
+
+  absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptIds(request));
+    engine::SamplingParams sampling;
+    sampling.temperature = static_cast<float>(request.temperature);
+    if (request.max_tokens) sampling.max_tokens = *request.max_tokens;
+    tokenizer::StreamDecoder decoder(*tokenizer, {.skip_special_tokens = true});
+    TextResult result{.prompt_tokens = static_cast<int64_t>(prompt.size())};
+    const auto start = Clock::now();
+    absl::Status decoded;
+    const auto on_token = [&](int32_t, const engine::SampledToken& token) {
+      if (result.completion_tokens++ == 0) result.ttft_s = SecondsSince(start);
+      if (token.finish == engine::FinishReason::kStop) {
+        result.finish_reason = "stop";
+        return true;
+      }
+      if (token.finish == engine::FinishReason::kLength) result.finish_reason = "length";
+      auto piece = decoder.Append(token.token);
+      if (!piece.ok()) return decoded = piece.status(), false;
+      result.text += *piece;
+      return piece->empty() || on_text(*piece);
+    };
+    SPLICE_RETURN_IF_ERROR(generator->Generate(prompt, sampling, on_token));
+    SPLICE_RETURN_IF_ERROR(decoded);
+    const std::string rest = decoder.Finish();
+    result.text += rest;
+    if (!rest.empty()) on_text(rest);
+    result.total_s = SecondsSince(start);
+    return result;
+  }
+
+ private:
+  absl::StatusOr<std::vector<int32_t>> PromptIds(const TextRequest& request) {
+    if (request.messages.is_null()) {
+      if (!request.text) return request.ids;
+      return tokenizer->Encode(*request.text, {.add_special_tokens = true, .parse_special_tokens = true});
+    }
+    if (!chat_template) return absl::InvalidArgumentError("the model has no chat template; use --prompt");
+    std::vector<tokenizer::ChatMessage> messages;
+    for (const json& message : request.messages) {
+      if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
+          !message.contains("content") || !message["content"].is_string())
+        return absl::InvalidArgumentError("messages: each needs a string 'role' and a string 'content'");
+      messages.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+    }
+    SPLICE_ASSIGN_OR_RETURN(const std::string text, chat_template->Render(messages, {}));
+    return tokenizer->Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
+                                                                     const std::string& api_key) {
+  SPLICE_ASSIGN_OR_RETURN(auto client, ApiClient::Create(endpoint, api_key));
+  return std::make_unique<EndpointGenerator>(std::move(client), endpoint);
+}
+
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
+                                                                      const std::string& backend,
+                                                                      int32_t num_threads) {
+  auto local = std::make_unique<LocalTextGenerator>();
+  SPLICE_ASSIGN_OR_RETURN(local->tokenizer, tokenizer::Tokenizer::Load(model_dir));
+  if (auto chat = tokenizer::ChatTemplate::Load(model_dir); chat.ok()) local->chat_template = std::move(*chat);
+  else if (chat.status().code() != absl::StatusCode::kNotFound) return chat.status();
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_dir, backend, "auto"));
+  SPLICE_ASSIGN_OR_RETURN(local->generator, engine::LocalGenerator::Create(
+                                                std::move(model), {.executor = {.num_threads = num_threads}}));
+  return local;
+}
+
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFlags& flags) {
+  if (flags.model_dir.empty() == flags.endpoint.empty())
+    return absl::InvalidArgumentError("give either --model DIR or --endpoint URL");
+  return flags.endpoint.empty() ? MakeLocalTextGenerator(flags.model_dir, flags.backend, flags.num_threads)
+                                : MakeEndpointGenerator(flags.endpoint, flags.api_key);
+}
+
+}  // namespace spl::cli

@@ -1,0 +1,66 @@
+// Text in, text out, for the tools: the same interface over a running server and over the plain in-process model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace spl::cli {
+
+struct TextRequest {
+  // One of the three. Text is tokenized with special tokens parsed and the begin token added; messages go through the
+  // model's chat template; ids are taken as they are.
+  std::optional<std::string> text;
+  nlohmann::json messages;       // [{"role","content"}, …] or null
+  std::vector<int32_t> ids;
+
+  std::optional<int64_t> max_tokens;
+  double temperature = 0;
+  std::string reuse, decode;     // policy and selector names; empty: the server's choice
+};
+
+struct TextResult {
+  std::string text;
+  std::string finish_reason;     // "stop", "length"
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+  double ttft_s = 0, total_s = 0;
+  nlohmann::json receipt;        // the server's "splice" object; null in-process
+
+  double tokens_per_s() const {  // after the first token
+    return completion_tokens > 1 && total_s > ttft_s ? double(completion_tokens - 1) / (total_s - ttft_s) : 0;
+  }
+};
+
+// One thread at a time.
+class TextGenerator {
+ public:
+  // `on_text` sees the answer piece by piece; false ends it.
+  using OnText = std::function<bool(const std::string& piece)>;
+  virtual ~TextGenerator() = default;
+  virtual absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) = 0;
+  // Ids of a text with special tokens parsed and nothing added.
+  virtual absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) = 0;
+  virtual std::string description() const = 0;
+};
+
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
+                                                                     const std::string& api_key);
+// Loads the model into this process. max_context 0: the model's own.
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
+                                                                      const std::string& backend, int32_t num_threads);
+
+// What --model / --endpoint of a tool chose; InvalidArgument unless exactly one is given.
+struct SourceFlags {
+  std::string model_dir, endpoint, api_key;
+  std::string backend = "auto";
+  int32_t num_threads = 0;
+};
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFlags& flags);
+
+}  // namespace spl::cli
