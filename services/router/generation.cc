@@ -222,7 +222,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
   request.set_ttl_ms(core_.options().ticket_ttl_ms);
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
-  if (request_.sampling.HasPenalty()) {
+  if (request_.sampling.HasPenalty() || !output_.empty()) {
     const std::vector<uint32_t> tokens = CurrentTokens();
     request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   }

@@ -220,6 +220,7 @@ void HttpConnection::Watch() {
 void HttpConnection::OnWatched(const ErrorCode& error, size_t num_bytes) {
   watching_ = false;
   if (state_ == State::kClosed) return;
+  if (error == asio::error::operation_aborted && state_ == State::kIdle) return ReadRequest();  // see OnResponseDone
   if (error) return state_ == State::kResponding ? Disconnected() : DoClose();
   buffer_.commit(num_bytes);
   if (state_ == State::kIdle) return ReadRequest();
@@ -337,9 +338,10 @@ void HttpConnection::OnResponseDone() {
   if (close_after_response_ || !chunked_ || core_->draining.load()) return Linger();
   state_ = State::kIdle;
   ArmReadTimer(core_->options.idle_timeout);
-  if (watching_) return;  // the pending read brings the next request
-  if (buffer_.size() > 0) return ReadRequest();
-  Watch();
+  if (buffer_.size() == 0) return Watch();  // or the read that is pending already
+  if (!watching_) return ReadRequest();
+  ErrorCode ignored;
+  socket_.cancel(ignored);  // a pipelined request is here already: the pending read ends and makes way for it
 }
 
 // ---- timers and the end

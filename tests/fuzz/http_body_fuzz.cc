@@ -1,0 +1,33 @@
+// Request bodies of every HTTP endpoint: any bytes give a struct or InvalidArgument, and formatting the error back gives
+// JSON.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "services/router/api_error.h"
+#include "services/router/json_reader.h"
+#include "services/router/openai_request.h"
+
+namespace {
+
+template <typename Result>
+void Check(const Result& result) {
+  if (result.ok()) return;
+  if (result.status().code() != absl::StatusCode::kInvalidArgument) std::abort();
+  if (!spl::router::ParseJson(spl::router::ErrorBody(result.status(), 400)).ok()) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  const auto chat = spl::router::ParseChatBody(body);
+  Check(chat);
+  if (chat.ok() && !spl::router::ValidateRequest(chat->generation).ok()) std::abort();
+  const auto completion = spl::router::ParseCompletionBody(body);
+  Check(completion);
+  if (completion.ok() && !spl::router::ValidateRequest(completion->generation).ok()) std::abort();
+  Check(spl::router::ParseTokenizeBody(body));
+  Check(spl::router::ParseDetokenizeBody(body));
+  return 0;
+}

@@ -1,0 +1,256 @@
+// Workers that refuse, fail or die: what the client sees, and what is left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/fake_cluster.h"
+#include "tests/support/http_test_client.h"
+
+namespace spl::router {
+namespace {
+
+using nlohmann::json;
+using testing::Call;
+using testing::FakeCluster;
+using testing::FakeDecode;
+using testing::FakePrefill;
+using testing::HttpTestClient;
+using testing::TestResponse;
+
+constexpr char kCompletions[] = "/v1/completions";
+
+std::string Body(const std::string& prompt, int max_tokens, bool stream = false) {
+  return json({{"prompt", prompt}, {"max_tokens", max_tokens}, {"stream", stream}}).dump();
+}
+
+std::string TextOf(const TestResponse& response) {
+  EXPECT_EQ(response.status, 200) << response.body;
+  return json::parse(response.body).at("choices").at(0).at("text");
+}
+
+TEST(FaultTest, FailedPrefillIsRetriedOnAnotherWorker) {
+  FakeCluster cluster(2, 1);
+  cluster.StartRouter();
+  const std::string expected = TextOf(Call(cluster.http(), "POST", kCompletions, Body("retry me please", 8)));
+  for (auto& p : cluster.prefill) p->FailRuns(grpc::Status(grpc::StatusCode::UNAVAILABLE, "device lost"), 1);
+  const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("retry me please", 8));
+  EXPECT_EQ(TextOf(response), expected);
+  EXPECT_EQ(json::parse(response.body).at("splice").at("attempts"), 3);
+  EXPECT_TRUE(cluster.decode[0]->WaitIdle());
+}
+
+TEST(FaultTest, FailedAttemptReleasesItsTicketQuietly) {
+  FakeCluster cluster(2, 1);
+  cluster.StartRouter();
+  for (auto& p : cluster.prefill) p->FailRuns(grpc::Status(grpc::StatusCode::DATA_LOSS, "checksum"), 1);
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 200);
+  EXPECT_TRUE(cluster.decode[0]->WaitIdle());
+  EXPECT_TRUE(cluster.decode[0]->counters().last_writer_quiet);
+}
+
+TEST(FaultTest, AttemptsAreBounded) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  cluster.prefill[0]->FailRuns(grpc::Status(grpc::StatusCode::INTERNAL, "bug"), 1000);
+  const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("x", 2));
+  EXPECT_EQ(response.status, 503);
+  EXPECT_EQ(cluster.prefill[0]->counters().runs, 3);
+  EXPECT_TRUE(cluster.decode[0]->WaitIdle());
+}
+
+TEST(FaultTest, TheRequestsOwnFaultIsNotRetried) {
+  FakeCluster cluster(2, 1);
+  cluster.StartRouter();
+  for (auto& p : cluster.prefill) p->FailRuns(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "bad"), 1);
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 400);
+  EXPECT_EQ(cluster.prefill[0]->counters().runs + cluster.prefill[1]->counters().runs, 1);
+}
+
+TEST(FaultTest, FullDecodeWorkerIsPassedOver) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  cluster.decode[0]->SetFull(true);
+  for (int i = 0; i < 4; ++i) {
+    const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("x", 2));
+    ASSERT_EQ(response.status, 200);
+    EXPECT_EQ(json::parse(response.body).at("splice").at("workers").at("decode"), "d1");
+  }
+}
+
+TEST(FaultTest, FullClusterAndNoQueueIs429WithRetryAfter) {
+  FakeCluster cluster(1, 2);
+  cluster.options.dispatch.admission.max_queue = 0;
+  cluster.StartRouter();
+  for (auto& d : cluster.decode) d->SetFull(true);
+  const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("x", 2));
+  EXPECT_EQ(response.status, 429);
+  EXPECT_GE(std::stoi(response.headers.at("retry-after")), 1);
+  EXPECT_EQ(json::parse(response.body).at("error").at("type"), "rate_limit_error");
+}
+
+TEST(FaultTest, RequestsWaitForRoomInTheBoundedQueue) {
+  FakeCluster cluster(1, 1);
+  cluster.options.dispatch.admission.max_queue = 1;
+  cluster.StartRouter();
+  cluster.decode[0]->SetFull(true);
+  HttpTestClient waiting(cluster.http());
+  waiting.SendRequest("POST", kCompletions, Body("x", 2));
+  while (cluster.router->dispatcher().admission().num_waiting() == 0) std::this_thread::yield();
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("y", 2)).status, 429);
+  cluster.decode[0]->SetFull(false);
+  EXPECT_EQ(waiting.Read().status, 200);
+}
+
+TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
+  FakeCluster cluster(2, 2);
+  cluster.StartRouter();
+  const std::string expected = TextOf(Call(cluster.http(), "POST", kCompletions, Body("one unbroken stream of text", 40)));
+  for (auto& d : cluster.decode) d->SetGate(15);
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, Body("one unbroken stream of text", 40, true));
+  ASSERT_EQ(client.ReadHead().status, 200);
+  std::string text;
+  json last;
+  const auto take = [&](const std::string& event) {
+    if (event == "[DONE]") return;
+    last = json::parse(event);
+    text += last.at("choices").at(0).at("text").get<std::string>();
+  };
+  take(client.NextEvent().value());
+  FakeDecode& victim = *cluster.decode[cluster.decode[0]->counters().live_tickets == 1 ? 0 : 1];
+  victim.BreakStreams(grpc::Status(grpc::StatusCode::UNAVAILABLE, "device lost"));
+  for (auto& d : cluster.decode) d->SetGate(UINT32_MAX);
+  while (auto event = client.NextEvent()) take(*event);
+  EXPECT_EQ(text, expected);
+  EXPECT_EQ(last.at("splice").at("migrations"), 1);
+  EXPECT_EQ(last.at("choices").at(0).at("finish_reason"), "length");
+  const v1::PrefillRequest again = cluster.prefill[0]->last_run().num_output_tokens() > 0
+                                       ? cluster.prefill[0]->last_run()
+                                       : cluster.prefill[1]->last_run();
+  EXPECT_GT(again.num_output_tokens(), 0u);
+  EXPECT_EQ(again.sampling().max_tokens(), 40u);
+  FakeDecode& heir = *cluster.decode[&victim == cluster.decode[0].get() ? 1 : 0];
+  EXPECT_EQ(heir.last_reserve().token_ids_size(), again.token_ids_size());
+}
+
+TEST(FaultTest, KilledDecodeWorkerMidStreamIsInvisible) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  for (auto& d : cluster.decode) d->SetGate(10);
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, Body("kill nine", 30, true));
+  ASSERT_EQ(client.ReadHead().status, 200);
+  const size_t victim = cluster.decode[0]->counters().live_tickets == 1 ? 0 : 1;
+  cluster.decode[1 - victim]->SetGate(UINT32_MAX);
+  cluster.decode[victim]->Kill();
+  std::string last;
+  while (auto event = client.NextEvent()) last = *event;
+  EXPECT_EQ(last, "[DONE]");
+}
+
+TEST(FaultTest, MigrationsAreBounded) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  for (auto& d : cluster.decode) d->SetGate(10);
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, Body("twice unlucky", 30, true));
+  ASSERT_EQ(client.ReadHead().status, 200);
+  for (int losses = 0; losses < 2; ++losses) {
+    // The sequence is on one of the two; a break on the other changes nothing.
+    while (cluster.decode[0]->counters().commits + cluster.decode[1]->counters().commits < losses + 1) {
+      std::this_thread::yield();
+    }
+    for (auto& d : cluster.decode) d->BreakStreams(grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost"));
+  }
+  std::string last;
+  while (auto event = client.NextEvent()) last = *event;
+  EXPECT_EQ(json::parse(last).at("error").at("type"), "service_unavailable_error");
+}
+
+TEST(FaultTest, SeveralContinuationsCannotMigrate) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  for (auto& d : cluster.decode) d->SetGate(10);
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, json({{"prompt", "a b c"}, {"max_tokens", 30}, {"n", 2}, {"stream", true}}).dump());
+  ASSERT_EQ(client.ReadHead().status, 200);
+  for (auto& d : cluster.decode) d->BreakStreams(grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost"));
+  std::string last;
+  while (auto event = client.NextEvent()) last = *event;
+  EXPECT_THAT(json::parse(last).at("error").at("message").get<std::string>(), ::testing::HasSubstr("n > 1"));
+}
+
+TEST(FaultTest, DecodeWorkerLostBeforeTheFirstTokenIsARetry) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  cluster.prefill[0]->Hold(true);
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, Body("early loss", 6));
+  ASSERT_TRUE(cluster.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.waiting == 1; }));
+  const size_t victim = cluster.decode[0]->counters().live_tickets == 1 ? 0 : 1;
+  cluster.decode[victim]->Kill();
+  ASSERT_TRUE(cluster.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.runs == 2; }));
+  cluster.prefill[0]->Hold(false);
+  const TestResponse response = client.Read();
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(json::parse(response.body).at("splice").at("workers").at("decode"), "d" + std::to_string(1 - victim));
+}
+
+TEST(FaultTest, NoWorkersIs503AndNotReady) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  cluster.decode[0]->Kill();
+  while (cluster.router->ready()) std::this_thread::yield();
+  EXPECT_EQ(Call(cluster.http(), "GET", "/readyz").status, 503);
+  EXPECT_EQ(Call(cluster.http(), "GET", "/healthz").status, 200);
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 503);
+}
+
+TEST(FaultTest, RestartedWorkerIsConnectedAgain) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  const std::string address = cluster.decode[0]->address();
+  cluster.decode[0]->Kill();
+  while (cluster.router->ready()) std::this_thread::yield();
+  cluster.decode[0] = std::make_unique<FakeDecode>(
+      cluster.fabric, FakeDecode::Options{.worker_id = "d0", .epoch = 2, .listen = address});
+  cluster.WaitForPairs(1, 1);
+  EXPECT_GE(cluster.prefill[0]->counters().connects, 2);
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 200);
+}
+
+TEST(FaultTest, WorkerOfAnotherModelIsExcluded) {
+  FakeCluster cluster(1, 1);
+  cluster.decode.push_back(std::make_unique<FakeDecode>(
+      cluster.fabric, FakeDecode::Options{.worker_id = "other", .fingerprint = std::string(32, 'x')}));
+  for (const auto& p : cluster.prefill) cluster.options.dispatch.fleet.prefill.push_back(p->address());
+  for (const auto& d : cluster.decode) cluster.options.dispatch.fleet.decode.push_back(d->address());
+  auto router = RouterServer::Start(cluster.options);
+  ASSERT_TRUE(router.ok());
+  // Which of the two models is taken depends on who answers first; never both.
+  const auto deadline = std::chrono::steady_clock::now() + testing::kLongWait;
+  while ((*router)->dispatcher().fleet().snapshot()->decode.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ((*router)->dispatcher().fleet().snapshot()->decode.size(), 1u);
+  (*router)->Stop();
+}
+
+TEST(FaultTest, DrainingDecodeWorkerGetsNothingNew) {
+  FakeCluster cluster(1, 2);
+  cluster.StartRouter();
+  cluster.decode[0]->SetDraining(true);
+  const auto draining_seen = [&] {
+    const auto fleet = cluster.router->dispatcher().fleet().snapshot();
+    return std::any_of(fleet->decode.begin(), fleet->decode.end(), [](const DecodeView& d) { return d.draining; });
+  };
+  while (!draining_seen()) std::this_thread::yield();
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(json::parse(Call(cluster.http(), "POST", kCompletions, Body("x", 1)).body)
+                  .at("splice").at("workers").at("decode"), "d1");
+  }
+}
+
+}  // namespace
+}  // namespace spl::router

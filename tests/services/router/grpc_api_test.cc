@@ -1,0 +1,158 @@
+// The typed API over fake workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <grpcpp/grpcpp.h>
+
+#include "services/base/grpc_status.h"
+#include "spl/v1/inference.grpc.pb.h"
+#include "tests/support/fake_cluster.h"
+
+namespace spl::router {
+namespace {
+
+using testing::FakeCluster;
+using testing::FakePrefill;
+
+class GrpcApiTest : public ::testing::Test {
+ protected:
+  GrpcApiTest() : cluster_(1, 1) {
+    cluster_.options.dispatch.admission.max_queue = 0;
+    cluster_.StartRouter();
+    stub_ = v1::Inference::NewStub(
+        grpc::CreateChannel(cluster_.router->grpc_address(), grpc::InsecureChannelCredentials()));
+  }
+
+  static v1::GenerateRequest Request(uint32_t max_tokens) {
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_text("the typed interface");
+    request.mutable_sampling()->set_max_tokens(max_tokens);
+    return request;
+  }
+  struct Result {
+    grpc::Status status;
+    std::string text;
+    std::vector<uint32_t> ids;
+    v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
+    v1::GenerateResponse::Final final;
+    bool final_is_last = false;
+  };
+  Result Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) {
+    Result result;
+    auto reader = stub_->Generate(context, request);
+    v1::GenerateResponse response;
+    while (reader->Read(&response)) {
+      result.final_is_last = response.has_final();
+      if (response.has_final()) result.final = response.final();
+      if (!response.has_delta()) continue;
+      result.text += response.delta().text();
+      result.ids.insert(result.ids.end(), response.delta().token_ids().begin(), response.delta().token_ids().end());
+      if (response.delta().finish_reason() != 0) result.reason = response.delta().finish_reason();
+    }
+    result.status = reader->Finish();
+    return result;
+  }
+  Result Generate(const v1::GenerateRequest& request) {
+    grpc::ClientContext context;
+    return Generate(request, &context);
+  }
+
+  FakeCluster cluster_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+};
+
+TEST_F(GrpcApiTest, StreamsTokensTextAndReceipt) {
+  const Result result = Generate(Request(12));
+  ASSERT_TRUE(result.status.ok()) << result.status.error_message();
+  EXPECT_EQ(result.ids.size(), 12u);
+  EXPECT_FALSE(result.text.empty());
+  EXPECT_EQ(result.reason, v1::FINISH_REASON_LENGTH);
+  EXPECT_TRUE(result.final_is_last);
+  EXPECT_EQ(result.final.completion_tokens(), 12u);
+  EXPECT_EQ(result.final.receipt().decode_worker(), "d0");
+  EXPECT_GT(result.final.receipt().ttft_seconds(), 0);
+}
+
+TEST_F(GrpcApiTest, InvalidArgumentNamesTheField) {
+  v1::GenerateRequest request = Request(4);
+  request.mutable_sampling()->set_temperature(-1);
+  const grpc::Status status = Generate(request).status;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("temperature"));
+}
+
+TEST_F(GrpcApiTest, EmptyPromptUnknownModelAndPolicy) {
+  EXPECT_EQ(Generate(v1::GenerateRequest()).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::GenerateRequest request = Request(4);
+  request.set_model("gpt-9");
+  EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::NOT_FOUND);
+  request = Request(4);
+  request.mutable_reuse()->set_policy("sparsex");
+  EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(GrpcApiTest, FullClusterHasARetryAfterTrailer) {
+  cluster_.decode[0]->SetFull(true);
+  grpc::ClientContext context;
+  const Result result = Generate(Request(4), &context);
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_GE(RetryAfterOf(context).value_or(std::chrono::milliseconds(0)).count(), 1000);
+}
+
+TEST_F(GrpcApiTest, DeadlineFreesBothSides) {
+  cluster_.prefill[0]->Hold(true);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  EXPECT_EQ(Generate(Request(4), &context).status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(cluster_.decode[0]->WaitIdle());
+  EXPECT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.waiting == 0; }));
+}
+
+TEST_F(GrpcApiTest, CancelFreesBothSides) {
+  cluster_.decode[0]->SetGate(5);
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, Request(100));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  context.TryCancel();
+  while (reader->Read(&response)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(cluster_.decode[0]->WaitIdle());
+}
+
+TEST_F(GrpcApiTest, SlowReaderPausesTheDecodeStreamAndLosesNothing) {
+  v1::GenerateRequest request = Request(3000);
+  request.mutable_sampling()->set_logprobs(20);
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, request);
+  v1::GenerateResponse response;
+  size_t tokens = 0;
+  while (reader->Read(&response)) {
+    tokens += static_cast<size_t>(response.delta().token_ids_size());
+    if (tokens < 50) std::this_thread::yield();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 3000u);
+}
+
+TEST_F(GrpcApiTest, CountTokensAndModels) {
+  v1::CountTokensRequest request;
+  auto* message = request.mutable_prompt()->mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("count");
+  request.set_return_ids(true);
+  v1::CountTokensResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->CountTokens(&context, request, &response).ok());
+  EXPECT_EQ(static_cast<int>(response.num_tokens()), response.ids_size());
+  EXPECT_EQ(response.max_context(), 16384u);
+  v1::ListModelsResponse models;
+  grpc::ClientContext models_context;
+  ASSERT_TRUE(stub_->ListModels(&models_context, {}, &models).ok());
+  EXPECT_EQ(models.models(0).name(), "splice-tiny");
+  EXPECT_EQ(models.models(0).fingerprint().size(), 32u);
+}
+
+}  // namespace
+}  // namespace spl::router

@@ -1,0 +1,91 @@
+#include "services/router/openai_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "services/router/api_error.h"
+#include "services/router/json_reader.h"
+
+namespace spl::router {
+namespace {
+
+const ChatPrompt& ChatOf(const ApiRequest& request) { return std::get<ChatPrompt>(request.generation.prompt); }
+
+TEST(ParseChatBodyTest, FullBody) {
+  const ApiRequest r = ParseChatBody(R"({
+      "model":"m","messages":[{"role":"developer","content":"s"},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
+      "temperature":0,"top_p":0.5,"top_k":-1,"min_p":0.1,"max_tokens":5,"max_completion_tokens":7,"min_tokens":1,"n":2,"stop":["x","y"],
+      "seed":-5,"logit_bias":{"12":-100},"logprobs":true,"top_logprobs":4,"stream":true,"stream_options":{"include_usage":true},
+      "presence_penalty":0.5,"frequency_penalty":-0.5,"repetition_penalty":1.1,"stop_token_ids":[3],"ignore_eos":true,"user":"u",
+      "metadata":{"a":"b"},"store":false,"tools":[],"tool_choice":"none","response_format":{"type":"text"},
+      "splice":{"reuse":"exact","decode":"dense","namespace":"docs"}})")
+                           .value();
+  const Sampling& s = r.generation.sampling;
+  EXPECT_EQ(r.generation.model, "m");
+  ASSERT_EQ(ChatOf(r).messages.size(), 2u);
+  EXPECT_EQ(ChatOf(r).messages[0].role, "system");
+  EXPECT_EQ(ChatOf(r).messages[1].content, "ab");
+  EXPECT_EQ(s.temperature, 0.0F);
+  EXPECT_EQ(s.top_k, 0u);
+  EXPECT_EQ(s.max_tokens, 7u);
+  EXPECT_EQ(s.n, 2u);
+  EXPECT_EQ(s.seed, static_cast<uint64_t>(-5));
+  EXPECT_EQ(s.logit_bias.at(12), -100.0F);
+  EXPECT_EQ(s.logprobs, 4u);
+  EXPECT_TRUE(s.HasPenalty());
+  EXPECT_TRUE(r.stream.stream && r.stream.include_usage);
+  EXPECT_EQ(r.generation.stop, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(r.generation.reuse_policy, "exact");
+  EXPECT_EQ(r.generation.namespace_name, "docs");
+}
+
+TEST(ParseChatBodyTest, Defaults) {
+  const ApiRequest r = ParseChatBody(R"({"messages":[{"role":"user","content":""}]})").value();
+  EXPECT_FALSE(r.generation.sampling.max_tokens.has_value());
+  EXPECT_EQ(r.generation.sampling.temperature, 1.0F);
+  EXPECT_FALSE(r.generation.sampling.seed.has_value());
+  EXPECT_FALSE(r.stream.stream);
+  EXPECT_TRUE(ChatOf(r).add_generation_prompt);
+}
+
+TEST(ParseChatBodyTest, LogprobsFalseIsNone) {
+  EXPECT_FALSE(ParseChatBody(R"({"messages":[{"role":"user","content":"x"}],"logprobs":false})")
+                   .value().generation.sampling.logprobs.has_value());
+}
+
+TEST(ParseCompletionBodyTest, PromptForms) {
+  const auto prompt_of = [](const std::string& prompt) {
+    return ParseCompletionBody(R"({"prompt":)" + prompt + "}").value().generation.prompt;
+  };
+  EXPECT_EQ(std::get<std::string>(prompt_of("\"a\"")), "a");
+  EXPECT_EQ(std::get<std::string>(prompt_of("[\"a\"]")), "a");
+  EXPECT_EQ(std::get<std::vector<TokenId>>(prompt_of("[1,2]")), (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(std::get<std::vector<TokenId>>(prompt_of("[[3]]")), (std::vector<TokenId>{3}));
+}
+
+TEST(ParseCompletionBodyTest, DefaultsToSixteenTokens) {
+  EXPECT_EQ(ParseCompletionBody(R"({"prompt":"x"})").value().generation.sampling.max_tokens, 16u);
+}
+
+TEST(ParseTokenizeBodyTest, ChatBringsItsOwnBeginToken) {
+  EXPECT_TRUE(ParseTokenizeBody(R"({"prompt":"x"})").value().add_special_tokens);
+  EXPECT_FALSE(ParseTokenizeBody(R"({"messages":[{"role":"user","content":"x"}]})").value().add_special_tokens);
+}
+
+TEST(ErrorBodyTest, HasTheFourFields) {
+  const Json body = Json::parse(ErrorBody(SetErrorCode(ParamError("n", "is {}", 5), "c"), 400));
+  EXPECT_EQ(body.dump(), R"({"error":{"code":"c","message":"n: is 5","param":"n","type":"invalid_request_error"}})");
+}
+
+TEST(HttpStatusTest, Codes) {
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kInvalidArgument), 400);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kUnauthenticated), 401);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kNotFound), 404);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kResourceExhausted), 429);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kUnavailable), 503);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kDeadlineExceeded), 504);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kInternal), 500);
+}
+
+}  // namespace
+}  // namespace spl::router

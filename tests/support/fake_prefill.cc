@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <utility>
+
+#include "tests/support/fake_workers.h"
+
+namespace spl::testing {
+
+class FakePrefill::RunReactor final : public grpc::ServerUnaryReactor {
+ public:
+  RunReactor(FakePrefill& worker, const v1::PrefillRequest* request, v1::PrefillResponse* response)
+      : worker_(worker), request_(*request), response_(response) {}
+
+  // The response lives until Finish: it is filled under the same lock that decides who finishes.
+  void End(grpc::Status status, v1::PrefillResponse* response = nullptr) {
+    {
+      std::lock_guard lock(mutex_);
+      if (ended_) return;
+      ended_ = true;
+      if (response != nullptr) response_->Swap(response);
+    }
+    Finish(std::move(status));
+  }
+
+  std::shared_ptr<RunReactor> self;
+  FakePrefill& worker_;
+  const v1::PrefillRequest request_;
+  v1::PrefillResponse* const response_;
+
+ private:
+  void OnCancel() override {
+    {
+      std::lock_guard lock(worker_.mutex_);
+      ++worker_.counters_.cancels;
+      std::erase_if(worker_.queue_, [this](const auto& r) { return r.get() == this; });
+      worker_.counters_.waiting = static_cast<int>(worker_.queue_.size());
+    }
+    worker_.changed_.notify_all();
+    End(grpc::Status::CANCELLED);
+  }
+  void OnDone() override {
+    const std::shared_ptr<RunReactor> keep = std::move(self);
+  }
+
+  std::mutex mutex_;
+  bool ended_ = false;
+};
+
+FakePrefill::FakePrefill(FakeFabric& fabric, Options options) : fabric_(fabric), options_(std::move(options)) {
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(this);
+  server_ = builder.BuildAndStart();
+  address_ = "127.0.0.1:" + std::to_string(port);
+  engine_ = std::thread([this] { RunEngine(); });
+}
+
+FakePrefill::~FakePrefill() { Kill(); }
+
+void FakePrefill::Kill() {
+  std::deque<std::shared_ptr<RunReactor>> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    waiting.swap(queue_);
+  }
+  changed_.notify_all();
+  for (const auto& reactor : waiting) reactor->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "killed"));
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+  if (engine_.joinable()) engine_.join();
+}
+
+void FakePrefill::Hold(bool hold) {
+  {
+    std::lock_guard lock(mutex_);
+    hold_ = hold;
+  }
+  changed_.notify_all();
+}
+
+void FakePrefill::FailRuns(grpc::Status status, int times) {
+  std::lock_guard lock(mutex_);
+  run_status_ = std::move(status);
+  run_failures_ = times;
+}
+
+FakePrefill::Counters FakePrefill::counters() {
+  std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+v1::PrefillRequest FakePrefill::last_run() {
+  std::lock_guard lock(mutex_);
+  return last_run_;
+}
+
+bool FakePrefill::WaitFor(const std::function<bool(const Counters&)>& done) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, kLongWait, [&] { return done(counters_); });
+}
+
+grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest*,
+                                               v1::PrefillInfo* info) {
+  std::lock_guard lock(mutex_);
+  info->set_worker_id(options_.worker_id);
+  info->set_epoch(options_.epoch);
+  info->mutable_model()->set_name("fake");
+  info->mutable_model()->set_fingerprint(options_.fingerprint);
+  info->mutable_model()->set_layout_digest(options_.layout_digest);
+  info->mutable_model()->set_max_context(options_.max_context);
+  info->mutable_model()->set_vocab_size(options_.vocab_size);
+  info->set_prefill_tokens_per_s(10'000);
+  info->set_max_prompt_tokens(options_.max_prompt_tokens);
+  for (const auto& [id, stub] : peers_) info->add_connected_peers(id);
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* FakePrefill::ConnectPeer(grpc::CallbackServerContext* context,
+                                                   const v1::ConnectPeerRequest* request,
+                                                   v1::ConnectPeerResponse* response) {
+  {
+    std::lock_guard lock(mutex_);
+    ++counters_.connects;
+    peers_[request->endpoint().worker_id()] = v1::Decode::NewStub(
+        grpc::CreateChannel(request->endpoint().grpc_address(), grpc::InsecureChannelCredentials()));
+  }
+  changed_.notify_all();
+  response->set_transport("shm");
+  response->set_bytes_per_s(5e9);
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* FakePrefill::Run(grpc::CallbackServerContext*, const v1::PrefillRequest* request,
+                                           v1::PrefillResponse* response) {
+  auto reactor = std::make_shared<RunReactor>(*this, request, response);
+  reactor->self = reactor;
+  {
+    std::lock_guard lock(mutex_);
+    ++counters_.runs;
+    last_run_ = *request;
+    if (!stopping_) queue_.push_back(reactor);
+    counters_.waiting = static_cast<int>(queue_.size());
+  }
+  changed_.notify_all();
+  return reactor.get();
+}
+
+void FakePrefill::RunEngine() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || (!hold_ && !queue_.empty()); });
+    if (stopping_) return;
+    const std::shared_ptr<RunReactor> reactor = queue_.front();
+    queue_.pop_front();
+    counters_.waiting = static_cast<int>(queue_.size());
+    grpc::Status status;
+    const bool fails = run_failures_ > 0;
+    if (fails) {
+      --run_failures_;
+      status = run_status_;
+    }
+    lock.unlock();
+    v1::PrefillResponse response;
+    if (!fails) status = Compute(reactor->request_, &response);
+    reactor->End(status, &response);
+    lock.lock();
+    changed_.notify_all();
+  }
+}
+
+grpc::Status FakePrefill::Compute(const v1::PrefillRequest& request, v1::PrefillResponse* response) {
+  FakeFabric::Landed kv;
+  const int num_output = static_cast<int>(request.num_output_tokens());
+  kv.prompt.assign(request.token_ids().begin(), request.token_ids().end() - num_output);
+  kv.num_output = request.num_output_tokens();
+  const uint32_t forks = std::max(request.sampling().n(), 1U);
+  for (uint32_t fork = 0; fork < forks; ++fork) {
+    *response->add_first_tokens() = fabric_.Sample(kv, request.sampling(), fork, kv.num_output);
+  }
+  v1::Receipt* receipt = response->mutable_receipt();
+  receipt->set_reuse_policy("exact");
+  receipt->set_decode_selector("dense");
+  receipt->set_exact(true);
+  receipt->set_prompt_tokens(static_cast<uint32_t>(request.token_ids_size()));
+  receipt->set_cached_tokens(64);
+  receipt->set_bytes_moved(4096);
+  receipt->set_transport("shm");
+  {
+    std::lock_guard lock(fabric_.mutex);
+    fabric_.landed[request.ticket().ticket_id()] = kv;
+  }
+  std::shared_ptr<v1::Decode::Stub> peer;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = peers_.find(request.ticket().worker_id());
+    if (it == peers_.end()) return {grpc::StatusCode::FAILED_PRECONDITION, "not connected to " + request.ticket().worker_id()};
+    peer = it->second;
+  }
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  v1::CommitRequest commit;
+  commit.set_ticket_id(request.ticket().ticket_id());
+  commit.set_generation(request.ticket().generation());
+  commit.set_num_tokens(static_cast<uint32_t>(request.token_ids_size()));
+  *commit.mutable_first_tokens() = response->first_tokens();
+  v1::CommitResponse committed;
+  return peer->Commit(&context, commit, &committed);
+}
+
+}  // namespace spl::testing

@@ -1,0 +1,195 @@
+// Scripted doubles of a prefill and a decode worker: real gRPC servers that implement the two services faithfully
+// (tickets, commit, streams, release) around a "model" that is a pure function, so that tests can check every token.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "spl/v1/decode.grpc.pb.h"
+#include "spl/v1/prefill.grpc.pb.h"
+
+namespace spl::testing {
+
+inline constexpr std::chrono::milliseconds kLongWait{20'000};  // a wait for an event that must come
+
+// The token after `prompt` and `index` outputs of continuation `fork`. `prompt` excludes outputs.
+using FakeModel = std::function<uint32_t(const std::vector<uint32_t>& prompt, uint32_t fork, uint32_t index)>;
+// Repeats the prompt, each fork from another place.
+uint32_t RepeatPrompt(const std::vector<uint32_t>& prompt, uint32_t fork, uint32_t index);
+
+// What the workers of one fake cluster share: the model, and the KV that has "landed" (a prompt stands for its KV).
+struct FakeFabric {
+  FakeModel model = RepeatPrompt;
+  uint32_t eos_id = 4091;     // the model ends with this token …
+  uint32_t answer_tokens = 0;  // … after so many; 0: only max_tokens ends it
+
+  struct Landed {
+    std::vector<uint32_t> prompt;
+    uint32_t num_output = 0;
+  };
+  std::mutex mutex;  // guards landed
+  std::map<std::string, Landed> landed;  // by ticket id
+
+  v1::SampledToken Sample(const Landed& kv, const v1::SamplingParams& sampling, uint32_t fork, uint32_t index) const;
+};
+
+class FakeDecode final : public v1::Decode::CallbackService {
+ public:
+  struct Options {
+    std::string worker_id = "d0";
+    uint64_t epoch = 1;
+    std::string fingerprint = std::string(32, 'f');
+    std::string layout_digest = std::string(32, 'l');
+    uint32_t max_context = 16384;
+    uint32_t vocab_size = 4096;
+    uint32_t max_sequences = 256;
+    uint64_t max_sequence_tokens = 0;
+    std::string listen = "127.0.0.1:0";
+  };
+
+  FakeDecode(FakeFabric& fabric, Options options);
+  ~FakeDecode() override;
+
+  std::string address() const { return address_; }
+  const Options& options() const { return options_; }
+  // As after a SIGKILL: every call breaks, nothing answers any more.
+  void Kill();
+
+  void SetFull(bool full);
+  void FailReserve(grpc::Status status, int times);
+  void SetDraining(bool draining);
+  // Sequences stop before this output index until it is raised (counted over re-dispatches).
+  void SetGate(uint32_t index);
+  // Ends every open stream with this status and forgets the sequences, as a worker that has lost its device.
+  void BreakStreams(grpc::Status status);
+
+  struct Counters {
+    int reserves = 0;
+    int refused = 0;
+    int commits = 0;
+    int releases = 0;       // that named a live ticket
+    int late_releases = 0;  // of tickets that were gone already
+    int stream_cancels = 0;
+    int live_tickets = 0;
+    bool last_writer_quiet = false;
+  };
+  Counters counters();
+  v1::ReserveRequest last_reserve();
+  // Waits until the predicate holds; false after kLongWait.
+  bool WaitFor(const std::function<bool(const Counters&)>& done);
+  bool WaitIdle() {
+    return WaitFor([](const Counters& c) { return c.live_tickets == 0; });
+  }
+
+ private:
+  class StreamReactor;
+  struct Sequence;
+
+  grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext*, const v1::GetDecodeInfoRequest*,
+                                    v1::DecodeInfo*) override;
+  grpc::ServerUnaryReactor* Reserve(grpc::CallbackServerContext*, const v1::ReserveRequest*, v1::Ticket*) override;
+  grpc::ServerUnaryReactor* Commit(grpc::CallbackServerContext*, const v1::CommitRequest*,
+                                   v1::CommitResponse*) override;
+  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext*, const v1::ReleaseRequest*,
+                                    v1::ReleaseResponse*) override;
+  grpc::ServerWriteReactor<v1::StreamChunk>* Stream(grpc::CallbackServerContext*, const v1::StreamRequest*) override;
+
+  void RunEngine();
+  bool StepLocked(Sequence& sequence);
+  void EraseLocked(const std::string& ticket_id);
+  void OnStreamCancelled(const std::string& ticket_id);
+
+  FakeFabric& fabric_;
+  const Options options_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::map<std::string, std::shared_ptr<Sequence>> sequences_;
+  Counters counters_;
+  v1::ReserveRequest last_reserve_;
+  bool full_ = false;
+  bool draining_ = false;
+  bool stopping_ = false;
+  uint32_t gate_ = UINT32_MAX;
+  grpc::Status reserve_status_;
+  int reserve_failures_ = 0;
+  uint64_t next_ticket_ = 1;
+  std::thread engine_;
+};
+
+class FakePrefill final : public v1::Prefill::CallbackService {
+ public:
+  struct Options {
+    std::string worker_id = "p0";
+    uint64_t epoch = 1;
+    std::string fingerprint = std::string(32, 'f');
+    std::string layout_digest = std::string(32, 'l');
+    uint32_t max_context = 16384;
+    uint32_t vocab_size = 4096;
+    uint64_t max_prompt_tokens = 0;
+    std::string listen = "127.0.0.1:0";
+  };
+
+  FakePrefill(FakeFabric& fabric, Options options);
+  ~FakePrefill() override;
+
+  std::string address() const { return address_; }
+  void Kill();
+
+  // Runs wait after they have started until Hold(false).
+  void Hold(bool hold);
+  void FailRuns(grpc::Status status, int times);
+
+  struct Counters {
+    int connects = 0;
+    int runs = 0;
+    int cancels = 0;
+    int waiting = 0;
+  };
+  Counters counters();
+  v1::PrefillRequest last_run();
+  bool WaitFor(const std::function<bool(const Counters&)>& done);
+
+ private:
+  class RunReactor;
+
+  grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext*, const v1::GetPrefillInfoRequest*,
+                                    v1::PrefillInfo*) override;
+  grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext*, const v1::ConnectPeerRequest*,
+                                        v1::ConnectPeerResponse*) override;
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext*, const v1::PrefillRequest*,
+                                v1::PrefillResponse*) override;
+
+  void RunEngine();
+  grpc::Status Compute(const v1::PrefillRequest& request, v1::PrefillResponse* response);
+
+  FakeFabric& fabric_;
+  const Options options_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<RunReactor>> queue_;
+  std::map<std::string, std::shared_ptr<v1::Decode::Stub>> peers_;
+  Counters counters_;
+  v1::PrefillRequest last_run_;
+  bool hold_ = false;
+  bool stopping_ = false;
+  grpc::Status run_status_;
+  int run_failures_ = 0;
+  std::thread engine_;
+};
+
+}  // namespace spl::testing

@@ -1,0 +1,151 @@
+#include "tests/support/http_test_client.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+namespace spl::testing {
+
+HttpTestClient::HttpTestClient(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in target{};
+  target.sin_family = AF_INET;
+  target.sin_port = htons(static_cast<uint16_t>(std::atoi(address.c_str() + colon + 1)));
+  inet_pton(AF_INET, address.substr(0, colon).c_str(), &target.sin_addr);
+  fd_ = socket(AF_INET, SOCK_STREAM, 0);
+  const timeval timeout{.tv_sec = 20, .tv_usec = 0};
+  setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  if (connect(fd_, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) != 0) Close();
+}
+
+void HttpTestClient::Send(const std::string& bytes) {
+  for (size_t sent = 0; sent < bytes.size();) {
+    const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (n <= 0) return;
+    sent += static_cast<size_t>(n);
+  }
+}
+
+void HttpTestClient::SendRequest(const std::string& method, const std::string& path, const std::string& body,
+                                 const std::vector<std::string>& headers) {
+  std::string text = method + " " + path + " HTTP/1.1\r\nhost: test\r\n";
+  for (const std::string& header : headers) text += header + "\r\n";
+  if (!body.empty() || method == "POST") text += "content-length: " + std::to_string(body.size()) + "\r\n";
+  Send(text + "\r\n" + body);
+}
+
+bool HttpTestClient::Fill() {
+  char bytes[16384];
+  const ssize_t n = fd_ < 0 ? -1 : recv(fd_, bytes, sizeof(bytes), 0);
+  if (n <= 0) return false;
+  buffer_.append(bytes, static_cast<size_t>(n));
+  return true;
+}
+
+std::optional<std::string> HttpTestClient::ReadLine() {
+  size_t end;
+  while ((end = buffer_.find("\r\n")) == std::string::npos) {
+    if (!Fill()) return std::nullopt;
+  }
+  std::string line = buffer_.substr(0, end);
+  buffer_.erase(0, end + 2);
+  return line;
+}
+
+TestResponse HttpTestClient::ReadHead() {
+  TestResponse response;
+  const std::optional<std::string> status = ReadLine();
+  if (!status.has_value() || status->size() < 12) return response;
+  while (true) {
+    const std::optional<std::string> line = ReadLine();
+    if (!line.has_value()) return response;
+    if (line->empty()) break;
+    const size_t colon = line->find(':');
+    std::string name = line->substr(0, colon);
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+    response.headers[name] = line->substr(std::min(line->size(), colon + 2));
+  }
+  response.status = std::atoi(status->c_str() + 9);
+  return response;
+}
+
+std::optional<std::string> HttpTestClient::ReadChunk() {
+  const std::optional<std::string> size_line = ReadLine();
+  if (!size_line.has_value()) return std::nullopt;
+  const size_t size = std::strtoul(size_line->c_str(), nullptr, 16);
+  while (buffer_.size() < size + 2) {
+    if (!Fill()) return std::nullopt;
+  }
+  std::string chunk = buffer_.substr(0, size);
+  buffer_.erase(0, size + 2);
+  return chunk;
+}
+
+TestResponse HttpTestClient::Read() {
+  TestResponse response = ReadHead();
+  if (response.status == 0) return response;
+  if (response.headers.count("transfer-encoding") > 0) {
+    while (true) {
+      const std::optional<std::string> chunk = ReadChunk();
+      if (!chunk.has_value()) response.status = 0;
+      if (!chunk.has_value() || chunk->empty()) break;
+      response.body += *chunk;
+    }
+    return response;
+  }
+  const size_t size = std::strtoul(response.headers["content-length"].c_str(), nullptr, 10);
+  while (buffer_.size() < size) {
+    if (!Fill()) return {};
+  }
+  response.body = buffer_.substr(0, size);
+  buffer_.erase(0, size);
+  return response;
+}
+
+TestResponse HttpTestClient::Call(const std::string& method, const std::string& path, const std::string& body,
+                                  const std::vector<std::string>& headers) {
+  SendRequest(method, path, body, headers);
+  return Read();
+}
+
+std::optional<std::string> HttpTestClient::NextEvent() {
+  size_t end;
+  while ((end = events_.find("\n\n")) == std::string::npos) {
+    const std::optional<std::string> chunk = ReadChunk();
+    if (!chunk.has_value() || chunk->empty()) return std::nullopt;
+    events_ += *chunk;
+  }
+  const std::string event = events_.substr(0, end);
+  events_.erase(0, end + 2);
+  return event.rfind("data: ", 0) == 0 ? event.substr(6) : event;
+}
+
+bool HttpTestClient::AtEnd() {
+  while (Fill()) {
+  }
+  return fd_ >= 0;
+}
+
+void HttpTestClient::Close() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+void HttpTestClient::Abort() {
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+  Close();
+}
+
+TestResponse Call(const std::string& address, const std::string& method, const std::string& path,
+                  const std::string& body, const std::vector<std::string>& headers) {
+  HttpTestClient client(address);
+  return client.Call(method, path, body, headers);
+}
+
+}  // namespace spl::testing

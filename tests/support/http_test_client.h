@@ -1,0 +1,56 @@
+// A blocking HTTP client for tests: one connection, plain sockets, every wait bounded.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace spl::testing {
+
+struct TestResponse {
+  int status = 0;  // 0: the connection ended or timed out first
+  std::map<std::string, std::string> headers;  // lower-case names
+  std::string body;
+};
+
+// One thread. Reads give up after 20 s.
+class HttpTestClient {
+ public:
+  explicit HttpTestClient(const std::string& address);  // HOST:PORT, numeric
+  ~HttpTestClient() { Close(); }
+  HttpTestClient(const HttpTestClient&) = delete;
+  HttpTestClient& operator=(const HttpTestClient&) = delete;
+
+  bool connected() const { return fd_ >= 0; }
+  void Send(const std::string& bytes);
+  void SendRequest(const std::string& method, const std::string& path, const std::string& body,
+                   const std::vector<std::string>& headers = {});
+  // A whole response, chunked or not.
+  TestResponse Read();
+  TestResponse Call(const std::string& method, const std::string& path, const std::string& body = "",
+                    const std::vector<std::string>& headers = {});
+
+  // For streams: the head first, then the data of one server-sent event per call; nothing at the end of the stream.
+  TestResponse ReadHead();
+  std::optional<std::string> NextEvent();
+
+  bool AtEnd();  // the server has closed; reads what is left
+  void Close();
+  // Closes with a reset, as a killed client does.
+  void Abort();
+
+ private:
+  bool Fill();
+  std::optional<std::string> ReadLine();
+  std::optional<std::string> ReadChunk();
+
+  int fd_ = -1;
+  std::string buffer_;   // read, not yet parsed
+  std::string events_;   // unchunked stream text, not yet taken
+};
+
+TestResponse Call(const std::string& address, const std::string& method, const std::string& path,
+                  const std::string& body = "", const std::vector<std::string>& headers = {});
+
+}  // namespace spl::testing

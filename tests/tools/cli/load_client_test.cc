@@ -1,0 +1,113 @@
+// The load generator against a router over fake workers.
+#include "tools/cli/load_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/fake_cluster.h"
+#include "tools/cli/load_report.h"
+
+namespace spl::cli {
+namespace {
+
+using testing::FakeCluster;
+
+LoadOptions OptionsFor(const FakeCluster& cluster) {
+  LoadOptions options;
+  options.endpoint = ParseHttpUrl("http://" + cluster.http()).value();
+  return options;
+}
+
+LoadPlanOptions PlanOptions() {
+  return {.alphabet = {300, 301, 302, 303}, .input_tokens = 32, .output_tokens = 10, .num_requests = 40};
+}
+
+TEST(LoadClientTest, ClosedLoopFinishesEveryRequest) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  LoadOptions options = OptionsFor(cluster);
+  options.concurrency = 8;
+  int progress = 0;
+  const LoadOutcome outcome =
+      RunLoad(options, MakeSyntheticPlan(PlanOptions()), [&](const LoadProgress&) { ++progress; }).value();
+  ASSERT_EQ(outcome.results.size(), 40u);
+  for (const RequestResult& r : outcome.results) {
+    EXPECT_EQ(r.error, "");
+    EXPECT_EQ(r.prompt_tokens, 32u);
+    EXPECT_EQ(r.completion_tokens, 10u);
+    EXPECT_EQ(r.cached_tokens, 64u);
+    EXPECT_GT(r.first_token_s, r.scheduled_s);
+    EXPECT_GE(r.last_token_s, r.first_token_s);
+    EXPECT_GE(r.end_s, r.last_token_s);
+  }
+  EXPECT_GE(progress, 1);
+}
+
+TEST(LoadClientTest, OpenLoopStartsAtThePlannedTimes) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  LoadOptions options = OptionsFor(cluster);
+  options.open_loop = true;
+  options.concurrency = 100;
+  LoadPlanOptions plan_options = PlanOptions();
+  plan_options.rate_per_s = 400;
+  const std::vector<PlannedRequest> plan = MakeSyntheticPlan(plan_options);
+  const LoadOutcome outcome = RunLoad(options, plan, nullptr).value();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    EXPECT_DOUBLE_EQ(outcome.results[i].scheduled_s, std::chrono::duration<double>(plan[i].at).count());
+    EXPECT_GT(outcome.results[i].first_token_s, outcome.results[i].scheduled_s);
+  }
+}
+
+TEST(LoadClientTest, FailuresAreCountedWithTheServersWords) {
+  FakeCluster cluster(1, 1);
+  cluster.options.dispatch.admission.max_queue = 0;
+  cluster.StartRouter();
+  cluster.decode[0]->SetFull(true);
+  const LoadReport report =
+      MakeReport(RunLoad(OptionsFor(cluster), MakeSyntheticPlan(PlanOptions()), nullptr).value(), {});
+  EXPECT_EQ(report.num_ok, 0u);
+  ASSERT_EQ(report.errors.size(), 1u);
+  EXPECT_THAT(report.errors.begin()->first, ::testing::HasSubstr("HTTP 429: the cluster is full"));
+  EXPECT_EQ(report.errors.begin()->second, 40u);
+}
+
+TEST(LoadClientTest, BrokenStreamIsAFailure) {
+  FakeCluster cluster(1, 1);
+  cluster.options.dispatch.max_migrations = 0;
+  cluster.StartRouter();
+  cluster.decode[0]->SetGate(5);
+  LoadPlanOptions plan = PlanOptions();
+  plan.num_requests = 1;
+  std::thread breaker([&] {
+    EXPECT_TRUE(cluster.decode[0]->WaitFor([](const auto& c) { return c.commits == 1; }));
+    cluster.decode[0]->BreakStreams(grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost"));
+  });
+  const LoadOutcome outcome = RunLoad(OptionsFor(cluster), MakeSyntheticPlan(plan), nullptr).value();
+  breaker.join();
+  EXPECT_THAT(outcome.results[0].error, ::testing::HasSubstr("lost"));
+}
+
+TEST(LoadClientTest, NobodyThere) {
+  LoadOptions options;
+  options.endpoint = ParseHttpUrl("http://127.0.0.1:1").value();
+  LoadPlanOptions plan = PlanOptions();
+  plan.num_requests = 2;
+  const LoadOutcome outcome = RunLoad(options, MakeSyntheticPlan(plan), nullptr).value();
+  EXPECT_THAT(outcome.results[1].error, ::testing::HasSubstr("connect"));
+  EXPECT_EQ(FetchJson(options, "GET", "/v1/models", "").status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(HttpUrlTest, Forms) {
+  EXPECT_EQ(ParseHttpUrl("http://h:8000/").value().HostHeader(), "h:8000");
+  EXPECT_EQ(ParseHttpUrl("h:1/v1").value().base, "");
+  EXPECT_EQ(ParseHttpUrl("http://h:1/proxy/v1/").value().base, "/proxy");
+  EXPECT_EQ(ParseHttpUrl("http://h").value().port, "80");
+  EXPECT_EQ(ParseHttpUrl("http://[::1]:8000").value().host, "::1");
+  for (const char* bad : {"", "http://", "https://h:1", "http://h:", "http://h:x", "http://h:99999"}) {
+    EXPECT_FALSE(ParseHttpUrl(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace spl::cli

@@ -1,0 +1,164 @@
+// splice bench: load against an endpoint, and what it felt like.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "services/base/status.h"
+#include "tools/cli/command.h"
+#include "tools/cli/load_client.h"
+#include "tools/cli/load_plan.h"
+#include "tools/cli/load_report.h"
+
+namespace spl::cli {
+namespace {
+
+// Ordinary words: their token ids are what synthetic prompts are drawn from, in any vocabulary.
+constexpr char kAlphabetText[] =
+    "The committee of the city met again in the spring to talk about water, roads and the price of bread. Nobody knew "
+    "how long it would take, but everyone had brought numbers: seventeen pages, four maps, and a letter from 1962 that "
+    "began with an apology. Outside, the market was already loud, and a small dog slept under the first table.";
+
+struct Flags {
+  std::string endpoint, model, api_key, trace, json_file;
+  uint32_t concurrency = 0;
+  double rate = 0;
+  LoadPlanOptions plan;
+  uint32_t num_requests = 0;
+  double slo_ttft_ms = 0, slo_tpot_ms = 0;
+  uint32_t timeout_s = 600;
+};
+
+// Token ids of ordinary text, as the server's own tokenizer gives them.
+absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, const std::string& model) {
+  nlohmann::json body = {{"prompt", kAlphabetText}, {"add_special_tokens", false}};
+  if (!model.empty()) body["model"] = model;
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, FetchJson(load, "POST", "/tokenize", body.dump()));
+  const nlohmann::json answer = nlohmann::json::parse(text, nullptr, false);
+  std::vector<int32_t> ids;
+  if (answer.is_object() && answer.contains("tokens") && answer["tokens"].is_array()) {
+    for (const auto& id : answer["tokens"]) {
+      if (id.is_number_integer()) ids.push_back(id.get<int32_t>());
+    }
+  }
+  if (ids.empty()) return Errorf(absl::StatusCode::kFailedPrecondition, "/tokenize gave no token ids");
+  return ids;
+}
+
+void PrintProgress(const LoadProgress& p) {
+  fmt::print(stderr, "\r\x1b[K{}/{} done, {} running, {} failed, {:.1f} requests/s, {:.0f} events/s", p.finished, p.total,
+             p.running, p.failed, p.finished / std::max(p.elapsed_s, 1e-9),
+             static_cast<double>(p.output_events) / std::max(p.elapsed_s, 1e-9));
+  std::fflush(stderr);
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> MakePlan(const Flags& flags, const LoadOptions& load) {
+  LoadPlanOptions options = flags.plan;
+  options.model = flags.model;
+  options.rate_per_s = flags.rate;
+  options.num_requests = flags.num_requests;
+  SPLICE_ASSIGN_OR_RETURN(options.alphabet, FetchAlphabet(load, flags.model));
+  if (!flags.trace.empty()) return ReadTracePlan(flags.trace, options, flags.concurrency == 0);
+  if (options.num_requests == 0) options.num_requests = flags.concurrency > 0 ? 8 * flags.concurrency : 100;
+  return MakeSyntheticPlan(options);
+}
+
+absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& slo) {
+  nlohmann::ordered_json out;
+  out["config"] = {{"endpoint", flags.endpoint},
+                   {"concurrency", flags.concurrency},
+                   {"rate_per_s", flags.rate},
+                   {"trace", flags.trace},
+                   {"input_tokens", flags.plan.input_tokens},
+                   {"shared_prefix_tokens", flags.plan.shared_prefix_tokens},
+                   {"output_tokens", flags.plan.output_tokens},
+                   {"seed", flags.plan.seed}};
+  out.update(ToJson(report, slo));
+  const std::string text = out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (flags.json_file == "-") {
+    fmt::print("{}", text);
+    return absl::OkStatus();
+  }
+  std::ofstream file(flags.json_file);
+  file << text;
+  file.close();
+  if (!file) return Errorf(absl::StatusCode::kUnavailable, "{}: cannot be written", flags.json_file);
+  return absl::OkStatus();
+}
+
+absl::Status RunBench(const Flags& flags) {
+  LoadOptions load;
+  SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
+  load.api_key = flags.api_key;
+  load.timeout = std::chrono::seconds(flags.timeout_s);
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<PlannedRequest> plan, MakePlan(flags, load));
+  load.open_loop = flags.concurrency == 0;
+  load.concurrency = load.open_loop ? 4096 : flags.concurrency;
+
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  SPLICE_ASSIGN_OR_RETURN(const LoadOutcome outcome, RunLoad(load, plan, terminal ? PrintProgress : nullptr));
+  if (terminal) fmt::print(stderr, "\r\x1b[K");
+
+  Slo slo;
+  if (flags.slo_ttft_ms > 0) slo.ttft_ms = flags.slo_ttft_ms;
+  if (flags.slo_tpot_ms > 0) slo.tpot_ms = flags.slo_tpot_ms;
+  const LoadReport report = MakeReport(outcome, slo);
+  if (flags.json_file != "-") fmt::print("{}", ToText(report, slo));
+  if (!flags.json_file.empty()) SPLICE_RETURN_IF_ERROR(WriteJson(flags, report, slo));
+  if (report.num_ok == 0) {
+    return Errorf(absl::StatusCode::kUnavailable, "no request succeeded; the first error: {}",
+                  report.errors.empty() ? "none" : report.errors.begin()->first);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeBenchCommand(CLI::App& root) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *root.add_subcommand("bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput");
+  app.footer(
+      "Examples:\n"
+      "  splice bench --endpoint http://127.0.0.1:8000 --concurrency 16 --input-tokens 1024 --output-tokens 128\n"
+      "  splice bench --endpoint http://127.0.0.1:8000 --rate 4 --input-tokens 2048 --shared-prefix-tokens 1024 \\\n"
+      "               --slo-ttft-ms 500 --slo-tpot-ms 50 --json out.json\n"
+      "  splice bench --endpoint http://127.0.0.1:8000 --trace trace.jsonl\n"
+      "A trace line: {\"timestamp\": MS, \"input_length\": N, \"output_length\": M, \"hash_ids\": [...]}, or with\n"
+      "\"prompt\" or \"messages\". Without --concurrency and --rate a trace is replayed at its own times.");
+  app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API")->required();
+  auto* concurrency = app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")
+                          ->check(CLI::Range(1, 65536));
+  auto* rate = app.add_option("--rate", flags->rate, "Requests per second, Poisson arrivals (open loop)")
+                   ->check(CLI::PositiveNumber)
+                   ->excludes(concurrency);
+  auto* trace = app.add_option("--trace", flags->trace, "JSONL trace of requests")->check(CLI::ExistingFile);
+  app.add_option("--input-tokens", flags->plan.input_tokens, "Prompt tokens of each request")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
+  app.add_option("--shared-prefix-tokens", flags->plan.shared_prefix_tokens, "Of these, equal in all requests")
+      ->capture_default_str();
+  app.add_option("--output-tokens", flags->plan.output_tokens, "Tokens to generate for each request")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
+  app.add_option("--num-requests", flags->num_requests, "0: 8 per stream, 100 at a rate, the whole trace");
+  app.add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput counts requests with at most this TTFT");
+  app.add_option("--slo-tpot-ms", flags->slo_tpot_ms, "… and at most this time per output token");
+  app.add_option("--temperature", flags->plan.temperature)->capture_default_str();
+  app.add_option("--model", flags->model, "Model name (default: the only one served)");
+  app.add_option("--api-key", flags->api_key)->envname("SPLICE_API_KEY");
+  app.add_option("--timeout-s", flags->timeout_s, "Of one request")->capture_default_str();
+  app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
+      ->capture_default_str();
+  app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
+  app.final_callback([concurrency, rate, trace] {
+    if (concurrency->count() + rate->count() + trace->count() == 0) {
+      throw CLI::RequiredError("one of --concurrency, --rate or --trace");
+    }
+  });
+  return {&app, [flags] { return RunBench(*flags); }};
+}
+
+}  // namespace spl::cli

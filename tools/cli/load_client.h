@@ -1,0 +1,58 @@
+// Sends a plan to an endpoint and takes the time of everything that comes back. Asynchronous: one thread drives any
+// number of streams, so that the generator does not become what it measures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tools/cli/http_url.h"
+#include "tools/cli/load_plan.h"
+
+namespace spl::cli {
+
+struct LoadOptions {
+  HttpUrl endpoint;
+  std::string api_key;
+  uint32_t concurrency = 1;  // streams at once; of an open-loop run the cap
+  bool open_loop = false;    // start each request at its planned time, not when a place is free
+  std::chrono::milliseconds timeout{600'000};  // of one request
+};
+
+// Seconds are of one steady clock, since the start of the run.
+struct RequestResult {
+  std::string error;         // empty: success
+  double scheduled_s = 0;    // open loop: the planned time, which latencies count from (a late start is latency)
+  double first_token_s = 0;
+  double last_token_s = 0;
+  double end_s = 0;
+  std::vector<float> gaps_s;  // between events with output
+  uint32_t prompt_tokens = 0;
+  uint32_t completion_tokens = 0;
+  uint32_t cached_tokens = 0;
+};
+
+struct LoadProgress {
+  uint32_t finished = 0, failed = 0, running = 0, total = 0;
+  uint64_t output_events = 0;
+  double elapsed_s = 0;
+};
+
+struct LoadOutcome {
+  std::vector<RequestResult> results;  // in the plan's order
+  double duration_s = 0;
+};
+
+// Runs the whole plan on the calling thread. `on_progress` (may be null) is called about five times a second.
+// Unavailable when the endpoint cannot be resolved; failures of single requests are in their results.
+absl::StatusOr<LoadOutcome> RunLoad(const LoadOptions& options, const std::vector<PlannedRequest>& plan,
+                                    const std::function<void(const LoadProgress&)>& on_progress);
+
+// One request and its JSON answer. A status other than 200 is an error that quotes the server's message.
+absl::StatusOr<std::string> FetchJson(const LoadOptions& options, const std::string& method, const std::string& path,
+                                      const std::string& body);
+
+}  // namespace spl::cli
