@@ -31,7 +31,7 @@ struct WorkerFlags {
   uint64_t kv_bytes = 1ull << 30;
   int32_t num_threads = 0;
   int32_t max_sequences = 64;   // decode only
-  int32_t slice_tokens = 256;   // prefill only
+  int32_t slice_tokens = 512;   // prefill only
   transport::TransportOptions transport;
 };
 

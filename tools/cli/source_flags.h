@@ -10,7 +10,7 @@ namespace spl::cli {
 inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   auto* group = app.add_option_group("source");
   group->add_option("--model", flags.model_dir, "Hugging Face model folder, run in this process");
-  group->add_option("--endpoint", flags.endpoint, "a running server, e.g. http://127.0.0.1:8000");
+  group->add_option("--endpoint", flags.endpoint, "a running server: http://HOST:PORT or grpc://HOST:PORT");
   group->require_option(1);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
   app.add_option("--backend", flags.backend, "with --model: auto, cpu or cuda")->capture_default_str();

@@ -38,6 +38,7 @@ class EndpointGenerator final : public TextGenerator {
     if (chat) body["messages"] = request.messages;
     else if (request.text) body["prompt"] = *request.text;
     else body["prompt"] = request.ids;
+    if (request.ignore_eos) body["ignore_eos"] = true;
     if (request.max_tokens) body["max_tokens"] = *request.max_tokens;
     if (!request.reuse.empty()) body["splice"]["reuse"] = request.reuse;
     if (!request.decode.empty()) body["splice"]["decode"] = request.decode;
@@ -98,6 +99,7 @@ class LocalTextGenerator final : public TextGenerator {
     SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptIds(request));
     engine::SamplingParams sampling;
     sampling.temperature = static_cast<float>(request.temperature);
+    sampling.ignore_eos = request.ignore_eos;
     if (request.max_tokens) sampling.max_tokens = *request.max_tokens;
     tokenizer::StreamDecoder decoder(*tokenizer, {.skip_special_tokens = true});
     TextResult result{.prompt_tokens = static_cast<int64_t>(prompt.size())};
@@ -147,6 +149,7 @@ class LocalTextGenerator final : public TextGenerator {
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
                                                                      const std::string& api_key) {
+  if (endpoint.rfind("grpc://", 0) == 0) return MakeGrpcGenerator(endpoint.substr(7), api_key);
   SPLICE_ASSIGN_OR_RETURN(auto client, ApiClient::Create(endpoint, api_key));
   return std::make_unique<EndpointGenerator>(std::move(client), endpoint);
 }

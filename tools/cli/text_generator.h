@@ -22,6 +22,7 @@ struct TextRequest {
 
   std::optional<int64_t> max_tokens;
   double temperature = 0;
+  bool ignore_eos = false;       // go on to max_tokens
   std::string reuse, decode;     // policy and selector names; empty: the server's choice
 };
 
@@ -49,8 +50,10 @@ class TextGenerator {
   virtual std::string description() const = 0;
 };
 
+// "http://HOST:PORT" or "HOST:PORT": the OpenAI-compatible API. "grpc://HOST:PORT": the typed one.
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
                                                                      const std::string& api_key);
+std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, const std::string& api_key);
 // Loads the model into this process. max_context 0: the model's own.
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
                                                                       const std::string& backend, int32_t num_threads);

@@ -66,7 +66,7 @@ struct PrefillRequest {
 };
 
 struct PrefillEngineOptions {
-  ExecutorOptions executor{.max_rows = 256};  // a slice: cancelling and other prompts wait at most one
+  ExecutorOptions executor{.max_rows = 512};  // a slice: other prompts wait at most one; cancelling one layer of it
   size_t max_queued = 256;
   size_t max_concurrent = 16;       // prompts that hold pages at one time
   bool prefix_cache = true;

@@ -1,0 +1,111 @@
+// TextGenerator over the typed gRPC API (grpc://HOST:PORT).
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+
+#include "services/base/grpc_status.h"
+#include "services/base/status.h"
+#include "spl/v1/inference.grpc.pb.h"
+#include "tools/cli/text_generator.h"
+
+namespace spl::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+// The receipt in the shape of the HTTP API's "splice" object.
+json ToJson(const v1::Receipt& r) {
+  return {{"reuse", r.reuse_policy()},
+          {"decode", r.decode_selector()},
+          {"exact", r.exact()},
+          {"tokens", {{"prompt", r.prompt_tokens()}, {"cached", r.cached_tokens()}, {"stored", r.stored_tokens()},
+                      {"aligned", r.aligned_tokens()}, {"recomputed", r.recomputed_tokens()},
+                      {"computed", r.computed_tokens()}}},
+          {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}}},
+          {"seconds", {{"queue", r.queue_seconds()}, {"lookup", r.lookup_seconds()}, {"fetch", r.fetch_seconds()},
+                       {"prefill", r.prefill_seconds()}, {"transfer", r.transfer_seconds()},
+                       {"ttft", r.ttft_seconds()}}},
+          {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
+          {"transport", r.transport()}};
+}
+
+class GrpcGenerator final : public TextGenerator {
+ public:
+  GrpcGenerator(const std::string& address, std::string api_key)
+      : stub_(v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))),
+        description_("grpc://" + address),
+        api_key_(std::move(api_key)) {}
+
+  std::string description() const override { return description_; }
+
+  absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
+    v1::CountTokensRequest request;
+    v1::CountTokensResponse response;
+    request.mutable_prompt()->set_text(text);
+    request.set_return_ids(true);
+    grpc::ClientContext context;
+    Authorize(context);
+    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->CountTokens(&context, request, &response)));
+    return std::vector<int32_t>(response.ids().begin(), response.ids().end());
+  }
+
+  absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
+    v1::GenerateRequest proto;
+    for (const json& message : request.messages) {
+      auto* out = proto.mutable_prompt()->mutable_chat()->add_messages();
+      out->set_role(message.value("role", ""));
+      out->set_content(message.value("content", ""));
+    }
+    if (request.messages.is_null() && request.text) proto.mutable_prompt()->set_text(*request.text);
+    if (request.messages.is_null() && !request.text)
+      proto.mutable_prompt()->mutable_tokens()->mutable_ids()->Assign(request.ids.begin(), request.ids.end());
+    proto.mutable_sampling()->set_temperature(static_cast<float>(request.temperature));
+    proto.mutable_sampling()->set_ignore_eos(request.ignore_eos);
+    if (request.max_tokens) proto.mutable_sampling()->set_max_tokens(static_cast<uint32_t>(*request.max_tokens));
+    proto.mutable_reuse()->set_policy(request.reuse);
+    proto.mutable_reuse()->set_decode(request.decode);
+    grpc::ClientContext context;
+    Authorize(context);
+    const auto start = Clock::now();
+    const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    auto reader = stub_->Generate(&context, proto);
+    TextResult result;
+    v1::GenerateResponse response;
+    while (reader->Read(&response)) {
+      if (response.has_delta() && !response.delta().text().empty()) {
+        if (result.text.empty()) result.ttft_s = seconds();
+        result.text += response.delta().text();
+        if (!on_text(response.delta().text())) context.TryCancel();
+      }
+      if (response.has_delta() && response.delta().finish_reason() != v1::FINISH_REASON_UNSPECIFIED)
+        result.finish_reason = response.delta().finish_reason() == v1::FINISH_REASON_LENGTH ? "length" : "stop";
+      if (response.has_final()) {
+        result.prompt_tokens = response.final().prompt_tokens();
+        result.completion_tokens = response.final().completion_tokens();
+        result.cached_tokens = response.final().receipt().cached_tokens();
+        result.receipt = ToJson(response.final().receipt());
+      }
+    }
+    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(reader->Finish()));
+    result.total_s = seconds();
+    return result;
+  }
+
+ private:
+  void Authorize(grpc::ClientContext& context) const {
+    if (!api_key_.empty()) context.AddMetadata("authorization", "Bearer " + api_key_);
+  }
+
+  const std::unique_ptr<v1::Inference::Stub> stub_;
+  const std::string description_;
+  const std::string api_key_;
+};
+
+}  // namespace
+
+std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, const std::string& api_key) {
+  return std::make_unique<GrpcGenerator>(address, api_key);
+}
+
+}  // namespace spl::cli
