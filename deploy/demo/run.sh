@@ -23,7 +23,7 @@ start() {
   local pid=$!
   pids+=("$pid")
   for _ in $(seq 300); do
-    grep -q '^ready' "$run/$name.ready" && { printf '  %-16s %s\n' "$1" "$(cut -d' ' -f2- "$run/$name.ready")"; return; }
+    grep -qs '^ready' "$run/$name.ready" && { printf '  %-16s %s\n' "$1" "$(cut -d' ' -f2- "$run/$name.ready")"; return; }
     kill -0 "$pid" 2>/dev/null || { cat "$run/$name.log" >&2; exit 1; }
     sleep 0.1
   done
@@ -34,7 +34,7 @@ start() {
 address() { tr ' ' '\n' <"$run/$1.ready" | sed -n "s/^$2=//p"; }
 
 bold "Starting the cluster (every port is free and on loopback)"
-start store splice-kvstore --data-dir "$run/chunks"
+start store splice-kvstore --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --data-dir "$run/chunks"
 start decode splice-decode --model "$model" --worker-id decode-0
 start prefill splice-prefill --model "$model" --worker-id prefill-0 --store "$(address store grpc)"
 start router splice-router --model "$model" --http 127.0.0.1:0 --grpc 127.0.0.1:0 \
@@ -63,8 +63,8 @@ print(f"  first token {answer['ttft_ms']:.0f} ms, whole answer {answer['total_ms
 sys.exit(answer["text"] != expected)
 PY
 }
-ask "1. A question about 20 documents, over HTTP: everything is computed" "$http" question-1 Stooxkostville
-ask "2. Another question about the same documents, over gRPC: their KV is reused" "$grpc" question-2 Stondglackton
+ask "1. A question about 20 documents, over HTTP: everything is computed" "$http" question-1 Tallshondford
+ask "2. Another question about the same documents, over gRPC: their KV is reused" "$grpc" question-2 Troostheford
 
 echo
 bold "Try it yourself"
