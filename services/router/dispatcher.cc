@@ -80,8 +80,9 @@ size_t Dispatcher::num_active() const {
   return active_.size();
 }
 
-void Dispatcher::OnFinished(uint64_t id) {
-  admission_.Leave(id);
+void Dispatcher::OnFinished(uint64_t id) { admission_.Leave(id); }
+
+void Dispatcher::OnDelivered(uint64_t id) {
   std::lock_guard lock(mutex_);
   active_.erase(id);
   if (active_.empty()) idle_.notify_all();

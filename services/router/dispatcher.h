@@ -75,7 +75,10 @@ class Dispatcher {
 
  private:
   friend class Generation;
+  // The request's work is over, its result not handed over yet …
   void OnFinished(uint64_t id);
+  // … and now it is: Drain need not wait for it any more.
+  void OnDelivered(uint64_t id);
   std::vector<std::shared_ptr<Generation>> Active() const;
 
   boost::asio::io_context& io_;

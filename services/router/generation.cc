@@ -60,7 +60,9 @@ Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request,
       retry_timer_(strand_) {}
 
 Generation::~Generation() {
-  if (!done_) core_.OnFinished(id_);  // never started, or the router's threads are gone
+  if (done_) return;
+  core_.OnFinished(id_);  // never started, or the router's threads are gone
+  core_.OnDelivered(id_);
 }
 
 // ---- preparation
@@ -488,6 +490,7 @@ void Generation::Emit(std::vector<Delta> deltas) {
     const std::shared_ptr<GenerationSink> sink = sink_;
     Succeed();
     sink->OnOutput(deltas, &final);
+    core_.OnDelivered(id_);
     return;
   }
   std::erase_if(deltas, [](const Delta& d) {
@@ -547,6 +550,7 @@ void Generation::Fail(const absl::Status& status) {
   if (!left) core_.metrics().CountError(status.code());
   Finish(status);
   sink->OnError(status);
+  core_.OnDelivered(id_);
 }
 
 void Generation::Finish(const absl::Status& status) {

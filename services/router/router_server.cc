@@ -22,6 +22,8 @@ namespace {
 
 namespace asio = boost::asio;
 
+constexpr std::chrono::milliseconds kFlushTimeout{1'000};  // for the last bytes of drained responses
+
 class Server final : public RouterServer {
  public:
   explicit Server(RouterOptions options) : options_(std::move(options)) {}
@@ -61,7 +63,10 @@ class Server final : public RouterServer {
     }
     // The host drains through Drain below, then ends the gRPC calls that are left.
     if (host_ != nullptr) host_->Stop();
-    if (http_ != nullptr) http_->CloseAll();
+    if (http_ != nullptr) {
+      http_->FinishResponses(kFlushTimeout);
+      http_->CloseAll();
+    }
     if (pool_ != nullptr) pool_->Stop();
     if (dispatcher_ != nullptr) dispatcher_->Stop();
     work_.reset();

@@ -216,7 +216,7 @@ void Slot::Write() {
 
 void Slot::ReadHead() {
   parser_.emplace();
-  parser_->body_limit(boost::none);
+  parser_->body_limit(uint64_t{1} << 40);  // boost::none refuses every body of known length in Boost 1.74
   http::async_read_header(*stream_, buffer_, *parser_, [self = shared_from_this()](const ErrorCode& error, size_t) {
     if (error && !self->fresh_) return self->Connect();
     if (error) return self->Done("read: " + error.message());

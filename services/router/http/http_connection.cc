@@ -267,6 +267,7 @@ void HttpConnection::OnRequest(const ErrorCode& error) {
   read_timer_.cancel();
   state_ = State::kResponding;
   close_after_response_ = !keep_alive_;
+  core_->AddResponding(1);
   exchange_ = std::make_shared<Exchange>(shared_from_this(), ToHttpRequest(parser_->release()), keep_alive_, chunked_);
   parser_.reset();
   if (buffer_.size() < core_->options.max_header_bytes) Watch();
@@ -334,6 +335,7 @@ void HttpConnection::OnResponseDone() {
   if (exchange_ != nullptr) {
     exchange_->Detach(false);
     exchange_.reset();
+    core_->AddResponding(-1);
   }
   if (close_after_response_ || !chunked_ || core_->draining.load()) return Linger();
   state_ = State::kIdle;
@@ -390,7 +392,9 @@ void HttpConnection::Disconnected() {
   const std::shared_ptr<Exchange> exchange = std::move(exchange_);
   exchange_ = nullptr;
   DoClose();
-  if (exchange != nullptr) exchange->Detach(true);
+  if (exchange == nullptr) return;
+  core_->AddResponding(-1);
+  exchange->Detach(true);
 }
 
 void HttpConnection::DoClose() {

@@ -8,6 +8,7 @@
 #include <boost/beast/http/string_body.hpp>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,15 @@ struct HttpServerCore {
   HttpErrorBody error_body;
   std::atomic<size_t> num_connections{0};
   std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
+  std::mutex mutex;  // guards num_responding
+  std::condition_variable responded;
+  size_t num_responding = 0;  // requests read whose response has not been sent whole
+
+  void AddResponding(int change) {
+    std::lock_guard lock(mutex);
+    num_responding += static_cast<size_t>(change);
+    if (num_responding == 0) responded.notify_all();
+  }
 };
 
 // All state is touched on the socket's strand only, but for what the exchange shares (see Exchange). Keeps itself alive

@@ -69,6 +69,11 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
     });
   }
 
+  void FinishResponses(std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(core_->mutex);
+    core_->responded.wait_for(lock, timeout, [&] { return core_->num_responding == 0; });
+  }
+
   void CloseAll() override {
     StopAccepting();
     OnStrand([](BeastServer& self) {
@@ -136,6 +141,7 @@ class ServerHandle final : public HttpServer {
   explicit ServerHandle(std::shared_ptr<BeastServer> server) : server_(std::move(server)) {}
   std::string address() const override { return server_->address(); }
   void StopAccepting() override { server_->StopAccepting(); }
+  void FinishResponses(std::chrono::milliseconds timeout) override { server_->FinishResponses(timeout); }
   void CloseAll() override { server_->CloseAll(); }
 
  private:

@@ -81,6 +81,8 @@ class HttpServer {
   virtual std::string address() const = 0;  // with the real port
   // Accepts no further connection and closes the idle ones; responses under way go on. Any thread; blocks until done.
   virtual void StopAccepting() = 0;
+  // Waits until every response under way has been sent, `timeout` at most. Blocks; after StopAccepting.
+  virtual void FinishResponses(std::chrono::milliseconds timeout) = 0;
   // Closes every connection. Blocks until that is done (the io_context must still run).
   virtual void CloseAll() = 0;
 };

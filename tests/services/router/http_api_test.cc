@@ -135,7 +135,7 @@ TEST_F(HttpApiTest, StopStringAcrossTokensEndsTheStreamAndTheSequence) {
   EXPECT_EQ(answer.at("choices").at(0).at("text"), all.substr(0, all.find(stop)));
   EXPECT_EQ(answer.at("choices").at(0).at("finish_reason"), "stop");
   EXPECT_TRUE(cluster_.decode[0]->WaitIdle());
-  EXPECT_EQ(cluster_.router->dispatcher().num_active(), 0u);
+  EXPECT_EQ(cluster_.router->dispatcher().admission().num_running(), 0u);
 }
 
 TEST_F(HttpApiTest, ChatLogprobsHaveTokenBytesAndAlternatives) {

@@ -75,6 +75,7 @@ TEST(LoadClientTest, FailuresAreCountedWithTheServersWords) {
 TEST(LoadClientTest, BrokenStreamIsAFailure) {
   FakeCluster cluster(1, 1);
   cluster.options.dispatch.max_migrations = 0;
+  cluster.options.dispatch.max_attempts = 1;  // the loss may come before the first token has reached the router
   cluster.StartRouter();
   cluster.decode[0]->SetGate(5);
   LoadPlanOptions plan = PlanOptions();

@@ -22,10 +22,12 @@ TEST(SyntheticPlanTest, LengthsPrefixAndSeed) {
                                 .num_requests = 5};
   const auto plan = MakeSyntheticPlan(options);
   ASSERT_EQ(plan.size(), 5u);
+  const std::vector<int> first = PromptOf(plan[0]);
   for (const PlannedRequest& request : plan) {
-    EXPECT_EQ(PromptOf(request).size(), 100u);
+    const std::vector<int> prompt = PromptOf(request);
+    EXPECT_EQ(prompt.size(), 100u);
     EXPECT_EQ(json::parse(request.body).at("max_tokens"), 7);
-    EXPECT_TRUE(std::equal(PromptOf(plan[0]).begin(), PromptOf(plan[0]).begin() + 40, PromptOf(request).begin()));
+    EXPECT_TRUE(std::equal(first.begin(), first.begin() + 40, prompt.begin()));
   }
   EXPECT_NE(PromptOf(plan[0]), PromptOf(plan[1]));
   EXPECT_EQ(MakeSyntheticPlan(options)[3].body, plan[3].body);
