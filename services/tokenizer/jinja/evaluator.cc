@@ -64,14 +64,16 @@ class Evaluator {
     return Annotate(status, "line " + std::to_string(line));
   }
 
-  absl::Status Charge(int line, size_t text_bytes = 0) {
-    steps_ += 1 + static_cast<int64_t>(text_bytes / 16);
+  static size_t TextUnits(size_t num_bytes) { return num_bytes / 256; }
+
+  absl::Status Charge(int line, size_t units = 0) {
+    steps_ += 1 + static_cast<int64_t>(units);
     if (steps_ > kStepsMax) return InvalidArgument("line {}: the template runs too long", line);
     return absl::OkStatus();
   }
 
   absl::Status Print(int line, std::string_view text) {
-    SPLICE_RETURN_IF_ERROR(Charge(line, text.size()));
+    SPLICE_RETURN_IF_ERROR(Charge(line, TextUnits(text.size())));
     if (out_.size() + text.size() > kTextBytesMax) {
       return InvalidArgument("line {}: the template prints more than {} bytes", line, kTextBytesMax);
     }
@@ -325,7 +327,7 @@ class Evaluator {
         return InvalidArgument("line {}: the result of ~ is too large", expr.line);
       joined += *text;
     }
-    SPLICE_RETURN_IF_ERROR(Charge(expr.line, joined.size()));
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, TextUnits(joined.size())));
     return Value::String(std::move(joined));
   }
 
@@ -385,10 +387,10 @@ class Evaluator {
   // The result of an operation: its text is charged, its error gets the line.
   ValueOr Made(const Expr& expr, ValueOr value) {
     if (!value.ok()) return At(expr.line, value.status());
-    const size_t text_bytes = value->is_string()     ? value->AsString().size()
-                              : value->is_sequence() ? value->AsList().size() * 16
-                                                     : 0;
-    SPLICE_RETURN_IF_ERROR(Charge(expr.line, text_bytes));
+    const size_t units = value->is_string()     ? TextUnits(value->AsString().size())
+                         : value->is_sequence() ? value->AsList().size()
+                                                : 0;
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, units));
     return value;
   }
 

@@ -10,7 +10,9 @@ namespace spl::tokenizer::jinja {
 inline constexpr size_t kTextBytesMax = 64 << 20;  // of one text
 inline constexpr size_t kListItemsMax = 1 << 20;   // of one list
 inline constexpr int64_t kRangeMax = 100'000;      // Jinja's sandbox has the same
-inline constexpr int64_t kStepsMax = 10'000'000;   // expressions evaluated, plus 1 for each 16 bytes of text made
-inline constexpr int kCallDepthMax = 300;          // of the evaluation: expressions, tags and macros inside each other
+// Expressions evaluated, items made, and 1 for each 256 bytes of text made: thousands of messages, or megabytes of
+// them.
+inline constexpr int64_t kStepsMax = 2'000'000;
+inline constexpr int kCallDepthMax = 300;  // of the evaluation: expressions, tags and macros inside each other
 
 }  // namespace spl::tokenizer::jinja
