@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Checks a running endpoint with the official OpenAI Python client.
+
+usage: openai_client_check.py --endpoint http://HOST:PORT
+       openai_client_check.py --command build/tests/fake_router      (prints HOST:PORT, ends with its stdin)
+
+Needs `pip install openai`. Exits 0 when every check holds.
+"""
+import argparse
+import subprocess
+
+import openai
+
+
+def check(endpoint):
+    client = openai.OpenAI(base_url=endpoint + "/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    assert client.models.retrieve(model).id == model
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something about tea."}]
+
+    whole = client.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=0, seed=3)
+    assert whole.object == "chat.completion" and whole.choices[0].message.role == "assistant"
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens >= 0
+    assert whole.choices[0].finish_reason in ("stop", "length")
+
+    text, finish, usage = "", None, None
+    stream = client.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=0, seed=3,
+                                            stream=True, stream_options={"include_usage": True})
+    for chunk in stream:
+        if chunk.usage:
+            usage = chunk.usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+    assert text == whole.choices[0].message.content, (text, whole.choices[0].message.content)
+    assert finish == whole.choices[0].finish_reason
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+    logprobs = client.chat.completions.create(model=model, messages=messages, max_tokens=4, logprobs=True,
+                                              top_logprobs=3).choices[0].logprobs
+    assert len(logprobs.content) == 4 and all(len(t.top_logprobs) == 3 for t in logprobs.content)
+
+    several = client.chat.completions.create(model=model, messages=messages, max_tokens=4, n=3)
+    assert sorted(c.index for c in several.choices) == [0, 1, 2]
+
+    completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, echo=True)
+    assert completion.choices[0].text.startswith("Once upon a time")
+    pieces = [c.choices[0].text for c in client.completions.create(model=model, prompt="Once", max_tokens=8, stream=True)]
+    assert len(pieces) > 1
+    completion = client.completions.create(model=model, prompt="Once", max_tokens=5, logprobs=2)
+    assert len(completion.choices[0].logprobs.tokens) == 5
+
+    for error, arguments in (
+        (openai.BadRequestError, {"temperature": 9}),
+        (openai.BadRequestError, {"extra_body": {"frobnicate": 1}}),
+        (openai.NotFoundError, {"model": "nope"}),
+    ):
+        try:
+            client.chat.completions.create(**{"model": model, "messages": messages, **arguments})
+        except error as raised:
+            assert raised.param, raised
+        else:
+            raise AssertionError(f"{arguments} was accepted")
+
+    with client.chat.completions.create(model=model, messages=messages, stream=True) as left:
+        next(iter(left))
+    assert client.chat.completions.create(model=model, messages=messages, max_tokens=1).choices
+    print("openai", openai.__version__, "ok")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--endpoint")
+    group.add_argument("--command")
+    arguments = parser.parse_args()
+    if arguments.endpoint:
+        return check(arguments.endpoint)
+    server = subprocess.Popen([arguments.command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        check("http://" + server.stdout.readline().strip())
+    finally:
+        server.stdin.close()
+        server.wait(timeout=20)
+
+
+if __name__ == "__main__":
+    main()
