@@ -7,6 +7,7 @@
 
 #include "services/router/api_error.h"
 #include "services/router/json_reader.h"
+#include "services/tokenizer/prompt.h"
 
 namespace spl::router {
 namespace {
@@ -71,7 +72,7 @@ absl::StatusOr<std::vector<TokenId>> ServedModel::Tokenize(const Prompt& prompt,
     return *ids;
   }
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->Encode(*text, {.add_special_tokens = add_special_tokens});
+    absl::StatusOr<std::vector<TokenId>> ids = tokenizer::EncodePrompt(*tokenizer_, *text, add_special_tokens);
     if (!ids.ok()) return SetParam(Annotate(ids.status(), "prompt"), "prompt");
     return ids;
   }

@@ -83,8 +83,7 @@ class ClusterTest : public testing::Test {
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto [it, fresh] = cache.try_emplace({prompt, max_tokens});
     if (fresh) {
-      // The API ignores end tokens here, so the plain run must too: ask through the ids and sampling of the tool.
-      cli::TextRequest request{.ids = *(*generator)->Tokenize(prompt), .max_tokens = max_tokens, .ignore_eos = true};
+      cli::TextRequest request{.text = prompt, .max_tokens = max_tokens, .ignore_eos = true};
       auto result = (*generator)->Generate(request, [](const std::string&) { return true; });
       EXPECT_TRUE(result.ok()) << result.status();
       it->second = result->text;
@@ -150,6 +149,12 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
   const auto result = (*grpc)->Generate(request, [](const std::string&) { return true; });
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->text, Expected(prompts[0]));
+  // A prompt that spells the begin token gets no second one.
+  const auto count = [&](const std::string& prompt) {
+    const HttpReply reply = HttpPost(serve->ready("http"), "/v1/completions", CompletionBody(prompt, 1));
+    return json::parse(reply.body)["usage"]["prompt_tokens"].get<int>();
+  };
+  EXPECT_EQ(count("<|begin_of_text|>ship"), count("ship"));
   // SIGTERM lets a running stream finish.
   SseStream stream(serve->ready("http"), "/v1/completions", CompletionBody(prompts[0], 60, true));
   ASSERT_FALSE(stream.Next().empty());

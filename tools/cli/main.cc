@@ -10,7 +10,7 @@
 int main(int argc, char** argv) {
   CLI::App app(
       "Splice: LLM inference with prefill and decode pools that reuse KV.\n\n"
-      "Try:\n"
+      "Examples:\n"
       "  splice serve --model models/splice-tiny\n"
       "  splice chat  --endpoint http://127.0.0.1:8000",
       "splice");

@@ -5,6 +5,7 @@
 #include "services/base/status.h"
 #include "services/engine/engine.h"
 #include "services/tokenizer/chat_template.h"
+#include "services/tokenizer/prompt.h"
 #include "services/tokenizer/tokenizer.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/api_client.h"
@@ -130,7 +131,7 @@ class LocalTextGenerator final : public TextGenerator {
   absl::StatusOr<std::vector<int32_t>> PromptIds(const TextRequest& request) {
     if (request.messages.is_null()) {
       if (!request.text) return request.ids;
-      return tokenizer->Encode(*request.text, {.add_special_tokens = true, .parse_special_tokens = true});
+      return tokenizer::EncodePrompt(*tokenizer, *request.text, true);
     }
     if (!chat_template) return absl::InvalidArgumentError("the model has no chat template; use --prompt");
     std::vector<tokenizer::ChatMessage> messages;
