@@ -40,6 +40,9 @@ absl::Status Run(int prompt_tokens, int rounds) {
     for (int32_t& id : ids) id = 33 + static_cast<int32_t>(random() % 90);  // printable: the first token has a text
     SPLICE_ASSIGN_OR_RETURN(const double in_process, measure(*local, ids));
     SPLICE_ASSIGN_OR_RETURN(const double through, measure(*remote, ids));
+    // While this one runs, the cluster finishes what it does after an answer (commit, publishing to the store); measured
+    // it would burden the next round's first run.
+    SPLICE_RETURN_IF_ERROR(measure(*local, ids).status());
     if (round < 0) continue;
     fmt::print("round {}: in process {:.1f} ms, cluster {:.1f} ms, difference {:+.1f} ms\n", round, in_process, through,
                through - in_process);
@@ -49,6 +52,8 @@ absl::Status Run(int prompt_tokens, int rounds) {
   }
   fmt::print("{} tokens, median of {}: in process {:.1f} ms, cluster {:.1f} ms, difference {:+.1f} ms\n", prompt_tokens,
              rounds, Median(local_ms), Median(remote_ms), Median(difference_ms));
+  fmt::print("fastest: in process {:.1f} ms, cluster {:.1f} ms\n", *std::min_element(local_ms.begin(), local_ms.end()),
+             *std::min_element(remote_ms.begin(), remote_ms.end()));
   cluster->Stop();
   return absl::OkStatus();
 }
