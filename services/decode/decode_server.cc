@@ -17,15 +17,12 @@ constexpr std::chrono::milliseconds kGaugePeriod{250};
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
                                                                   const DecodeServerOptions& options) {
   auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
-  const uint64_t num_pages = options.kv_bytes / model->page_bytes();
-  if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model->config(), 256)) || num_pages > INT32_MAX)
-    return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", options.kv_bytes,
-                           num_pages, model->page_bytes(), num_pages > INT32_MAX ? "many" : "few");
-  const uint64_t pool_bytes = num_pages * model->page_bytes();
+  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
+  const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(pool_bytes + kScratchBytes));
   const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
-                                 static_cast<int32_t>(num_pages)};
+                                 num_pages};
   server->pool_ = std::make_unique<engine::PagePool>(view);
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
 

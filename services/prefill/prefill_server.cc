@@ -4,6 +4,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/remote_chunk_store.h"
+#include "services/wire/convert.h"
 
 namespace spl::prefill {
 namespace {
@@ -16,15 +17,12 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
                                                                     const PrefillServerOptions& options) {
   auto server = std::unique_ptr<PrefillServer>(new PrefillServer);
   server->model_ = model;
-  const uint64_t num_pages = options.kv_bytes / model->page_bytes();
-  if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model->config(), 256)) || num_pages > INT32_MAX)
-    return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", options.kv_bytes,
-                           num_pages, model->page_bytes(), num_pages > INT32_MAX ? "many" : "few");
+  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
   // Registered, so that the transport need not pin or copy what it sends.
-  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(num_pages * model->page_bytes()));
+  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(static_cast<uint64_t>(num_pages) * model->page_bytes()));
   const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
-                                 static_cast<int32_t>(num_pages)};
+                                 num_pages};
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));

@@ -68,6 +68,14 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   return identity;
 }
 
+absl::StatusOr<int32_t> PagesOfPool(uint64_t kv_bytes, const engine::Model& model) {
+  const uint64_t num_pages = kv_bytes / model.page_bytes();
+  if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model.config(), 256)) || num_pages > INT32_MAX)
+    return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", kv_bytes, num_pages,
+                           model.page_bytes(), num_pages > INT32_MAX ? "many" : "few");
+  return static_cast<int32_t>(num_pages);
+}
+
 absl::StatusOr<chunk::Digest> DigestFromBytes(const std::string& bytes, const char* field) {
   chunk::Digest digest;
   if (bytes.size() != digest.size())

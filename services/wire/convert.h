@@ -19,6 +19,9 @@ absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto);
 
 v1::ModelIdentity IdentityOf(const engine::Model& model);
 
+// Pages that --kv-bytes of memory make. InvalidArgument when they are too few for a short prompt or too many to count.
+absl::StatusOr<int32_t> PagesOfPool(uint64_t kv_bytes, const engine::Model& model);
+
 // InvalidArgument names `field` unless `bytes` has the length of a digest.
 absl::StatusOr<chunk::Digest> DigestFromBytes(const std::string& bytes, const char* field);
 std::string ToBytes(const chunk::Digest& digest);

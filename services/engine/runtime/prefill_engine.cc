@@ -38,6 +38,10 @@ struct PrefillEngine::Job {
 
   int64_t remaining() const { return static_cast<int64_t>(request.tokens.size()) - done; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  // The last prompt position is always computed: its logits give the first token.
+  std::span<const chunk::ChunkKey> reusable_keys() const {
+    return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
+  }
 };
 
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
@@ -225,9 +229,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const auto start = Clock::now();
   auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   const int64_t length = static_cast<int64_t>(job->request.tokens.size());
-  // The last prompt position is always computed: its logits give the first token.
-  const size_t reusable = std::min<size_t>(job->keys.size(), static_cast<size_t>((length - 1) / kernels::kPageTokens));
-  const std::span<const chunk::ChunkKey> keys(job->keys.data(), reusable);
+  const std::span<const chunk::ChunkKey> keys = job->reusable_keys();
   const size_t hits = index_.AppendLeading(keys, *kv);
   const int64_t needed = PagesForTokens(model_->config(), length) -
                          static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
@@ -238,7 +240,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   job->stats.cached_tokens = job->done;
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && hits < reusable && fetch_queue_.TryPush(job)) {
+  if (options_.store && hits < keys.size() && fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
     job->started = Clock::now();
@@ -262,10 +264,8 @@ void PrefillEngine::FetchLoop() {
 // Copies the leading chunks that the store has into the job's pages. A store that fails costs time, never a request.
 void PrefillEngine::Fetch(Job& job) {
   const auto start = Clock::now();
-  const int64_t length = static_cast<int64_t>(job.request.tokens.size());
   const size_t first = static_cast<size_t>(job.done / kernels::kPageTokens);
-  const size_t reusable = std::min<size_t>(job.keys.size(), static_cast<size_t>((length - 1) / kernels::kPageTokens));
-  const std::span<const chunk::ChunkKey> keys(job.keys.data() + first, reusable - first);
+  const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
   int32_t page = static_cast<int32_t>(first);
   const auto take = [&](chunk::Chunk&& chunk) {
     if (job.cancelled() || !UnpackChunk(chunk, *model_, page, *job.kv).ok()) return false;
