@@ -4,11 +4,11 @@
 // resident positions j:   s_j = sm_scale * <q, K_j>,  lse = ln Σ exp(s_j),  out = Σ exp(s_j - lse) V_j.
 //
 // Pages      logical page i of a (sequence, KV head) holds positions [64 i, 64 i + 63]; page_table[i] is its physical
-//            page or kNoPage. A visible position on a kNoPage page is a caller's bug (DCHECK) and is skipped. Slots past
-//            kv_len and pages that no table lists are never read: they may hold NaN.
+//            page or kNoPage. A visible position on a kNoPage page is a caller's bug (DCHECK) and is skipped. Slots
+//            past kv_len and pages that no table lists are never read: they may hold NaN.
 // Determinism  the result of a row depends only on its own query, visibility and keys: bitwise the same whatever rows
-//            or sequences share the call, however the prompt is sliced, whatever the number of threads, and wherever the
-//            pages lie. Decode splits long contexts at fixed lengths for this reason, never by load.
+//            or sequences share the call, however the prompt is sliced, whatever the number of threads, and wherever
+//            the pages lie. Decode splits long contexts at fixed lengths for this reason, never by load.
 // Numerics   fp32 scores, softmax and accumulation, within Tolerance(dtype) of the reference; a row that sees nothing
 //            gives zeros and lse = -infinity.
 #pragma once
@@ -36,8 +36,8 @@ struct HeadStreamView {
 struct PrefillSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
-  std::span<const int32_t> positions;      // [row_end - row_begin]
-  std::span<const HeadStreamView> heads;   // [num_kv_heads]
+  std::span<const int32_t> positions;     // [row_end - row_begin]
+  std::span<const HeadStreamView> heads;  // [num_kv_heads]
 };
 
 struct AttentionShape {
@@ -50,10 +50,10 @@ struct AttentionShape {
 struct PrefillAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
-  const float* q = nullptr;    // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
-  int64_t q_row_stride = 0;    // elements
-  float* out = nullptr;        // [num_rows, num_qo_heads, head_dim], contiguous
-  float* lse = nullptr;        // [num_rows, num_qo_heads] or null
+  const float* q = nullptr;  // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
+  int64_t q_row_stride = 0;  // elements
+  float* out = nullptr;      // [num_rows, num_qo_heads, head_dim], contiguous
+  float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
 };
 
@@ -61,10 +61,10 @@ struct PrefillAttentionArgs {
 struct DecodeAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
-  const float* q = nullptr;    // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
+  const float* q = nullptr;  // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
   int64_t q_row_stride = 0;
-  float* out = nullptr;        // [num_sequences, num_qo_heads, head_dim], contiguous
-  float* lse = nullptr;        // [num_sequences, num_qo_heads] or null
+  float* out = nullptr;                     // [num_sequences, num_qo_heads, head_dim], contiguous
+  float* lse = nullptr;                     // [num_sequences, num_qo_heads] or null
   std::span<const HeadStreamView> streams;  // [num_sequences * num_kv_heads]
 };
 

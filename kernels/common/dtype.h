@@ -14,9 +14,12 @@ constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; 
 
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "f32";
-    case DType::kBF16: return "bf16";
-    case DType::kF16: return "f16";
+    case DType::kF32:
+      return "f32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF16:
+      return "f16";
   }
   return "?";
 }

@@ -8,8 +8,8 @@ namespace spl::kernels {
 
 // Borrowed. One context is used by one thread at a time.
 struct KernelContext {
-  ThreadPool* pool = nullptr;  // CPU variants
-  void* stream = nullptr;      // CUDA variants
+  ThreadPool* pool = nullptr;      // CPU variants
+  void* stream = nullptr;          // CUDA variants
   CpuIsa isa = CpuIsa::kPortable;  // the widest instruction set the CPU variants may use
 };
 

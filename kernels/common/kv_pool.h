@@ -14,9 +14,9 @@ inline constexpr int32_t kNoPage = -1;  // in a page table: these positions are 
 // A borrowed view of the pool. Page p starts at base + p * page_bytes() and holds K [kPageTokens, head_dim], then
 // V [kPageTokens, head_dim], both row-major and contiguous.
 struct KvPoolView {
-  std::byte* base = nullptr;  // 64-byte aligned
-  DType dtype = DType::kBF16; // kF32 or kBF16
-  int32_t head_dim = 0;       // a multiple of 8
+  std::byte* base = nullptr;   // 64-byte aligned
+  DType dtype = DType::kBF16;  // kF32 or kBF16
+  int32_t head_dim = 0;        // a multiple of 8
   int32_t num_pages = 0;
 
   size_t half_bytes() const { return static_cast<size_t>(kPageTokens) * head_dim * DTypeBytes(dtype); }

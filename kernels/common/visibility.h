@@ -17,8 +17,8 @@ enum class VisibilityRule : uint8_t {
 // Causality is by original position in every rule: a row at position p never sees a position above p.
 struct HeadVisibility {
   VisibilityRule rule = VisibilityRule::kFull;
-  int32_t num_sinks = 0;  // kBand; >= 0
-  int32_t window = 0;     // kBand; >= 1, counts the row itself
+  int32_t num_sinks = 0;                  // kBand; >= 0
+  int32_t window = 0;                     // kBand; >= 1, counts the row itself
   std::span<const int32_t> indices = {};  // kBlocks, kList: sorted ascending, no duplicates; borrowed for the call
 };
 

@@ -16,8 +16,8 @@ struct GatherRowsArgs {
   DType dtype = DType::kF32;
   int64_t num_table_rows = 0;
   int64_t width = 0;
-  std::span<const int32_t> ids; // [num_rows]
-  float* out = nullptr;         // [num_rows, width]; not table
+  std::span<const int32_t> ids;  // [num_rows]
+  float* out = nullptr;          // [num_rows, width]; not table
 };
 
 namespace ref {

@@ -35,7 +35,7 @@ class LinearWeight {
 };
 
 struct LinearArgs {
-  const float* x = nullptr;     // [num_rows, in_features], contiguous
+  const float* x = nullptr;  // [num_rows, in_features], contiguous
   const LinearWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features] or null
   float* y = nullptr;           // [num_rows, out_features], contiguous; not x

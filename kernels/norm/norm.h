@@ -10,10 +10,10 @@ namespace spl::kernels {
 
 // residual += delta (when delta is given); out = residual / sqrt(mean(residual²) + eps) * weight, row by row.
 struct RmsNormArgs {
-  float* residual = nullptr;     // [num_rows, width]; changed only when delta is given
-  const float* delta = nullptr;  // [num_rows, width] or null
-  const float* weight = nullptr; // [width]
-  float* out = nullptr;          // [num_rows, width]; may not alias residual
+  float* residual = nullptr;      // [num_rows, width]; changed only when delta is given
+  const float* delta = nullptr;   // [num_rows, width] or null
+  const float* weight = nullptr;  // [width]
+  float* out = nullptr;           // [num_rows, width]; may not alias residual
   int64_t num_rows = 0;
   int64_t width = 0;
   float eps = 1e-5f;

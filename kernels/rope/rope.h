@@ -23,15 +23,15 @@ struct RopeTable {
 struct RopeSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
-  std::span<const int32_t> positions;                    // [row_end - row_begin]
-  std::span<const std::span<const int32_t>> page_tables; // [num_kv_heads]; see attention.h
+  std::span<const int32_t> positions;                     // [row_end - row_begin]
+  std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; see attention.h
 };
 
 // Rotates q in place, rotates k and writes k, v (rounded to the pool's type, nearest even) into the pages. k and v in
 // qkv itself are left as they were.
 // InvalidArgument: shapes; a position outside the table; a position on a kNoPage page.
 struct RopeWriteKvArgs {
-  float* qkv = nullptr;       // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
+  float* qkv = nullptr;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;

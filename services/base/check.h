@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define SPLICE_CHECK(condition, message)                                                                    \
-  do {                                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                                        \
-      std::fprintf(stderr, "%s:%d: check failed: %s: %s\n", __FILE__, __LINE__, #condition, message);       \
-      std::abort();                                                                                         \
-    }                                                                                                       \
+#define SPLICE_CHECK(condition, message)                                                              \
+  do {                                                                                                \
+    if (!(condition)) [[unlikely]] {                                                                  \
+      std::fprintf(stderr, "%s:%d: check failed: %s: %s\n", __FILE__, __LINE__, #condition, message); \
+      std::abort();                                                                                   \
+    }                                                                                                 \
   } while (false)

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define SPLICE_RETURN_IF_ERROR(expr)                        \
-  do {                                                      \
+#define SPLICE_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                     \
     if (absl::Status splice_status_ = (expr); !splice_status_.ok()) return splice_status_; \
   } while (false)
 
@@ -21,7 +21,8 @@
   auto tmp = (expr);                                  \
   if (!tmp.ok()) return std::move(tmp).status();      \
   lhs = std::move(tmp).value()
-#define SPLICE_ASSIGN_OR_RETURN(lhs, expr) SPLICE_ASSIGN_OR_RETURN_IMPL_(SPLICE_CONCAT_(splice_or_, __LINE__), lhs, expr)
+#define SPLICE_ASSIGN_OR_RETURN(lhs, expr) \
+  SPLICE_ASSIGN_OR_RETURN_IMPL_(SPLICE_CONCAT_(splice_or_, __LINE__), lhs, expr)
 
 namespace spl {
 

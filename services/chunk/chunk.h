@@ -39,7 +39,8 @@ enum class Provenance : uint8_t { kApprox = 0, kCanon = 2, kExact = 3 };
 // Domain separates kinds of chain: the exact prefix chain (from the start of the prompt) and, later, segment chains.
 enum class ChainKind : uint8_t { kExactPrefix = 1, kSegment = 2, kPositionFree = 3 };
 
-// The key of one chunk of a chain. `previous` is null for the first. num tokens: 1 to 64; all but a chain's last are 64.
+// The key of one chunk of a chain. `previous` is null for the first. num tokens: 1 to 64; all but a chain's last
+// are 64.
 ChunkKey MakeChunkKey(ChainKind kind, const Digest& model_fingerprint, const Digest& namespace_key,
                       const ChunkKey* previous, std::span<const int32_t> tokens);
 
@@ -50,7 +51,7 @@ std::vector<ChunkKey> MakePrefixKeys(const Digest& model_fingerprint, const Dige
 struct ChunkHeader {
   ChunkKey key;
   Digest model_fingerprint{};
-  Digest layout_digest{};     // of the page layout: a reader with another layout must not map the payload
+  Digest layout_digest{};  // of the page layout: a reader with another layout must not map the payload
   uint32_t num_tokens = 0;
   uint32_t first_position = 0;
   Provenance provenance = Provenance::kApprox;

@@ -21,8 +21,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(pool_bytes + kScratchBytes));
-  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
-                                 num_pages};
+  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
   server->pool_ = std::make_unique<engine::PagePool>(view);
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
 
@@ -42,8 +41,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   endpoint.set_scratch_bytes(kScratchBytes);
   endpoint.set_host_id(transport::HostId());
 
-  server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, endpoint, options.service,
-                                                     server->metrics_);
+  server->service_ =
+      std::make_unique<DecodeService>(*server->engine_, *server->pool_, endpoint, options.service, server->metrics_);
   ServiceHostOptions host;
   host.name = "decode";
   host.listen = options.listen;
@@ -52,8 +51,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   host.drain = [service = server->service_.get()](std::chrono::steady_clock::time_point deadline) {
     service->Drain(deadline);
   };
-  SPLICE_ASSIGN_OR_RETURN(server->host_, ServiceHost::Start(std::move(host), {server->service_.get()},
-                                                            server->metrics_));
+  SPLICE_ASSIGN_OR_RETURN(server->host_,
+                          ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
   server->service_->set_grpc_address(server->host_->grpc_address());
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);

@@ -36,12 +36,12 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       leases_(metrics.Gauge(metric::kKvLeasesOutstanding, "Tickets that a prefill worker may still write to.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free.")),
-      pages_quarantined_(metrics.Gauge("splice_kv_tickets_quarantined",
-                                       "Given-up tickets whose writer is not known to be quiet.")),
+      pages_quarantined_(
+          metrics.Gauge("splice_kv_tickets_quarantined", "Given-up tickets whose writer is not known to be quiet.")),
       generated_tokens_(metrics.Counter(metric::kGenerationTokensTotal, "Tokens decoded.")),
       bytes_in_(metrics.Counter(metric::kKvTransferBytesTotal, "KV bytes transferred.", {{"direction", "in"}})),
-      checksum_failures_(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.",
-                                         {{"reason", "checksum"}})),
+      checksum_failures_(
+          metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "checksum"}})),
       expired_(metrics.Counter(metric::kKvLeasesExpiredTotal, "Tickets that expired before commit.")),
       preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")) {
   tickets_.set_on_cancel([this] { engine_.Wake(); });
@@ -80,8 +80,8 @@ void DecodeService::UpdateGauges() {
     expired_.Increment(behind);
 }
 
-grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context,
-                                                 const v1::GetDecodeInfoRequest*, v1::DecodeInfo* response) {
+grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest*,
+                                                 v1::DecodeInfo* response) {
   const engine::DecodeLoad load = engine_.load();
   const engine::ModelConfig& config = engine_.model().config();
   const int64_t streams = engine::KvShapeOf(config).num_streams();
@@ -125,8 +125,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   if (tokens < 1 || tokens >= model.config().max_positions)
-    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens,
-                           model.config().max_positions);
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens, model.config().max_positions);
   if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
     return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
                            request.num_output_tokens(), request.token_ids_size());
@@ -175,8 +174,8 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* context,
-                                                const v1::CommitRequest* request, v1::CommitResponse*) {
+grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* context, const v1::CommitRequest* request,
+                                                v1::CommitResponse*) {
   auto* reactor = context->DefaultReactor();
   const auto done = [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); };
   if (const absl::Status status = DoCommit(*request, done); !status.ok()) done(status);
@@ -201,8 +200,10 @@ absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::func
 void DecodeService::LandingLoop() {
   while (true) {
     std::optional<LandingTask> task = landing_.Pop(kIdleWait);
-    if (task) Land(std::move(*task));
-    else if (landing_.closed()) return;
+    if (task)
+      Land(std::move(*task));
+    else if (landing_.closed())
+      return;
   }
 }
 
@@ -235,8 +236,9 @@ absl::Status DecodeService::Verify(const Ticket& ticket, const v1::CommitRequest
         crc = kernels::Crc32cExtend(crc, view.k(page), view.page_bytes());
       if (crc == request.crc32c(layer * shape.num_kv_heads + head)) continue;
       checksum_failures_.Increment();
-      return Errorf(absl::StatusCode::kDataLoss, "the KV of layer {} head {} arrived damaged: checksum {:08x}, sent {:08x}",
-                    layer, head, crc, request.crc32c(layer * shape.num_kv_heads + head));
+      return Errorf(absl::StatusCode::kDataLoss,
+                    "the KV of layer {} head {} arrived damaged: checksum {:08x}, sent {:08x}", layer, head, crc,
+                    request.crc32c(layer * shape.num_kv_heads + head));
     }
   }
   bytes_in_.Increment(static_cast<double>(ticket.kv->AllPages().size() * view.page_bytes()));

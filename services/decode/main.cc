@@ -5,18 +5,18 @@
 
 int main(int argc, char** argv) {
   spl::ShutdownSignal stop;  // before any thread
-  return spl::RunWorker(
-      argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode", "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
-      "  splice-decode --model models/splice-tiny --listen 127.0.0.1:7102 --kv-bytes 2GiB\n",
-      [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
-        spl::decode::DecodeServerOptions options;
-        options.listen = flags.listen;
-        options.metrics_listen = flags.metrics_listen;
-        options.worker_id = flags.worker_id;
-        options.kv_bytes = flags.kv_bytes;
-        options.engine.executor.num_threads = flags.num_threads;
-        options.engine.executor.max_rows = flags.max_sequences;
-        options.transport = flags.transport;
-        return spl::decode::DecodeServer::Start(std::move(model), options);
-      });
+  return spl::RunWorker(argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode",
+                        "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
+                        "  splice-decode --model models/splice-tiny --listen 127.0.0.1:7102 --kv-bytes 2GiB\n",
+                        [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
+                          spl::decode::DecodeServerOptions options;
+                          options.listen = flags.listen;
+                          options.metrics_listen = flags.metrics_listen;
+                          options.worker_id = flags.worker_id;
+                          options.kv_bytes = flags.kv_bytes;
+                          options.engine.executor.num_threads = flags.num_threads;
+                          options.engine.executor.max_rows = flags.max_sequences;
+                          options.transport = flags.transport;
+                          return spl::decode::DecodeServer::Start(std::move(model), options);
+                        });
 }

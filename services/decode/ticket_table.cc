@@ -57,8 +57,7 @@ bool TicketTable::MarkRunning(const RandomId& id) {
 absl::StatusOr<std::shared_ptr<TokenStream>> TicketTable::FindStream(const RandomId& id, uint64_t generation) const {
   std::lock_guard lock(mutex_);
   const auto it = tickets_.find(id);
-  if (it == tickets_.end() || it->second->generation != generation ||
-      it->second->state == TicketState::kQuarantined)
+  if (it == tickets_.end() || it->second->generation != generation || it->second->state == TicketState::kQuarantined)
     return UnknownTicket();
   return it->second->stream;
 }

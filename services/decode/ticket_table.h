@@ -35,7 +35,7 @@ struct Ticket {
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   std::string selector;
-  std::vector<int32_t> prompt;   // only when a penalty needs it, or for resumed output
+  std::vector<int32_t> prompt;  // only when a penalty needs it, or for resumed output
   int64_t num_output_tokens = 0;
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<TokenStream> stream;

@@ -90,8 +90,10 @@ void TokenStream::Advance() {
       return;
     }
   }
-  if (write) reactor->StartWrite(&reactor->in_flight);
-  else reactor->Finish(ToGrpcStatus(end_status));
+  if (write)
+    reactor->StartWrite(&reactor->in_flight);
+  else
+    reactor->Finish(ToGrpcStatus(end_status));
 }
 
 }  // namespace spl::decode

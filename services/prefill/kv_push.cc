@@ -50,8 +50,10 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
 PushMetrics::PushMetrics(Metrics& metrics)
     : bytes_out(metrics.Counter(metric::kKvTransferBytesTotal, "KV bytes transferred.", {{"direction", "out"}})),
       failures_lost(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "lost"}})),
-      failures_lease(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "lease"}})),
-      failures_commit(metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "commit"}})),
+      failures_lease(
+          metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "lease"}})),
+      failures_commit(
+          metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "commit"}})),
       seconds(metrics.Histogram(metric::kKvTransferSeconds,
                                 "From the last computed layer to the decode worker's acknowledgement.",
                                 buckets::Stage())) {}
@@ -69,7 +71,9 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
   worker_.PushStarted();
 }
 
-int64_t KvPush::num_bytes() const { return static_cast<int64_t>(ticket_.page_ids_size()) * static_cast<int64_t>(page_bytes_); }
+int64_t KvPush::num_bytes() const {
+  return static_cast<int64_t>(ticket_.page_ids_size()) * static_cast<int64_t>(page_bytes_);
+}
 
 void KvPush::Fail(const absl::Status& status) {
   std::lock_guard lock(mutex_);
@@ -144,8 +148,10 @@ void KvPush::DoCommit() {
     // On the transport's thread, which must not wait: the rest goes back to ours.
     (void)self->worker_.Enqueue([self, flush_status] {
       self->Fail(flush_status);
-      if (self->status().ok()) self->SendCommit();
-      else self->DoAbort(self->status(), [] {});
+      if (self->status().ok())
+        self->SendCommit();
+      else
+        self->DoAbort(self->status(), [] {});
     });
   };
   if (const absl::Status status = peer_->channel->Flush(flushed); !status.ok()) {
@@ -170,20 +176,21 @@ void KvPush::SendCommit() {
   }
   auto call = std::make_shared<Call>();
   call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
-  peer_->decode->async()->Commit(&call->context, &commit_, &call->response,
-                                 [self = shared_from_this(), call](const grpc::Status& grpc_status) {
-    const absl::Status status = FromGrpcStatus(grpc_status);
-    if (status.ok()) {
-      self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
-      self->worker_.metrics().seconds.Observe(std::chrono::duration<double>(Clock::now() - self->computed_).count());
-    } else {
-      self->worker_.metrics().failures_commit.Increment();
-      log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
-                   log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
-    }
-    self->kv_.reset();
-    self->worker_.PushEnded();
-  });
+  peer_->decode->async()->Commit(
+      &call->context, &commit_, &call->response, [self = shared_from_this(), call](const grpc::Status& grpc_status) {
+        const absl::Status status = FromGrpcStatus(grpc_status);
+        if (status.ok()) {
+          self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
+          self->worker_.metrics().seconds.Observe(
+              std::chrono::duration<double>(Clock::now() - self->computed_).count());
+        } else {
+          self->worker_.metrics().failures_commit.Increment();
+          log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
+                       log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
+        }
+        self->kv_.reset();
+        self->worker_.PushEnded();
+      });
 }
 
 void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done) {
@@ -203,9 +210,8 @@ void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
     done();
   };
   const auto flushed = [self = shared_from_this(), why, finish](const absl::Status& flush_status) {
-    (void)self->worker_.Enqueue([self, why, finish, quiet = flush_status.ok()] {
-      self->SendRelease(MessageOf(why), quiet, finish);
-    });
+    (void)self->worker_.Enqueue(
+        [self, why, finish, quiet = flush_status.ok()] { self->SendRelease(MessageOf(why), quiet, finish); });
   };
   // A lost peer needs no release: its pages went with it.
   if (!peer_->channel->Flush(flushed).ok()) finish();
@@ -228,16 +234,19 @@ void KvPush::SendRelease(const std::string& reason, bool writer_quiet, std::func
 }
 
 PushWorker::PushWorker(const engine::Model& model, Metrics& metrics, std::function<void()> on_pages_back)
-    : model_(model), metrics_(metrics), on_pages_back_(std::move(on_pages_back)), tasks_(kMaxTasks),
-      thread_([this] { Loop(); }) {}
+    : model_(model), metrics_(metrics), on_pages_back_(std::move(on_pages_back)), tasks_(kMaxTasks), thread_([this] {
+        Loop();
+      }) {}
 
 PushWorker::~PushWorker() { Stop(); }
 
 void PushWorker::Loop() {
   while (true) {
     auto task = tasks_.Pop(kIdleWait);
-    if (task) (*task)();
-    else if (tasks_.closed()) return;
+    if (task)
+      (*task)();
+    else if (tasks_.closed())
+      return;
   }
 }
 

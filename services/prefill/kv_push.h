@@ -70,7 +70,7 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const std::chrono::steady_clock::time_point lease_end_;
 
   // Push thread only.
-  std::vector<uint32_t> crc_;          // [layer][kv_head], extended page by page
+  std::vector<uint32_t> crc_;  // [layer][kv_head], extended page by page
   v1::CommitRequest commit_;
   std::shared_ptr<const engine::SequenceKv> kv_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was there

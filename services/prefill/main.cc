@@ -6,7 +6,8 @@
 int main(int argc, char** argv) {
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(
-      argc, argv, stop, spl::WorkerRole::kPrefill, "splice-prefill", "Prefills: computes prompts and pushes their KV to decode workers.",
+      argc, argv, stop, spl::WorkerRole::kPrefill, "splice-prefill",
+      "Prefills: computes prompts and pushes their KV to decode workers.",
       "  splice-prefill --model models/splice-tiny --listen 127.0.0.1:7101 --kv-bytes 2GiB --store 127.0.0.1:7103\n",
       [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
         spl::prefill::PrefillServerOptions options;

@@ -74,8 +74,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   peer->endpoint = endpoint;
   SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
   SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, SelfTest(*peer->channel, endpoint));
-  peer->decode = v1::Decode::NewStub(
-      grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
+  peer->decode = v1::Decode::NewStub(grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
             log::F("carrier", peer->channel->carrier()), log::F("GB_per_s", peer->bytes_per_s / 1e9));
   std::shared_ptr<const Peer> old;
@@ -97,8 +96,8 @@ absl::StatusOr<double> PeerTable::SelfTest(transport::KvChannel& channel, const 
     const auto start = Clock::now();
     SPLICE_RETURN_IF_ERROR(channel.Put({{data.data(), endpoint.scratch_offset(), bytes}}, [](const absl::Status&) {}));
     SPLICE_RETURN_IF_ERROR(channel.FlushAndWait(kConnectTimeout));
-    best = std::max(best, static_cast<double>(bytes) /
-                              std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count()));
+    best = std::max(
+        best, static_cast<double>(bytes) / std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count()));
   }
   return best;
 }

@@ -56,7 +56,7 @@ class PeerTable {
   transport::KvTransport& transport_;
   const std::shared_ptr<const engine::Model> model_;
   BoundedQueue<Task> tasks_;
-  mutable std::mutex mutex_;  // guards peers_
+  mutable std::mutex mutex_;                                  // guards peers_
   std::map<std::string, std::shared_ptr<const Peer>> peers_;  // by worker id
   std::thread thread_;
 };

@@ -20,23 +20,22 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
   // Registered, so that the transport need not pin or copy what it sends.
-  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(static_cast<uint64_t>(num_pages) * model->page_bytes()));
-  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim,
-                                 num_pages};
+  SPLICE_ASSIGN_OR_RETURN(server->memory_,
+                          server->transport_->Allocate(static_cast<uint64_t>(num_pages) * model->page_bytes()));
+  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));
   }
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, view, engine_options));
   server->peers_ = std::make_unique<PeerTable>(*server->transport_, model);
-  server->pushes_ = std::make_unique<PushWorker>(*model, server->metrics_,
-                                                 [engine = server->engine_.get()] { engine->Wake(); });
+  server->pushes_ =
+      std::make_unique<PushWorker>(*model, server->metrics_, [engine = server->engine_.get()] { engine->Wake(); });
 
   const RandomId epoch = RandomId::Make();
   uint64_t epoch_number = 0;
   for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
-  const std::string worker_id =
-      options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
+  const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
   server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, worker_id,
                                                       epoch_number, server->metrics_);
   ServiceHostOptions host;
@@ -49,8 +48,8 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
     s->engine_->WaitIdle(deadline);
     s->pushes_->WaitIdle(deadline);
   };
-  SPLICE_ASSIGN_OR_RETURN(server->host_, ServiceHost::Start(std::move(host), {server->service_.get()},
-                                                            server->metrics_));
+  SPLICE_ASSIGN_OR_RETURN(server->host_,
+                          ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);
   log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),

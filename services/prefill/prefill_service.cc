@@ -75,7 +75,8 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
-      reused_prefix_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
+      reused_prefix_(
+          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
       reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
       fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
       stage_queue_(StageHistogram(metrics, "queue")),
@@ -92,11 +93,10 @@ void PrefillService::UpdateGauges() {
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
-                                                  const v1::GetPrefillInfoRequest* request,
-                                                  v1::PrefillInfo* response) {
+                                                  const v1::GetPrefillInfoRequest* request, v1::PrefillInfo* response) {
   if (static_cast<size_t>(request->probe_keys_size()) > kMaxProbeKeys)
-    return Answer(context, InvalidArgument("probe_keys has {} keys, at most {}", request->probe_keys_size(),
-                                           kMaxProbeKeys));
+    return Answer(context,
+                  InvalidArgument("probe_keys has {} keys, at most {}", request->probe_keys_size(), kMaxProbeKeys));
   const engine::PrefillLoad load = engine_.load();
   response->set_worker_id(worker_id_);
   response->set_epoch(epoch_);
@@ -139,8 +139,7 @@ grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* conte
                                               v1::PrefillResponse* response) {
   auto* call = new RunCall(*this, context, request, response);
   if (const absl::Status status = StartRun(*call); !status.ok()) {
-    if (status.code() == absl::StatusCode::kResourceExhausted)
-      SetRetryAfter(*context, std::chrono::milliseconds(200));
+    if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(*context, std::chrono::milliseconds(200));
     call->Finish(ToGrpcStatus(status));
   }
   return call;
@@ -154,8 +153,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   engine::PrefillRequest prefill;
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
-  SPLICE_RETURN_IF_ERROR(ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
-                                        static_cast<int64_t>(prefill.tokens.size())));
+  SPLICE_RETURN_IF_ERROR(
+      ValidateTicket(request.ticket(), peer->endpoint, engine_.model(), static_cast<int64_t>(prefill.tokens.size())));
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
   prefill.policy = request.reuse().policy();
@@ -166,7 +165,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.cancelled = call.cancelled;
   auto push = std::make_shared<KvPush>(pushes_, peer, request.ticket(), engine_.model(), prefill.id);
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](const absl::Status& status, engine::PrefillOutcome outcome) {
+  prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](
+                        const absl::Status& status, engine::PrefillOutcome outcome) {
     if (!status.ok()) {
       push->Abort(std::move(outcome.kv), status, [&call, status] { call.Finish(ToGrpcStatus(status)); });
       return;

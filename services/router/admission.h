@@ -22,10 +22,10 @@ struct AdmissionOptions {
 // First come, first served. Thread-safe; callbacks run on the thread that made room, outside the lock, and must only
 // post.
 //
-// A request is admitted at once while nobody waits. When every decode worker refuses one for lack of room it goes to the
-// head of the queue (WaitForRoom) and the queue stands still until room may have become free: a request has left, or a
-// poll brought news. Then one request at a time tries (Reserved lets the next one go), so that a full cluster is probed
-// by one request and not by a thousand.
+// A request is admitted at once while nobody waits. When every decode worker refuses one for lack of room it goes to
+// the head of the queue (WaitForRoom) and the queue stands still until room may have become free: a request has left,
+// or a poll brought news. Then one request at a time tries (Reserved lets the next one go), so that a full cluster is
+// probed by one request and not by a thousand.
 class Admission {
  public:
   Admission(const AdmissionOptions& options, Metrics& metrics);
@@ -64,7 +64,7 @@ class Admission {
   prometheus::Gauge& waiting_gauge_;
   prometheus::Gauge& depth_gauge_;
   prometheus::Counter& rejections_;
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;                       // guards all below
   std::map<uint64_t, Clock::time_point> running_;  // id → since when
   std::deque<Waiting> queue_;
   std::optional<uint64_t> probing_;  // came from the queue and has not found a place yet

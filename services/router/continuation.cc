@@ -46,8 +46,8 @@ void Continuation::Show(const std::string& decoded, Delta* delta) {
   ReleaseTokens(delta);
 }
 
-// A token is shown once all of its text is; at a stop string also when only its first part is. Tokens that lie wholly in
-// the stop string never are.
+// A token is shown once all of its text is; at a stop string also when only its first part is. Tokens that lie wholly
+// in the stop string never are.
 void Continuation::ReleaseTokens(Delta* delta) {
   while (!pending_.empty()) {
     Pending& next = pending_.front();

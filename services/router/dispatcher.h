@@ -1,9 +1,8 @@
-// Everything that requests share: the model, the fleet, placement, admission, metrics. The two front doors hand it plain
-// requests; it knows neither HTTP nor the public gRPC API.
+// Everything that requests share: the model, the fleet, placement, admission, metrics. The two front doors hand it
+// plain requests; it knows neither HTTP nor the public gRPC API.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -31,8 +30,8 @@ struct DispatchOptions {
   PlacementOptions placement;
   PrefixIndexOptions prefix_index;
   AdmissionOptions admission;
-  uint32_t max_attempts = 3;    // prefills started before the first token
-  uint32_t max_migrations = 1;  // moves to another decode worker after it
+  uint32_t max_attempts = 3;                     // prefills started before the first token
+  uint32_t max_migrations = 1;                   // moves to another decode worker after it
   std::chrono::milliseconds retry_backoff{100};  // times the attempt's number, when no other worker is left
   std::chrono::milliseconds reserve_timeout{2'000};
   std::chrono::milliseconds release_timeout{5'000};

@@ -1,8 +1,7 @@
 #include "services/router/generation.h"
 
-#include <boost/asio/post.hpp>
-
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <utility>
 
 #include "services/base/log.h"
@@ -32,7 +31,8 @@ absl::Status ToClientStatus(const absl::Status& status, uint32_t attempts) {
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kResourceExhausted: return status;
+    case absl::StatusCode::kResourceExhausted:
+      return status;
     default:
       return Errorf(absl::StatusCode::kUnavailable, "the request failed after {} attempts: {}", attempts,
                     MessageOf(status));
@@ -299,12 +299,13 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
-  PrefillCall::Start(call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
-                     [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
-                       self->Post([raw = self.get(), attempt, status, response = std::move(finished.response)]() mutable {
-                         raw->OnPrefilled(attempt, status, std::move(response));
-                       });
-                     });
+  PrefillCall::Start(
+      call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
+      [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
+        self->Post([raw = self.get(), attempt, status, response = std::move(finished.response)]() mutable {
+          raw->OnPrefilled(attempt, status, std::move(response));
+        });
+      });
 }
 
 void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response) {
@@ -316,9 +317,10 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
     return OnAttemptFailed(Annotate(status, "prefill on " + attempt->prefill.worker_id), attempt->prefill.worker_id);
   }
   if (response.first_tokens_size() != static_cast<int>(continuations_.size())) {
-    return OnAttemptFailed(Errorf(absl::StatusCode::kInternal, "prefill on {} gave {} first tokens for {} continuations",
-                                  attempt->prefill.worker_id, response.first_tokens_size(), continuations_.size()),
-                           attempt->prefill.worker_id);
+    return OnAttemptFailed(
+        Errorf(absl::StatusCode::kInternal, "prefill on {} gave {} first tokens for {} continuations",
+               attempt->prefill.worker_id, response.first_tokens_size(), continuations_.size()),
+        attempt->prefill.worker_id);
   }
   attempt->prefilled = true;
   DeliverFirst(response);
@@ -526,8 +528,8 @@ void Generation::Cancel(absl::Status reason) {
 }
 
 void Generation::Succeed() {
-  const bool worker_knows = std::none_of(continuations_.begin(), continuations_.end(),
-                                         [](const auto& c) { return c->stopped_by_string(); });
+  const bool worker_knows =
+      std::none_of(continuations_.begin(), continuations_.end(), [](const auto& c) { return c->stopped_by_string(); });
   if (worker_knows && attempt_ != nullptr) {
     // The decode worker ends the sequence and the stream by itself; only take note of it.
     if (attempt_->stream != nullptr) attempt_->stream->ReadNext();

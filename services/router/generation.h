@@ -9,7 +9,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-
 #include <chrono>
 #include <memory>
 #include <set>
@@ -25,7 +24,8 @@ namespace spl::router {
 // Owns the request's calls on workers and its output state. Start, Cancel, Resume and OnWorkerLost may be called from
 // any thread; all state lives on one strand, so there are no locks. Keeps itself alive while calls are open.
 //
-// However it ends (last token, error, client gone, deadline), its calls are cancelled and its ticket is released at once.
+// However it ends (last token, error, client gone, deadline), its calls are cancelled and its ticket is released at
+// once.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink);

@@ -11,7 +11,9 @@ namespace {
 
 constexpr double kLowestLogprob = -9999.0;  // JSON has no infinity
 
-double JsonLogprob(float logprob) { return std::isfinite(logprob) ? std::max<double>(logprob, kLowestLogprob) : kLowestLogprob; }
+double JsonLogprob(float logprob) {
+  return std::isfinite(logprob) ? std::max<double>(logprob, kLowestLogprob) : kLowestLogprob;
+}
 
 size_t CountCharacters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
@@ -52,7 +54,8 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
 
 TokenText TextOf(const tokenizer::Tokenizer& tokenizer, TokenId id) {
   TokenText out;
-  const absl::StatusOr<std::string> text = tokenizer.Decode(std::span<const TokenId>(&id, 1), {.skip_special_tokens = false});
+  const absl::StatusOr<std::string> text =
+      tokenizer.Decode(std::span<const TokenId>(&id, 1), {.skip_special_tokens = false});
   if (text.ok()) out.text = *text;
   // Part of a character decodes to U+FFFD; a byte-level vocabulary spells the bytes themselves.
   std::string bytes = out.text;

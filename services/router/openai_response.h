@@ -3,10 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "services/router/request.h"
 
@@ -32,16 +31,16 @@ struct TokenText {
 };
 TokenText TextOf(const tokenizer::Tokenizer& tokenizer, TokenId id);
 
-// Formats one response to /v1/chat/completions or /v1/completions, whole or in pieces. One thread at a time; borrows the
-// tokenizer.
+// Formats one response to /v1/chat/completions or /v1/completions, whole or in pieces. One thread at a time; borrows
+// the tokenizer.
 class OpenAiFormatter {
  public:
   struct Head {
     bool chat = true;
-    std::string id;     // "chatcmpl-…" or "cmpl-…"
+    std::string id;  // "chatcmpl-…" or "cmpl-…"
     int64_t created = 0;
     std::string model;
-    bool logprobs = false;      // the request asked for them
+    bool logprobs = false;       // the request asked for them
     bool include_usage = false;  // of a stream
     std::string echo_text;       // goes before the text of every continuation
   };

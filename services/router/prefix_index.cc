@@ -40,9 +40,8 @@ void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const Holder& ho
       by_age_.splice(by_age_.begin(), by_age_, entry.age);
     }
     // A worker is in the list once: an earlier life of it, and what has expired, makes room.
-    std::erase_if(entry.holders, [&](const Presence& p) {
-      return p.holder.worker_id == holder.worker_id || p.expires <= now;
-    });
+    std::erase_if(entry.holders,
+                  [&](const Presence& p) { return p.holder.worker_id == holder.worker_id || p.expires <= now; });
     entry.holders.push_back({holder, now + options_.ttl});
   }
   while (entries_.size() > options_.capacity) {

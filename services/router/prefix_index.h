@@ -15,8 +15,8 @@
 namespace spl::router {
 
 struct PrefixIndexOptions {
-  size_t capacity = 262144;             // chunk keys in all; the least recently used go first (about 150 bytes each)
-  std::chrono::seconds ttl{600};        // a guess older than this is worth nothing
+  size_t capacity = 262144;       // chunk keys in all; the least recently used go first (about 150 bytes each)
+  std::chrono::seconds ttl{600};  // a guess older than this is worth nothing
 };
 
 // Maps chunk keys to the workers that were sent them. Thread-safe (one mutex; a lookup walks one prompt's keys).

@@ -1,5 +1,5 @@
-// What a client asked for, as plain values: the one form in which both front doors (HTTP and gRPC) hand a request to the
-// dispatch core, and the form in which the core hands results back.
+// What a client asked for, as plain values: the one form in which both front doors (HTTP and gRPC) hand a request to
+// the dispatch core, and the form in which the core hands results back.
 #pragma once
 
 #include <chrono>

@@ -7,26 +7,26 @@ namespace spl::router {
 RouterMetrics::RouterMetrics(Metrics& m)
     : ttft_seconds(m.Histogram(metric::kTimeToFirstTokenSeconds, "From the request's arrival to its first token.",
                                buckets::TimeToFirstToken())),
-      inter_token_seconds(m.Histogram(metric::kInterTokenLatencySeconds, "Between tokens of one continuation.",
-                                      buckets::InterToken())),
+      inter_token_seconds(
+          m.Histogram(metric::kInterTokenLatencySeconds, "Between tokens of one continuation.", buckets::InterToken())),
       e2e_seconds(m.Histogram(metric::kE2eRequestLatencySeconds, "From the request's arrival to its last token.",
                               buckets::RequestLatency())),
-      decision_seconds(m.Histogram(metric::kRouterDecisionSeconds, "Choosing the workers of a request.",
-                                   buckets::Decision())),
-      queue_stage_seconds(m.Histogram(metric::kTtftStageSeconds, "Shares of the time to first token.",
-                                      buckets::Stage(), {{"stage", "queue"}})),
-      prompt_tokens_per_request(m.Histogram("splice_request_prompt_tokens", "Prompt tokens of one request.",
-                                            buckets::Tokens())),
+      decision_seconds(
+          m.Histogram(metric::kRouterDecisionSeconds, "Choosing the workers of a request.", buckets::Decision())),
+      queue_stage_seconds(m.Histogram(metric::kTtftStageSeconds, "Shares of the time to first token.", buckets::Stage(),
+                                      {{"stage", "queue"}})),
+      prompt_tokens_per_request(
+          m.Histogram("splice_request_prompt_tokens", "Prompt tokens of one request.", buckets::Tokens())),
       prompt_tokens(m.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished requests.")),
       generation_tokens(m.Counter(metric::kGenerationTokensTotal, "Tokens sent by the workers.")),
-      reuse_prefix_tokens(m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.",
-                                    {{"kind", "prefix"}})),
-      reuse_miss_tokens(m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.",
-                                  {{"kind", "miss"}})),
-      finished_stop(m.Counter(metric::kRequestSuccessTotal, "Continuations by how they ended.",
-                              {{"finished_reason", "stop"}})),
-      finished_length(m.Counter(metric::kRequestSuccessTotal, "Continuations by how they ended.",
-                                {{"finished_reason", "length"}})),
+      reuse_prefix_tokens(
+          m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.", {{"kind", "prefix"}})),
+      reuse_miss_tokens(
+          m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.", {{"kind", "miss"}})),
+      finished_stop(
+          m.Counter(metric::kRequestSuccessTotal, "Continuations by how they ended.", {{"finished_reason", "stop"}})),
+      finished_length(
+          m.Counter(metric::kRequestSuccessTotal, "Continuations by how they ended.", {{"finished_reason", "length"}})),
       cancellations(m.Counter(metric::kModelCancellationTotal, "Requests whose client left or whose deadline passed.")),
       migrations(m.Counter(metric::kModelMigrationTotal, "Requests moved to another decode worker midway.")),
       prefill_retries(m.Counter("splice_router_retries_total", "Attempts beyond a request's first.")),

@@ -4,7 +4,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -79,10 +78,10 @@ class Server final : public RouterServer {
   absl::Status Serve() {
     api_ = std::make_unique<OpenAiApi>(*dispatcher_, keys_, *pool_, metrics_);
     SPLICE_ASSIGN_OR_RETURN(
-        http_, HttpServer::Start(
-                   io_, options_.http,
-                   [this](std::shared_ptr<HttpExchange> exchange) { api_->Handle(std::move(exchange)); },
-                   &OpenAiApi::ErrorBodyFor));
+        http_,
+        HttpServer::Start(
+            io_, options_.http, [this](std::shared_ptr<HttpExchange> exchange) { api_->Handle(std::move(exchange)); },
+            &OpenAiApi::ErrorBodyFor));
     inference_ = std::make_unique<InferenceService>(*dispatcher_, keys_, *pool_);
     ServiceHostOptions host;
     host.name = "router";

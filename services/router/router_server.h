@@ -1,5 +1,5 @@
-// The router as one object: both front doors, the fleet, the dispatch core. splice-router's main is flags around it, and
-// `splice serve` hosts it beside the workers.
+// The router as one object: both front doors, the fleet, the dispatch core. splice-router's main is flags around it,
+// and `splice serve` hosts it beside the workers.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,8 @@ struct RouterOptions {
   std::string api_keys_file;
   // Secret that namespaces are derived from; see NamespaceKeys.
   std::string secret_file;
-  int io_threads = 2;      // sockets, timers and all request logic; nothing on them blocks
-  int work_threads = 2;    // parsing and tokenizing
+  int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks
+  int work_threads = 2;      // parsing and tokenizing
   size_t work_queue = 1024;  // requests that wait for one of those; more get 429
   std::chrono::milliseconds drain_timeout{30'000};
 };
@@ -41,7 +41,7 @@ class RouterServer {
   static absl::StatusOr<std::unique_ptr<RouterServer>> Start(RouterOptions options);
   virtual ~RouterServer() = default;
 
-  virtual std::string http_address() const = 0;     // with the real ports
+  virtual std::string http_address() const = 0;  // with the real ports
   virtual std::string grpc_address() const = 0;
   virtual std::string metrics_address() const = 0;  // "" without it
   virtual bool ready() const = 0;                   // a pair of workers is connected

@@ -44,22 +44,32 @@ Sampling FromProto(const v1::SamplingParams& p) {
 
 v1::FinishReason ToProto(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kNone: return v1::FINISH_REASON_UNSPECIFIED;
-    case FinishReason::kStop: return v1::FINISH_REASON_STOP;
-    case FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
-    case FinishReason::kCancelled: return v1::FINISH_REASON_CANCELLED;
-    case FinishReason::kError: return v1::FINISH_REASON_ERROR;
+    case FinishReason::kNone:
+      return v1::FINISH_REASON_UNSPECIFIED;
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+    case FinishReason::kError:
+      return v1::FINISH_REASON_ERROR;
   }
   return v1::FINISH_REASON_ERROR;
 }
 
 FinishReason FromProto(v1::FinishReason reason) {
   switch (reason) {
-    case v1::FINISH_REASON_UNSPECIFIED: return FinishReason::kNone;
-    case v1::FINISH_REASON_STOP: return FinishReason::kStop;
-    case v1::FINISH_REASON_LENGTH: return FinishReason::kLength;
-    case v1::FINISH_REASON_CANCELLED: return FinishReason::kCancelled;
-    default: return FinishReason::kError;  // also what a newer worker may know and this router does not
+    case v1::FINISH_REASON_UNSPECIFIED:
+      return FinishReason::kNone;
+    case v1::FINISH_REASON_STOP:
+      return FinishReason::kStop;
+    case v1::FINISH_REASON_LENGTH:
+      return FinishReason::kLength;
+    case v1::FINISH_REASON_CANCELLED:
+      return FinishReason::kCancelled;
+    default:
+      return FinishReason::kError;  // also what a newer worker may know and this router does not
   }
 }
 

@@ -32,11 +32,11 @@ class RegisteredMemory {
 
 // What a writer needs to know of a peer's memory. Travels in protos.
 struct RemoteMemory {
-  std::string address;   // "host:port" of the peer's listener
+  std::string address;  // "host:port" of the peer's listener
   std::string rkey;
-  uint64_t base = 0;     // the peer's virtual address of its RegisteredMemory
+  uint64_t base = 0;  // the peer's virtual address of its RegisteredMemory
   uint64_t size = 0;
-  std::string host_id;   // HostId() of the peer
+  std::string host_id;  // HostId() of the peer
 };
 
 struct PutOp {
@@ -51,9 +51,9 @@ class KvChannel {
  public:
   virtual ~KvChannel() = default;
 
-  // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread, with OK when
-  // the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is lost.
-  // InvalidArgument (returned, done does not run): an op outside the remote memory.
+  // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread, with OK
+  // when the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is
+  // lost. InvalidArgument (returned, done does not run): an op outside the remote memory.
   virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
 
   // done runs when every earlier Put of this channel is complete and visible in the peer's memory.

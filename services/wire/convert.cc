@@ -50,10 +50,16 @@ v1::SampledToken ToProto(const engine::SampledToken& token) {
 absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto) {
   engine::SampledToken token{.token = static_cast<int32_t>(proto.token_id())};
   switch (proto.finish_reason()) {
-    case v1::FINISH_REASON_UNSPECIFIED: break;
-    case v1::FINISH_REASON_STOP: token.finish = engine::FinishReason::kStop; break;
-    case v1::FINISH_REASON_LENGTH: token.finish = engine::FinishReason::kLength; break;
-    default: return InvalidArgument("finish_reason {} of a sampled token", static_cast<int>(proto.finish_reason()));
+    case v1::FINISH_REASON_UNSPECIFIED:
+      break;
+    case v1::FINISH_REASON_STOP:
+      token.finish = engine::FinishReason::kStop;
+      break;
+    case v1::FINISH_REASON_LENGTH:
+      token.finish = engine::FinishReason::kLength;
+      break;
+    default:
+      return InvalidArgument("finish_reason {} of a sampled token", static_cast<int>(proto.finish_reason()));
   }
   return token;
 }
@@ -92,7 +98,8 @@ absl::Status CheckFingerprint(const std::string& theirs, const engine::Model& mo
   if (theirs == ToBytes(model.fingerprint())) return absl::OkStatus();
   return Errorf(absl::StatusCode::kFailedPrecondition,
                 "the peer runs another model: its fingerprint is not that of '{}' here; start all workers with the "
-                "same model folder", model.config().name);
+                "same model folder",
+                model.config().name);
 }
 
 absl::Status CheckLayout(const std::string& theirs, const engine::Model& model) {

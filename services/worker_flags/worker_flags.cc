@@ -9,30 +9,34 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--model", flags.model_dir, "Hugging Face model folder")->required();
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();
-  app.add_option("--metrics-listen", flags.metrics_listen,
-                 "HOST:PORT of /metrics, /healthz and /readyz; empty: none")->capture_default_str();
+  app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
+      ->capture_default_str();
   app.add_option("--worker-id", flags.worker_id, "name in logs, metrics and receipts; default: random");
   app.add_option("--backend", flags.backend, "auto, cpu or cuda")->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option_function<std::string>(
-         "--kv-bytes",
-         [&flags](const std::string& text) {
-           const auto bytes = ParseByteSize(text);
-           if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
-           flags.kv_bytes = *bytes;
-         },
-         "memory of the KV page pool, e.g. 4GiB (default 1GiB)");
+      "--kv-bytes",
+      [&flags](const std::string& text) {
+        const auto bytes = ParseByteSize(text);
+        if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
+        flags.kv_bytes = *bytes;
+      },
+      "memory of the KV page pool, e.g. 4GiB (default 1GiB)");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--kv-transport", flags.transport.carriers, "how KV travels: auto, shm or tcp")
-      ->check(CLI::IsMember({"auto", "shm", "tcp"}))->capture_default_str();
+      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+      ->capture_default_str();
   app.add_option("--kv-listen-host", flags.transport.listen_host,
-                 "address that the KV transport listens on and peers reach")->capture_default_str();
+                 "address that the KV transport listens on and peers reach")
+      ->capture_default_str();
   if (role == WorkerRole::kDecode) {
     app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
-        ->check(CLI::Range(1, 4096))->capture_default_str();
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
   } else {
     app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
-        ->check(CLI::Range(64, 65536))->capture_default_str();
+        ->check(CLI::Range(64, 65536))
+        ->capture_default_str();
     app.add_option("--store", flags.store, "HOST:PORT of a splice-kvstore; empty: none");
   }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
@@ -46,9 +50,12 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string
   if (backend != "auto" && backend != "cpu")
     return InvalidArgument("--backend is '{}', not auto, cpu or cuda", backend);
   engine::ModelOptions options;
-  if (kv_dtype == "f32") options.kv_dtype = kernels::DType::kF32;
-  else if (kv_dtype == "bf16") options.kv_dtype = kernels::DType::kBF16;
-  else if (kv_dtype != "auto") return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
+  if (kv_dtype == "f32")
+    options.kv_dtype = kernels::DType::kF32;
+  else if (kv_dtype == "bf16")
+    options.kv_dtype = kernels::DType::kBF16;
+  else if (kv_dtype != "auto")
+    return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
   return engine::Model::Load(model_dir, kernels::MakeCpuBackend(), options);
 }
 

@@ -1,9 +1,9 @@
 // What the two worker programs share on the command line, and the shape of their main.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -26,12 +26,12 @@ struct WorkerFlags {
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string log_level = "info";
-  std::string store;            // prefill only: HOST:PORT of a splice-kvstore
+  std::string store;  // prefill only: HOST:PORT of a splice-kvstore
   std::vector<std::string> faults;
   uint64_t kv_bytes = 1ull << 30;
   int32_t num_threads = 0;
-  int32_t max_sequences = 64;   // decode only
-  int32_t slice_tokens = 512;   // prefill only
+  int32_t max_sequences = 64;  // decode only
+  int32_t slice_tokens = 512;  // prefill only
   transport::TransportOptions transport;
 };
 
@@ -47,8 +47,8 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
 // Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
 template <typename StartServer>
-int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, const std::string& name, const std::string& summary,
-              const std::string& example, StartServer start) {
+int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, const std::string& name,
+              const std::string& summary, const std::string& example, StartServer start) {
   WorkerFlags flags;
   CLI::App app(summary + "\n\nExample:\n" + example, name);
   AddWorkerFlags(app, role, flags);

@@ -34,8 +34,7 @@ absl::Status Run(int prompt_tokens, int rounds) {
   const auto measure = [&](cli::TextGenerator& generator, const std::vector<int32_t>& ids) -> absl::StatusOr<double> {
     SPLICE_ASSIGN_OR_RETURN(const auto result, generator.Generate({.ids = ids, .max_tokens = 2, .ignore_eos = true},
                                                                   [](const std::string&) { return true; }));
-    if (result.receipt.is_object())
-      engine_ms = result.receipt.value("/seconds/prefill"_json_pointer, 0.0) * 1e3;
+    if (result.receipt.is_object()) engine_ms = result.receipt.value("/seconds/prefill"_json_pointer, 0.0) * 1e3;
     return result.ttft_s * 1e3;
   };
   for (int round = -1; round < rounds; ++round) {  // the first one warms up
@@ -43,8 +42,8 @@ absl::Status Run(int prompt_tokens, int rounds) {
     for (int32_t& id : ids) id = 33 + static_cast<int32_t>(random() % 90);  // printable: the first token has a text
     SPLICE_ASSIGN_OR_RETURN(const double in_process, measure(*local, ids));
     SPLICE_ASSIGN_OR_RETURN(const double through, measure(*remote, ids));
-    // While this one runs, the cluster finishes what it does after an answer (commit, publishing to the store); measured
-    // it would burden the next round's first run.
+    // While this one runs, the cluster finishes what it does after an answer (commit, publishing to the store);
+    // measured it would burden the next round's first run.
     SPLICE_RETURN_IF_ERROR(measure(*local, ids).status());
     if (round < 0) continue;
     fmt::print("round {}: in process {:.1f} ms, cluster {:.1f} ms, difference {:+.1f} ms\n", round, in_process, through,

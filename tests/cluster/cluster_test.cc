@@ -2,7 +2,6 @@
 // under load, through cancelled streams and lost workers, a token is never wrong and no page is lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <signal.h>
 
 #include <condition_variable>
@@ -47,8 +46,9 @@ std::vector<std::string> Prompts(size_t count) {
 }
 
 std::string CompletionBody(const std::string& prompt, int max_tokens, bool stream = false) {
-  return json{{"model", "splice-tiny"}, {"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0},
-              {"ignore_eos", true}, {"stream", stream}}.dump();
+  return json{{"model", "splice-tiny"}, {"prompt", prompt},   {"max_tokens", max_tokens},
+              {"temperature", 0},       {"ignore_eos", true}, {"stream", stream}}
+      .dump();
 }
 
 std::string Complete(const std::string& http, const std::string& prompt, int max_tokens = 16) {
@@ -122,8 +122,8 @@ TEST_F(ClusterTest, FourProcessesEqualThePlainModelOverBothCarriersAndAfterARest
     const auto reply = json::parse(HttpPost(cluster->http(), "/v1/completions", CompletionBody(prompts[0], 1)).body);
     EXPECT_EQ(reply["splice"]["transport"], transport);
     EXPECT_GT(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
-    for (Process* p : {cluster->router.get(), cluster->prefill[0].get(), cluster->decode[0].get(),
-                       cluster->store.get()}) {
+    for (Process* p :
+         {cluster->router.get(), cluster->prefill[0].get(), cluster->decode[0].get(), cluster->store.get()}) {
       p->Signal(SIGTERM);
       EXPECT_EQ(p->WaitForExit(), 0);
     }
@@ -138,8 +138,8 @@ TEST_F(ClusterTest, FourProcessesEqualThePlainModelOverBothCarriersAndAfterARest
 
 TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
   const auto prompts = Prompts(NumPrompts());
-  auto serve = Process::StartAndWaitReady({BinDir() + "/splice", "serve", "--model", kTinyModel, "--http",
-                                           "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
+  auto serve = Process::StartAndWaitReady(
+      {BinDir() + "/splice", "serve", "--model", kTinyModel, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
   ASSERT_NE(serve, nullptr);
   ExpectAllEqual(serve->ready("http"), prompts, "splice serve");
   // The same through the gRPC API.
@@ -166,9 +166,8 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
 }
 
 TEST_F(ClusterTest, SixtyFourStreamsNoneLostNoneMixedAndNoPageLeaks) {
-  auto cluster = ProcessCluster::Start({.model_dir = kTinyModel,
-                                        .prefill_flags = {"--kv-bytes", "512MiB"},
-                                        .decode_flags = {"--kv-bytes", "1GiB"}});
+  auto cluster = ProcessCluster::Start(
+      {.model_dir = kTinyModel, .prefill_flags = {"--kv-bytes", "512MiB"}, .decode_flags = {"--kv-bytes", "1GiB"}});
   ASSERT_NE(cluster, nullptr);
   constexpr size_t kStreams = 64;
   std::vector<std::string> prompts;
@@ -265,9 +264,12 @@ TEST_F(ClusterTest, EveryProgramAnswersHealthMetricsAndHelp) {
 TEST_F(ClusterTest, ABrokenModelFolderEndsEveryProgramWithOneLine) {
   const std::filesystem::path folder = data_dir_;
   std::filesystem::create_directories(folder);
-  for (const std::vector<std::string>& argv : std::vector<std::vector<std::string>>{
-           {"splice-prefill"}, {"splice-decode"}, {"splice-router", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2"},
-           {"splice", "serve"}, {"splice", "generate", "--prompt", "x"}}) {
+  for (const std::vector<std::string>& argv :
+       std::vector<std::vector<std::string>>{{"splice-prefill"},
+                                             {"splice-decode"},
+                                             {"splice-router", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2"},
+                                             {"splice", "serve"},
+                                             {"splice", "generate", "--prompt", "x"}}) {
     std::vector<std::string> full = argv;
     full[0] = BinDir() + "/" + argv[0];
     full.insert(full.end(), {"--model", folder.string()});

@@ -10,11 +10,11 @@
 
 #include <boost/asio.hpp>
 #include <boost/beast.hpp>
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <condition_variable>
 #include <sstream>
 
 extern char** environ;
@@ -175,8 +175,17 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
     if (!start("splice-decode", config.decode_flags, cluster->decode, decode_list)) return nullptr;
   for (int i = 0; i < config.num_prefill; ++i)
     if (!start("splice-prefill", prefill_flags, cluster->prefill, prefill_list)) return nullptr;
-  std::vector<std::string> router = {BinDir() + "/splice-router", "--model", config.model_dir, "--http", "127.0.0.1:0",
-                                     "--grpc", "127.0.0.1:0", "--prefill", prefill_list, "--decode", decode_list};
+  std::vector<std::string> router = {BinDir() + "/splice-router",
+                                     "--model",
+                                     config.model_dir,
+                                     "--http",
+                                     "127.0.0.1:0",
+                                     "--grpc",
+                                     "127.0.0.1:0",
+                                     "--prefill",
+                                     prefill_list,
+                                     "--decode",
+                                     decode_list};
   router.insert(router.end(), config.router_flags.begin(), config.router_flags.end());
   cluster->router = Process::StartAndWaitReady(router);
   if (!cluster->router || !cluster->WaitReady()) return nullptr;

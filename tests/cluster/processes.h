@@ -45,7 +45,7 @@ std::string BinDir();
 struct ClusterConfig {
   std::string model_dir;
   std::string transport = "auto";
-  std::string data_dir;              // of the store; empty: memory only
+  std::string data_dir;  // of the store; empty: memory only
   int num_prefill = 1, num_decode = 1;
   std::vector<std::string> prefill_flags, decode_flags, router_flags;
 };

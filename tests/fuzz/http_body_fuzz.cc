@@ -1,5 +1,5 @@
-// Request bodies of every HTTP endpoint: any bytes give a struct or InvalidArgument, and formatting the error back gives
-// JSON.
+// Request bodies of every HTTP endpoint: any bytes give a struct or InvalidArgument, and formatting the error back
+// gives JSON.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -23,7 +23,8 @@ struct FakeCluster {
 
   FakeCluster(int num_prefill, int num_decode) {
     for (int i = 0; i < num_prefill; ++i) {
-      prefill.push_back(std::make_unique<FakePrefill>(fabric, FakePrefill::Options{.worker_id = "p" + std::to_string(i)}));
+      prefill.push_back(
+          std::make_unique<FakePrefill>(fabric, FakePrefill::Options{.worker_id = "p" + std::to_string(i)}));
     }
     for (int i = 0; i < num_decode; ++i) {
       decode.push_back(std::make_unique<FakeDecode>(fabric, FakeDecode::Options{.worker_id = "d" + std::to_string(i)}));

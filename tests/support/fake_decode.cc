@@ -65,9 +65,7 @@ class FakeDecode::StreamReactor final : public grpc::ServerWriteReactor<v1::Stre
     worker_.OnStreamCancelled(ticket_id_);
     End(grpc::Status::CANCELLED);
   }
-  void OnDone() override {
-    const std::shared_ptr<StreamReactor> keep = std::move(self);
-  }
+  void OnDone() override { const std::shared_ptr<StreamReactor> keep = std::move(self); }
   void AdvanceLocked() {
     if (writing_ || finished_) return;
     if (!pending_.empty()) {

@@ -37,9 +37,7 @@ class FakePrefill::RunReactor final : public grpc::ServerUnaryReactor {
     worker_.changed_.notify_all();
     End(grpc::Status::CANCELLED);
   }
-  void OnDone() override {
-    const std::shared_ptr<RunReactor> keep = std::move(self);
-  }
+  void OnDone() override { const std::shared_ptr<RunReactor> keep = std::move(self); }
 
   std::mutex mutex_;
   bool ended_ = false;
@@ -201,7 +199,8 @@ grpc::Status FakePrefill::Compute(const v1::PrefillRequest& request, v1::Prefill
   {
     std::lock_guard lock(mutex_);
     const auto it = peers_.find(request.ticket().worker_id());
-    if (it == peers_.end()) return {grpc::StatusCode::FAILED_PRECONDITION, "not connected to " + request.ticket().worker_id()};
+    if (it == peers_.end())
+      return {grpc::StatusCode::FAILED_PRECONDITION, "not connected to " + request.ticket().worker_id()};
     peer = it->second;
   }
   grpc::ClientContext context;

@@ -31,14 +31,14 @@ uint32_t RepeatPrompt(const std::vector<uint32_t>& prompt, uint32_t fork, uint32
 // What the workers of one fake cluster share: the model, and the KV that has "landed" (a prompt stands for its KV).
 struct FakeFabric {
   FakeModel model = RepeatPrompt;
-  uint32_t eos_id = 4091;     // the model ends with this token …
+  uint32_t eos_id = 4091;      // the model ends with this token …
   uint32_t answer_tokens = 0;  // … after so many; 0: only max_tokens ends it
 
   struct Landed {
     std::vector<uint32_t> prompt;
     uint32_t num_output = 0;
   };
-  std::mutex mutex;  // guards landed
+  std::mutex mutex;                      // guards landed
   std::map<std::string, Landed> landed;  // by ticket id
 
   v1::SampledToken Sample(const Landed& kv, const v1::SamplingParams& sampling, uint32_t fork, uint32_t index) const;
@@ -169,8 +169,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
                                     v1::PrefillInfo*) override;
   grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext*, const v1::ConnectPeerRequest*,
                                         v1::ConnectPeerResponse*) override;
-  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext*, const v1::PrefillRequest*,
-                                v1::PrefillResponse*) override;
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext*, const v1::PrefillRequest*, v1::PrefillResponse*) override;
 
   void RunEngine();
   grpc::Status Compute(const v1::PrefillRequest& request, v1::PrefillResponse* response);

@@ -9,7 +9,7 @@
 namespace spl::testing {
 
 struct TestResponse {
-  int status = 0;  // 0: the connection ended or timed out first
+  int status = 0;                              // 0: the connection ended or timed out first
   std::map<std::string, std::string> headers;  // lower-case names
   std::string body;
 };
@@ -46,8 +46,8 @@ class HttpTestClient {
   std::optional<std::string> ReadChunk();
 
   int fd_ = -1;
-  std::string buffer_;   // read, not yet parsed
-  std::string events_;   // unchunked stream text, not yet taken
+  std::string buffer_;  // read, not yet parsed
+  std::string events_;  // unchunked stream text, not yet taken
 };
 
 TestResponse Call(const std::string& address, const std::string& method, const std::string& path,

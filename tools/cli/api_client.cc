@@ -21,15 +21,23 @@ constexpr uint64_t kMaxReplyBytes = uint64_t{1} << 30;
 
 absl::StatusCode CodeOf(int http_status) {
   switch (http_status) {
-    case 400: return absl::StatusCode::kInvalidArgument;
-    case 401: return absl::StatusCode::kUnauthenticated;
-    case 404: return absl::StatusCode::kNotFound;
+    case 400:
+      return absl::StatusCode::kInvalidArgument;
+    case 401:
+      return absl::StatusCode::kUnauthenticated;
+    case 404:
+      return absl::StatusCode::kNotFound;
     case 413:
-    case 429: return absl::StatusCode::kResourceExhausted;
-    case 501: return absl::StatusCode::kUnimplemented;
-    case 503: return absl::StatusCode::kUnavailable;
-    case 504: return absl::StatusCode::kDeadlineExceeded;
-    default: return absl::StatusCode::kInternal;
+    case 429:
+      return absl::StatusCode::kResourceExhausted;
+    case 501:
+      return absl::StatusCode::kUnimplemented;
+    case 503:
+      return absl::StatusCode::kUnavailable;
+    case 504:
+      return absl::StatusCode::kDeadlineExceeded;
+    default:
+      return absl::StatusCode::kInternal;
   }
 }
 

@@ -49,8 +49,8 @@ absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, cons
 }
 
 void PrintProgress(const LoadProgress& p) {
-  fmt::print(stderr, "\r\x1b[K{}/{} done, {} running, {} failed, {:.1f} requests/s, {:.0f} events/s", p.finished, p.total,
-             p.running, p.failed, p.finished / std::max(p.elapsed_s, 1e-9),
+  fmt::print(stderr, "\r\x1b[K{}/{} done, {} running, {} failed, {:.1f} requests/s, {:.0f} events/s", p.finished,
+             p.total, p.running, p.failed, p.finished / std::max(p.elapsed_s, 1e-9),
              static_cast<double>(p.output_events) / std::max(p.elapsed_s, 1e-9));
   std::fflush(stderr);
 }
@@ -129,8 +129,8 @@ Command MakeBenchCommand(CLI::App& root) {
       "A trace line: {\"timestamp\": MS, \"input_length\": N, \"output_length\": M, \"hash_ids\": [...]}, or with\n"
       "\"prompt\" or \"messages\". Without --concurrency and --rate a trace is replayed at its own times.");
   app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API")->required();
-  auto* concurrency = app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")
-                          ->check(CLI::Range(1, 65536));
+  auto* concurrency =
+      app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")->check(CLI::Range(1, 65536));
   auto* rate = app.add_option("--rate", flags->rate, "Requests per second, Poisson arrivals (open loop)")
                    ->check(CLI::PositiveNumber)
                    ->excludes(concurrency);

@@ -39,8 +39,8 @@ absl::Status RunChat(const Flags& flags) {
   struct sigaction action {};
   action.sa_handler = OnInterrupt;
   ::sigaction(SIGINT, &action, nullptr);  // without SA_RESTART: a read at the prompt ends too
-  const json first = flags.system.empty() ? json::array()
-                                          : json::array({{{"role", "system"}, {"content", flags.system}}});
+  const json first =
+      flags.system.empty() ? json::array() : json::array({{{"role", "system"}, {"content", flags.system}}});
   json messages = first;
   std::string line;
   while (true) {
@@ -79,13 +79,17 @@ absl::Status RunChat(const Flags& flags) {
 Command MakeChatCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
   CLI::App& app = *root.add_subcommand("chat", "Talk to a server (--endpoint) or to a model in this process (--model)");
-  app.footer("Example:\n  splice chat --endpoint http://127.0.0.1:8000\n"
-             "Shows the time to the first token, tokens per second and how much of the prompt was cached.");
+  app.footer(
+      "Example:\n  splice chat --endpoint http://127.0.0.1:8000\n"
+      "Shows the time to the first token, tokens per second and how much of the prompt was cached.");
   AddSourceFlags(app, flags->source);
   app.add_option("--system", flags->system, "system message; empty: none")->capture_default_str();
-  app.add_option("--max-tokens", flags->max_tokens, "tokens of an answer at most")->check(CLI::PositiveNumber)
+  app.add_option("--max-tokens", flags->max_tokens, "tokens of an answer at most")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--temperature", flags->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--temperature", flags->temperature, "0: greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   return {&app, [flags] { return RunChat(*flags); }};
 }
 

@@ -82,8 +82,8 @@ class Evaluation {
 
  private:
   absl::Status Ask(const EvalSample& sample, size_t place, const std::vector<int32_t>& ids, const Method& method) {
-    TextRequest request{.ids = ids, .max_tokens = sample.max_new_tokens, .reuse = method.reuse,
-                        .decode = method.decode};
+    TextRequest request{
+        .ids = ids, .max_tokens = sample.max_new_tokens, .reuse = method.reuse, .decode = method.decode};
     auto result = generator_.Generate(request, [](const std::string&) { return true; });
     if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);
     const bool correct = result->text == sample.answers[place];
@@ -94,8 +94,10 @@ class Evaluation {
     cell.prompt_tokens += result->prompt_tokens;
     Add(result->receipt, cell, result->prompt_tokens);
     if (answers_.is_open())
-      answers_ << json{{"id", sample.id}, {"place", place}, {"reuse", method.reuse}, {"decode", method.decode},
-                       {"text", result->text}, {"correct", correct}}.dump() << '\n';
+      answers_ << json{{"id", sample.id},         {"place", place},       {"reuse", method.reuse},
+                       {"decode", method.decode}, {"text", result->text}, {"correct", correct}}
+                      .dump()
+               << '\n';
     return absl::OkStatus();
   }
 
@@ -105,9 +107,7 @@ class Evaluation {
       cell.computed += prompt_tokens;
       return;
     }
-    const auto number = [&](const char* pointer) {
-      return receipt.value(json::json_pointer(pointer), int64_t{0});
-    };
+    const auto number = [&](const char* pointer) { return receipt.value(json::json_pointer(pointer), int64_t{0}); };
     cell.cached += number("/tokens/cached");
     cell.aligned += number("/tokens/aligned");
     cell.recomputed += number("/tokens/recomputed");
@@ -127,9 +127,9 @@ void Evaluation::PrintTable() const {
   for (const auto& [key, cell] : cells_) {
     const auto& [task, length, reuse, decode] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
-    fmt::print("{:<18} {:>6} {:<9} {:<8} {:>5} {:>8.1f}% {:>6.1f} – {:>5.1f}% {:>6.0f} ms {:>6.0f} ms {:>8.1f}%\n", task,
-               length, reuse, decode, cell.n, 100.0 * double(cell.correct) / double(cell.n), 100 * low, 100 * high,
-               Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95),
+    fmt::print("{:<18} {:>6} {:<9} {:<8} {:>5} {:>8.1f}% {:>6.1f} – {:>5.1f}% {:>6.0f} ms {:>6.0f} ms {:>8.1f}%\n",
+               task, length, reuse, decode, cell.n, 100.0 * double(cell.correct) / double(cell.n), 100 * low,
+               100 * high, Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95),
                100.0 * double(cell.computed) / double(std::max<int64_t>(1, cell.prompt_tokens)));
   }
 }
@@ -148,8 +148,12 @@ json Evaluation::ToJson() const {
                     {"accuracy", double(cell.correct) / double(cell.n)},
                     {"ci95", {low, high}},
                     {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
-                    {"tokens", {{"prompt", cell.prompt_tokens}, {"cached", cell.cached}, {"aligned", cell.aligned},
-                                {"recomputed", cell.recomputed}, {"computed", cell.computed}}},
+                    {"tokens",
+                     {{"prompt", cell.prompt_tokens},
+                      {"cached", cell.cached},
+                      {"aligned", cell.aligned},
+                      {"recomputed", cell.recomputed},
+                      {"computed", cell.computed}}},
                     {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
   }
   return {{"rows", rows}};
@@ -176,8 +180,8 @@ absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
 absl::Status RunEval(const Flags& flags) {
   for (const std::string& provenance : flags.provenance) {
     if (provenance != "context")
-      return Errorf(absl::StatusCode::kUnimplemented, "--provenance {}: this build reuses exact prefixes only (context)",
-                    provenance);
+      return Errorf(absl::StatusCode::kUnimplemented,
+                    "--provenance {}: this build reuses exact prefixes only (context)", provenance);
   }
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
   SPLICE_ASSIGN_OR_RETURN(auto generator, MakeTextGenerator(flags.source));
@@ -212,11 +216,14 @@ Command MakeEvalCommand(CLI::App& root) {
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.");
   AddSourceFlags(app, flags->source);
   app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->required()->delimiter(',');
-  app.add_option("--reuse", flags->reuse, "prefill methods, separated by commas")->delimiter(',')
+  app.add_option("--reuse", flags->reuse, "prefill methods, separated by commas")
+      ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--decode", flags->decode, "decode methods, separated by commas")->delimiter(',')
+  app.add_option("--decode", flags->decode, "decode methods, separated by commas")
+      ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context")->delimiter(',')
+  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context")
+      ->delimiter(',')
       ->capture_default_str();
   app.add_option("--lengths", flags->lengths, "only samples of these nominal lengths")->delimiter(',');
   app.add_option("--limit", flags->limit, "samples of each task and length; 0: all")->check(CLI::NonNegativeNumber);

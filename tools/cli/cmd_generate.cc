@@ -34,13 +34,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<TextRequest> MakeRequest(const Flags& flags) {
-  TextRequest request{.max_tokens = flags.max_tokens, .temperature = flags.temperature, .reuse = flags.reuse,
-                      .decode = flags.decode};
+  TextRequest request{
+      .max_tokens = flags.max_tokens, .temperature = flags.temperature, .reuse = flags.reuse, .decode = flags.decode};
   if (!flags.messages_file.empty()) {
     SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.messages_file));
     request.messages = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!request.messages.is_array())
-      return InvalidArgument("{}: not a JSON list of messages", flags.messages_file);
+    if (!request.messages.is_array()) return InvalidArgument("{}: not a JSON list of messages", flags.messages_file);
   } else if (!flags.prompt_file.empty()) {
     SPLICE_ASSIGN_OR_RETURN(request.text, ReadFile(flags.prompt_file));
   } else {
@@ -69,8 +68,10 @@ absl::Status RunGenerate(const Flags& flags) {
     }
     return true;
   }));
-  if (flags.json_output) fmt::print("{}\n", ToJson(result).dump());
-  else fmt::print("\n");
+  if (flags.json_output)
+    fmt::print("{}\n", ToJson(result).dump());
+  else
+    fmt::print("\n");
   return absl::OkStatus();
 }
 
@@ -78,7 +79,8 @@ absl::Status RunGenerate(const Flags& flags) {
 
 Command MakeGenerateCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& app = *root.add_subcommand("generate", "One answer, from a server (--endpoint) or in this process (--model)");
+  CLI::App& app =
+      *root.add_subcommand("generate", "One answer, from a server (--endpoint) or in this process (--model)");
   app.footer(
       "Example:\n"
       "  splice generate --endpoint http://127.0.0.1:8000 --prompt 'Once upon a time' --max-tokens 32\n"
@@ -91,7 +93,9 @@ Command MakeGenerateCommand(CLI::App& root) {
   input->add_option("--messages", flags->messages_file, "JSON file with chat messages, rendered by the chat template");
   input->require_option(1);
   app.add_option("--max-tokens", flags->max_tokens, "tokens of the answer at most")->check(CLI::PositiveNumber);
-  app.add_option("--temperature", flags->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--temperature", flags->temperature, "0: greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--reuse", flags->reuse, "prefill method, e.g. exact; default: the server's choice");
   app.add_option("--decode", flags->decode, "decode method, e.g. dense; default: the server's choice");
   app.add_flag("--json", flags->json_output, "print one JSON object instead of text");

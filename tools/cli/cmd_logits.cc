@@ -53,8 +53,10 @@ absl::Status RunLogits(const Flags& flags) {
     logits.push_back(std::move(*all));
   }
   for (size_t i = 0; i < prompts.size(); ++i)
-    tensors.push_back({fmt::format("logits_{}", i), engine::TensorType::kF32,
-                       {static_cast<int64_t>(prompts[i].size()), vocab}, logits[i].data()});
+    tensors.push_back({fmt::format("logits_{}", i),
+                       engine::TensorType::kF32,
+                       {static_cast<int64_t>(prompts[i].size()), vocab},
+                       logits[i].data()});
   return engine::WriteSafetensors(flags.output_file, tensors);
 }
 

@@ -62,14 +62,16 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport, "how KV travels from prefill to decode: auto, shm or tcp")
-      ->check(CLI::IsMember({"auto", "shm", "tcp"}))->capture_default_str();
+      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+      ->capture_default_str();
   AddBytes(app, "--kv-bytes", c.kv_bytes, "memory of each of the two KV page pools, e.g. 4GiB");
   AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
-      ->check(CLI::Range(1, 4096))->capture_default_str();
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
   return {&app, [flags] { return RunServe(*flags); }};
 }

@@ -33,7 +33,8 @@ absl::StatusOr<std::string> Unxz(const std::string& packed, const std::string& p
     out.append(buffer.data(), buffer.size() - stream.avail_out);
   }
   lzma_end(&stream);
-  if (result != LZMA_STREAM_END) return InvalidArgument("{}: not a complete .xz file (lzma code {})", path, static_cast<int>(result));
+  if (result != LZMA_STREAM_END)
+    return InvalidArgument("{}: not a complete .xz file (lzma code {})", path, static_cast<int>(result));
   return out;
 }
 

@@ -16,7 +16,8 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text) {
     while (!url.base.empty() && url.base.back() == '/') url.base.pop_back();
   }
   // "/v1" belongs to the paths of the API; people paste it from client settings.
-  if (url.base.size() >= 3 && url.base.compare(url.base.size() - 3, 3, "/v1") == 0) url.base.resize(url.base.size() - 3);
+  if (url.base.size() >= 3 && url.base.compare(url.base.size() - 3, 3, "/v1") == 0)
+    url.base.resize(url.base.size() - 3);
   const size_t colon = rest.rfind(':');
   const bool has_port = colon != std::string::npos && rest.find(']', colon) == std::string::npos;
   url.host = has_port ? rest.substr(0, colon) : rest;

@@ -17,15 +17,15 @@ namespace spl::cli {
 struct LoadOptions {
   HttpUrl endpoint;
   std::string api_key;
-  uint32_t concurrency = 1;  // streams at once; of an open-loop run the cap
-  bool open_loop = false;    // start each request at its planned time, not when a place is free
+  uint32_t concurrency = 1;                    // streams at once; of an open-loop run the cap
+  bool open_loop = false;                      // start each request at its planned time, not when a place is free
   std::chrono::milliseconds timeout{600'000};  // of one request
 };
 
 // Seconds are of one steady clock, since the start of the run.
 struct RequestResult {
-  std::string error;         // empty: success
-  double scheduled_s = 0;    // open loop: the planned time, which latencies count from (a late start is latency)
+  std::string error;       // empty: success
+  double scheduled_s = 0;  // open loop: the planned time, which latencies count from (a late start is latency)
   double first_token_s = 0;
   double last_token_s = 0;
   double end_s = 0;

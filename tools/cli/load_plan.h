@@ -34,10 +34,10 @@ std::vector<PlannedRequest> MakeSyntheticPlan(const LoadPlanOptions& options);
 
 // One request per line of a JSONL trace:
 //   {"prompt": TEXT | "messages": […] | "input_length": N, "output_length": M, "timestamp": MS, "hash_ids": [ID, …]}
-// ("input_tokens"/"output_tokens" are other names for the lengths.) Each hash id stands for a block of 512 prompt tokens
-// that is equal wherever the id is: traces that carry them show their real reuse. Lengths that are missing come from
-// `options`, and so does the rate; without a rate the timestamps are kept. At most options.num_requests lines are taken
-// (0: all). InvalidArgument names file and line.
+// ("input_tokens"/"output_tokens" are other names for the lengths.) Each hash id stands for a block of 512 prompt
+// tokens that is equal wherever the id is: traces that carry them show their real reuse. Lengths that are missing come
+// from `options`, and so does the rate; without a rate the timestamps are kept. At most options.num_requests lines are
+// taken (0: all). InvalidArgument names file and line.
 absl::StatusOr<std::vector<PlannedRequest>> ReadTracePlan(const std::string& path, const LoadPlanOptions& options,
                                                           bool keep_timestamps);
 

@@ -95,8 +95,8 @@ nlohmann::ordered_json ToJson(const LoadReport& r, const Slo& slo) {
 }
 
 std::string ToText(const LoadReport& r, const Slo& slo) {
-  std::string out = fmt::format("requests    {} ok, {} failed, in {:.2f} s\n", r.num_ok, r.num_requests - r.num_ok,
-                                r.duration_s);
+  std::string out =
+      fmt::format("requests    {} ok, {} failed, in {:.2f} s\n", r.num_ok, r.num_requests - r.num_ok, r.duration_s);
   for (const auto& [message, count] : r.errors) out += fmt::format("  {} x {}\n", count, message);
   out += fmt::format("throughput  {:.2f} requests/s, {:.1f} input tokens/s, {:.1f} output tokens/s\n", r.requests_per_s,
                      r.input_tokens_per_s, r.output_tokens_per_s);
@@ -111,7 +111,9 @@ std::string ToText(const LoadReport& r, const Slo& slo) {
   row("ITL", r.itl_ms);
   row("E2E", r.e2e_ms);
   if (slo.ttft_ms.has_value() || slo.tpot_ms.has_value()) {
-    const auto bound = [](const std::optional<double>& ms) { return ms ? fmt::format("{} ms", *ms) : std::string("any"); };
+    const auto bound = [](const std::optional<double>& ms) {
+      return ms ? fmt::format("{} ms", *ms) : std::string("any");
+    };
     out += fmt::format("goodput     {:.2f} requests/s, {:.1f} % of all (TTFT {}, TPOT {})\n", r.goodput_per_s,
                        r.good_fraction * 100, bound(slo.ttft_ms), bound(slo.tpot_ms));
   }

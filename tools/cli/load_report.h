@@ -37,7 +37,7 @@ struct LoadReport {
   Percentiles tpot_ms;  // of a request: (last - first) / (tokens - 1)
   Percentiles itl_ms;   // between two events with output
   Percentiles e2e_ms;
-  double goodput_per_s = 0;   // requests that met the SLO, per second
+  double goodput_per_s = 0;  // requests that met the SLO, per second
   double good_fraction = 0;
 };
 

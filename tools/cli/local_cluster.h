@@ -18,7 +18,7 @@ struct LocalClusterOptions {
   std::string model_dir;
   std::string http_listen = "127.0.0.1:8000";
   std::string grpc_listen = "127.0.0.1:8001";
-  std::string metrics_listen;      // of the workers: empty, the HTTP API's /metrics is the router's
+  std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's
   std::string api_keys_file;
   std::string backend = "auto";
   std::string kv_dtype = "auto";
@@ -27,7 +27,7 @@ struct LocalClusterOptions {
   uint64_t kv_bytes = 1ull << 30;  // of each page pool
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
-  int32_t num_threads = 0;         // compute threads of each worker; 0: one per core
+  int32_t num_threads = 0;  // compute threads of each worker; 0: one per core
   int32_t max_sequences = 64;
 };
 

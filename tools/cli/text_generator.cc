@@ -36,9 +36,12 @@ class EndpointGenerator final : public TextGenerator {
   absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
     json body = {{"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", request.temperature}};
     const bool chat = !request.messages.is_null();
-    if (chat) body["messages"] = request.messages;
-    else if (request.text) body["prompt"] = *request.text;
-    else body["prompt"] = request.ids;
+    if (chat)
+      body["messages"] = request.messages;
+    else if (request.text)
+      body["prompt"] = *request.text;
+    else
+      body["prompt"] = request.ids;
     if (request.ignore_eos) body["ignore_eos"] = true;
     if (request.max_tokens) body["max_tokens"] = *request.max_tokens;
     if (!request.reuse.empty()) body["splice"]["reuse"] = request.reuse;
@@ -54,7 +57,8 @@ class EndpointGenerator final : public TextGenerator {
  private:
   // Members of the wrong type are the server's bug; they are left out rather than trusted.
   static std::string Piece(const json& choice) {
-    if (const auto text = choice.find("text"); text != choice.end() && text->is_string()) return text->get<std::string>();
+    if (const auto text = choice.find("text"); text != choice.end() && text->is_string())
+      return text->get<std::string>();
     const auto delta = choice.find("delta");
     if (delta == choice.end() || !delta->is_object()) return "";
     const auto content = delta->find("content");
@@ -156,15 +160,16 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::
 }
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
-                                                                      const std::string& backend,
-                                                                      int32_t num_threads) {
+                                                                      const std::string& backend, int32_t num_threads) {
   auto local = std::make_unique<LocalTextGenerator>();
   SPLICE_ASSIGN_OR_RETURN(local->tokenizer, tokenizer::Tokenizer::Load(model_dir));
-  if (auto chat = tokenizer::ChatTemplate::Load(model_dir); chat.ok()) local->chat_template = std::move(*chat);
-  else if (chat.status().code() != absl::StatusCode::kNotFound) return chat.status();
+  if (auto chat = tokenizer::ChatTemplate::Load(model_dir); chat.ok())
+    local->chat_template = std::move(*chat);
+  else if (chat.status().code() != absl::StatusCode::kNotFound)
+    return chat.status();
   SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_dir, backend, "auto"));
-  SPLICE_ASSIGN_OR_RETURN(local->generator, engine::LocalGenerator::Create(
-                                                std::move(model), {.executor = {.num_threads = num_threads}}));
+  SPLICE_ASSIGN_OR_RETURN(local->generator,
+                          engine::LocalGenerator::Create(std::move(model), {.executor = {.num_threads = num_threads}}));
   return local;
 }
 

@@ -17,21 +17,21 @@ struct TextRequest {
   // One of the three. Text is tokenized with special tokens parsed and the begin token added; messages go through the
   // model's chat template; ids are taken as they are.
   std::optional<std::string> text;
-  nlohmann::json messages;       // [{"role","content"}, …] or null
+  nlohmann::json messages;  // [{"role","content"}, …] or null
   std::vector<int32_t> ids;
 
   std::optional<int64_t> max_tokens;
   double temperature = 0;
-  bool ignore_eos = false;       // go on to max_tokens
-  std::string reuse, decode;     // policy and selector names; empty: the server's choice
+  bool ignore_eos = false;    // go on to max_tokens
+  std::string reuse, decode;  // policy and selector names; empty: the server's choice
 };
 
 struct TextResult {
   std::string text;
-  std::string finish_reason;     // "stop", "length"
+  std::string finish_reason;  // "stop", "length"
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   double ttft_s = 0, total_s = 0;
-  nlohmann::json receipt;        // the server's "splice" object; null in-process
+  nlohmann::json receipt;  // the server's "splice" object; null in-process
 
   double tokens_per_s() const {  // after the first token
     return completion_tokens > 1 && total_s > ttft_s ? double(completion_tokens - 1) / (total_s - ttft_s) : 0;

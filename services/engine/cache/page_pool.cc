@@ -7,7 +7,8 @@
 
 namespace spl::engine {
 
-PagePool::PagePool(const kernels::KvPoolView& view) : view_(view), owners_(view.num_pages, 0), num_free_(view.num_pages) {
+PagePool::PagePool(const kernels::KvPoolView& view)
+    : view_(view), owners_(view.num_pages, 0), num_free_(view.num_pages) {
   if (view.num_pages > 0) free_runs_[0] = view.num_pages;
 }
 
@@ -95,7 +96,8 @@ void PagePool::CheckInvariants() const {
   int32_t last_end = -1;
   for (const auto& [first, length] : free_runs_) {
     SPLICE_CHECK(length > 0 && first > last_end, "free runs are not disjoint and maximal");
-    for (int32_t page = first; page < first + length; ++page) SPLICE_CHECK(owners_[page] == 0, "a free page has owners");
+    for (int32_t page = first; page < first + length; ++page)
+      SPLICE_CHECK(owners_[page] == 0, "a free page has owners");
     free_pages += length;
     last_end = first + length;
   }

@@ -29,7 +29,8 @@ class PrefixIndex {
   // How many leading chunks are here; does not count as use.
   size_t CountLeading(std::span<const chunk::ChunkKey> keys) const;
 
-  // Indexes chunk i of `kv` under keys[i] for every full chunk that is written; chunks already present stay as they are.
+  // Indexes chunk i of `kv` under keys[i] for every full chunk that is written; chunks already present stay as they
+  // are.
   void Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv);
 
   // Drops unused entries until the pool has `num_free` free pages or no entry can be freed. True when it has.
@@ -44,8 +45,8 @@ class PrefixIndex {
   };
 
   PagePool& pool_;
-  mutable std::mutex mutex_;             // guards all below
-  std::list<chunk::ChunkKey> recency_;   // most recently used first
+  mutable std::mutex mutex_;            // guards all below
+  std::list<chunk::ChunkKey> recency_;  // most recently used first
   std::unordered_map<chunk::ChunkKey, Entry, chunk::ChunkKeyHash> entries_;
 };
 

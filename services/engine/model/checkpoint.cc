@@ -50,8 +50,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
       open[shard] = file.get();
       checkpoint.files_.push_back(std::move(file));
     }
-    if (!open[shard]->Contains(tensor))
-      return InvalidArgument("{}: tensor '{}' is not in {}", index, tensor, shard);
+    if (!open[shard]->Contains(tensor)) return InvalidArgument("{}: tensor '{}' is not in {}", index, tensor, shard);
   }
   return checkpoint;
 }

@@ -75,14 +75,16 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const OnLay
     prefill_sequences_.clear();
     for (size_t s = 0; s < spans_.size(); ++s) {
       const RowSpan& rows = spans_[s];
-      prefill_sequences_.push_back(
-          {rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
-           std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
+      prefill_sequences_.push_back({rows.begin, rows.end,
+                                    std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
+                                    std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
     }
-    return model_->backend().PrefillAttention(
-        context_, {.shape = attention_shape(), .pool = pool_, .q = F32(ws_.qkv),
-                   .q_row_stride = c.q_size() + 2ll * c.kv_size(), .out = F32(ws_.attention),
-                   .sequences = prefill_sequences_});
+    return model_->backend().PrefillAttention(context_, {.shape = attention_shape(),
+                                                         .pool = pool_,
+                                                         .q = F32(ws_.qkv),
+                                                         .q_row_stride = c.q_size() + 2ll * c.kv_size(),
+                                                         .out = F32(ws_.attention),
+                                                         .sequences = prefill_sequences_});
   };
   return Run(tokens_, on_layer, attend);
 }
@@ -102,13 +104,15 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     stream_views_.clear();
     for (const DecodeRow& row : rows) {
       for (int32_t h = 0; h < c.num_kv_heads; ++h)
-        stream_views_.push_back({row.kv->stream(layer, h), static_cast<int32_t>(row.kv->num_tokens() + 1),
-                                 row.selector->Select(layer, h)});
+        stream_views_.push_back(
+            {row.kv->stream(layer, h), static_cast<int32_t>(row.kv->num_tokens() + 1), row.selector->Select(layer, h)});
     }
-    return model_->backend().DecodeAttention(
-        context_, {.shape = attention_shape(), .pool = pool_, .q = F32(ws_.qkv),
-                   .q_row_stride = c.q_size() + 2ll * c.kv_size(), .out = F32(ws_.attention),
-                   .streams = stream_views_});
+    return model_->backend().DecodeAttention(context_, {.shape = attention_shape(),
+                                                        .pool = pool_,
+                                                        .q = F32(ws_.qkv),
+                                                        .q_row_stride = c.q_size() + 2ll * c.kv_size(),
+                                                        .out = F32(ws_.attention),
+                                                        .streams = stream_views_});
   };
   return Run(tokens_, nullptr, attend);
 }
@@ -121,21 +125,26 @@ absl::Status Executor::Run(std::span<const int32_t> tokens, const OnLayer& on_la
     return Errorf(absl::StatusCode::kResourceExhausted, "executor: {} rows in one pass, at most {}", tokens.size(),
                   options_.max_rows);
   num_rows_ = static_cast<int32_t>(tokens.size());
-  SPLICE_RETURN_IF_ERROR(backend.GatherRows(context_, {.table = model_->embedding(), .dtype = model_->embedding_dtype(),
-                                                       .num_table_rows = c.vocab_size, .width = c.hidden_size,
-                                                       .ids = tokens, .out = F32(ws_.residual)}));
+  SPLICE_RETURN_IF_ERROR(backend.GatherRows(context_, {.table = model_->embedding(),
+                                                       .dtype = model_->embedding_dtype(),
+                                                       .num_table_rows = c.vocab_size,
+                                                       .width = c.hidden_size,
+                                                       .ids = tokens,
+                                                       .out = F32(ws_.residual)}));
   const float* delta = nullptr;
   for (int32_t layer = 0; layer < c.num_layers; ++layer) {
     const LayerWeights& weights = model_->layer(layer);
     SPLICE_RETURN_IF_ERROR(Normalize(delta, *weights.attention_norm));
-    SPLICE_RETURN_IF_ERROR(backend.Linear(
-        context_, {.x = F32(ws_.normed), .weight = weights.qkv.get(),
-                   .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr, .y = F32(ws_.qkv), .num_rows = num_rows_}));
+    SPLICE_RETURN_IF_ERROR(backend.Linear(context_, {.x = F32(ws_.normed),
+                                                     .weight = weights.qkv.get(),
+                                                     .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
+                                                     .y = F32(ws_.qkv),
+                                                     .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
     if (on_layer && !on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(attend(layer));
-    SPLICE_RETURN_IF_ERROR(backend.Linear(context_, {.x = F32(ws_.attention), .weight = weights.o.get(),
-                                                     .y = F32(ws_.delta), .num_rows = num_rows_}));
+    SPLICE_RETURN_IF_ERROR(backend.Linear(
+        context_, {.x = F32(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
     SPLICE_RETURN_IF_ERROR(FeedForward(weights));
     delta = F32(ws_.delta);
@@ -144,10 +153,13 @@ absl::Status Executor::Run(std::span<const int32_t> tokens, const OnLayer& on_la
 }
 
 absl::Status Executor::Normalize(const float* delta, const kernels::Buffer& weight) {
-  return model_->backend().RmsNorm(
-      context_, {.residual = F32(ws_.residual), .delta = delta, .weight = static_cast<const float*>(weight.data()),
-                 .out = F32(ws_.normed), .num_rows = num_rows_, .width = model_->config().hidden_size,
-                 .eps = model_->config().rms_norm_eps});
+  return model_->backend().RmsNorm(context_, {.residual = F32(ws_.residual),
+                                              .delta = delta,
+                                              .weight = static_cast<const float*>(weight.data()),
+                                              .out = F32(ws_.normed),
+                                              .num_rows = num_rows_,
+                                              .width = model_->config().hidden_size,
+                                              .eps = model_->config().rms_norm_eps});
 }
 
 absl::Status Executor::WriteKv(int32_t layer) {
@@ -159,24 +171,28 @@ absl::Status Executor::WriteKv(int32_t layer) {
   rope_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
     const RowSpan& rows = spans_[s];
-    rope_sequences_.push_back({rows.begin, rows.end,
-                               std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
+    rope_sequences_.push_back({rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
                                std::span(table_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
-  return model_->backend().RopeWriteKv(
-      context_, {.qkv = F32(ws_.qkv), .num_qo_heads = c.num_qo_heads, .num_kv_heads = c.num_kv_heads,
-                 .head_dim = c.head_dim, .table = model_->rope(), .pool = pool_, .sequences = rope_sequences_});
+  return model_->backend().RopeWriteKv(context_, {.qkv = F32(ws_.qkv),
+                                                  .num_qo_heads = c.num_qo_heads,
+                                                  .num_kv_heads = c.num_kv_heads,
+                                                  .head_dim = c.head_dim,
+                                                  .table = model_->rope(),
+                                                  .pool = pool_,
+                                                  .sequences = rope_sequences_});
 }
 
 absl::Status Executor::FeedForward(const LayerWeights& weights) {
   const kernels::Backend& backend = model_->backend();
-  SPLICE_RETURN_IF_ERROR(backend.Linear(context_, {.x = F32(ws_.normed), .weight = weights.gate_up.get(),
-                                                   .y = F32(ws_.gate_up), .num_rows = num_rows_}));
-  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context_, {.gate_up = F32(ws_.gate_up), .out = F32(ws_.activated),
+  SPLICE_RETURN_IF_ERROR(backend.Linear(
+      context_, {.x = F32(ws_.normed), .weight = weights.gate_up.get(), .y = F32(ws_.gate_up), .num_rows = num_rows_}));
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context_, {.gate_up = F32(ws_.gate_up),
+                                                    .out = F32(ws_.activated),
                                                     .num_rows = num_rows_,
                                                     .width = model_->config().intermediate_size}));
-  return backend.Linear(context_, {.x = F32(ws_.activated), .weight = weights.down.get(), .y = F32(ws_.delta),
-                                   .num_rows = num_rows_});
+  return backend.Linear(
+      context_, {.x = F32(ws_.activated), .weight = weights.down.get(), .y = F32(ws_.delta), .num_rows = num_rows_});
 }
 
 absl::StatusOr<std::span<float>> Executor::Logits(std::span<const int32_t> rows) {
@@ -191,18 +207,24 @@ absl::StatusOr<std::span<float>> Executor::Logits(std::span<const int32_t> rows)
     SPLICE_ASSIGN_OR_RETURN(ws_.logits, backend.Allocate(bytes));
   }
   const auto gather = [&](const std::unique_ptr<kernels::Buffer>& from, const std::unique_ptr<kernels::Buffer>& to) {
-    return backend.GatherRows(context_, {.table = from->data(), .dtype = kernels::DType::kF32,
-                                         .num_table_rows = num_rows_, .width = c.hidden_size, .ids = rows,
+    return backend.GatherRows(context_, {.table = from->data(),
+                                         .dtype = kernels::DType::kF32,
+                                         .num_table_rows = num_rows_,
+                                         .width = c.hidden_size,
+                                         .ids = rows,
                                          .out = F32(to)});
   };
   SPLICE_RETURN_IF_ERROR(gather(ws_.residual, ws_.gathered));
   SPLICE_RETURN_IF_ERROR(gather(ws_.delta, ws_.gathered_delta));
-  SPLICE_RETURN_IF_ERROR(backend.RmsNorm(context_, {.residual = F32(ws_.gathered), .delta = F32(ws_.gathered_delta),
-                                                    .weight = model_->final_norm(), .out = F32(ws_.normed),
-                                                    .num_rows = count, .width = c.hidden_size,
+  SPLICE_RETURN_IF_ERROR(backend.RmsNorm(context_, {.residual = F32(ws_.gathered),
+                                                    .delta = F32(ws_.gathered_delta),
+                                                    .weight = model_->final_norm(),
+                                                    .out = F32(ws_.normed),
+                                                    .num_rows = count,
+                                                    .width = c.hidden_size,
                                                     .eps = c.rms_norm_eps}));
-  SPLICE_RETURN_IF_ERROR(backend.Linear(context_, {.x = F32(ws_.normed), .weight = &model_->lm_head(),
-                                                   .y = F32(ws_.logits), .num_rows = count}));
+  SPLICE_RETURN_IF_ERROR(backend.Linear(
+      context_, {.x = F32(ws_.normed), .weight = &model_->lm_head(), .y = F32(ws_.logits), .num_rows = count}));
   return std::span<float>(F32(ws_.logits), rows.size() * c.vocab_size);
 }
 

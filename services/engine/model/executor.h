@@ -95,16 +95,16 @@ class Executor {
   std::vector<kernels::PrefillSequence> prefill_sequences_;
 
   struct Workspace {
-    std::unique_ptr<kernels::Buffer> residual;   // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> delta;      // [max_rows, hidden]: what the residual still lacks
-    std::unique_ptr<kernels::Buffer> normed;     // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> qkv;        // [max_rows, (Hq + 2 Hk) d]
-    std::unique_ptr<kernels::Buffer> attention;  // [max_rows, Hq d]
-    std::unique_ptr<kernels::Buffer> gate_up;    // [max_rows, 2 ffn]
-    std::unique_ptr<kernels::Buffer> activated;  // [max_rows, ffn]
-    std::unique_ptr<kernels::Buffer> gathered;   // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: what the residual still lacks
+    std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]
+    std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
+    std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
+    std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
+    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> logits;     // [max_rows, vocab], grown on demand
+    std::unique_ptr<kernels::Buffer> logits;          // [max_rows, vocab], grown on demand
   } ws_;
 };
 

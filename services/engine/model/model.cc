@@ -17,10 +17,14 @@ using kernels::DType;
 
 absl::StatusOr<DType> WeightType(const std::string& name, TensorType type) {
   switch (type) {
-    case TensorType::kF32: return DType::kF32;
-    case TensorType::kBF16: return DType::kBF16;
-    case TensorType::kF16: return DType::kF16;
-    default: return InvalidArgument("tensor '{}' is not a floating-point tensor", name);
+    case TensorType::kF32:
+      return DType::kF32;
+    case TensorType::kBF16:
+      return DType::kBF16;
+    case TensorType::kF16:
+      return DType::kF16;
+    default:
+      return InvalidArgument("tensor '{}' is not a floating-point tensor", name);
   }
 }
 
@@ -106,8 +110,9 @@ class ModelLoader {
         layer.qkv, Linear({attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
                           qkv_rows, c.hidden_size));
     if (c.attention_bias) {
-      SPLICE_ASSIGN_OR_RETURN(layer.qkv_bias, Bias({attention + "q_proj.bias", attention + "k_proj.bias",
-                                                    attention + "v_proj.bias"}, qkv_rows));
+      SPLICE_ASSIGN_OR_RETURN(
+          layer.qkv_bias,
+          Bias({attention + "q_proj.bias", attention + "k_proj.bias", attention + "v_proj.bias"}, qkv_rows));
       if (checkpoint_.Contains(attention + "o_proj.bias"))
         return InvalidArgument("tensor '{}o_proj.bias': a bias of the output projection is not supported", attention);
     }
@@ -131,8 +136,10 @@ class ModelLoader {
         return InvalidArgument("tensors '{}' and '{}' differ in type", names[0], names[i]);
       view.dtype = type;
       view.out_features += rows[i];
-      if (names.size() == 1) view.data = t.data;
-      else stacked.insert(stacked.end(), t.data, t.data + t.bytes);
+      if (names.size() == 1)
+        view.data = t.data;
+      else
+        stacked.insert(stacked.end(), t.data, t.data + t.bytes);
     }
     if (names.size() > 1) view.data = stacked.data();
     return model_.backend_->PackLinear(view);

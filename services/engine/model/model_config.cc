@@ -37,7 +37,8 @@ class Fields {
     }
     if (!it->is_number_integer()) return Fail(field, "is not an integer"), static_cast<int32_t>(low);
     const int64_t value = it->is_number_unsigned() && it->get<uint64_t>() > INT64_MAX ? INT64_MAX : it->get<int64_t>();
-    if (value < low || value > high) return Fail(field, fmt::format("is {}, not in [{}, {}]", value, low, high)), static_cast<int32_t>(low);
+    if (value < low || value > high)
+      return Fail(field, fmt::format("is {}, not in [{}, {}]", value, low, high)), static_cast<int32_t>(low);
     return static_cast<int32_t>(value);
   }
   double Double(const char* field, double fallback) {
@@ -113,8 +114,7 @@ absl::StatusOr<RopeConfig> ParseRope(Fields& config) {
     rope.low_freq_factor = fields.Double("low_freq_factor", 1.0);
     rope.high_freq_factor = fields.Double("high_freq_factor", 4.0);
     rope.original_max_positions = fields.Int("original_max_position_embeddings", 1, INT32_MAX);
-    if (rope.high_freq_factor <= rope.low_freq_factor)
-      fields.Fail("high_freq_factor", "must be above low_freq_factor");
+    if (rope.high_freq_factor <= rope.low_freq_factor) fields.Fail("high_freq_factor", "must be above low_freq_factor");
   } else {
     return Errorf(absl::StatusCode::kUnimplemented, "{}: rope_type '{}' is not supported (default, linear, llama3)",
                   config.source(), type);

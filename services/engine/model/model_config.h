@@ -15,9 +15,9 @@ enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3 };
 struct RopeConfig {
   double theta = 10000.0;
   RopeScaling scaling = RopeScaling::kNone;
-  double factor = 1.0;             // kLinear, kLlama3
-  double low_freq_factor = 1.0;    // kLlama3
-  double high_freq_factor = 4.0;   // kLlama3
+  double factor = 1.0;                 // kLinear, kLlama3
+  double low_freq_factor = 1.0;        // kLlama3
+  double high_freq_factor = 4.0;       // kLlama3
   int64_t original_max_positions = 0;  // kLlama3
 };
 

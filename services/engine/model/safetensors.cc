@@ -35,11 +35,16 @@ std::optional<TensorType> ParseType(const std::string& name) {
 
 const char* TypeName(TensorType type) {
   switch (type) {
-    case TensorType::kF32: return "F32";
-    case TensorType::kBF16: return "BF16";
-    case TensorType::kF16: return "F16";
-    case TensorType::kI32: return "I32";
-    case TensorType::kI64: return "I64";
+    case TensorType::kF32:
+      return "F32";
+    case TensorType::kBF16:
+      return "BF16";
+    case TensorType::kF16:
+      return "F16";
+    case TensorType::kI32:
+      return "I32";
+    case TensorType::kI64:
+      return "I64";
   }
   return "?";
 }
@@ -86,10 +91,13 @@ absl::StatusOr<Entry> ParseEntry(const std::string& tensor, const json& value) {
 size_t TensorTypeBytes(TensorType type) {
   switch (type) {
     case TensorType::kF32:
-    case TensorType::kI32: return 4;
+    case TensorType::kI32:
+      return 4;
     case TensorType::kBF16:
-    case TensorType::kF16: return 2;
-    case TensorType::kI64: return 8;
+    case TensorType::kF16:
+      return 2;
+    case TensorType::kI64:
+      return 8;
   }
   return 0;
 }
@@ -136,7 +144,8 @@ absl::Status SafetensorsFile::Index() {
                            header_bytes, bytes_.size());
   const char* text = reinterpret_cast<const char*>(bytes_.data()) + 8;
   const json header = json::parse(text, text + header_bytes, nullptr, /*allow_exceptions=*/false);
-  if (header.is_discarded() || !header.is_object()) return InvalidArgument("{}: the header is not a JSON object", name_);
+  if (header.is_discarded() || !header.is_object())
+    return InvalidArgument("{}: the header is not a JSON object", name_);
 
   const std::byte* data = bytes_.data() + 8 + header_bytes;
   const uint64_t data_bytes = bytes_.size() - 8 - header_bytes;

@@ -1,4 +1,5 @@
-// Reader and writer of the safetensors format: an 8-byte little-endian header length, a JSON header, the tensors' bytes.
+// Reader and writer of the safetensors format: an 8-byte little-endian header length, a JSON header, the tensors'
+// bytes.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,7 @@ class SafetensorsFile {
   // InvalidArgument names the file and the tensor; NotFound when the file is missing.
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
   // Checks and indexes bytes that the caller keeps alive (tests, fuzzing).
-  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> FromBytes(std::span<const std::byte> bytes,
-                                                                    std::string name);
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> FromBytes(std::span<const std::byte> bytes, std::string name);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;

@@ -145,7 +145,8 @@ void DecodeEngine::CollectInbox() {
 void DecodeEngine::DropDead() {
   const auto now = Clock::now();
   const auto check = [&](Sequence& sequence) {
-    if (sequence.cancelled()) Finish(sequence, absl::CancelledError("the request was cancelled"));
+    if (sequence.cancelled())
+      Finish(sequence, absl::CancelledError("the request was cancelled"));
     else if (now >= sequence.request.deadline)
       Finish(sequence, absl::DeadlineExceededError("the deadline passed while decoding"));
   };

@@ -29,7 +29,7 @@ struct DecodeToken {
 // A prefilled sequence. The first token of every fork was sampled by the prefill side and is not streamed again.
 struct DecodeRequest {
   std::string id;
-  std::unique_ptr<SequenceKv> kv;          // positions [0, num_tokens) of the prompt
+  std::unique_ptr<SequenceKv> kv;  // positions [0, num_tokens) of the prompt
   SamplingParams sampling;
   std::string selector;
   std::vector<int32_t> prompt;             // only read when sampling.needs_prompt()
@@ -48,9 +48,9 @@ struct DecodeEngineOptions {
 };
 
 struct DecodeLoad {
-  size_t running = 0;       // forks in the batch
-  size_t waiting = 0;       // sequences that wait for a place
-  double step_s = 0;        // smoothed duration of a step
+  size_t running = 0;  // forks in the batch
+  size_t waiting = 0;  // sequences that wait for a place
+  double step_s = 0;   // smoothed duration of a step
 };
 
 // Owns one engine thread. Submit, Wake and load may be called from any thread. When the pool runs out in the middle of

@@ -88,8 +88,8 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   return absl::OkStatus();
 }
 
-absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler,
-                                     int32_t fork, const OnToken& on_token) {
+absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
+                                     const OnToken& on_token) {
   SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config()));
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));

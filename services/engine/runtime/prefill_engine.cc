@@ -33,8 +33,8 @@ struct PrefillEngine::Job {
   std::vector<SampledToken> first_tokens;
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
-  int64_t done = 0;           // positions whose KV is there
-  bool announced = false;     // cached pages were given to on_layer
+  int64_t done = 0;        // positions whose KV is there
+  bool announced = false;  // cached pages were given to on_layer
 
   int64_t remaining() const { return static_cast<int64_t>(request.tokens.size()) - done; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
@@ -231,8 +231,8 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const int64_t length = static_cast<int64_t>(job->request.tokens.size());
   const std::span<const chunk::ChunkKey> keys = job->reusable_keys();
   const size_t hits = index_.AppendLeading(keys, *kv);
-  const int64_t needed = PagesForTokens(model_->config(), length) -
-                         static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
+  const int64_t needed =
+      PagesForTokens(model_->config(), length) - static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
   if (pool_.num_free() < needed && !index_.EvictUntilFree(needed)) return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
@@ -308,8 +308,8 @@ void PrefillEngine::RunStep() {
         job->request.on_layer({job->kv, layer, 0, PagesFor(job->done)});
     }
     job->announced = true;
-    slices.push_back({std::span(job->request.tokens).subspan(job->done, rows), job->done, job->kv.get(),
-                      job->policy.get()});
+    slices.push_back(
+        {std::span(job->request.tokens).subspan(job->done, rows), job->done, job->kv.get(), job->policy.get()});
     batch.push_back(job);
     room -= rows;
   }

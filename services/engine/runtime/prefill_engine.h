@@ -37,8 +37,8 @@ struct PrefillStats {
   std::string policy;
   bool exact = false;
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;    // exact prefix hits: local pages or chunk store
-  int64_t stored_tokens = 0;    // of these, from the chunk store
+  int64_t cached_tokens = 0;  // exact prefix hits: local pages or chunk store
+  int64_t stored_tokens = 0;  // of these, from the chunk store
   int64_t computed_tokens = 0;
   int64_t fetched_bytes = 0;
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
@@ -53,7 +53,7 @@ struct PrefillOutcome {
 struct PrefillRequest {
   std::string id;
   std::vector<int32_t> tokens;
-  int64_t num_output_tokens = 0;   // tail of `tokens` that was generated earlier (a resumed continuation)
+  int64_t num_output_tokens = 0;  // tail of `tokens` that was generated earlier (a resumed continuation)
   SamplingParams sampling;
   std::string policy;
   chunk::Digest namespace_key{};
@@ -68,22 +68,23 @@ struct PrefillRequest {
 struct PrefillEngineOptions {
   ExecutorOptions executor{.max_rows = 512};  // a slice: other prompts wait at most one; cancelling one layer of it
   size_t max_queued = 256;
-  size_t max_concurrent = 16;       // prompts that hold pages at one time
+  size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
-  bool publish = true;              // new exact chunks to the store
+  bool publish = true;                       // new exact chunks to the store
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
-  size_t max_publish_queued = 8;    // prompts waiting to be published; more are not published
+  size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
 };
 
 struct PrefillLoad {
   size_t queued_requests = 0;
-  int64_t queued_tokens = 0;      // still to compute, running ones included
-  double tokens_per_s = 0;        // smoothed; the warm-up gives the first value
+  int64_t queued_tokens = 0;  // still to compute, running ones included
+  double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
 // Owns one engine thread, one fetch thread and one publish thread. Submit and load may be called from any thread.
-// Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs before younger ones.
+// Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs before younger
+// ones.
 class PrefillEngine {
  public:
   // `pool` views memory that outlives the engine.

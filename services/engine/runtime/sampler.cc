@@ -30,11 +30,9 @@ TokenLogprob LogprobOf(std::span<const float> logits, int32_t token, int32_t num
   std::vector<int32_t> ids(logits.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
   const size_t count = std::min<size_t>(num_top, ids.size());
-  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(), [&](int32_t a, int32_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
-  for (size_t i = 0; i < count; ++i)
-    result.top.emplace_back(ids[i], static_cast<float>(logits[ids[i]] - log_sum));
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(),
+                    [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+  for (size_t i = 0; i < count; ++i) result.top.emplace_back(ids[i], static_cast<float>(logits[ids[i]] - log_sum));
   return result;
 }
 
@@ -65,7 +63,8 @@ absl::Status ValidateSampling(const SamplingParams& p, int32_t vocab_size) {
   for (const auto& [token, bias] : p.logit_bias) {
     if (token < 0 || token >= vocab_size)
       return InvalidArgument("logit_bias: token {} is outside the vocabulary of {}", token, vocab_size);
-    if (!in(bias, -100, 100)) return InvalidArgument("logit_bias of token {} is {}, must be in [-100, 100]", token, bias);
+    if (!in(bias, -100, 100))
+      return InvalidArgument("logit_bias of token {} is {}, must be in [-100, 100]", token, bias);
   }
   for (int32_t token : p.stop_token_ids) {
     if (token < 0 || token >= vocab_size)

@@ -13,20 +13,20 @@
 namespace spl::engine {
 
 struct SamplingParams {
-  int64_t max_tokens = 0;            // output tokens at most, counting the first; 0: up to the model's context
-  int64_t min_tokens = 0;            // no end or stop token before this many
-  float temperature = 1.0f;          // 0: greedy, ties to the lower id
-  int32_t top_k = 0;                 // 0: all
+  int64_t max_tokens = 0;    // output tokens at most, counting the first; 0: up to the model's context
+  int64_t min_tokens = 0;    // no end or stop token before this many
+  float temperature = 1.0f;  // 0: greedy, ties to the lower id
+  int32_t top_k = 0;         // 0: all
   float top_p = 1.0f;
   float min_p = 0.0f;
-  float repetition_penalty = 1.0f;   // over prompt and output
-  float presence_penalty = 0.0f;     // over output
-  float frequency_penalty = 0.0f;    // over output
+  float repetition_penalty = 1.0f;  // over prompt and output
+  float presence_penalty = 0.0f;    // over output
+  float frequency_penalty = 0.0f;   // over output
   uint64_t seed = 0;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
-  int32_t num_forks = 1;             // n
+  int32_t num_forks = 1;                // n
   std::optional<int32_t> num_logprobs;  // unset: none; 0: of the chosen token only
 
   bool needs_prompt() const { return repetition_penalty != 1.0f; }
@@ -78,7 +78,7 @@ class Sampler {
   int64_t num_output_ = 0;
   int64_t max_output_;
   std::unordered_map<int32_t, int32_t> output_counts_;
-  std::vector<int32_t> prompt_tokens_;  // distinct; only for the repetition penalty
+  std::vector<int32_t> prompt_tokens_;                 // distinct; only for the repetition penalty
   std::vector<std::pair<float, int32_t>> candidates_;  // scratch of Choose
 };
 

@@ -1,10 +1,9 @@
 #include "services/router/fleet/fleet.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -113,8 +112,7 @@ class PollingFleet final : public Fleet {
   }
 
   template <typename Request, typename W, typename Info>
-  void StartPoll(Slot<W, Info>& slot,
-                 typename UnaryCall<Request, Info>::template Method<typename W::Async> method) {
+  void StartPoll(Slot<W, Info>& slot, typename UnaryCall<Request, Info>::template Method<typename W::Async> method) {
     if (stopped_) return;
     using Call = UnaryCall<Request, Info>;
     const Clock::time_point asked_at = Clock::now();
@@ -205,8 +203,8 @@ class PollingFleet final : public Fleet {
   template <typename S>
   bool Agrees(S& slot) {
     const v1::ModelIdentity& model = slot.info.model();
-    const bool agrees = model.fingerprint() == reference_.fingerprint() &&
-                        model.layout_digest() == reference_.layout_digest();
+    const bool agrees =
+        model.fingerprint() == reference_.fingerprint() && model.layout_digest() == reference_.layout_digest();
     if (!agrees && !slot.mismatch_logged) {
       slot.mismatch_logged = true;
       const absl::Status status = Errorf(

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -22,7 +21,7 @@ struct FleetOptions {
   std::vector<std::string> decode;
   std::chrono::milliseconds poll_interval{200};
   std::chrono::milliseconds poll_timeout{1'000};
-  int failures_until_lost = 3;                       // polls that time out; a refused connection counts at once
+  int failures_until_lost = 3;                        // polls that time out; a refused connection counts at once
   std::chrono::milliseconds connect_timeout{15'000};  // of ConnectPeer: it includes a self-test
   std::chrono::milliseconds connect_retry{1'000};
 };

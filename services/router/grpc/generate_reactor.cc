@@ -101,8 +101,6 @@ void GenerateReactor::OnCancel() {
   if (generation != nullptr) generation->Cancel(absl::CancelledError("the client left"));
 }
 
-void GenerateReactor::OnDone() {
-  const std::shared_ptr<GenerateReactor> self = std::move(self_);
-}
+void GenerateReactor::OnDone() { const std::shared_ptr<GenerateReactor> self = std::move(self_); }
 
 }  // namespace spl::router

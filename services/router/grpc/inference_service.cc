@@ -19,7 +19,8 @@ absl::Status PoolFull() {
 
 absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
   switch (prompt.kind_case()) {
-    case v1::Prompt::kText: return Prompt(prompt.text());
+    case v1::Prompt::kText:
+      return Prompt(prompt.text());
     case v1::Prompt::kTokens:
       return Prompt(std::vector<TokenId>(prompt.tokens().ids().begin(), prompt.tokens().ids().end()));
     case v1::Prompt::kChat: {
@@ -32,7 +33,8 @@ absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
       chat.add_generation_prompt = !prompt.chat().has_add_generation_prompt() || prompt.chat().add_generation_prompt();
       return Prompt(std::move(chat));
     }
-    case v1::Prompt::KIND_NOT_SET: break;
+    case v1::Prompt::KIND_NOT_SET:
+      break;
   }
   return ParamError("prompt", "is required");
 }
@@ -101,15 +103,14 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerCont
     reactor->Finish(ToGrpcStatus(known));
     return reactor;
   }
-  const bool posted = pool_.TryPost(
-      [this, reactor, request, response] { reactor->Finish(ToGrpcStatus(Count(*request, response))); });
+  const bool posted =
+      pool_.TryPost([this, reactor, request, response] { reactor->Finish(ToGrpcStatus(Count(*request, response))); });
   if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));
   return reactor;
 }
 
 grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
-                                                       const v1::ListModelsRequest*,
-                                                       v1::ListModelsResponse* response) {
+                                                       const v1::ListModelsRequest*, v1::ListModelsResponse* response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::Status known = Authenticate(*context).status();
   if (known.ok()) {

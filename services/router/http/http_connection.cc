@@ -1,10 +1,9 @@
 #include "services/router/http/http_connection.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
-
-#include <algorithm>
 #include <utility>
 
 #include "services/base/status.h"
@@ -23,7 +22,8 @@ constexpr std::chrono::milliseconds kLingerTimeout{2'000};
 
 const char* ReasonPhrase(int status) {
   switch (status) {
-    case 499: return "Client Closed Request";
+    case 499:
+      return "Client Closed Request";
     default: {
       const auto phrase = http::obsolete_reason(static_cast<http::status>(status));
       return phrase.data();  // a literal
@@ -151,10 +151,10 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
         more = false;
       }
       // Posted under the lock: two writers' pieces then arrive in the order in which they were counted.
-      asio::post(connection->socket_.get_executor(), [connection, self = shared_from_this(), last,
-                                                      bytes = std::move(bytes)]() mutable {
-        if (connection->exchange_ == self) connection->Send(std::move(bytes), last);
-      });
+      asio::post(connection->socket_.get_executor(),
+                 [connection, self = shared_from_this(), last, bytes = std::move(bytes)]() mutable {
+                   if (connection->exchange_ == self) connection->Send(std::move(bytes), last);
+                 });
     }
     return more;
   }
@@ -212,9 +212,8 @@ void HttpConnection::CloseIfIdle() {
 void HttpConnection::Watch() {
   if (watching_ || state_ == State::kClosed) return;
   watching_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadChunk), [self = shared_from_this()](const ErrorCode& error, size_t n) {
-    self->OnWatched(error, n);
-  });
+  socket_.async_read_some(buffer_.prepare(kReadChunk),
+                          [self = shared_from_this()](const ErrorCode& error, size_t n) { self->OnWatched(error, n); });
 }
 
 void HttpConnection::OnWatched(const ErrorCode& error, size_t num_bytes) {
@@ -316,9 +315,8 @@ void HttpConnection::WriteNext() {
   in_flight_.clear();
   in_flight_.swap(queued_);
   ArmWriteTimer();
-  asio::async_write(socket_, asio::buffer(in_flight_), [self = shared_from_this()](const ErrorCode& error, size_t) {
-    self->OnWritten(error);
-  });
+  asio::async_write(socket_, asio::buffer(in_flight_),
+                    [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnWritten(error); });
 }
 
 void HttpConnection::OnWritten(const ErrorCode& error) {
@@ -362,8 +360,7 @@ void HttpConnection::ArmWriteTimer() {
   write_timer_.expires_after(core_->options.write_timeout);
   write_timer_.async_wait([weak = weak_from_this()](const ErrorCode& error) {
     const auto self = weak.lock();
-    if (error || self == nullptr || !self->writing_ ||
-        self->write_timer_.expiry() > std::chrono::steady_clock::now()) {
+    if (error || self == nullptr || !self->writing_ || self->write_timer_.expiry() > std::chrono::steady_clock::now()) {
       return;
     }
     self->Disconnected();

@@ -1,13 +1,12 @@
 // One client connection. Internal to the HTTP server.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
-
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -24,7 +23,7 @@ struct HttpServerCore {
   HttpErrorBody error_body;
   std::atomic<size_t> num_connections{0};
   std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
-  std::mutex mutex;  // guards num_responding
+  std::mutex mutex;                   // guards num_responding
   std::condition_variable responded;
   size_t num_responding = 0;  // requests read whose response has not been sent whole
 
@@ -48,7 +47,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Start();
   // The server has no room: 503, then close.
   void Refuse();
-  void Close();      // posts
+  void Close();        // posts
   void CloseIfIdle();  // posts; with the core draining
 
  private:
@@ -90,12 +89,12 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::shared_ptr<Exchange> exchange_;
   State state_ = State::kIdle;
   bool keep_alive_ = true;
-  bool chunked_ = true;     // false for HTTP/1.0: the end of the connection ends the stream
-  bool watching_ = false;   // the watching read is pending
+  bool chunked_ = true;    // false for HTTP/1.0: the end of the connection ends the stream
+  bool watching_ = false;  // the watching read is pending
   bool writing_ = false;
   bool last_queued_ = false;  // the response is complete once the queue is empty
   bool close_after_response_ = false;
-  std::string queued_;      // to be written next; bounded by the exchange's back-pressure
+  std::string queued_;  // to be written next; bounded by the exchange's back-pressure
   std::string in_flight_;
   size_t lingered_bytes_ = 0;
 };

@@ -1,10 +1,9 @@
 #include "services/router/http/http_server.h"
 
+#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
-
-#include <algorithm>
 #include <future>
 #include <list>
 #include <utility>
@@ -96,10 +95,10 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
   }
 
   void Accept() {
-    acceptor_.async_accept(asio::make_strand(io_), [self = shared_from_this()](const boost::system::error_code& error,
-                                                                               tcp::socket socket) {
-      self->OnAccept(error, std::move(socket));
-    });
+    acceptor_.async_accept(asio::make_strand(io_),
+                           [self = shared_from_this()](const boost::system::error_code& error, tcp::socket socket) {
+                             self->OnAccept(error, std::move(socket));
+                           });
   }
 
   void OnAccept(const boost::system::error_code& error, tcp::socket socket) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -15,14 +14,14 @@
 namespace spl::router {
 
 struct HttpServerOptions {
-  std::string listen = "127.0.0.1:8000";  // HOST:PORT; port 0 picks a free one
-  size_t max_connections = 4096;          // one more gets 503 and is closed
-  size_t max_header_bytes = 16 << 10;     // more gets 431
-  size_t max_body_bytes = 8 << 20;        // more gets 413
+  std::string listen = "127.0.0.1:8000";            // HOST:PORT; port 0 picks a free one
+  size_t max_connections = 4096;                    // one more gets 503 and is closed
+  size_t max_header_bytes = 16 << 10;               // more gets 431
+  size_t max_body_bytes = 8 << 20;                  // more gets 413
   std::chrono::milliseconds idle_timeout{75'000};   // between requests of a connection
   std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
   std::chrono::milliseconds write_timeout{30'000};  // without progress: the client does not read
-  size_t max_pending_bytes = 256 << 10;  // of a stream, before the sender is told to pause
+  size_t max_pending_bytes = 256 << 10;             // of a stream, before the sender is told to pause
 };
 
 struct HttpRequest {

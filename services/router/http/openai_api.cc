@@ -35,7 +35,9 @@ OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
 // A client's own id is kept when it is harmless in a header and a log line.
 std::string RequestIdOf(const HttpRequest& request) {
   const std::string& given = request.request_id;
-  const auto harmless = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.'; };
+  const auto harmless = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+  };
   const bool usable = !given.empty() && given.size() <= 128 && std::all_of(given.begin(), given.end(), harmless);
   return usable ? given : RandomId::Make().ToHex();
 }
@@ -81,7 +83,8 @@ OpenAiApi::OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metr
       {"/v1/models", {"GET", true, false, [this](const ExchangePtr& e, const Caller&) { ListModels(e); }}},
       {"/tokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Tokenize(e); }}},
       {"/detokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Detokenize(e); }}},
-      {"/healthz", {"GET", false, false, [text](const ExchangePtr& e, const Caller&) { e->Respond(text(200, "ok\n")); }}},
+      {"/healthz",
+       {"GET", false, false, [text](const ExchangePtr& e, const Caller&) { e->Respond(text(200, "ok\n")); }}},
       {"/readyz",
        {"GET", false, false,
         [this, text](const ExchangePtr& e, const Caller&) {
@@ -94,7 +97,9 @@ OpenAiApi::OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metr
         }}},
       {"/version",
        {"GET", false, false,
-        [](const ExchangePtr& e, const Caller&) { RespondJson(*e, OrderedJson{{"version", kVersion}}); }}},
+        [](const ExchangePtr& e, const Caller&) {
+          RespondJson(*e, OrderedJson{{"version", kVersion}});
+        }}},
   };
 }
 
@@ -113,12 +118,14 @@ void OpenAiApi::Handle(ExchangePtr exchange) {
   const HttpRequest& request = exchange->request();
   const Route* const route = FindRoute(exchange);
   if (route == nullptr) {
-    const absl::Status missing = Errorf(absl::StatusCode::kNotFound, "there is no {} {} here", request.method, request.path);
+    const absl::Status missing =
+        Errorf(absl::StatusCode::kNotFound, "there is no {} {} here", request.method, request.path);
     return RespondError(*exchange, SetErrorCode(missing, "unknown_url"), "");
   }
   if (request.method != route->method) {
     const std::string message = fmt::format("{} takes {} only, got {}", request.path, route->method, request.method);
-    return exchange->Respond({.status = 405, .body = ErrorBodyFor(405, message), .headers = {{"allow", route->method}}});
+    return exchange->Respond(
+        {.status = 405, .body = ErrorBodyFor(405, message), .headers = {{"allow", route->method}}});
   }
   if (!route->on_pool) return Run(*route, exchange);
   const bool posted = pool_.TryPost([this, route, exchange] { Run(*route, exchange); });

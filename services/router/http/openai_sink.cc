@@ -24,9 +24,8 @@ void RespondJson(HttpExchange& exchange, const OrderedJson& json) {
 bool StreamSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
   if (!started_) {
     started_ = true;
-    exchange_->StartStream("text/event-stream; charset=utf-8", {{"cache-control", "no-cache"},
-                                                                 {"x-accel-buffering", "no"},
-                                                                 {"x-request-id", request_id_}});
+    exchange_->StartStream("text/event-stream; charset=utf-8",
+                           {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}, {"x-request-id", request_id_}});
   }
   const bool more = exchange_->Write(formatter_.Events(deltas, final));
   if (final != nullptr) exchange_->EndStream();

@@ -23,7 +23,8 @@ class NotFullFilter final : public Filter {
   bool Keep(const PlacementQuery& query, const Candidate& candidate) const override;
 };
 
-// Neither side has failed this request before. Advisory: with one worker left, trying it again is better than giving up.
+// Neither side has failed this request before. Advisory: with one worker left, trying it again is better than giving
+// up.
 class NotFailedFilter final : public Filter {
  public:
   bool Keep(const PlacementQuery& query, const Candidate& candidate) const override;

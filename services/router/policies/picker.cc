@@ -18,7 +18,9 @@ size_t SoftmaxPicker::Pick(std::span<const Candidate> candidates, std::mt19937_6
   weights.reserve(candidates.size());
   for (const Candidate& c : candidates) {
     const double excess = c.cost_s - lowest;
-    weights.push_back(temperature_ > 0 ? std::exp(-excess / (temperature_ * scale)) : excess <= kTieSeconds ? 1.0 : 0.0);
+    weights.push_back(temperature_ > 0        ? std::exp(-excess / (temperature_ * scale))
+                      : excess <= kTieSeconds ? 1.0
+                                              : 0.0);
   }
   std::discrete_distribution<size_t> distribution(weights.begin(), weights.end());
   return distribution(random);

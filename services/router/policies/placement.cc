@@ -48,10 +48,11 @@ absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
     if (query.full != nullptr && !query.full->empty()) {
       return Errorf(absl::StatusCode::kResourceExhausted, "every decode worker is full");
     }
-    return Errorf(absl::StatusCode::kUnavailable,
-                  "no prefill worker that is connected to a decode worker can take the request ({} prefill and {} decode "
-                  "workers answer)",
-                  query.fleet.prefill.size(), query.fleet.decode.size());
+    return Errorf(
+        absl::StatusCode::kUnavailable,
+        "no prefill worker that is connected to a decode worker can take the request ({} prefill and {} decode "
+        "workers answer)",
+        query.fleet.prefill.size(), query.fleet.decode.size());
   }
   for (Candidate& c : candidates) {
     for (const auto& scorer : scorers_) c.cost_s += scorer->Seconds(query, c);

@@ -20,10 +20,11 @@ struct PlacementQuery {
   const FleetSnapshot& fleet;
   const LoadTracker& loads;
   uint32_t prompt_tokens = 0;
-  uint32_t total_tokens = 0;                  // prompt plus the least useful output
-  std::span<const uint64_t> cached_tokens;    // predicted prefix hits, one per fleet.prefill entry
-  const std::set<std::string>* full = nullptr;    // decode workers that had no room a moment ago
-  const std::set<std::string>* failed = nullptr;  // workers that failed this request: used only when nothing else is left
+  uint32_t total_tokens = 0;                    // prompt plus the least useful output
+  std::span<const uint64_t> cached_tokens;      // predicted prefix hits, one per fleet.prefill entry
+  const std::set<std::string>* full = nullptr;  // decode workers that had no room a moment ago
+  const std::set<std::string>* failed =
+      nullptr;  // workers that failed this request: used only when nothing else is left
 };
 
 struct Candidate {

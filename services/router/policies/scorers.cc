@@ -26,7 +26,7 @@ double ComputeScorer::Seconds(const PlacementQuery& query, const Candidate& cand
 
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const double bandwidth = candidate.link != nullptr && candidate.link->bytes_per_s > 0 ? candidate.link->bytes_per_s
-                                                                                         : options_.default_bytes_per_s;
+                                                                                        : options_.default_bytes_per_s;
   const double bytes = static_cast<double>(candidate.decode->kv_bytes_per_token) * query.prompt_tokens;
   return bytes / bandwidth * (1 - options_.transfer_overlap);
 }

@@ -10,7 +10,7 @@ namespace spl::router {
 struct ScorerOptions {
   double default_prefill_tokens_per_s = 2'000;  // until a worker has measured itself
   double default_bytes_per_s = 1e9;             // until a connection has been measured
-  double transfer_overlap = 0.8;                // share of the wire time hidden behind prefill compute (layer-wise push)
+  double transfer_overlap = 0.8;  // share of the wire time hidden behind prefill compute (layer-wise push)
   double default_step_seconds = 0.01;
   double pressure_tokens = 16;  // decode steps of delay that a half-full worker is worth
 };

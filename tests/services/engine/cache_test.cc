@@ -19,9 +19,7 @@ class CacheTest : public testing::Test {
  protected:
   static constexpr int32_t kPages = 240;
   CacheTest() : memory_(kPages * 2 * 64 * 8 * sizeof(float)) {}
-  kernels::KvPoolView view() {
-    return {reinterpret_cast<std::byte*>(memory_.data()), kernels::DType::kF32, 8, kPages};
-  }
+  kernels::KvPoolView view() { return {reinterpret_cast<std::byte*>(memory_.data()), kernels::DType::kF32, 8, kPages}; }
   static chunk::ChunkKey Key(uint8_t x) {
     chunk::ChunkKey key;
     key.bytes[0] = x;
@@ -118,7 +116,8 @@ TEST_F(CacheTest, ForkSharesFullPagesAndCopiesTheLast) {
   EXPECT_EQ((*fork)->stream(1, 2)[0], kv.stream(1, 2)[0]);
   EXPECT_NE((*fork)->stream(1, 2)[1], kv.stream(1, 2)[1]);
   EXPECT_EQ(std::memcmp(pool_.view().k((*fork)->stream(1, 2)[1]), pool_.view().k(kv.stream(1, 2)[1]),
-                        pool_.view().page_bytes()), 0);
+                        pool_.view().page_bytes()),
+            0);
   EXPECT_EQ(pool_.owners(kv.stream(0, 0)[0]), 2);
 }
 
@@ -155,7 +154,7 @@ TEST_F(CacheTest, EvictionIsLeastRecentDeepestFirstAndSparesWhatIsUsed) {
   EXPECT_TRUE(index.EvictUntilFree(pool_.num_free() + 6));
   EXPECT_EQ(index.CountLeading(old_keys), 2u);  // its deepest chunk went first
   EXPECT_EQ(index.CountLeading(new_keys), 3u);
-  EXPECT_FALSE(index.EvictUntilFree(kPages));   // one chunk is in use
+  EXPECT_FALSE(index.EvictUntilFree(kPages));  // one chunk is in use
   EXPECT_EQ(index.CountLeading(old_keys), 0u);
   EXPECT_EQ(index.CountLeading(new_keys), 1u);
   EXPECT_EQ(pool_.num_free(), kPages - 6);

@@ -171,10 +171,13 @@ class EnginesTest : public testing::Test {
     auto generator = LocalGenerator::Create(model_, {.executor = {.max_rows = 512}, .max_tokens = 4096});
     EXPECT_TRUE(generator.ok()) << generator.status();
     Tokens tokens(sampling.num_forks);
-    EXPECT_TRUE((*generator)->Generate(prompt, sampling, [&](int32_t fork, const SampledToken& t) {
-      tokens[fork].push_back(t.token);
-      return true;
-    }).ok());
+    EXPECT_TRUE((*generator)
+                    ->Generate(prompt, sampling,
+                               [&](int32_t fork, const SampledToken& t) {
+                                 tokens[fork].push_back(t.token);
+                                 return true;
+                               })
+                    .ok());
     return tokens;
   }
 

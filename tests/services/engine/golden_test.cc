@@ -75,8 +75,8 @@ TEST_P(GoldenTest, LogitsAndArgmax) {
     const std::vector<float> want = Floats(*golden_, prefix + (all ? ".logits" : ".last_logits"));
     auto got = generator_->AllLogits(ids);
     ASSERT_TRUE(got.ok()) << got.status();
-    const std::span<const float> compared = all ? std::span<const float>(*got)
-                                                : std::span<const float>(*got).last(vocab);
+    const std::span<const float> compared =
+        all ? std::span<const float>(*got) : std::span<const float>(*got).last(vocab);
     ASSERT_EQ(compared.size(), want.size());
     const double error = RelativeL2(compared, want);
     RecordProperty(prefix + "_rel_l2", std::to_string(error));
@@ -103,18 +103,19 @@ TEST_P(GoldenTest, GreedyContinuations) {
     sampling.max_tokens = static_cast<int64_t>(want.size());
     sampling.ignore_eos = true;
     std::vector<int32_t> got;
-    const absl::Status status = generator_->Generate(Ints(*golden_, prefix + ".input_ids"), sampling,
-                                                     [&](int32_t, const SampledToken& token) {
-                                                       got.push_back(token.token);
-                                                       return true;
-                                                     });
+    const absl::Status status =
+        generator_->Generate(Ints(*golden_, prefix + ".input_ids"), sampling, [&](int32_t, const SampledToken& token) {
+          got.push_back(token.token);
+          return true;
+        });
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_THAT(got, testing::ElementsAreArray(want)) << prefix;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
-                         testing::Values(Case{"tiny-llama3", false, 1e-4, true}, Case{"tiny-llama3", false, 1e-4, false},
+                         testing::Values(Case{"tiny-llama3", false, 1e-4, true},
+                                         Case{"tiny-llama3", false, 1e-4, false},
                                          Case{"splice-tiny", true, 4e-3, false}),
                          [](const auto& info) {
                            std::string name = info.param.name;

@@ -93,8 +93,10 @@ TEST_F(ModelFolderTest, MissingTensor) {
 }
 
 TEST_F(ModelFolderTest, WrongShapeAndSize) {
-  EditHeader(kShard, [](json& header) { std::swap(header["model.layers.5.mlp.up_proj.weight"]["shape"][0],
-                                                  header["model.layers.5.mlp.up_proj.weight"]["shape"][1]); });
+  EditHeader(kShard, [](json& header) {
+    std::swap(header["model.layers.5.mlp.up_proj.weight"]["shape"][0],
+              header["model.layers.5.mlp.up_proj.weight"]["shape"][1]);
+  });
   EXPECT_THAT(LoadError(), AllOf(HasSubstr("up_proj"), HasSubstr("shape [384, 1024]"), HasSubstr("[1024, 384]")));
   EditHeader(kShard, [](json& header) { header["model.layers.5.mlp.up_proj.weight"]["shape"] = {1024, 385}; });
   EXPECT_THAT(LoadError(), AllOf(HasSubstr("up_proj"), HasSubstr("need")));
@@ -129,9 +131,8 @@ TEST_F(ModelFolderTest, UnsupportedTypeOfATensor) {
 }
 
 TEST_F(ModelFolderTest, AShardNameCannotLeaveTheFolder) {
-  EditJson("model.safetensors.index.json", [](json& index) {
-    index["weight_map"]["model.norm.weight"] = "../../etc/passwd";
-  });
+  EditJson("model.safetensors.index.json",
+           [](json& index) { index["weight_map"]["model.norm.weight"] = "../../etc/passwd"; });
   EXPECT_THAT(LoadError(), AllOf(HasSubstr("index.json"), HasSubstr("plain file name")));
 }
 
@@ -148,7 +149,9 @@ TEST_F(ModelFolderTest, ConfigFields) {
   EXPECT_THAT(error([](json& c) { c["hidden_size"] = "384"; }), AllOf(HasSubstr("hidden_size"), HasSubstr("integer")));
   EXPECT_THAT(error([](json& c) { c["num_key_value_heads"] = 3; }), HasSubstr("num_key_value_heads"));
   EXPECT_THAT(error([](json& c) { c["num_hidden_layers"] = 0; }), HasSubstr("num_hidden_layers"));
-  EXPECT_THAT(error([](json& c) { c["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 2.0}}; }),
+  EXPECT_THAT(error([](json& c) {
+                c["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
+              }),
               AllOf(HasSubstr("dynamic"), HasSubstr("not supported")));
   EXPECT_THAT(error([](json& c) { c["rope_theta"] = -1; }), HasSubstr("rope_theta"));
   EXPECT_THAT(error([](json& c) { c["hidden_act"] = "gelu"; }), HasSubstr("gelu"));
@@ -189,8 +192,12 @@ TEST(SafetensorsTest, WhatIsWrittenIsRead) {
 }
 
 TEST(RopeTest, Llama3ScalingLeavesHighFrequenciesAndStretchesLowOnes) {
-  RopeConfig rope{.theta = 500000, .scaling = RopeScaling::kLlama3, .factor = 8, .low_freq_factor = 1,
-                  .high_freq_factor = 4, .original_max_positions = 8192};
+  RopeConfig rope{.theta = 500000,
+                  .scaling = RopeScaling::kLlama3,
+                  .factor = 8,
+                  .low_freq_factor = 1,
+                  .high_freq_factor = 4,
+                  .original_max_positions = 8192};
   RopeConfig plain{.theta = 500000};
   const auto scaled = InverseFrequencies(rope, 128), unscaled = InverseFrequencies(plain, 128);
   EXPECT_EQ(scaled.front(), unscaled.front());

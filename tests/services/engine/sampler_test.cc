@@ -53,8 +53,8 @@ TEST(SamplerTest, TopKTopPMinPKeepExactlyTheSetTheyDefine) {
   };
   SamplingParams top_k, top_p, min_p, both;
   top_k.top_k = 2;
-  top_p.top_p = 0.79f;   // 0.5 + 0.3 crosses it
-  min_p.min_p = 0.25f;   // of 0.5: keeps 0.15 (0.3), drops 0.05 (0.1)
+  top_p.top_p = 0.79f;  // 0.5 + 0.3 crosses it
+  min_p.min_p = 0.25f;  // of 0.5: keeps 0.15 (0.3), drops 0.05 (0.1)
   both.top_k = 3;
   both.top_p = 0.5f;
   EXPECT_THAT(support(top_k), testing::ElementsAre(true, true, false, false));

@@ -23,9 +23,7 @@ class AuthTest : public ::testing::Test {
   std::string path_ = "none";
 };
 
-TEST_F(AuthTest, WithoutKeysEveryoneIsAnonymous) {
-  EXPECT_EQ(ApiKeys().Authenticate("").value().name, "anonymous");
-}
+TEST_F(AuthTest, WithoutKeysEveryoneIsAnonymous) { EXPECT_EQ(ApiKeys().Authenticate("").value().name, "anonymous"); }
 
 TEST_F(AuthTest, KeysHaveNames) {
   const ApiKeys keys = ApiKeys::Load(File("# comment\n\nk-1 alice cooper\n  k-2  \n")).value();

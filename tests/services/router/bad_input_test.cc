@@ -2,10 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
@@ -78,42 +77,62 @@ TEST_F(BadInputTest, EveryBadBodyNamesItsField) {
        "messages[0].content[0]", "segment"},
       {kChat, R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})", 400,
        "messages[0].content[0].type", "image_url"},
-      {kChat, R"({"messages":[{"role":"user","content":"x","extra":1}]})", 400, "messages[0].extra", "not a known field"},
+      {kChat, R"({"messages":[{"role":"user","content":"x","extra":1}]})", 400, "messages[0].extra",
+       "not a known field"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"frobnicate":1})", 400, "frobnicate", "not a known field"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"temperature":"hot"})", 400, "temperature", "must be a number"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"temperature":2.5})", 400, "temperature", "between 0 and 2"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"temperature":"hot"})", 400, "temperature",
+       "must be a number"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"temperature":2.5})", 400, "temperature",
+       "between 0 and 2"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"top_p":0})", 400, "top_p", "greater than 0"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"top_p":1.5})", 400, "top_p", "between"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"top_k":-5})", 400, "top_k", "between"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"min_p":-0.1})", 400, "min_p", "between"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"repetition_penalty":0})", 400, "repetition_penalty", "between"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"presence_penalty":3})", 400, "presence_penalty", "between"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"frequency_penalty":-3})", 400, "frequency_penalty", "between"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"repetition_penalty":0})", 400, "repetition_penalty",
+       "between"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"presence_penalty":3})", 400, "presence_penalty",
+       "between"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"frequency_penalty":-3})", 400, "frequency_penalty",
+       "between"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_tokens":0})", 400, "max_tokens", "at least 1"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_tokens":-1})", 400, "max_tokens", "between 0"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1.5})", 400, "max_tokens", "integer"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_completion_tokens":0})", 400, "max_completion_tokens", "at least 1"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"min_tokens":3})", 400, "min_tokens", "max_tokens is 2"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_completion_tokens":0})", 400, "max_completion_tokens",
+       "at least 1"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"min_tokens":3})", 400, "min_tokens",
+       "max_tokens is 2"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"n":0})", 400, "n", "between 1"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"n":1000})", 400, "n", "between 1"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"stop":""})", 400, "stop", "empty"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"stop":[1]})", 400, "stop", "list of strings"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]})",
+      {kChat,
+       R"({"messages":[{"role":"user","content":"x"}],"stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]})",
        400, "stop", "at most 16"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"seed":"a"})", 400, "seed", "integer"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"a":1}})", 400, "logit_bias", "not a token id"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"5":101}})", 400, "logit_bias", "between -100"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"a":1}})", 400, "logit_bias",
+       "not a token id"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"5":101}})", 400, "logit_bias",
+       "between -100"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"99999":1}})", 400, "logit_bias", "4096"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stop_token_ids":[99999]})", 400, "stop_token_ids", "4096"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"top_logprobs":2})", 400, "top_logprobs", "logprobs is true"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":21})", 400, "top_logprobs", "20"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stop_token_ids":[99999]})", 400, "stop_token_ids",
+       "4096"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"top_logprobs":2})", 400, "top_logprobs",
+       "logprobs is true"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":21})", 400, "top_logprobs",
+       "20"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"stream":"yes"})", 400, "stream", "true or false"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stream_options":{"include_usage":true}})", 400, "stream_options", "stream is true"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"x":1}})", 400, "stream_options.x", "not a known"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]})", 400, "tools", "not served"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_object"}})", 400, "response_format", "text"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"reuse":"sparsex"}})", 400, "splice.reuse", "sparsex"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"decode":"quest"}})", 400, "splice.decode", "quest"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stream_options":{"include_usage":true}})", 400,
+       "stream_options", "stream is true"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"x":1}})", 400,
+       "stream_options.x", "not a known"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]})", 400, "tools",
+       "not served"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_object"}})", 400,
+       "response_format", "text"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"reuse":"sparsex"}})", 400, "splice.reuse",
+       "sparsex"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"decode":"quest"}})", 400, "splice.decode",
+       "quest"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"zap":1}})", 400, "splice.zap", "not a known"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":7})", 400, "splice", "must be an object"},
       {kChat, R"({"model":"gpt-4o","messages":[{"role":"user","content":"x"}]})", 404, "model", "gpt-4o"},
@@ -139,8 +158,8 @@ TEST_F(BadInputTest, EveryBadBodyNamesItsField) {
 }
 
 TEST_F(BadInputTest, EmptyPromptWithoutBeginTokenHasNoTokens) {
-  ExpectError(Call(cluster_->http(), "POST", kCompletions, R"({"prompt":"","add_special_tokens":false})"), 400, "prompt",
-              "no tokens");
+  ExpectError(Call(cluster_->http(), "POST", kCompletions, R"({"prompt":"","add_special_tokens":false})"), 400,
+              "prompt", "no tokens");
 }
 
 TEST_F(BadInputTest, PromptBeyondTheContextNamesBothNumbers) {

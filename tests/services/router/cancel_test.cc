@@ -74,14 +74,15 @@ TEST_F(CancelTest, ClientThatLeavesDuringPrefillFreesBothSides) {
   ASSERT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.cancels == 1; }));
   ExpectAllFree(left);
   // The prefill worker may still be writing: the decode worker must not be told that it is quiet.
-  ASSERT_TRUE(cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.releases + c.late_releases == 1; }));
+  ASSERT_TRUE(
+      cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.releases + c.late_releases == 1; }));
   EXPECT_FALSE(cluster_.decode[0]->counters().last_writer_quiet);
 }
 
 TEST_F(CancelTest, DeadlineBeforeTheFirstTokenIs504) {
   cluster_.prefill[0]->Hold(true);
-  const TestResponse response = testing::Call(cluster_.http(), "POST", "/v1/completions", Body(true),
-                                              {"x-request-timeout-ms: 50"});
+  const TestResponse response =
+      testing::Call(cluster_.http(), "POST", "/v1/completions", Body(true), {"x-request-timeout-ms: 50"});
   EXPECT_EQ(response.status, 504);
   EXPECT_EQ(json::parse(response.body).at("error").at("type"), "timeout_error");
   ExpectAllFree(Clock::now());
@@ -103,8 +104,9 @@ TEST_F(CancelTest, ServerDefaultDeadlineBoundsTheClients) {
   cluster.options.dispatch.request_timeout = std::chrono::milliseconds(50);
   cluster.StartRouter();
   cluster.prefill[0]->Hold(true);
-  EXPECT_EQ(testing::Call(cluster.http(), "POST", "/v1/completions", Body(false), {"x-request-timeout-ms: 60000"}).status,
-            504);
+  EXPECT_EQ(
+      testing::Call(cluster.http(), "POST", "/v1/completions", Body(false), {"x-request-timeout-ms: 60000"}).status,
+      504);
 }
 
 TEST_F(CancelTest, HalfOfSixtyFourStreamsCancelledMidwayLeaveNothingBehind) {
@@ -112,8 +114,9 @@ TEST_F(CancelTest, HalfOfSixtyFourStreamsCancelledMidwayLeaveNothingBehind) {
   std::vector<std::unique_ptr<HttpTestClient>> clients;
   for (int i = 0; i < 64; ++i) {
     clients.push_back(std::make_unique<HttpTestClient>(cluster_.http()));
-    clients.back()->SendRequest("POST", "/v1/completions",
-                                json({{"prompt", "p" + std::to_string(i)}, {"max_tokens", 40}, {"stream", true}}).dump());
+    clients.back()->SendRequest(
+        "POST", "/v1/completions",
+        json({{"prompt", "p" + std::to_string(i)}, {"max_tokens", 40}, {"stream", true}}).dump());
   }
   for (auto& client : clients) ASSERT_EQ(client->ReadHead().status, 200);
   for (size_t i = 0; i < clients.size(); i += 2) clients[i]->Close();

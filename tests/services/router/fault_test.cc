@@ -2,9 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include <atomic>
+#include <nlohmann/json.hpp>
 
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
@@ -107,7 +106,8 @@ TEST(FaultTest, RequestsWaitForRoomInTheBoundedQueue) {
 TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
   FakeCluster cluster(2, 2);
   cluster.StartRouter();
-  const std::string expected = TextOf(Call(cluster.http(), "POST", kCompletions, Body("one unbroken stream of text", 40)));
+  const std::string expected =
+      TextOf(Call(cluster.http(), "POST", kCompletions, Body("one unbroken stream of text", 40)));
   for (auto& d : cluster.decode) d->SetGate(15);
   HttpTestClient client(cluster.http());
   client.SendRequest("POST", kCompletions, Body("one unbroken stream of text", 40, true));
@@ -181,7 +181,8 @@ TEST(FaultTest, SeveralContinuationsCannotMigrate) {
   cluster.StartRouter();
   for (auto& d : cluster.decode) d->SetGate(10);
   HttpTestClient client(cluster.http());
-  client.SendRequest("POST", kCompletions, json({{"prompt", "a b c"}, {"max_tokens", 30}, {"n", 2}, {"stream", true}}).dump());
+  client.SendRequest("POST", kCompletions,
+                     json({{"prompt", "a b c"}, {"max_tokens", 30}, {"n", 2}, {"stream", true}}).dump());
   ASSERT_EQ(client.ReadHead().status, 200);
   for (auto& d : cluster.decode) d->BreakStreams(grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost"));
   std::string last;
@@ -256,7 +257,10 @@ TEST(FaultTest, DrainingDecodeWorkerGetsNothingNew) {
   while (!draining_seen()) std::this_thread::yield();
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(json::parse(Call(cluster.http(), "POST", kCompletions, Body("x", 1)).body)
-                  .at("splice").at("workers").at("decode"), "d1");
+                  .at("splice")
+                  .at("workers")
+                  .at("decode"),
+              "d1");
   }
 }
 

@@ -1,8 +1,7 @@
 // The typed API over fake workers.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include "services/base/grpc_status.h"
 #include "spl/v1/inference.grpc.pb.h"

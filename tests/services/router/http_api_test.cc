@@ -47,9 +47,7 @@ class HttpApiTest : public ::testing::Test {
     return events;
   }
   // What the fake model answers: the prompt again.
-  std::string Detokenized(std::vector<int> ids) {
-    return Post("/detokenize", {{"tokens", ids}}).at("prompt");
-  }
+  std::string Detokenized(std::vector<int> ids) { return Post("/detokenize", {{"tokens", ids}}).at("prompt"); }
   std::vector<int> Tokens(const std::string& text) { return Post("/tokenize", {{"prompt", text}}).at("tokens"); }
 
   FakeCluster cluster_;
@@ -76,7 +74,8 @@ TEST_F(HttpApiTest, CompletionRepeatsThePrompt) {
 TEST_F(HttpApiTest, ChatStreamHasTheShapeOfOpenAi) {
   cluster_.fabric.answer_tokens = 6;
   const std::vector<json> events = Stream(
-      kChat, {{"messages", UserMessage("Hello there")}, {"stream", true}, {"stream_options", {{"include_usage", true}}}});
+      kChat,
+      {{"messages", UserMessage("Hello there")}, {"stream", true}, {"stream_options", {{"include_usage", true}}}});
   ASSERT_GE(events.size(), 4u);
   EXPECT_EQ(events.front().at("object"), "chat.completion.chunk");
   EXPECT_EQ(events.front().at("choices").at(0).at("delta"), json({{"role", "assistant"}, {"content", ""}}));
@@ -94,7 +93,8 @@ TEST_F(HttpApiTest, ChatStreamHasTheShapeOfOpenAi) {
 }
 
 TEST_F(HttpApiTest, StreamedTextEqualsWholeText) {
-  const json body = {{"messages", UserMessage("One two three four five, six. Ünïcödé!")}, {"max_tokens", 40}, {"seed", 1}};
+  const json body = {
+      {"messages", UserMessage("One two three four five, six. Ünïcödé!")}, {"max_tokens", 40}, {"seed", 1}};
   const std::string whole = Post(kChat, body).at("choices").at(0).at("message").at("content");
   json streamed_body = body;
   streamed_body["stream"] = true;
@@ -115,7 +115,8 @@ TEST_F(HttpApiTest, SpliceReceiptEndsAStreamWithoutUsage) {
 
 TEST_F(HttpApiTest, SeveralContinuationsKeepTheirIndex) {
   const std::vector<int> ids = Tokens("alpha beta gamma delta epsilon");
-  const json answer = Post(kCompletions, {{"prompt", ids}, {"max_tokens", 4}, {"n", 3}, {"skip_special_tokens", false}});
+  const json answer =
+      Post(kCompletions, {{"prompt", ids}, {"max_tokens", 4}, {"n", 3}, {"skip_special_tokens", false}});
   ASSERT_EQ(answer.at("choices").size(), 3u);
   for (int fork = 0; fork < 3; ++fork) {
     std::vector<int> expected;
@@ -131,7 +132,8 @@ TEST_F(HttpApiTest, StopStringAcrossTokensEndsTheStreamAndTheSequence) {
   const std::string all = Detokenized(ids);
   cluster_.decode[0]->SetGate(30);
   const std::string stop = "ree fo";
-  const json answer = Post(kCompletions, {{"prompt", ids}, {"max_tokens", 200}, {"stop", stop}, {"skip_special_tokens", false}});
+  const json answer =
+      Post(kCompletions, {{"prompt", ids}, {"max_tokens", 200}, {"stop", stop}, {"skip_special_tokens", false}});
   EXPECT_EQ(answer.at("choices").at(0).at("text"), all.substr(0, all.find(stop)));
   EXPECT_EQ(answer.at("choices").at(0).at("finish_reason"), "stop");
   EXPECT_TRUE(cluster_.decode[0]->WaitIdle());
@@ -139,7 +141,8 @@ TEST_F(HttpApiTest, StopStringAcrossTokensEndsTheStreamAndTheSequence) {
 }
 
 TEST_F(HttpApiTest, ChatLogprobsHaveTokenBytesAndAlternatives) {
-  const json answer = Post(kChat, {{"messages", UserMessage("hi")}, {"max_tokens", 3}, {"logprobs", true}, {"top_logprobs", 2}});
+  const json answer =
+      Post(kChat, {{"messages", UserMessage("hi")}, {"max_tokens", 3}, {"logprobs", true}, {"top_logprobs", 2}});
   const json& content = answer.at("choices").at(0).at("logprobs").at("content");
   ASSERT_EQ(content.size(), 3u);
   for (const json& token : content) {
@@ -172,10 +175,18 @@ TEST_F(HttpApiTest, PenaltiesSendThePromptToDecode) {
 }
 
 TEST_F(HttpApiTest, SamplingReachesBothWorkers) {
-  Post(kCompletions, {{"prompt", "x y"},        {"max_tokens", 5},         {"temperature", 0.5},
-                      {"top_k", 7},             {"top_p", 0.25},           {"min_p", 0.125},
-                      {"seed", 99},             {"logit_bias", {{"5", 1}}}, {"min_tokens", 2},
-                      {"stop_token_ids", {9}},  {"ignore_eos", true},      {"frequency_penalty", 0.5},
+  Post(kCompletions, {{"prompt", "x y"},
+                      {"max_tokens", 5},
+                      {"temperature", 0.5},
+                      {"top_k", 7},
+                      {"top_p", 0.25},
+                      {"min_p", 0.125},
+                      {"seed", 99},
+                      {"logit_bias", {{"5", 1}}},
+                      {"min_tokens", 2},
+                      {"stop_token_ids", {9}},
+                      {"ignore_eos", true},
+                      {"frequency_penalty", 0.5},
                       {"presence_penalty", 1}});
   for (const v1::SamplingParams& s :
        {cluster_.decode[0]->last_reserve().sampling(), cluster_.prefill[0]->last_run().sampling()}) {

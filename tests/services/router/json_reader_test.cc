@@ -16,7 +16,8 @@ TEST(ParseJsonTest, TakesWhatJsonAllows) {
 }
 
 TEST(ParseJsonTest, RefusesWhatIsNotJson) {
-  for (const char* text : {"", " ", "{", "{\"a\":}", "{\"a\":1,}", "nul", "[1 2]", "{} x", "{'a':1}", "\"\xff\"", "NaN", "01"}) {
+  for (const char* text :
+       {"", " ", "{", "{\"a\":}", "{\"a\":1,}", "nul", "[1 2]", "{} x", "{'a':1}", "\"\xff\"", "NaN", "01"}) {
     EXPECT_EQ(ParseJson(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }

@@ -1,9 +1,8 @@
 // Many streams at once on few threads: none lost, none mixed up.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
@@ -93,7 +92,8 @@ TEST(LoadTest, ClientThatDoesNotReadHoldsBackItsOwnStreamOnly) {
   const json body = {{"prompt", "a b c"}, {"max_tokens", 16000}, {"stream", true}, {"logprobs", 20}};
   slow.SendRequest("POST", "/v1/completions", body.dump());
   ASSERT_EQ(slow.ReadHead().status, 200);
-  EXPECT_EQ(testing::Call(cluster.http(), "POST", "/v1/completions", R"({"prompt":"quick","max_tokens":20})").status, 200);
+  EXPECT_EQ(testing::Call(cluster.http(), "POST", "/v1/completions", R"({"prompt":"quick","max_tokens":20})").status,
+            200);
   size_t events = 0;
   std::string last;
   while (auto event = slow.NextEvent()) {

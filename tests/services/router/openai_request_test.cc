@@ -50,7 +50,8 @@ TEST(ParseChatBodyTest, Defaults) {
 
 TEST(ParseChatBodyTest, LogprobsFalseIsNone) {
   EXPECT_FALSE(ParseChatBody(R"({"messages":[{"role":"user","content":"x"}],"logprobs":false})")
-                   .value().generation.sampling.logprobs.has_value());
+                   .value()
+                   .generation.sampling.logprobs.has_value());
 }
 
 TEST(ParseCompletionBodyTest, PromptForms) {

@@ -52,10 +52,10 @@ class WorkersTest : public testing::TestWithParam<const char*> {
     auto prefill = prefill::PrefillServer::Start(model_, p);
     ASSERT_TRUE(prefill.ok()) << prefill.status();
     prefill_ = std::move(*prefill);
-    decode_stub_ = v1::Decode::NewStub(
-        grpc::CreateChannel(decode_->grpc_address(), grpc::InsecureChannelCredentials()));
-    prefill_stub_ = v1::Prefill::NewStub(
-        grpc::CreateChannel(prefill_->grpc_address(), grpc::InsecureChannelCredentials()));
+    decode_stub_ =
+        v1::Decode::NewStub(grpc::CreateChannel(decode_->grpc_address(), grpc::InsecureChannelCredentials()));
+    prefill_stub_ =
+        v1::Prefill::NewStub(grpc::CreateChannel(prefill_->grpc_address(), grpc::InsecureChannelCredentials()));
     const absl::Status connected = Connect();
     ASSERT_TRUE(connected.ok()) << connected;
   }
@@ -155,10 +155,13 @@ class WorkersTest : public testing::TestWithParam<const char*> {
   static std::vector<int32_t> Expected(const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling) {
     auto generator = engine::LocalGenerator::Create(model_, {.max_tokens = 4096});
     std::vector<int32_t> tokens;
-    EXPECT_TRUE((*generator)->Generate(prompt, wire::FromProto(sampling), [&](int32_t, const engine::SampledToken& t) {
-      tokens.push_back(t.token);
-      return true;
-    }).ok());
+    EXPECT_TRUE((*generator)
+                    ->Generate(prompt, wire::FromProto(sampling),
+                               [&](int32_t, const engine::SampledToken& t) {
+                                 tokens.push_back(t.token);
+                                 return true;
+                               })
+                    .ok());
     return tokens;
   }
 
@@ -194,8 +197,8 @@ TEST_P(WorkersTest, TokensEqualThePlainModelForEveryPageEdge) {
     ASSERT_TRUE(result.stream.ok()) << result.stream;
     EXPECT_EQ(result.tokens, Expected(prompt, Sampling(12))) << length;
     EXPECT_EQ(result.receipt.computed_tokens(), length);
-    EXPECT_EQ(result.receipt.bytes_moved(), engine::PagesForTokens(model_->config(), static_cast<int64_t>(length)) *
-                                                model_->page_bytes());
+    EXPECT_EQ(result.receipt.bytes_moved(),
+              engine::PagesForTokens(model_->config(), static_cast<int64_t>(length)) * model_->page_bytes());
   }
   EXPECT_TRUE(PagesComeBack());
 }
@@ -204,7 +207,8 @@ TEST_P(WorkersTest, ConcurrentRequestsDoNotMix) {
   std::vector<std::thread> threads;
   std::vector<Result> results(12);
   for (size_t i = 0; i < results.size(); ++i)
-    threads.emplace_back([&, i] { results[i] = Generate(Prompt(static_cast<uint32_t>(i), 50 + 37 * i), Sampling(20)); });
+    threads.emplace_back(
+        [&, i] { results[i] = Generate(Prompt(static_cast<uint32_t>(i), 50 + 37 * i), Sampling(20)); });
   for (auto& thread : threads) thread.join();
   for (size_t i = 0; i < results.size(); ++i) {
     ASSERT_TRUE(results[i].run.ok() && results[i].stream.ok()) << results[i].run << results[i].stream;

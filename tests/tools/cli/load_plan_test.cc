@@ -48,18 +48,20 @@ class TracePlanTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove(path_); }
   const std::string path_ = std::filesystem::temp_directory_path() / ("splice-trace-" + std::to_string(getpid()));
-  const LoadPlanOptions options_{.alphabet = {1, 2, 3, 4, 5}, .input_tokens = 10, .output_tokens = 3, .num_requests = 0};
+  const LoadPlanOptions options_{
+      .alphabet = {1, 2, 3, 4, 5}, .input_tokens = 10, .output_tokens = 3, .num_requests = 0};
 };
 
 TEST_F(TracePlanTest, HashIdsShareTheirBlocks) {
-  const auto plan = ReadTracePlan(File(R"({"timestamp": 0, "input_length": 1500, "output_length": 9, "hash_ids": [7, 8, 9]}
+  const auto plan =
+      ReadTracePlan(File(R"({"timestamp": 0, "input_length": 1500, "output_length": 9, "hash_ids": [7, 8, 9]}
 {"timestamp": 250, "input_length": 1100, "output_length": 2, "hash_ids": [7, 8, 55]}
 
 {"prompt": "text", "timestamp": 300}
 {"messages": [{"role": "user", "content": "x"}]}
 )"),
-                                  options_, true)
-                        .value();
+                    options_, true)
+          .value();
   ASSERT_EQ(plan.size(), 4u);
   const std::vector<int> a = PromptOf(plan[0]);
   const std::vector<int> b = PromptOf(plan[1]);
