@@ -44,6 +44,7 @@ function(splice_program target) # SRCS ... DEPS ...   lands in build/bin
   add_executable(${target} ${P_SRCS})
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS})
+  add_dependencies(${target} splice_plugins)
 endfunction()
 
 # LABEL is unit (default), cluster or slow. Tests run from the source root, so that models/ and ../shared resolve.
@@ -62,6 +63,7 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS} GTest::gmock GTest::gtest_main)
+  add_dependencies(${target} splice_plugins)
   splice_quiet_boost(${target} ${P_DEPS})
   add_test(NAME ${target} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${target} PROPERTIES LABELS ${P_LABEL} TIMEOUT ${P_TIMEOUT})
@@ -76,6 +78,7 @@ function(splice_bench target) # SRCS ... DEPS ...   Google Benchmark; lands in b
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS} benchmark::benchmark)
+  add_dependencies(${target} splice_plugins)
 endfunction()
 
 function(splice_fuzz target) # SRCS ... DEPS ...   libFuzzer; lands in build/fuzz

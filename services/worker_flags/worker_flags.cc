@@ -1,6 +1,9 @@
 #include "services/worker_flags/worker_flags.h"
 
+#include <charconv>
+
 #include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
 #include "services/base/byte_size.h"
 
 namespace spl {
@@ -43,12 +46,25 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }
 
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name) {
+  if (name == "cpu") return kernels::MakeCpuBackend();
+  const bool is_auto = name == "auto";
+  int device = 0;
+  if (!is_auto && name != "cuda") {
+    const std::string number = name.starts_with("cuda:") ? name.substr(5) : "";
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), device);
+    if (number.empty() || error != std::errc() || end != number.data() + number.size() || device < 0)
+      return InvalidArgument("--backend is '{}', not auto, cpu, cuda or cuda:GPU", name);
+  }
+  auto cuda = kernels::MakeCudaBackend({.device = device});
+  if (cuda.ok() || !is_auto) return cuda;
+  log::Info("backend.no_cuda", log::F("why", cuda.status()));
+  return kernels::MakeCpuBackend();
+}
+
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
                                                                const std::string& kv_dtype) {
-  if (backend == "cuda")
-    return Errorf(absl::StatusCode::kUnimplemented, "--backend cuda: this build has the cpu backend only");
-  if (backend != "auto" && backend != "cpu")
-    return InvalidArgument("--backend is '{}', not auto, cpu or cuda", backend);
+  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> device, MakeBackend(backend));
   engine::ModelOptions options;
   if (kv_dtype == "f32")
     options.kv_dtype = kernels::DType::kF32;
@@ -56,7 +72,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  return engine::Model::Load(model_dir, kernels::MakeCpuBackend(), options);
+  return engine::Model::Load(model_dir, std::move(device), options);
 }
 
 }  // namespace spl

@@ -40,6 +40,10 @@ enum class WorkerRole { kPrefill, kDecode };
 // Adds the flags that both programs have and those of one role.
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 
+// auto: the first GPU when there is one that can be used, the CPU otherwise (the log says why). cpu, cuda, cuda:N: that
+// one or an error.
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
+
 // The backend by name and the model from its folder. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
                                                                const std::string& kv_dtype);
