@@ -4,14 +4,15 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/kernel_context.h"
 
 namespace spl::kernels {
 
 // out[i, j] = silu(gate_up[i, j]) * gate_up[i, width + j],  silu(x) = x / (1 + exp(-x)).
 struct SiluMulArgs {
-  const float* gate_up = nullptr;  // [num_rows, 2 * width]: gate, then up
-  float* out = nullptr;            // [num_rows, width]
+  ConstActivations gate_up;  // [num_rows, 2 * width]: gate, then up
+  Activations out;           // [num_rows, width]
   int64_t num_rows = 0;
   int64_t width = 0;
 };

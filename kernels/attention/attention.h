@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/common/kv_pool.h"
 #include "kernels/common/visibility.h"
@@ -50,22 +51,24 @@ struct AttentionShape {
 struct PrefillAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
-  const float* q = nullptr;  // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
+  ConstActivations q;        // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
   int64_t q_row_stride = 0;  // elements
-  float* out = nullptr;      // [num_rows, num_qo_heads, head_dim], contiguous
+  Activations out;           // [num_rows, num_qo_heads, head_dim], contiguous
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
+  int32_t layer = 0;  // see RopeWriteKvArgs
 };
 
 // One query row per sequence, at position kv_len - 1 of each head.
 struct DecodeAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
-  const float* q = nullptr;  // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
+  ConstActivations q;  // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
   int64_t q_row_stride = 0;
-  float* out = nullptr;                     // [num_sequences, num_qo_heads, head_dim], contiguous
+  Activations out;                          // [num_sequences, num_qo_heads, head_dim], contiguous
   float* lse = nullptr;                     // [num_sequences, num_qo_heads] or null
   std::span<const HeadStreamView> streams;  // [num_sequences * num_kv_heads]
+  int32_t layer = 0;                        // see RopeWriteKvArgs
 };
 
 // InvalidArgument: shapes, dtypes, a row position at or past kv_len, unsorted positions or indices, a short page table.

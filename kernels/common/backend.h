@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -11,10 +12,12 @@
 #include "kernels/activation/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/common/cpu_features.h"
+#include "kernels/common/session.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/norm/norm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/sampling/argmax.h"
 
 namespace spl::kernels {
 
@@ -26,6 +29,14 @@ class Buffer {
   virtual size_t size() const = 0;
 };
 
+enum class CopyKind : uint8_t { kUpload, kDownload, kWithin };  // host to device, device to host, within the device
+
+struct CopyOp {
+  void* to = nullptr;
+  const void* from = nullptr;
+  size_t bytes = 0;
+};
+
 // Threads: a Backend is immutable and may be shared; operations take a KernelContext, and one context serves one thread
 // at a time. All pointers in arguments are device pointers (on CPU: host pointers). Operations validate their arguments
 // and return InvalidArgument; an operation that a backend lacks is Unimplemented, never a silent fallback.
@@ -34,6 +45,21 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string name() const = 0;         // "cpu", "ref", "cuda"
   virtual std::string description() const = 0;  // one line for the start-up log: instruction set, GEMM path, threads
+
+  // True when the host may read and write device memory through its pointers.
+  virtual bool host_memory() const { return true; }
+  // The type that activations between operations have for weights of this type; the residual stream is always f32.
+  virtual DType activation_dtype(DType /*weights*/) const { return DType::kF32; }
+
+  virtual absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const = 0;
+
+  // Copies between host and device or within the device; all complete on return. Any thread may call; the caller orders
+  // them against the work of sessions (Fence, Synchronize).
+  virtual absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops) const = 0;
+  absl::Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const {
+    const CopyOp op{to, from, bytes};
+    return Copy(kind, {&op, 1});
+  }
 
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
@@ -46,6 +72,7 @@ class Backend {
   virtual absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args) const = 0;
   virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
   virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;
+  virtual absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args) const = 0;
 };
 
 struct CpuBackendOptions {

@@ -28,7 +28,7 @@ inline int Threads() {
 
 inline const KernelContext& Context() {
   static ThreadPool pool(Threads());
-  static const KernelContext ctx{&pool, nullptr, DetectCpuIsa()};
+  static const KernelContext ctx{.pool = &pool, .isa = DetectCpuIsa()};
   return ctx;
 }
 

@@ -1,12 +1,11 @@
 #include <string>
 
-#include "kernels/common/backend.h"
-#include "kernels/common/host_buffer.h"
+#include "kernels/common/host_backend.h"
 
 namespace spl::kernels {
 namespace {
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options) : options_(options) {}
 
@@ -17,7 +16,6 @@ class CpuBackend final : public Backend {
            (bf16 ? "bf16 for bf16 weights, f32 otherwise" : "f32");
   }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
     return cpu::PackLinear(w, options_.gemm);
   }
@@ -37,6 +35,7 @@ class CpuBackend final : public Backend {
   absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
     return cpu::DecodeAttention(ctx, a);
   }
+  absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return cpu::Argmax(ctx, a); }
 
  private:
   const CpuBackendOptions options_;

@@ -6,11 +6,13 @@
 
 namespace spl::kernels {
 
+class Session;
+
 // Borrowed. One context is used by one thread at a time.
 struct KernelContext {
   ThreadPool* pool = nullptr;      // CPU variants
-  void* stream = nullptr;          // CUDA variants
   CpuIsa isa = CpuIsa::kPortable;  // the widest instruction set the CPU variants may use
+  Session* session = nullptr;      // CUDA variants: stream, staged batch, scratch (session.h)
 };
 
 }  // namespace spl::kernels

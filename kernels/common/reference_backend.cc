@@ -1,15 +1,13 @@
-#include "kernels/common/backend.h"
-#include "kernels/common/host_buffer.h"
+#include "kernels/common/host_backend.h"
 
 namespace spl::kernels {
 namespace {
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   std::string name() const override { return "ref"; }
   std::string description() const override { return "reference: plain loops in double precision, for tests"; }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
     return ref::PackLinear(w);
   }
@@ -29,6 +27,7 @@ class ReferenceBackend final : public Backend {
   absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
     return ref::DecodeAttention(ctx, a);
   }
+  absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return ref::Argmax(ctx, a); }
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/kernel_context.h"
 
@@ -35,10 +36,10 @@ class LinearWeight {
 };
 
 struct LinearArgs {
-  const float* x = nullptr;  // [num_rows, in_features], contiguous
+  ConstActivations x;  // [num_rows, in_features], contiguous
   const LinearWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features] or null
-  float* y = nullptr;           // [num_rows, out_features], contiguous; not x
+  Activations y;                // [num_rows, out_features], contiguous; not x
   int64_t num_rows = 0;         // 0 is a no-op
 };
 

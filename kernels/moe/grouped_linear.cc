@@ -18,8 +18,9 @@ absl::Status ValidateGroupedLinear(const GroupedLinearArgs& a) {
   if (a.weight == nullptr) return InvalidCall("GroupedLinear: null weight");
   if (a.num_places < 0 || a.num_places > INT32_MAX) return InvalidCall("GroupedLinear: ", a.num_places, " places");
   if (a.num_places == 0) return absl::OkStatus();
-  if (a.x == nullptr || a.y == nullptr || a.offsets == nullptr) return InvalidCall("GroupedLinear: null tensor");
-  if (a.x == a.y) return InvalidCall("GroupedLinear: y aliases x");
+  if (a.x.data == nullptr || a.y.data == nullptr || a.offsets == nullptr)
+    return InvalidCall("GroupedLinear: null tensor");
+  if (a.x.data == a.y.data) return InvalidCall("GroupedLinear: y aliases x");
   if (a.num_x_rows < 1 || (a.rows == nullptr && a.num_x_rows != a.num_places)) {
     return InvalidCall("GroupedLinear: x has ", a.num_x_rows, " rows for ", a.num_places, " places");
   }
@@ -49,10 +50,10 @@ absl::Status ValidateCombineExperts(const CombineExpertsArgs& a) {
     return InvalidCall("CombineExperts: ", a.num_rows, " rows of ", a.width, ", top ", a.top_k);
   }
   if (a.num_rows == 0) return absl::OkStatus();
-  if (a.y == nullptr || a.places == nullptr || a.weights == nullptr || a.out == nullptr) {
+  if (a.y.data == nullptr || a.places == nullptr || a.weights == nullptr || a.out.data == nullptr) {
     return InvalidCall("CombineExperts: null tensor");
   }
-  if (a.y == a.out) return InvalidCall("CombineExperts: out aliases y");
+  if (a.y.data == a.out.data) return InvalidCall("CombineExperts: out aliases y");
   return absl::OkStatus();
 }
 

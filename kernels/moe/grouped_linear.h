@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/gemm/gemm.h"
@@ -53,21 +54,21 @@ class GroupedWeight {
 // what RouteExperts wrote; they lie in device memory and only the host variants check them.
 // Cost  reads the weights of experts that have rows, once each; allocates nothing in the steady state.
 struct GroupedLinearArgs {
-  const float* x = nullptr;  // [num_x_rows, in_features]; not y
+  ConstActivations x;  // [num_x_rows, in_features]; not y
   int64_t num_x_rows = 0;
   const int32_t* rows = nullptr;     // [num_places], or null: place p reads row p (num_x_rows = num_places)
   const int32_t* offsets = nullptr;  // [num_experts + 1], from 0 to num_places
   const GroupedWeight* weight = nullptr;
-  float* y = nullptr;      // [num_places, out_features]
+  Activations y;           // [num_places, out_features]
   int64_t num_places = 0;  // 0 is a no-op
 };
 
 // out[i] = Σ_k weights[i, k] · y[places[i, k]], slot by slot from k = 0, in f32.
 struct CombineExpertsArgs {
-  const float* y = nullptr;         // [num_rows * top_k, width], by place; not out
+  ConstActivations y;               // [num_rows * top_k, width], by place; not out
   const int32_t* places = nullptr;  // [num_rows, top_k], a permutation of [0, num_rows * top_k)
   const float* weights = nullptr;   // [num_rows, top_k]
-  float* out = nullptr;             // [num_rows, width]
+  Activations out;                  // [num_rows, width]
   int64_t num_rows = 0;
   int32_t top_k = 0;
   int64_t width = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/kernel_context.h"
 
 namespace spl::kernels {
@@ -11,9 +12,9 @@ namespace spl::kernels {
 // residual += delta (when delta is given); out = residual / sqrt(mean(residual²) + eps) * weight, row by row.
 struct RmsNormArgs {
   float* residual = nullptr;      // [num_rows, width]; changed only when delta is given
-  const float* delta = nullptr;   // [num_rows, width] or null
+  ConstActivations delta;         // [num_rows, width] or null
   const float* weight = nullptr;  // [width]
-  float* out = nullptr;           // [num_rows, width]; may not alias residual
+  Activations out;                // [num_rows, width]; may not alias residual
   int64_t num_rows = 0;
   int64_t width = 0;
   float eps = 1e-5f;

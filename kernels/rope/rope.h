@@ -5,6 +5,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "kernels/common/activations.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/common/kv_pool.h"
 
@@ -39,13 +40,14 @@ struct QkNorm {
 // even) into the pages. k and v in qkv itself are left as they were. InvalidArgument: shapes; one norm weight without
 // the other; a negative eps; a position outside the table; a position on a kNoPage page.
 struct RopeWriteKvArgs {
-  float* qkv = nullptr;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
+  Activations qkv;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   RopeTable table;
   KvPoolView pool;
   std::span<const RopeSequence> sequences;
+  int32_t layer = 0;  // of the batch staged on the context's session, which CUDA reads instead of `sequences`
   QkNorm qk_norm = {};
 };
 

@@ -1,24 +1,18 @@
 #include "services/engine/cache/chunk_io.h"
 
-#include <cstring>
-
 #include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
 
-chunk::Chunk PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key, const Model& model) {
+absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key,
+                                       const Model& model) {
   SPLICE_CHECK(kv.provenance() == chunk::Provenance::kExact, "only exact KV may be published");
   SPLICE_CHECK((page_idx + 1) * kernels::kPageTokens <= kv.num_tokens(), "only full pages may be published");
-  const kernels::KvPoolView& view = kv.pool().view();
   chunk::Chunk chunk;
   chunk.payload.resize(ChunkPayloadBytes(model));
-  std::byte* out = chunk.payload.data();
-  for (int32_t page : kv.PagesOfChunk(page_idx)) {
-    std::memcpy(out, view.k(page), view.page_bytes());
-    out += view.page_bytes();
-  }
+  SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages(kv.PagesOfChunk(page_idx), chunk.payload.data()));
   chunk.header = {.key = key,
                   .model_fingerprint = model.fingerprint(),
                   .layout_digest = model.layout_digest(),
@@ -42,13 +36,7 @@ absl::Status UnpackChunk(const chunk::Chunk& chunk, const Model& model, int32_t 
   if (chunk.payload.size() != ChunkPayloadBytes(model))
     return Errorf(absl::StatusCode::kDataLoss, "chunk {} has {} payload bytes, {} are needed", header.key.ToHex(),
                   chunk.payload.size(), ChunkPayloadBytes(model));
-  const kernels::KvPoolView& view = kv.pool().view();
-  const std::byte* in = chunk.payload.data();
-  for (int32_t page : kv.PagesOfChunk(page_idx)) {
-    std::memcpy(view.k(page), in, view.page_bytes());
-    in += view.page_bytes();
-  }
-  return absl::OkStatus();
+  return kv.pool().WritePages(kv.PagesOfChunk(page_idx), chunk.payload.data());
 }
 
 }  // namespace spl::engine

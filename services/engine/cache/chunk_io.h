@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/model.h"
@@ -11,8 +12,9 @@
 namespace spl::engine {
 
 // A copy of page `page_idx` of every stream, with header and checksum. The page must be full and exact (P2, P3 of
-// algorithms.md 6.3): aborts otherwise.
-chunk::Chunk PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key, const Model& model);
+// algorithms.md 6.3): aborts otherwise. Errors are those of reading device memory.
+absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key,
+                                       const Model& model);
 
 // Writes the payload into page `page_idx` of every stream. DataLoss / FailedPrecondition when the chunk is not one of
 // this model, layout, or position; the caller drops it and computes instead.

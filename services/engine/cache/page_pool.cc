@@ -1,14 +1,15 @@
 #include "services/engine/cache/page_pool.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
 
-PagePool::PagePool(const kernels::KvPoolView& view)
-    : view_(view), owners_(view.num_pages, 0), num_free_(view.num_pages) {
+PagePool::PagePool(const kernels::KvPoolView& view, const kernels::Backend* backend)
+    : view_(view), backend_(backend), owners_(view.num_pages, 0), num_free_(view.num_pages) {
   if (view.num_pages > 0) free_runs_[0] = view.num_pages;
 }
 
@@ -35,6 +36,32 @@ absl::Status PagePool::Allocate(int64_t count, std::vector<int32_t>& pages) {
   }
   num_free_ -= count;
   return absl::OkStatus();
+}
+
+absl::Status PagePool::Copy(kernels::CopyKind kind, std::span<const kernels::CopyOp> ops) const {
+  if (backend_ != nullptr) return backend_->Copy(kind, ops);
+  for (const kernels::CopyOp& op : ops) std::memcpy(op.to, op.from, op.bytes);
+  return absl::OkStatus();
+}
+
+absl::Status PagePool::ReadPages(std::span<const int32_t> pages, std::byte* out) const {
+  std::vector<kernels::CopyOp> ops;
+  for (size_t i = 0; i < pages.size(); ++i)
+    ops.push_back({out + i * view_.page_bytes(), view_.k(pages[i]), view_.page_bytes()});
+  return Copy(kernels::CopyKind::kDownload, ops);
+}
+
+absl::Status PagePool::WritePages(std::span<const int32_t> pages, const std::byte* in) {
+  std::vector<kernels::CopyOp> ops;
+  for (size_t i = 0; i < pages.size(); ++i)
+    ops.push_back({view_.k(pages[i]), in + i * view_.page_bytes(), view_.page_bytes()});
+  return Copy(kernels::CopyKind::kUpload, ops);
+}
+
+absl::Status PagePool::CopyPages(std::span<const int32_t> to, std::span<const int32_t> from) {
+  std::vector<kernels::CopyOp> ops;
+  for (size_t i = 0; i < to.size(); ++i) ops.push_back({view_.k(to[i]), view_.k(from[i]), view_.page_bytes()});
+  return Copy(kernels::CopyKind::kWithin, ops);
 }
 
 void PagePool::Share(std::span<const int32_t> pages) {

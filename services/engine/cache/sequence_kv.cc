@@ -1,14 +1,22 @@
 #include "services/engine/cache/sequence_kv.h"
 
-#include <cstring>
+#include <atomic>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
+namespace {
+
+uint64_t NextId() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape)
-    : pool_(pool), shape_(shape), streams_(shape.num_streams()) {}
+    : pool_(pool), id_(NextId()), shape_(shape), streams_(shape.num_streams()) {}
 
 SequenceKv::~SequenceKv() {
   for (const auto& pages : streams_) pool_.Release(pages);
@@ -42,9 +50,7 @@ absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
   for (int32_t page = 0; page < full_pages; ++page) fork->AppendShared(PagesOfChunk(page));
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
   if (num_tokens_ % kernels::kPageTokens != 0) {
-    const kernels::KvPoolView& view = pool_.view();
-    for (size_t i = 0; i < streams_.size(); ++i)
-      std::memcpy(view.k(fork->streams_[i][full_pages]), view.k(streams_[i][full_pages]), view.page_bytes());
+    SPLICE_RETURN_IF_ERROR(pool_.CopyPages(fork->PagesOfChunk(full_pages), PagesOfChunk(full_pages)));
   }
   fork->num_tokens_ = num_tokens_;
   fork->provenance_ = provenance_;

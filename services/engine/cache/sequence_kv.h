@@ -44,6 +44,9 @@ class SequenceKv {
   std::span<const int32_t> stream(int32_t layer, int32_t kv_head) const {
     return streams_[static_cast<size_t>(layer) * shape_.num_kv_heads + kv_head];
   }
+  // [num_layers * num_kv_heads] page lists; they only grow.
+  std::span<const std::vector<int32_t>> streams() const { return streams_; }
+  uint64_t id() const { return id_; }                         // of this object, in this process
   std::vector<int32_t> PagesOfChunk(int32_t page_idx) const;  // [layer][kv_head], one page each
   // All page ids in order [layer][kv_head][page].
   std::vector<int32_t> AllPages() const;
@@ -59,6 +62,7 @@ class SequenceKv {
 
  private:
   PagePool& pool_;
+  const uint64_t id_;
   const KvShape shape_;
   std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages]
   int64_t num_tokens_ = 0;

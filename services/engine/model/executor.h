@@ -18,8 +18,9 @@
 namespace spl::engine {
 
 struct ExecutorOptions {
-  int32_t num_threads = 0;  // 0: one per core
-  int32_t max_rows = 512;   // of one forward pass; workspace grows linearly with it
+  int32_t num_threads = 0;     // 0: one per core
+  int32_t max_rows = 512;      // of one forward pass; workspace grows linearly with it
+  int32_t max_sequences = 64;  // of one forward pass
   kernels::CpuIsa isa = kernels::DetectCpuIsa();
 };
 
@@ -50,42 +51,59 @@ class Executor {
   // ends the pass early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // ResourceExhausted when the slices together have more than max_rows tokens.
+  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr);
+  // One step, with the logits of every row.
   absl::Status Decode(std::span<const DecodeRow> rows);
 
-  // Logits of rows of the last pass (row 0 is the first token of the first slice). f32 [rows.size(), vocab]; valid
-  // until the next call. At most max_rows rows.
-  absl::StatusOr<std::span<float>> Logits(std::span<const int32_t> rows);
+  // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice).
+  absl::Status ComputeLogits(std::span<const int32_t> rows);
+  // What was computed last, [rows, vocab], where the host may change it; valid until the next call of the executor.
+  absl::StatusOr<std::span<float>> Logits();
+  // Its most likely token of each row, ties to the lower id. Valid until the next call.
+  absl::StatusOr<std::span<const int32_t>> Argmax();
+
+  // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
+  std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
 
   const Model& model() const { return *model_; }
   int32_t max_rows() const { return options_.max_rows; }
-  const kernels::KernelContext& context() const { return context_; }
+  const kernels::KernelContext& context() const { return session_->context(); }
 
  private:
   Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options);
   absl::Status AllocateWorkspace();
+  // Checks the pass against the limits and puts it where the device reads it.
+  absl::Status Stage();
   // What a pass does, whoever asks for it: embeds, then every layer with `attend` in the middle.
-  absl::Status Run(std::span<const int32_t> tokens, const OnLayer& on_layer,
-                   const std::function<absl::Status(int32_t layer)>& attend);
+  absl::Status Run(const OnLayer& on_layer, const std::function<absl::Status(int32_t layer)>& attend);
+  absl::Status AttendPrefill(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status ReserveLogits(int64_t num_rows);
+  absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
   absl::Status FeedForward(const LayerWeights& weights);
-  absl::Status Normalize(const float* delta, const kernels::Buffer& weight);
+  absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
+  kernels::Activations Act(const std::unique_ptr<kernels::Buffer>& buffer) const {
+    return {buffer->data(), activation_dtype_};
+  }
   kernels::AttentionShape attention_shape() const;
 
   // A sequence's rows in the current pass.
   struct RowSpan {
     int32_t begin = 0, end = 0;
+    int64_t kv_len = 0;  // once the pass has written its rows
     const SequenceKv* kv = nullptr;
   };
 
   std::shared_ptr<const Model> model_;
   const kernels::KvPoolView pool_;
   const ExecutorOptions options_;
-  std::unique_ptr<kernels::ThreadPool> threads_;
-  kernels::KernelContext context_;
+  kernels::DType activation_dtype_ = kernels::DType::kF32;
+  std::unique_ptr<kernels::Session> session_;
 
   int32_t num_rows_ = 0;
+  int64_t num_logit_rows_ = 0;
   std::vector<RowSpan> spans_;
   std::vector<int32_t> tokens_, positions_;
   // Scratch of WriteKv and attention, rebuilt per layer without allocating once warm.
@@ -93,8 +111,11 @@ class Executor {
   std::vector<kernels::RopeSequence> rope_sequences_;
   std::vector<kernels::HeadStreamView> stream_views_;
   std::vector<kernels::PrefillSequence> prefill_sequences_;
+  std::vector<kernels::BatchSequence> batch_sequences_;
+  std::vector<float> host_logits_;  // of a device whose memory the host cannot change
 
   struct Workspace {
+    // residual, gathered and logits are f32, the others of activation_dtype_.
     std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: what the residual still lacks
     std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden]
@@ -104,7 +125,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> logits;          // [max_rows, vocab], grown on demand
+    std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab], grown on demand
+    std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows]
   } ws_;
 };
 

@@ -97,8 +97,7 @@ class ModelLoader {
     SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, {c.vocab_size, c.hidden_size}));
     SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, WeightType(name, t.type));
     SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(t.bytes));
-    std::memcpy(model_.embedding_->data(), t.data, t.bytes);
-    return absl::OkStatus();
+    return model_.backend_->Copy(kernels::CopyKind::kUpload, model_.embedding_->data(), t.data, t.bytes);
   }
 
   absl::Status LoadLayer(const std::string& prefix, LayerWeights& layer) {
@@ -163,7 +162,8 @@ class ModelLoader {
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> FloatBuffer(const std::vector<float>& values) {
     SPLICE_ASSIGN_OR_RETURN(auto buffer, model_.backend_->Allocate(values.size() * sizeof(float)));
-    std::memcpy(buffer->data(), values.data(), values.size() * sizeof(float));
+    SPLICE_RETURN_IF_ERROR(model_.backend_->Copy(kernels::CopyKind::kUpload, buffer->data(), values.data(),
+                                                 values.size() * sizeof(float)));
     return buffer;
   }
 

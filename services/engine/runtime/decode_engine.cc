@@ -5,6 +5,7 @@
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/sample_rows.h"
 #include "services/engine/selection/dense.h"
 
 namespace spl::engine {
@@ -44,7 +45,9 @@ DecodeEngine::DecodeEngine(std::shared_ptr<const Model> model, PagePool& pool, c
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
   auto engine = std::unique_ptr<DecodeEngine>(new DecodeEngine(std::move(model), pool, options));
-  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool.view(), options.executor));
+  ExecutorOptions executor = options.executor;
+  executor.max_sequences = executor.max_rows;  // a row is a sequence of its own
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool.view(), executor));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   DecodeEngine* self = engine.get();
   engine->thread_ = std::thread([self] { self->RunLoop(); });
@@ -62,8 +65,7 @@ absl::Status DecodeEngine::WarmUp() {
     const auto start = Clock::now();
     const DecodeRow row{0, &kv, &selector};
     SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
-    const int32_t zero = 0;
-    SPLICE_RETURN_IF_ERROR(executor_->Logits({&zero, 1}).status());
+    SPLICE_RETURN_IF_ERROR(executor_->Argmax().status());
     kv.set_num_tokens(pass + 1);
     load_.step_s = std::chrono::duration<double>(Clock::now() - start).count();
   }
@@ -233,23 +235,19 @@ void DecodeEngine::RunStep() {
       owners.emplace_back(sequence.get(), &fork);
     }
   }
+  std::vector<Sampler*> samplers;
+  for (const auto& [sequence, fork] : owners) samplers.push_back(fork->sampler.get());
   absl::Status status = executor_->Decode(rows);
-  absl::StatusOr<std::span<float>> logits = std::span<float>();
+  absl::StatusOr<std::vector<SampledToken>> sampled_or = std::vector<SampledToken>();
   if (status.ok()) {
-    std::vector<int32_t> indices(rows.size());
-    for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int32_t>(i);
-    logits = executor_->Logits(indices);
-    status = logits.status();
+    sampled_or = SampleRows(*executor_, samplers);
+    status = sampled_or.status();
   }
   if (!status.ok()) {
     for (auto& sequence : running_) Finish(*sequence, status);
     return;
   }
-  const int32_t vocab = model_->config().vocab_size;
-  std::vector<SampledToken> sampled(rows.size());
-  executor_->context().pool->ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int) {
-    sampled[i] = owners[i].second->sampler->Sample(logits->subspan(static_cast<size_t>(i) * vocab, vocab));
-  });
+  std::vector<SampledToken>& sampled = *sampled_or;
   for (size_t i = 0; i < rows.size();) {
     Sequence& sequence = *owners[i].first;
     std::vector<DecodeToken> tokens;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "services/base/status.h"
+#include "services/engine/runtime/sample_rows.h"
 
 namespace spl::engine {
 
@@ -37,7 +38,7 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
                           generator->model_->backend().Allocate(pages * generator->model_->page_bytes()));
   const kernels::KvPoolView view{static_cast<std::byte*>(generator->memory_->data()), generator->model_->kv_dtype(),
                                  config.head_dim, static_cast<int32_t>(pages)};
-  generator->pool_ = std::make_unique<PagePool>(view);
+  generator->pool_ = std::make_unique<PagePool>(view, &generator->model_->backend());
   SPLICE_ASSIGN_OR_RETURN(generator->executor_, Executor::Create(generator->model_, view, options.executor));
   return generator;
 }
@@ -69,7 +70,8 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
                             return absl::OkStatus();
                           }));
   const int32_t last_row = last_rows - 1;
-  SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits({&last_row, 1}));
+  SPLICE_RETURN_IF_ERROR(executor_->ComputeLogits({&last_row, 1}));
+  SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
   const std::vector<float> first(logits.begin(), logits.end());
   for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
     Sampler sampler(sampling, config.eos_ids, fork, prompt, {}, static_cast<int64_t>(prompt.size()),
@@ -96,9 +98,9 @@ absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToke
     const DecodeRow row{token.token, kv.get(), selector.get()};
     SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
     kv->set_num_tokens(kv->num_tokens() + 1);
-    const int32_t zero = 0;
-    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits({&zero, 1}));
-    token = sampler.Sample(logits);
+    Sampler* const samplers[] = {&sampler};
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
+    token = sampled[0];
   }
   return absl::OkStatus();
 }
@@ -108,7 +110,8 @@ absl::StatusOr<std::vector<float>> LocalGenerator::AllLogits(std::span<const int
   const auto collect = [&](int32_t rows) -> absl::Status {
     std::vector<int32_t> indices(rows);
     for (int32_t i = 0; i < rows; ++i) indices[i] = i;
-    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits(indices));
+    SPLICE_RETURN_IF_ERROR(executor_->ComputeLogits(indices));
+    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
     all.insert(all.end(), logits.begin(), logits.end());
     return absl::OkStatus();
   };

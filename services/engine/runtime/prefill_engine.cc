@@ -47,7 +47,7 @@ struct PrefillEngine::Job {
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
-      pool_(pool),
+      pool_(pool, &model_->backend()),
       index_(pool_),
       options_(options),
       fetch_queue_(options.max_concurrent),
@@ -60,7 +60,9 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
     return InvalidArgument("prefill: the slice of {} tokens is not a multiple of {}", options.executor.max_rows,
                            kernels::kPageTokens);
   auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
-  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool, options.executor));
+  ExecutorOptions executor = options.executor;
+  executor.max_sequences = static_cast<int32_t>(options.max_concurrent);
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool, executor));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   PrefillEngine* self = engine.get();
   engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
@@ -305,7 +307,7 @@ void PrefillEngine::RunStep() {
     if (rows == 0) continue;
     if (!job->announced && job->done > 0 && job->request.on_layer) {
       for (int32_t layer = 0; layer < model_->config().num_layers; ++layer)
-        job->request.on_layer({job->kv, layer, 0, PagesFor(job->done)});
+        job->request.on_layer({job->kv, layer, 0, PagesFor(job->done), nullptr});
     }
     job->announced = true;
     slices.push_back(
@@ -315,12 +317,13 @@ void PrefillEngine::RunStep() {
   }
   const auto on_layer = [&](int32_t layer) {
     bool any_alive = false;
+    const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence();
     for (size_t i = 0; i < batch.size(); ++i) {
       Job& job = *batch[i];
       any_alive |= !job.cancelled();
       const int32_t first = static_cast<int32_t>(job.done / kernels::kPageTokens);
       const int32_t end = PagesFor(job.done + static_cast<int64_t>(slices[i].tokens.size()));
-      if (job.request.on_layer) job.request.on_layer({job.kv, layer, first, end - first});
+      if (job.request.on_layer) job.request.on_layer({job.kv, layer, first, end - first, fence});
     }
     return any_alive;
   };
@@ -345,7 +348,12 @@ void PrefillEngine::RunStep() {
     complete.push_back(batch[i]);
   }
   absl::StatusOr<std::span<float>> logits = std::span<float>();
-  if (!complete.empty()) logits = executor_->Logits(last_rows);
+  if (!complete.empty()) {
+    if (const absl::Status computed_logits = executor_->ComputeLogits(last_rows); computed_logits.ok())
+      logits = executor_->Logits();
+    else
+      logits = computed_logits;
+  }
   const absl::Status failed = status.ok() ? logits.status() : status;
   if (status.ok()) UpdateLoad(computed, Seconds(Clock::now() - start));
   if (!failed.ok()) {
@@ -404,8 +412,8 @@ void PrefillEngine::PublishLoop() {
       continue;
     }
     for (size_t i = task->first_chunk; i < task->keys.size() && !publish_queue_.closed(); ++i) {
-      const chunk::Chunk chunk = PackChunk(*task->kv, static_cast<int32_t>(i), task->keys[i], *model_);
-      if (!options_.store->Put({&chunk, 1}, Clock::now() + options_.store_timeout).ok()) break;
+      const auto chunk = PackChunk(*task->kv, static_cast<int32_t>(i), task->keys[i], *model_);
+      if (!chunk.ok() || !options_.store->Put({&*chunk, 1}, Clock::now() + options_.store_timeout).ok()) break;
     }
     task.reset();  // gives the pages back
     Wake();

@@ -25,12 +25,14 @@ namespace spl::engine {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
-// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final. `kv` keeps them alive.
+// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final (behind `fence`). `kv` keeps them
+// alive.
 struct LayerReady {
   std::shared_ptr<const SequenceKv> kv;
   int32_t layer = 0;
   int32_t first_page = 0;
   int32_t num_pages = 0;
+  std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
 };
 
 struct PrefillStats {

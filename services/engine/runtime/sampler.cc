@@ -103,6 +103,17 @@ void Sampler::Accept(int32_t token) {
   ++output_counts_[token];
 }
 
+bool Sampler::takes_argmax() const {
+  return params_.temperature == 0 && !params_.num_logprobs && params_.logit_bias.empty() &&
+         num_output_ >= params_.min_tokens && params_.repetition_penalty == 1.0f && params_.presence_penalty == 0 &&
+         params_.frequency_penalty == 0;
+}
+
+SampledToken Sampler::TakeArgmax(int32_t token) {
+  Accept(token);
+  return {.token = token, .finish = FinishOf(token)};
+}
+
 SampledToken Sampler::Sample(std::span<float> logits) {
   SampledToken result;
   std::vector<float> raw;

@@ -60,6 +60,11 @@ class Sampler {
   // Draws the next token; `logits` [vocab] is overwritten. Cost: O(vocab), plus a sort of the kept candidates.
   SampledToken Sample(std::span<float> logits);
 
+  // True when the next token is simply the most likely one of the model's own logits.
+  bool takes_argmax() const;
+  // Takes that token, ties to the lower id.
+  SampledToken TakeArgmax(int32_t token);
+
   // Takes a token that was sampled elsewhere (the first token comes from the prefill worker).
   void Accept(int32_t token);
 

@@ -11,6 +11,7 @@ class DenseSelector final : public TokenSelector {
   explicit DenseSelector(const ModelConfig& config) : config_(config) {}
   std::string_view name() const override { return "dense"; }
   bool is_exact() const override { return true; }
+  uint64_t plan_key() const override { return 0; }
   kernels::HeadVisibility Select(int32_t layer, int32_t /*kv_head*/) override { return config_.visibility(layer); }
 
  private:

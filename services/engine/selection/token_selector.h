@@ -21,6 +21,8 @@ class TokenSelector {
   virtual bool is_exact() const = 0;
   // What the query of `kv_head` in `layer` attends to in this step. Spans stay valid until the next step.
   virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
+  // Selectors of one model with equal keys select the same for every layer and head: a recorded step may be replayed.
+  virtual uint64_t plan_key() const = 0;
 };
 
 // By name; "" and "auto" choose the best selector this build has for the model. Unimplemented for an unknown one.

@@ -98,8 +98,8 @@ class Placed {
     const DecodeAttentionArgs all = Args(r);
     for (size_t i = 0; i < b_.num_sequences(); ++i) {
       DecodeAttentionArgs a = all;
-      a.q += i * b_.stride();
-      a.out += i * b_.shape.num_qo_heads * b_.shape.head_dim;
+      a.q = a.q + i * b_.stride();
+      a.out = a.out + i * b_.shape.num_qo_heads * b_.shape.head_dim;
       a.lse += i * b_.shape.num_qo_heads;
       a.streams = all.streams.subspan(i * b_.shape.num_kv_heads, b_.shape.num_kv_heads);
       const absl::Status status = op(ctx, a);

@@ -1,0 +1,27 @@
+// What the backends on the host share: memory and sessions.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/common/backend.h"
+#include "kernels/common/host_buffer.h"
+#include "kernels/common/host_session.h"
+
+namespace spl::kernels {
+
+class HostBackend : public Backend {
+ public:
+  absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override {
+    return std::make_unique<HostSession>(options);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
+  using Backend::Copy;
+  absl::Status Copy(CopyKind, std::span<const CopyOp> ops) const override {
+    for (const CopyOp& op : ops) {
+      if (op.bytes > 0) std::memcpy(op.to, op.from, op.bytes);
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace spl::kernels

@@ -1,0 +1,77 @@
+// One engine thread's use of a backend: compute threads or a stream, the batch of the current pass where the device
+// reads it, and what a device needs to run a step without asking the host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/cpu_features.h"
+#include "kernels/common/kernel_context.h"
+
+namespace spl::kernels {
+
+struct SessionOptions {
+  int32_t num_threads = 0;  // CPU: 0 is one per core
+  CpuIsa isa = DetectCpuIsa();
+  // Upper bounds of a batch; a device sizes its tables by them.
+  int32_t max_rows = 0;
+  int32_t max_sequences = 0;
+  int32_t num_layers = 0;
+  int32_t num_kv_heads = 0;
+  int32_t max_pages_per_stream = 0;
+};
+
+// Rows [row_begin, row_end) of the pass belong to one sequence.
+struct BatchSequence {
+  int32_t row_begin = 0;
+  int32_t row_end = 0;
+  int32_t kv_len = 0;  // positions that are written once the pass has written its own
+  // [num_layers * num_kv_heads] page lists, layer by layer. Under one kv_id they only ever grow.
+  std::span<const std::vector<int32_t>> page_tables;
+  uint64_t kv_id = 0;
+};
+
+// One pass through the model, for all of its layers. Borrowed for the call of Stage.
+struct BatchArgs {
+  std::span<const int32_t> tokens;     // [num_rows]
+  std::span<const int32_t> positions;  // [num_rows], ascending within a sequence
+  std::span<const BatchSequence> sequences;
+};
+
+// A point in a session's work. Any thread may wait.
+class Fence {
+ public:
+  virtual ~Fence() = default;
+  virtual absl::Status Wait() const = 0;
+};
+
+// One thread at a time.
+class Session {
+ public:
+  virtual ~Session() = default;
+  const KernelContext& context() const { return context_; }
+
+  // Makes `batch` the current one. ResourceExhausted when it is larger than the options allow.
+  virtual absl::Status Stage(const BatchArgs& batch) = 0;
+  // Runs `step`, which only calls operations of the backend on this context with arguments that follow from `key` and
+  // from staged memory. A device may record the operations at the first call of a key and replay them later without
+  // calling `step` again.
+  virtual absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) = 0;
+  // Null where operations are complete when they return.
+  virtual std::shared_ptr<const Fence> RecordFence() = 0;
+  // Returns when everything so far is complete, with the first error of it.
+  virtual absl::Status Synchronize() = 0;
+  // Host memory that holds `bytes` of device memory once everything before is complete; valid until the next call.
+  // Where the host reads device memory directly this is `device` itself.
+  virtual absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) = 0;
+
+ protected:
+  KernelContext context_;
+};
+
+}  // namespace spl::kernels

@@ -1,0 +1,28 @@
+// The most likely token of each row: greedy sampling without a trip of the logits to the host.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/common/kernel_context.h"
+
+namespace spl::kernels {
+
+// out[i] = the lowest j with logits[i, j] = max. NaN is never chosen; a row of NaN alone gives 0.
+struct ArgmaxArgs {
+  const float* logits = nullptr;  // [num_rows, width]
+  int32_t* out = nullptr;         // [num_rows]
+  int64_t num_rows = 0;
+  int64_t width = 0;
+};
+
+absl::Status ValidateArgmax(const ArgmaxArgs& args);
+
+namespace ref {
+absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args);
+}
+namespace cpu {
+absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args);
+}
+
+}  // namespace spl::kernels
