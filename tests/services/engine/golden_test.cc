@@ -113,15 +113,19 @@ TEST_P(GoldenTest, GreedyContinuations) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
-                         testing::Values(Case{"tiny-llama3", false, 1e-4, true},
-                                         Case{"tiny-llama3", false, 1e-4, false},
-                                         Case{"splice-tiny", true, 4e-3, false}),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name + (info.param.reference_backend ? "_ref" : "_cpu");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, GoldenTest,
+    testing::Values(Case{"tiny-llama3", false, 1e-4, true}, Case{"tiny-llama3", false, 1e-4, false},
+                    Case{"tiny-mistral", false, 1e-4, true}, Case{"tiny-mistral", false, 1e-4, false},
+                    Case{"tiny-qwen2", false, 4e-3, true}, Case{"tiny-qwen2", false, 4e-3, false},
+                    Case{"tiny-qwen3", false, 4e-3, true}, Case{"tiny-qwen3", false, 4e-3, false},
+                    Case{"tiny-qwen3-moe", false, 4e-3, true}, Case{"tiny-qwen3-moe", false, 4e-3, false},
+                    Case{"splice-tiny", true, 4e-3, false}),
+    [](const auto& info) {
+      std::string name = info.param.name;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name + (info.param.reference_backend ? "_ref" : "_cpu");
+    });
 
 }  // namespace
 }  // namespace spl::engine
