@@ -14,7 +14,10 @@
 #include "kernels/common/cpu_features.h"
 #include "kernels/common/session.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/fill/fill.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/moe/grouped_linear.h"
+#include "kernels/moe/routing.h"
 #include "kernels/norm/norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
@@ -64,6 +67,21 @@ class Backend {
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const = 0;
+  // As PackLinear for a weight that is in device memory already, the whole of `data`, which is taken over: a backend
+  // whose packed form is the plain matrix keeps it, this default packs and frees it. weight.data is not read.
+  virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptLinear(std::unique_ptr<Buffer> data,
+                                                                    WeightView weight) const {
+    weight.data = data->data();
+    return PackLinear(weight);
+  }
+  // The same for the weights of all experts.
+  virtual absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> /*data*/,
+                                                                      GroupedWeightView /*weight*/) const {
+    return absl::UnimplementedError(name() + ": no mixture of experts");
+  }
+  virtual absl::Status FillRandom(const KernelContext& /*ctx*/, const FillRandomArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no FillRandom");
+  }
 
   virtual absl::Status Linear(const KernelContext& ctx, const LinearArgs& args) const = 0;
   virtual absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& args) const = 0;
@@ -73,6 +91,15 @@ class Backend {
   virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
   virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;
   virtual absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args) const = 0;
+  virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no mixture of experts");
+  }
+  virtual absl::Status GroupedLinear(const KernelContext& /*ctx*/, const GroupedLinearArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no mixture of experts");
+  }
+  virtual absl::Status CombineExperts(const KernelContext& /*ctx*/, const CombineExpertsArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no mixture of experts");
+  }
 };
 
 struct CpuBackendOptions {

@@ -23,6 +23,15 @@ class CpuBackend final : public HostBackend {
     return cpu::PackLinear(w, options_.gemm);
   }
 
+  absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> data,
+                                                              GroupedWeightView w) const override {
+    w.data = data->data();
+    return cpu::PackGrouped(w, options_.gemm);
+  }
+  absl::Status FillRandom(const KernelContext& ctx, const FillRandomArgs& a) const override {
+    return cpu::FillRandom(ctx, a);
+  }
+
   absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override { return cpu::Linear(ctx, a); }
   absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override { return cpu::RmsNorm(ctx, a); }
   absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override { return cpu::SiluMul(ctx, a); }
@@ -39,6 +48,15 @@ class CpuBackend final : public HostBackend {
     return cpu::DecodeAttention(ctx, a);
   }
   absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return cpu::Argmax(ctx, a); }
+  absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
+    return cpu::RouteExperts(ctx, a);
+  }
+  absl::Status GroupedLinear(const KernelContext& ctx, const GroupedLinearArgs& a) const override {
+    return cpu::GroupedLinear(ctx, a);
+  }
+  absl::Status CombineExperts(const KernelContext& ctx, const CombineExpertsArgs& a) const override {
+    return cpu::CombineExperts(ctx, a);
+  }
 
  private:
   const CpuBackendOptions options_;

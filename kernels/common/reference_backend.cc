@@ -12,6 +12,15 @@ class ReferenceBackend final : public HostBackend {
     return ref::PackLinear(w);
   }
 
+  absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> data,
+                                                              GroupedWeightView w) const override {
+    w.data = data->data();
+    return ref::PackGrouped(w);
+  }
+  absl::Status FillRandom(const KernelContext& ctx, const FillRandomArgs& a) const override {
+    return ref::FillRandom(ctx, a);
+  }
+
   absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override { return ref::Linear(ctx, a); }
   absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override { return ref::RmsNorm(ctx, a); }
   absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override { return ref::SiluMul(ctx, a); }
@@ -28,6 +37,15 @@ class ReferenceBackend final : public HostBackend {
     return ref::DecodeAttention(ctx, a);
   }
   absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return ref::Argmax(ctx, a); }
+  absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
+    return ref::RouteExperts(ctx, a);
+  }
+  absl::Status GroupedLinear(const KernelContext& ctx, const GroupedLinearArgs& a) const override {
+    return ref::GroupedLinear(ctx, a);
+  }
+  absl::Status CombineExperts(const KernelContext& ctx, const CombineExpertsArgs& a) const override {
+    return ref::CombineExperts(ctx, a);
+  }
 };
 
 }  // namespace

@@ -44,6 +44,12 @@ absl::Status ValidateRopeWriteKv(const RopeWriteKvArgs& a) {
   if (a.pool.head_dim != a.head_dim) {
     return InvalidCall("RopeWriteKv: pool has head_dim ", a.pool.head_dim, ", rows have ", a.head_dim);
   }
+  if ((a.qk_norm.q_weight == nullptr) != (a.qk_norm.k_weight == nullptr)) {
+    return InvalidCall("RopeWriteKv: a norm weight for one of q and k only");
+  }
+  if (a.qk_norm.q_weight != nullptr && !(a.qk_norm.eps >= 0)) {
+    return InvalidCall("RopeWriteKv: eps is ", a.qk_norm.eps);
+  }
   if (a.pool.dtype == DType::kF16) return InvalidCall("RopeWriteKv: pages are f32 or bf16");
   bool any = false;
   for (const RopeSequence& s : a.sequences) any |= s.row_end > s.row_begin;

@@ -28,9 +28,17 @@ struct RopeSequence {
   std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; see attention.h
 };
 
-// Rotates q in place, rotates k and writes k, v (rounded to the pool's type, nearest even) into the pages. k and v in
-// qkv itself are left as they were.
-// InvalidArgument: shapes; a position outside the table; a position on a kNoPage page.
+// RMSNorm of every head's q and k before the rotation (Qwen3): x / sqrt(mean(x²) + eps) * weight over head_dim, in one
+// pass with it. Both weights or neither.
+struct QkNorm {
+  const float* q_weight = nullptr;  // [head_dim]
+  const float* k_weight = nullptr;  // [head_dim]
+  float eps = 0;
+};
+
+// Rotates q in place (normalised first with qk_norm), rotates k and writes k, v (rounded to the pool's type, nearest
+// even) into the pages. k and v in qkv itself are left as they were. InvalidArgument: shapes; one norm weight without
+// the other; a negative eps; a position outside the table; a position on a kNoPage page.
 struct RopeWriteKvArgs {
   Activations qkv;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
   int32_t num_qo_heads = 0;
@@ -40,6 +48,7 @@ struct RopeWriteKvArgs {
   KvPoolView pool;
   std::span<const RopeSequence> sequences;
   int32_t layer = 0;  // of the batch staged on the context's session, which CUDA reads instead of `sequences`
+  QkNorm qk_norm = {};
 };
 
 namespace ref {

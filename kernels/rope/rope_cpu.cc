@@ -17,10 +17,12 @@ void RotateRow(const RopeKernels& kernels, const RopeWriteKvArgs& a, const RopeS
   const float* cos = a.table.cos + static_cast<int64_t>(position) * half;
   const float* sin = a.table.sin + static_cast<int64_t>(position) * half;
   float rotated[256];  // the largest head_dim
-  for (int32_t h = 0; h < a.num_qo_heads; ++h) kernels.rotate(q + h * d, cos, sin, half, q + h * d);
+  for (int32_t h = 0; h < a.num_qo_heads; ++h) {
+    kernels.rotate(q + h * d, a.qk_norm.q_weight, a.qk_norm.eps, cos, sin, half, q + h * d);
+  }
   for (int32_t h = 0; h < a.num_kv_heads; ++h) {
     const int32_t page = s.page_tables[static_cast<size_t>(h)][static_cast<size_t>(position / kPageTokens)];
-    kernels.rotate(k + h * d, cos, sin, half, rotated);
+    kernels.rotate(k + h * d, a.qk_norm.k_weight, a.qk_norm.eps, cos, sin, half, rotated);
     kernels.store(rotated, d, a.pool.dtype, slot, a.pool.k(page));
     kernels.store(v + h * d, d, a.pool.dtype, slot, a.pool.v(page));
   }

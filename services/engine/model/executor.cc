@@ -9,6 +9,7 @@ namespace spl::engine {
 namespace {
 
 float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<float*>(buffer->data()); }
+int32_t* Int32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<int32_t*>(buffer->data()); }
 
 constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
 
@@ -57,7 +58,27 @@ absl::Status Executor::AllocateWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.activated, c.intermediate_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 1, kernels::DType::kF32));
-  return allocate(ws_.gathered_delta, c.hidden_size, act);
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered_delta, c.hidden_size, act));
+  return c.moe.num_experts > 0 ? AllocateExpertWorkspace() : absl::OkStatus();
+}
+
+absl::Status Executor::AllocateExpertWorkspace() {
+  const ModelConfig& c = model_->config();
+  const int64_t rows = options_.max_rows, places = rows * c.moe.num_experts_per_token;
+  const auto allocate = [&](std::unique_ptr<kernels::Buffer>& buffer, int64_t count, size_t bytes) -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(buffer, model_->backend().Allocate(static_cast<size_t>(count) * bytes));
+    return absl::OkStatus();
+  };
+  const size_t act = kernels::DTypeBytes(activation_dtype_);
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.router_logits, rows * c.moe.num_experts, sizeof(float)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_ids, places, sizeof(int32_t)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_weights, places, sizeof(float)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_offsets, c.moe.num_experts + 1, sizeof(int32_t)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.place_rows, places, sizeof(int32_t)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.row_places, places, sizeof(int32_t)));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_gate_up, places * 2 * c.moe.intermediate_size, act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_activated, places * c.moe.intermediate_size, act));
+  return allocate(ws_.expert_out, places * c.hidden_size, act);
 }
 
 kernels::AttentionShape Executor::attention_shape() const {
@@ -190,7 +211,7 @@ absl::Status Executor::Run(const OnLayer& on_layer, const std::function<absl::St
     SPLICE_RETURN_IF_ERROR(backend.Linear(
         context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = Act(ws_.delta), .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(Normalize(Act(ws_.delta), *weights.ffn_norm));
-    SPLICE_RETURN_IF_ERROR(FeedForward(weights));
+    SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights) : FeedForward(weights));
     delta = Act(ws_.delta);
   }
   return absl::OkStatus();
@@ -218,6 +239,9 @@ absl::Status Executor::WriteKv(int32_t layer) {
     rope_sequences_.push_back({rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
                                std::span(table_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
+  const LayerWeights& weights = model_->layer(layer);
+  kernels::QkNorm qk_norm;
+  if (c.qk_norm) qk_norm = {F32(weights.q_norm), F32(weights.k_norm), c.rms_norm_eps};
   return model_->backend().RopeWriteKv(context(), {.qkv = Act(ws_.qkv),
                                                    .num_qo_heads = c.num_qo_heads,
                                                    .num_kv_heads = c.num_kv_heads,
@@ -225,7 +249,8 @@ absl::Status Executor::WriteKv(int32_t layer) {
                                                    .table = model_->rope(),
                                                    .pool = pool_,
                                                    .sequences = rope_sequences_,
-                                                   .layer = layer});
+                                                   .layer = layer,
+                                                   .qk_norm = qk_norm});
 }
 
 absl::Status Executor::FeedForward(const LayerWeights& weights) {
@@ -239,6 +264,50 @@ absl::Status Executor::FeedForward(const LayerWeights& weights) {
                                                      .width = model_->config().intermediate_size}));
   return backend.Linear(
       context(), {.x = Act(ws_.activated), .weight = weights.down.get(), .y = Act(ws_.delta), .num_rows = num_rows_});
+}
+
+absl::Status Executor::RunExperts(const LayerWeights& weights) {
+  const ModelConfig& c = model_->config();
+  const kernels::Backend& backend = model_->backend();
+  const int32_t top_k = c.moe.num_experts_per_token;
+  const int64_t places = static_cast<int64_t>(num_rows_) * top_k;
+  SPLICE_RETURN_IF_ERROR(backend.Linear(
+      context(),
+      {.x = Act(ws_.normed), .weight = weights.router.get(), .y = F32(ws_.router_logits), .num_rows = num_rows_}));
+  SPLICE_RETURN_IF_ERROR(backend.RouteExperts(context(), {.logits = F32(ws_.router_logits),
+                                                          .num_rows = num_rows_,
+                                                          .num_experts = c.moe.num_experts,
+                                                          .top_k = top_k,
+                                                          .renormalize = c.moe.renormalize,
+                                                          .expert_ids = Int32(ws_.expert_ids),
+                                                          .weights = F32(ws_.expert_weights),
+                                                          .offsets = Int32(ws_.expert_offsets),
+                                                          .rows = Int32(ws_.place_rows),
+                                                          .places = Int32(ws_.row_places)}));
+  SPLICE_RETURN_IF_ERROR(backend.GroupedLinear(context(), {.x = Act(ws_.normed),
+                                                           .num_x_rows = num_rows_,
+                                                           .rows = Int32(ws_.place_rows),
+                                                           .offsets = Int32(ws_.expert_offsets),
+                                                           .weight = weights.expert_gate_up.get(),
+                                                           .y = Act(ws_.expert_gate_up),
+                                                           .num_places = places}));
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = Act(ws_.expert_gate_up),
+                                                     .out = Act(ws_.expert_activated),
+                                                     .num_rows = places,
+                                                     .width = c.moe.intermediate_size}));
+  SPLICE_RETURN_IF_ERROR(backend.GroupedLinear(context(), {.x = Act(ws_.expert_activated),
+                                                           .num_x_rows = places,
+                                                           .offsets = Int32(ws_.expert_offsets),
+                                                           .weight = weights.expert_down.get(),
+                                                           .y = Act(ws_.expert_out),
+                                                           .num_places = places}));
+  return backend.CombineExperts(context(), {.y = Act(ws_.expert_out),
+                                            .places = Int32(ws_.row_places),
+                                            .weights = F32(ws_.expert_weights),
+                                            .out = Act(ws_.delta),
+                                            .num_rows = num_rows_,
+                                            .top_k = top_k,
+                                            .width = c.hidden_size});
 }
 
 absl::Status Executor::ReserveLogits(int64_t num_rows) {

@@ -83,6 +83,8 @@ class Executor {
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
   absl::Status FeedForward(const LayerWeights& weights);
+  absl::Status RunExperts(const LayerWeights& weights);
+  absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
   kernels::Activations Act(const std::unique_ptr<kernels::Buffer>& buffer) const {
     return {buffer->data(), activation_dtype_};
@@ -127,6 +129,16 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows]
+    // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
+    std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]
+    std::unique_ptr<kernels::Buffer> expert_ids;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> expert_weights;    // f32 [places]
+    std::unique_ptr<kernels::Buffer> expert_offsets;    // int32 [experts + 1]
+    std::unique_ptr<kernels::Buffer> place_rows;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> row_places;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> expert_gate_up;    // [places, 2 expert ffn]
+    std::unique_ptr<kernels::Buffer> expert_activated;  // [places, expert ffn]
+    std::unique_ptr<kernels::Buffer> expert_out;        // [places, hidden]
   } ws_;
 };
 

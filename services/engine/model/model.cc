@@ -9,43 +9,31 @@
 
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
+#include "services/engine/model/weight_source.h"
 
 namespace spl::engine {
 namespace {
 
 using kernels::DType;
 
-absl::StatusOr<DType> WeightType(const std::string& name, TensorType type) {
-  switch (type) {
-    case TensorType::kF32:
-      return DType::kF32;
-    case TensorType::kBF16:
-      return DType::kBF16;
-    case TensorType::kF16:
-      return DType::kF16;
-    default:
-      return InvalidArgument("tensor '{}' is not a floating-point tensor", name);
-  }
-}
-
-float ElementAsFloat(const std::byte* data, DType type, int64_t i) {
-  if (type == DType::kF32) {
-    float x;
-    std::memcpy(&x, data + 4 * i, 4);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, data + 2 * i, 2);
-  return type == DType::kBF16 ? kernels::ToFloat(kernels::bf16{bits}) : kernels::HalfToFloat(bits);
-}
-
 // The parts of the configuration that change what the model computes, spelled unambiguously.
 std::string ConfigIdentity(const ModelConfig& c) {
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{:.9g}|{}|{}|rope:{}:{:.17g}:{:.17g}:{:.17g}:{:.17g}:{}", c.architecture,
-                     c.hidden_size, c.intermediate_size, c.num_layers, c.num_qo_heads, c.num_kv_heads, c.head_dim,
-                     c.vocab_size, c.rms_norm_eps, c.tie_word_embeddings, c.attention_bias,
-                     static_cast<int>(c.rope.scaling), c.rope.theta, c.rope.factor, c.rope.low_freq_factor,
-                     c.rope.high_freq_factor, c.rope.original_max_positions);
+  std::string identity = fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{:.9g}|{}|{}|rope:{}:{:.17g}:{:.17g}:{:.17g}:{:.17g}:{}",
+                                     c.architecture, c.hidden_size, c.intermediate_size, c.num_layers, c.num_qo_heads,
+                                     c.num_kv_heads, c.head_dim, c.vocab_size, c.rms_norm_eps, c.tie_word_embeddings,
+                                     c.attention_bias, static_cast<int>(c.rope.scaling), c.rope.theta, c.rope.factor,
+                                     c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions);
+  // What came later is spelled only where it is used, so that stored chunks of older models keep their keys.
+  if (c.rope.scaling == RopeScaling::kYarn)
+    identity += fmt::format("|yarn:{:.17g}:{:.17g}:{}:{:.17g}", c.rope.beta_fast, c.rope.beta_slow, c.rope.truncate,
+                            c.rope.attention_factor);
+  if (c.qk_norm) identity += "|qk_norm";
+  if (!c.sliding_windows.empty()) identity += fmt::format("|windows:{}", fmt::join(c.sliding_windows, ","));
+  if (c.moe.num_experts > 0)
+    identity +=
+        fmt::format("|moe:{}:{}:{}:{}:{}:{}", c.moe.num_experts, c.moe.num_experts_per_token, c.moe.intermediate_size,
+                    c.moe.renormalize, c.moe.sparse_step, fmt::join(c.moe.dense_layers, ","));
+  return identity;
 }
 
 chunk::Digest Sha256(const std::string& text) {
@@ -74,7 +62,7 @@ chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
 // Builds a Model tensor by tensor; one use.
 class ModelLoader {
  public:
-  ModelLoader(Model& model, const Checkpoint& checkpoint) : model_(model), checkpoint_(checkpoint) {}
+  ModelLoader(Model& model, WeightSource& source) : model_(model), source_(source) {}
 
   absl::Status Load() {
     const ModelConfig& c = model_.config_;
@@ -82,7 +70,11 @@ class ModelLoader {
     SPLICE_ASSIGN_OR_RETURN(model_.final_norm_, Vector("model.norm.weight", c.hidden_size));
     for (int32_t i = 0; i < c.num_layers; ++i) {
       LayerWeights layer;
-      SPLICE_RETURN_IF_ERROR(LoadLayer(fmt::format("model.layers.{}.", i), layer));
+      const std::string prefix = fmt::format("model.layers.{}.", i);
+      SPLICE_RETURN_IF_ERROR(LoadAttention(prefix, layer));
+      SPLICE_ASSIGN_OR_RETURN(layer.ffn_norm, Vector(prefix + "post_attention_layernorm.weight", c.hidden_size));
+      SPLICE_RETURN_IF_ERROR(c.is_moe_layer(i) ? LoadExperts(prefix + "mlp.", layer)
+                                               : LoadFeedForward(prefix + "mlp.", layer));
       model_.layers_.push_back(std::move(layer));
     }
     const std::string head = c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
@@ -94,15 +86,16 @@ class ModelLoader {
   absl::Status LoadEmbedding() {
     const ModelConfig& c = model_.config_;
     const std::string name = "model.embed_tokens.weight";
-    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, {c.vocab_size, c.hidden_size}));
-    SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, WeightType(name, t.type));
-    SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(t.bytes));
-    return model_.backend_->Copy(kernels::CopyKind::kUpload, model_.embedding_->data(), t.data, t.bytes);
+    const std::vector<int64_t> shape = {c.vocab_size, c.hidden_size};
+    SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, source_.TypeOf(name, shape));
+    SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(kernels::DTypeBytes(model_.embedding_dtype_) *
+                                                                         c.vocab_size * c.hidden_size));
+    return source_.Write(name, shape, model_.embedding_->data());
   }
 
-  absl::Status LoadLayer(const std::string& prefix, LayerWeights& layer) {
+  absl::Status LoadAttention(const std::string& prefix, LayerWeights& layer) {
     const ModelConfig& c = model_.config_;
-    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    const std::string attention = prefix + "self_attn.";
     const std::vector<int64_t> qkv_rows = {c.q_size(), c.kv_size(), c.kv_size()};
     SPLICE_ASSIGN_OR_RETURN(layer.attention_norm, Vector(prefix + "input_layernorm.weight", c.hidden_size));
     SPLICE_ASSIGN_OR_RETURN(
@@ -112,36 +105,93 @@ class ModelLoader {
       SPLICE_ASSIGN_OR_RETURN(
           layer.qkv_bias,
           Bias({attention + "q_proj.bias", attention + "k_proj.bias", attention + "v_proj.bias"}, qkv_rows));
-      if (checkpoint_.Contains(attention + "o_proj.bias"))
+      if (source_.Contains(attention + "o_proj.bias"))
         return InvalidArgument("tensor '{}o_proj.bias': a bias of the output projection is not supported", attention);
     }
+    if (c.qk_norm) {
+      SPLICE_ASSIGN_OR_RETURN(layer.q_norm, Vector(attention + "q_norm.weight", c.head_dim));
+      SPLICE_ASSIGN_OR_RETURN(layer.k_norm, Vector(attention + "k_norm.weight", c.head_dim));
+    }
     SPLICE_ASSIGN_OR_RETURN(layer.o, Linear({attention + "o_proj.weight"}, {c.hidden_size}, c.q_size()));
-    SPLICE_ASSIGN_OR_RETURN(layer.ffn_norm, Vector(prefix + "post_attention_layernorm.weight", c.hidden_size));
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadFeedForward(const std::string& mlp, LayerWeights& layer) {
+    const ModelConfig& c = model_.config_;
     SPLICE_ASSIGN_OR_RETURN(layer.gate_up, Linear({mlp + "gate_proj.weight", mlp + "up_proj.weight"},
                                                   {c.intermediate_size, c.intermediate_size}, c.hidden_size));
     SPLICE_ASSIGN_OR_RETURN(layer.down, Linear({mlp + "down_proj.weight"}, {c.hidden_size}, c.intermediate_size));
     return absl::OkStatus();
   }
 
-  // Tensors of one width and type stacked by rows and packed as one weight.
+  absl::Status LoadExperts(const std::string& mlp, LayerWeights& layer) {
+    const ModelConfig& c = model_.config_;
+    const int64_t width = c.moe.intermediate_size;
+    SPLICE_ASSIGN_OR_RETURN(layer.router, Router(mlp + "gate.weight"));
+    std::vector<std::string> gate_up, down;
+    for (int32_t e = 0; e < c.moe.num_experts; ++e) {
+      const std::string expert = fmt::format("{}experts.{}.", mlp, e);
+      gate_up.insert(gate_up.end(), {expert + "gate_proj.weight", expert + "up_proj.weight"});
+      down.push_back(expert + "down_proj.weight");
+    }
+    SPLICE_ASSIGN_OR_RETURN(layer.expert_gate_up, Grouped(gate_up, width, c.hidden_size));
+    SPLICE_ASSIGN_OR_RETURN(layer.expert_down, Grouped(down, c.hidden_size, width));
+    return absl::OkStatus();
+  }
+
+  // Where activations are f32 the router's weight is widened too: which experts a row goes to shall not hang on the
+  // rounding of a 16-bit product.
+  absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Router(const std::string& name) {
+    const ModelConfig& c = model_.config_;
+    if (model_.backend_->activation_dtype(c.dtype) != DType::kF32)
+      return Linear({name}, {c.moe.num_experts}, c.hidden_size);
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<float> values, source_.Floats(name, {c.moe.num_experts, c.hidden_size}));
+    SPLICE_ASSIGN_OR_RETURN(auto buffer, FloatBuffer(values));
+    return model_.backend_->AdoptLinear(
+        std::move(buffer), {.dtype = DType::kF32, .out_features = c.moe.num_experts, .in_features = c.hidden_size});
+  }
+
+  // Tensors of one width and type in device memory, one behind the other.
+  struct Stacked {
+    std::unique_ptr<kernels::Buffer> data;
+    DType dtype = DType::kF32;
+    int64_t rows = 0;
+  };
+  absl::StatusOr<Stacked> Stack(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
+                                int64_t width) {
+    Stacked stacked;
+    for (size_t i = 0; i < names.size(); ++i) {
+      SPLICE_ASSIGN_OR_RETURN(const DType type, source_.TypeOf(names[i], {rows[i], width}));
+      if (i > 0 && type != stacked.dtype)
+        return InvalidArgument("tensors '{}' and '{}' differ in type", names[0], names[i]);
+      stacked.dtype = type;
+      stacked.rows += rows[i];
+    }
+    const int64_t row_bytes = width * static_cast<int64_t>(kernels::DTypeBytes(stacked.dtype));
+    SPLICE_ASSIGN_OR_RETURN(stacked.data, model_.backend_->Allocate(stacked.rows * row_bytes));
+    auto* to = static_cast<std::byte*>(stacked.data->data());
+    for (size_t i = 0; i < names.size(); ++i) {
+      SPLICE_RETURN_IF_ERROR(source_.Write(names[i], {rows[i], width}, to));
+      to += rows[i] * row_bytes;
+    }
+    return stacked;
+  }
+
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<std::string>& names,
                                                                 const std::vector<int64_t>& rows, int64_t width) {
-    std::vector<std::byte> stacked;
-    kernels::WeightView view{.in_features = width};
-    for (size_t i = 0; i < names.size(); ++i) {
-      SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(names[i], {rows[i], width}));
-      SPLICE_ASSIGN_OR_RETURN(const DType type, WeightType(names[i], t.type));
-      if (i > 0 && type != view.dtype)
-        return InvalidArgument("tensors '{}' and '{}' differ in type", names[0], names[i]);
-      view.dtype = type;
-      view.out_features += rows[i];
-      if (names.size() == 1)
-        view.data = t.data;
-      else
-        stacked.insert(stacked.end(), t.data, t.data + t.bytes);
-    }
-    if (names.size() > 1) view.data = stacked.data();
-    return model_.backend_->PackLinear(view);
+    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(names, rows, width));
+    return model_.backend_->AdoptLinear(std::move(stacked.data),
+                                        {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = width});
+  }
+
+  // The same number of tensors of every expert, each of `rows` rows.
+  absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<std::string>& names, int64_t rows,
+                                                                  int64_t width) {
+    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(names, std::vector<int64_t>(names.size(), rows), width));
+    const int32_t experts = model_.config_.moe.num_experts;
+    return model_.backend_->AdoptGrouped(
+        std::move(stacked.data),
+        {.dtype = stacked.dtype, .num_experts = experts, .out_features = stacked.rows / experts, .in_features = width});
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
@@ -153,9 +203,8 @@ class ModelLoader {
                                                         const std::vector<int64_t>& sizes) {
     std::vector<float> values;
     for (size_t i = 0; i < names.size(); ++i) {
-      SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(names[i], {sizes[i]}));
-      SPLICE_ASSIGN_OR_RETURN(const DType type, WeightType(names[i], t.type));
-      for (int64_t j = 0; j < sizes[i]; ++j) values.push_back(ElementAsFloat(t.data, type, j));
+      SPLICE_ASSIGN_OR_RETURN(const std::vector<float> part, source_.Floats(names[i], {sizes[i]}));
+      values.insert(values.end(), part.begin(), part.end());
     }
     return FloatBuffer(values);
   }
@@ -170,14 +219,15 @@ class ModelLoader {
   absl::Status BuildRope() {
     const ModelConfig& c = model_.config_;
     const std::vector<float> frequencies = InverseFrequencies(c.rope, c.head_dim);
+    const auto scale = static_cast<float>(c.rope.attention_factor);  // 1 but for YaRN
     std::vector<float> cosines, sines;
     cosines.reserve(static_cast<size_t>(c.max_positions) * frequencies.size());
     sines.reserve(cosines.capacity());
     for (int32_t position = 0; position < c.max_positions; ++position) {
       for (float f : frequencies) {
         const float angle = static_cast<float>(position) * f;  // float32, as the reference implementation
-        cosines.push_back(std::cos(angle));
-        sines.push_back(std::sin(angle));
+        cosines.push_back(std::cos(angle) * scale);
+        sines.push_back(std::sin(angle) * scale);
       }
     }
     SPLICE_ASSIGN_OR_RETURN(model_.rope_cos_, FloatBuffer(cosines));
@@ -186,21 +236,40 @@ class ModelLoader {
   }
 
   Model& model_;
-  const Checkpoint& checkpoint_;
+  WeightSource& source_;
 };
+
+absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, WeightSource& source,
+                                                    std::shared_ptr<const kernels::Backend> backend,
+                                                    const ModelOptions& options) {
+  auto model = std::shared_ptr<Model>(new Model);
+  model->config_ = std::move(config);
+  model->backend_ = std::move(backend);
+  model->kv_dtype_ = options.kv_dtype.value_or(model->config_.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
+  if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
+  SPLICE_RETURN_IF_ERROR(ModelLoader(*model, source).Load());
+  model->layout_digest_ = LayoutDigest(model->config_, model->kv_dtype_);
+  return model;
+}
 
 absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& model_dir,
                                                          std::shared_ptr<const kernels::Backend> backend,
                                                          const ModelOptions& options) {
-  auto model = std::shared_ptr<Model>(new Model);
-  SPLICE_ASSIGN_OR_RETURN(model->config_, LoadModelConfig(model_dir));
+  SPLICE_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
   SPLICE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(model_dir));
-  model->backend_ = std::move(backend);
-  model->kv_dtype_ = options.kv_dtype.value_or(model->config_.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
-  if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
-  SPLICE_RETURN_IF_ERROR(ModelLoader(*model, checkpoint).Load());
+  const auto source = MakeCheckpointSource(checkpoint, *backend);
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(std::move(config), *source, std::move(backend), options));
   model->fingerprint_ = Fingerprint(model->config_, checkpoint);
-  model->layout_digest_ = LayoutDigest(model->config_, model->kv_dtype_);
+  return std::shared_ptr<const Model>(std::move(model));
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel& random,
+                                                               std::shared_ptr<const kernels::Backend> backend,
+                                                               const ModelOptions& options) {
+  SPLICE_ASSIGN_OR_RETURN(const auto source, MakeRandomSource(random, *backend));
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, *source, std::move(backend), options));
+  model->fingerprint_ = Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config), random.seed,
+                                           kernels::DTypeName(random.config.dtype)));
   return std::shared_ptr<const Model>(std::move(model));
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/common/backend.h"
 #include "services/chunk/chunk.h"
 #include "services/engine/model/model_config.h"
+#include "services/engine/model/random_weights.h"
 
 namespace spl::engine {
 
@@ -18,9 +19,17 @@ struct LayerWeights {
   std::unique_ptr<kernels::LinearWeight> qkv;       // [(Hq + 2 Hk) d, hidden]: q, k, v stacked
   std::unique_ptr<kernels::Buffer> qkv_bias;        // f32 [(Hq + 2 Hk) d], or null
   std::unique_ptr<kernels::LinearWeight> o;         // [hidden, Hq d]
+  std::unique_ptr<kernels::Buffer> q_norm, k_norm;  // f32 [head_dim], or null
   std::unique_ptr<kernels::Buffer> ffn_norm;        // f32 [hidden]
-  std::unique_ptr<kernels::LinearWeight> gate_up;   // [2 ffn, hidden]: gate, up stacked
-  std::unique_ptr<kernels::LinearWeight> down;      // [hidden, ffn]
+  // Dense feed-forward; null in a layer of experts.
+  std::unique_ptr<kernels::LinearWeight> gate_up;  // [2 ffn, hidden]: gate, up stacked
+  std::unique_ptr<kernels::LinearWeight> down;     // [hidden, ffn]
+  // Mixture of experts; null in a dense layer.
+  std::unique_ptr<kernels::LinearWeight> router;           // [experts, hidden]
+  std::unique_ptr<kernels::GroupedWeight> expert_gate_up;  // [experts, 2 expert ffn, hidden]
+  std::unique_ptr<kernels::GroupedWeight> expert_down;     // [experts, hidden, expert ffn]
+
+  bool has_experts() const { return router != nullptr; }
 };
 
 struct ModelOptions {
@@ -37,6 +46,11 @@ class Model {
                                                            std::shared_ptr<const kernels::Backend> backend,
                                                            const ModelOptions& options = {});
 
+  // A model without a checkpoint (random_weights.h). Its fingerprint follows from the configuration and the seed.
+  static absl::StatusOr<std::shared_ptr<const Model>> LoadRandom(const RandomModel& random,
+                                                                 std::shared_ptr<const kernels::Backend> backend,
+                                                                 const ModelOptions& options = {});
+
   const ModelConfig& config() const { return config_; }
   const kernels::Backend& backend() const { return *backend_; }
   kernels::DType kv_dtype() const { return kv_dtype_; }
@@ -49,7 +63,8 @@ class Model {
   const kernels::LinearWeight& lm_head() const { return *lm_head_; }
   kernels::RopeTable rope() const;
 
-  // SHA-256 over the configuration that changes results and over every weight file. Part of every chunk key.
+  // SHA-256 over the configuration that changes results and over every weight file (or the seed). Part of every chunk
+  // key.
   const chunk::Digest& fingerprint() const { return fingerprint_; }
   // SHA-256 over everything that decides what a page's bytes mean: layers, KV heads, head_dim, dtype, page size.
   const chunk::Digest& layout_digest() const { return layout_digest_; }
@@ -57,6 +72,9 @@ class Model {
  private:
   Model() = default;
   friend class ModelLoader;
+  static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, WeightSource& source,
+                                                      std::shared_ptr<const kernels::Backend> backend,
+                                                      const ModelOptions& options);
 
   ModelConfig config_;
   std::shared_ptr<const kernels::Backend> backend_;

@@ -25,8 +25,9 @@ class RecoveryPolicy {
  public:
   virtual ~RecoveryPolicy() = default;
   virtual std::string_view name() const = 0;
-  // True when the KV it produces from exact keys is exact (algorithms.md 6.3): full causal attention, dense
-  // feed-forward, every row, every layer. Only then may its pages enter the prefix index and the chunk store.
+  // True when the KV it produces from exact keys is exact (algorithms.md 6.3): the model's own causal
+  // attention (its sliding window where it has one), its own feed-forward, every row, every layer. Only then may its
+  // pages enter the prefix index and the chunk store.
   virtual bool is_exact() const = 0;
   virtual LayerPlan PlanLayer(int32_t layer) = 0;
 };

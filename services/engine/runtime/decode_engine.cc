@@ -60,7 +60,7 @@ DecodeEngine::~DecodeEngine() { SPLICE_CHECK(!thread_.joinable(), "Stop() was no
 absl::Status DecodeEngine::WarmUp() {
   SequenceKv kv(pool_, KvShapeOf(model_->config()));
   SPLICE_RETURN_IF_ERROR(kv.Reserve(2));
-  DenseSelector selector;
+  DenseSelector selector(model_->config());
   for (int pass = 0; pass < 2; ++pass) {
     const auto start = Clock::now();
     const DecodeRow row{0, &kv, &selector};

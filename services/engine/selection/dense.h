@@ -1,4 +1,5 @@
-// Selector `dense`: every resident token; the oracle for every other selector.
+// Selector `dense`: every token that the model itself lets a query see (all, or its sliding window); the oracle for
+// every other selector.
 #pragma once
 
 #include "services/engine/selection/token_selector.h"
@@ -7,10 +8,14 @@ namespace spl::engine {
 
 class DenseSelector final : public TokenSelector {
  public:
+  explicit DenseSelector(const ModelConfig& config) : config_(config) {}
   std::string_view name() const override { return "dense"; }
   bool is_exact() const override { return true; }
   uint64_t plan_key() const override { return 0; }
-  kernels::HeadVisibility Select(int32_t /*layer*/, int32_t /*kv_head*/) override { return {}; }
+  kernels::HeadVisibility Select(int32_t layer, int32_t /*kv_head*/) override { return config_.visibility(layer); }
+
+ private:
+  const ModelConfig& config_;  // of the model, which outlives its sequences
 };
 
 }  // namespace spl::engine

@@ -34,7 +34,9 @@ struct Problem {
         dtype(dtype),
         angles(d),
         positions{{0, 1, 63, 64, 65, 200, 399}, {5, 6, 7, 128}},
-        qkv(random.Normals(static_cast<size_t>(11) * (qo + 2 * kv) * d)) {
+        qkv(random.Normals(static_cast<size_t>(11) * (qo + 2 * kv) * d)),
+        q_norm(random.Normals(d)),
+        k_norm(random.Normals(d)) {
     std::vector<int32_t> pages(num_pages());
     for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
     std::shuffle(pages.begin(), pages.end(), random.engine());
@@ -62,6 +64,7 @@ struct Problem {
     a.table = {angles.cos.data(), angles.sin.data(), kMaxPositions};
     a.pool = pool;
     a.sequences = sequences;
+    if (with_norm) a.qk_norm = {q_norm.data(), k_norm.data(), 1e-6f};
     return a;
   }
 
@@ -78,7 +81,8 @@ struct Problem {
   DType dtype;
   Angles angles;
   std::vector<std::vector<int32_t>> positions;
-  std::vector<float> qkv;
+  std::vector<float> qkv, q_norm, k_norm;
+  bool with_norm = false;
   std::vector<std::vector<int32_t>> tables;
   std::vector<std::span<const int32_t>> spans;
 };
@@ -99,10 +103,13 @@ TEST_P(RopeWriteKv, EqualsReference) {
   TestContext t(GetParam(), 3);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (int32_t d : {8, 16, 40, 64, 128, 256}) {
-      const Problem p(random, 4, 2, d, dtype);
-      const Problem::Outcome want = p.Run(ref::RopeWriteKv, t.ctx), got = p.Run(cpu::RopeWriteKv, t.ctx);
-      ExpectClose(got.qkv, want.qkv, DType::kF32, "qkv");
-      ExpectClose(PoolFloats(p, got.pool), PoolFloats(p, want.pool), dtype, "pages");
+      for (bool with_norm : {false, true}) {
+        Problem p(random, 4, 2, d, dtype);
+        p.with_norm = with_norm;
+        const Problem::Outcome want = p.Run(ref::RopeWriteKv, t.ctx), got = p.Run(cpu::RopeWriteKv, t.ctx);
+        ExpectClose(got.qkv, want.qkv, DType::kF32, "qkv");
+        ExpectClose(PoolFloats(p, got.pool), PoolFloats(p, want.pool), dtype, "pages");
+      }
     }
   }
 }
@@ -131,11 +138,53 @@ TEST_P(RopeWriteKv, RotatesAndStoresWhatTheContractSays) {
                            std::span(p.qkv).subspan(row * stride + 192, 64)));
 }
 
+// The norm written out in double: position 0 turns nothing, elsewhere the norm comes before the rotation. Only q
+// changes in qkv, and V goes to its page as it was.
+TEST_P(RopeWriteKv, NormalisesEachHeadBeforeTheRotation) {
+  Random random(76);
+  TestContext t(GetParam());
+  constexpr int32_t kDim = 40, kHalf = kDim / 2;
+  Problem p(random, 2, 1, kDim, DType::kF32);
+  p.with_norm = true;
+  const auto expected = [&](const float* in, const std::vector<float>& weight, int32_t position) {
+    double sum = 0;
+    for (int32_t c = 0; c < kDim; ++c) sum += double(in[c]) * in[c];
+    const double scale = 1 / std::sqrt(sum / kDim + 1e-6f);
+    std::vector<float> out(kDim);
+    for (int32_t c = 0; c < kHalf; ++c) {
+      const double x = in[c] * scale * weight[c], y = in[c + kHalf] * scale * weight[c + kHalf];
+      const double cosine = p.angles.cos[position * kHalf + c], sine = p.angles.sin[position * kHalf + c];
+      out[c] = static_cast<float>(x * cosine - y * sine);
+      out[c + kHalf] = static_cast<float>(y * cosine + x * sine);
+    }
+    return out;
+  };
+  for (const auto& op : {ref::RopeWriteKv, cpu::RopeWriteKv}) {
+    const Problem::Outcome got = p.Run(op, t.ctx);
+    const std::vector<float> pool = PoolFloats(p, got.pool);
+    for (int32_t row = 0; row < 11; ++row) {
+      const int32_t s = row < 7 ? 0 : 1, position = p.positions[s][row - 7 * s];
+      const float* in = &p.qkv[row * 4 * kDim];
+      for (int32_t h = 0; h < 2; ++h) {
+        ExpectClose(std::span(got.qkv).subspan((row * 4 + h) * kDim, kDim), expected(in + h * kDim, p.q_norm, position),
+                    DType::kF32, "q");
+      }
+      EXPECT_TRUE(BitwiseEqual(std::span(got.qkv).subspan((row * 4 + 2) * kDim, 2 * kDim), {in + 2 * kDim, 2 * kDim}));
+      const int64_t page = p.tables[s][position / 64], slot = position % 64;
+      ExpectClose(std::span(pool).subspan((page * 2 * 64 + slot) * kDim, kDim),
+                  expected(in + 2 * kDim, p.k_norm, position), DType::kF32, "k");
+      EXPECT_TRUE(BitwiseEqual(std::span(pool).subspan(((page * 2 + 1) * 64 + slot) * kDim, kDim),
+                               {in + 3 * kDim, static_cast<size_t>(kDim)}));
+    }
+  }
+}
+
 // Slots and pages that no row names keep their bytes, and neither batch nor threads change one.
 TEST_P(RopeWriteKv, WritesOnlyItsOwnSlots) {
   Random random(73);
   TestContext one(GetParam(), 1), four(GetParam(), 4);
-  const Problem p(random, 2, 2, 64, DType::kBF16);
+  Problem p(random, 2, 2, 64, DType::kBF16);
+  p.with_norm = true;
   const Problem::Outcome a = p.Run(cpu::RopeWriteKv, one.ctx), b = p.Run(cpu::RopeWriteKv, four.ctx);
   EXPECT_EQ(a.pool, b.pool);
   EXPECT_TRUE(BitwiseEqual(a.qkv, b.qkv));
@@ -199,6 +248,13 @@ TEST(RopeWriteKvValidation, RefusesWhatItCannotRun) {
   EXPECT_EQ(code([](Args& a, Sequences&) { a.qkv = nullptr; }), kInvalid);
   EXPECT_EQ(code([](Args& a, Sequences&) { a.table.max_positions = 399; }), kInvalid);
   EXPECT_EQ(code([](Args& a, Sequences&) { a.pool.num_pages = 1; }), kInvalid);
+  EXPECT_EQ(code([&](Args& a, Sequences&) {
+              a.qk_norm = {p.q_norm.data(), p.k_norm.data(), 0};
+            }),
+            absl::StatusCode::kOk);
+  EXPECT_EQ(code([&](Args& a, Sequences&) { a.qk_norm = {p.q_norm.data(), nullptr, 0}; }), kInvalid);
+  EXPECT_EQ(code([&](Args& a, Sequences&) { a.qk_norm = {nullptr, p.k_norm.data(), 0}; }), kInvalid);
+  EXPECT_EQ(code([&](Args& a, Sequences&) { a.qk_norm = {p.q_norm.data(), p.k_norm.data(), -1}; }), kInvalid);
   EXPECT_EQ(code([](Args&, Sequences& s) { s[0].page_tables = {}; }), kInvalid);
   EXPECT_EQ(code([](Args&, Sequences& s) { s[1].row_end = 12; }), kInvalid);
   p.tables[0][3] = kNoPage;  // under position 200

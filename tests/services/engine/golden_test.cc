@@ -12,12 +12,24 @@
 namespace spl::engine {
 namespace {
 
+enum class Arithmetic {
+  kReference,  // the reference backend, K and V cached in f32
+  kF32,        // the CPU backend with f32 products and f32 K and V: of 16-bit weights nothing else is rounded
+  kDefault,    // the CPU backend as the programs run it: for bf16 weights bf16 products (where the machine has them)
+               // and bf16 K and V
+};
+
 struct Case {
   const char* name;
-  bool splice_tiny;
+  Arithmetic arithmetic;
   double tolerance;  // relative L2 of the logits
-  bool reference_backend;
 };
+
+std::shared_ptr<const kernels::Backend> MakeBackend(Arithmetic arithmetic) {
+  if (arithmetic == Arithmetic::kReference) return kernels::MakeReferenceBackend();
+  return kernels::MakeCpuBackend(
+      {.gemm = arithmetic == Arithmetic::kF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto});
+}
 
 std::vector<int32_t> Ints(const SafetensorsFile& file, const std::string& name) {
   const auto tensor = file.Find(name);
@@ -44,6 +56,20 @@ double RelativeL2(std::span<const float> got, std::span<const float> want) {
   return std::sqrt(difference / norm);
 }
 
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  switch (info.param.arithmetic) {
+    case Arithmetic::kReference:
+      return name + "_ref";
+    case Arithmetic::kF32:
+      return name + "_cpu_f32";
+    case Arithmetic::kDefault:
+      break;
+  }
+  return name + "_cpu";
+}
+
 class GoldenTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
@@ -53,14 +79,17 @@ class GoldenTest : public testing::TestWithParam<Case> {
     auto golden = SafetensorsFile::Open(folder + "/golden.safetensors");
     ASSERT_TRUE(golden.ok()) << golden.status();
     golden_ = std::move(*golden);
-    std::shared_ptr<const kernels::Backend> backend =
-        GetParam().reference_backend ? kernels::MakeReferenceBackend() : kernels::MakeCpuBackend();
-    auto model = Model::Load(GetParam().splice_tiny ? test::kTinyModel : folder, backend);
+    const bool splice_tiny = std::string(GetParam().name) == "splice-tiny";
+    ModelOptions options;
+    if (GetParam().arithmetic != Arithmetic::kDefault) options.kv_dtype = kernels::DType::kF32;
+    auto model = Model::Load(splice_tiny ? test::kTinyModel : folder, MakeBackend(GetParam().arithmetic), options);
     ASSERT_TRUE(model.ok()) << model.status();
     auto generator = LocalGenerator::Create(*model, {.executor = {.max_rows = 128}, .max_tokens = 1024});
     ASSERT_TRUE(generator.ok()) << generator.status();
     generator_ = std::move(*generator);
   }
+
+  void CheckGreedy();
 
   std::unique_ptr<SafetensorsFile> golden_;
   std::unique_ptr<LocalGenerator> generator_;
@@ -94,7 +123,7 @@ TEST_P(GoldenTest, LogitsAndArgmax) {
   }
 }
 
-TEST_P(GoldenTest, GreedyContinuations) {
+void GoldenTest::CheckGreedy() {
   for (int p = 0; golden_->Contains("p" + std::to_string(p) + ".greedy"); ++p) {
     const std::string prefix = "p" + std::to_string(p);
     const std::vector<int32_t> want = Ints(*golden_, prefix + ".greedy");
@@ -113,15 +142,28 @@ TEST_P(GoldenTest, GreedyContinuations) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
-                         testing::Values(Case{"tiny-llama3", false, 1e-4, true},
-                                         Case{"tiny-llama3", false, 1e-4, false},
-                                         Case{"splice-tiny", true, 4e-3, false}),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name + (info.param.reference_backend ? "_ref" : "_cpu");
-                         });
+TEST_P(GoldenTest, GreedyContinuations) { CheckGreedy(); }
+
+// The logits of these two in bf16 arithmetic are NOT within 4e-3 of the golden ones: with hidden size 64 and random
+// weights, rounding K and V alone costs tiny-qwen2 up to 9.1e-3 (measured with the reference backend), bf16 products
+// bring it to 1.4e-2 and tiny-qwen3 to 6.7e-3. In f32 arithmetic both are within 1e-4, below. What does hold in bf16:
+class Bf16GreedyTest : public GoldenTest {};
+TEST_P(Bf16GreedyTest, GreedyContinuations) { CheckGreedy(); }
+INSTANTIATE_TEST_SUITE_P(Models, Bf16GreedyTest,
+                         testing::Values(Case{"tiny-qwen2", Arithmetic::kDefault, 0},
+                                         Case{"tiny-qwen3", Arithmetic::kDefault, 0}),
+                         CaseName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, GoldenTest,
+    testing::Values(Case{"tiny-llama3", Arithmetic::kReference, 1e-4}, Case{"tiny-llama3", Arithmetic::kDefault, 1e-4},
+                    Case{"tiny-mistral", Arithmetic::kReference, 1e-4},
+                    Case{"tiny-mistral", Arithmetic::kDefault, 1e-4}, Case{"tiny-qwen2", Arithmetic::kReference, 1e-4},
+                    Case{"tiny-qwen2", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3", Arithmetic::kReference, 1e-4},
+                    Case{"tiny-qwen3", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3-moe", Arithmetic::kReference, 1e-4},
+                    Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3-moe", Arithmetic::kDefault, 4e-3},
+                    Case{"splice-tiny", Arithmetic::kDefault, 4e-3}),
+    CaseName);
 
 }  // namespace
 }  // namespace spl::engine

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -161,6 +163,153 @@ TEST_F(ModelFolderTest, ConfigFields) {
   EXPECT_THAT(LoadError(), HasSubstr("not a JSON object"));
 }
 
+// config.json texts of the families, by the fields that matter.
+json FamilyConfig(const std::string& architecture) {
+  json c = {{"architectures", {architecture}},
+            {"hidden_size", 64},
+            {"intermediate_size", 96},
+            {"num_hidden_layers", 6},
+            {"num_attention_heads", 4},
+            {"num_key_value_heads", 2},
+            {"vocab_size", 512},
+            {"head_dim", nullptr},
+            {"max_position_embeddings", 2048},
+            {"torch_dtype", "bfloat16"},
+            {"rope_scaling", nullptr},
+            {"sliding_window", nullptr}};
+  if (architecture == "Qwen3MoeForCausalLM")
+    c.update({{"num_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 48}, {"norm_topk_prob", true}});
+  return c;
+}
+
+ModelConfig Parsed(const json& c) {
+  auto config = ParseModelConfig(c.dump(), "config.json");
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : ModelConfig{};
+}
+
+std::string ParseError(const json& c) {
+  const auto config = ParseModelConfig(c.dump(), "dir/config.json");
+  return config.ok() ? "it parsed" : config.status().ToString();
+}
+
+TEST(FamilyConfigTest, WhatSetsTheFamiliesApart) {
+  const ModelConfig llama = Parsed(FamilyConfig("LlamaForCausalLM"));
+  EXPECT_EQ(llama.head_dim, 16);  // null: hidden / heads
+  EXPECT_FALSE(llama.qk_norm || llama.attention_bias);
+  const ModelConfig qwen2 = Parsed(FamilyConfig("Qwen2ForCausalLM"));
+  EXPECT_TRUE(qwen2.attention_bias);
+  EXPECT_FALSE(qwen2.qk_norm);
+  json c = FamilyConfig("Qwen3ForCausalLM");
+  c["head_dim"] = 32;
+  const ModelConfig qwen3 = Parsed(c);
+  EXPECT_EQ(qwen3.head_dim, 32);
+  EXPECT_TRUE(qwen3.qk_norm);
+  EXPECT_FALSE(qwen3.attention_bias);
+  EXPECT_FALSE(qwen3.is_moe_layer(0));
+}
+
+TEST(FamilyConfigTest, SlidingWindowOfMistral) {
+  json c = FamilyConfig("MistralForCausalLM");
+  EXPECT_THAT(Parsed(c).sliding_windows, testing::IsEmpty());
+  EXPECT_EQ(Parsed(c).visibility(3).rule, kernels::VisibilityRule::kFull);
+  c["sliding_window"] = 48;
+  EXPECT_THAT(Parsed(c).sliding_windows, testing::Each(48));
+  const kernels::HeadVisibility v = Parsed(c).visibility(3);
+  EXPECT_EQ(v.rule, kernels::VisibilityRule::kBand);
+  EXPECT_EQ(v.window, 48);
+  EXPECT_EQ(v.num_sinks, 0);
+  c.erase("sliding_window");
+  EXPECT_THAT(Parsed(c).sliding_windows, testing::Each(4096)) << "the family's default";
+  c["layer_types"] = {"full_attention",    "sliding_attention", "full_attention",
+                      "sliding_attention", "full_attention",    "full_attention"};
+  c["sliding_window"] = 7;
+  EXPECT_THAT(Parsed(c).sliding_windows, testing::ElementsAre(0, 7, 0, 7, 0, 0));
+  c["sliding_window"] = 0;
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("dir/config.json"), HasSubstr("sliding_window")));
+}
+
+TEST(FamilyConfigTest, SlidingWindowOfQwen) {
+  for (const char* architecture : {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}) {
+    json c = FamilyConfig(architecture);
+    c.update({{"sliding_window", 100}, {"max_window_layers", 4}, {"use_sliding_window", false}});
+    EXPECT_THAT(Parsed(c).sliding_windows, testing::IsEmpty());
+    c["use_sliding_window"] = true;
+    EXPECT_THAT(Parsed(c).sliding_windows, testing::ElementsAre(0, 0, 0, 0, 100, 100));
+    c["max_window_layers"] = 6;
+    EXPECT_THAT(Parsed(c).sliding_windows, testing::IsEmpty());
+    c["max_window_layers"] = 28;
+    EXPECT_THAT(Parsed(c).sliding_windows, testing::IsEmpty());
+    c["layer_types"] = {"full_attention"};
+    EXPECT_THAT(ParseError(c), AllOf(HasSubstr("layer_types"), HasSubstr("1 entries for 6 layers")));
+    c["layer_types"] = json::array({"full_attention", "full_attention", "full_attention", "chunked_attention",
+                                    "full_attention", "full_attention"});
+    EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("chunked_attention")));
+    c["layer_types"] = json::array({"full_attention", "full_attention", "full_attention", "sliding_attention",
+                                    "full_attention", "full_attention"});
+    EXPECT_THAT(Parsed(c).sliding_windows, testing::ElementsAre(0, 0, 0, 100, 0, 0));
+    c["use_sliding_window"] = false;
+    EXPECT_THAT(ParseError(c), AllOf(HasSubstr("layer_types"), HasSubstr("no sliding_window")));
+  }
+  json moe = FamilyConfig("Qwen3MoeForCausalLM");
+  moe["use_sliding_window"] = true;
+  EXPECT_THAT(ParseError(moe), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("use_sliding_window")));
+}
+
+TEST(FamilyConfigTest, MixtureOfExperts) {
+  json c = FamilyConfig("Qwen3MoeForCausalLM");
+  ModelConfig config = Parsed(c);
+  EXPECT_EQ(config.moe.num_experts, 8);
+  EXPECT_EQ(config.moe.num_experts_per_token, 2);
+  EXPECT_EQ(config.moe.intermediate_size, 48);
+  EXPECT_TRUE(config.moe.renormalize && config.qk_norm);
+  for (int layer = 0; layer < 6; ++layer) EXPECT_TRUE(config.is_moe_layer(layer));
+  c["decoder_sparse_step"] = 2;
+  c["mlp_only_layers"] = {3, 0};
+  config = Parsed(c);
+  for (int layer = 0; layer < 6; ++layer) EXPECT_EQ(config.is_moe_layer(layer), layer == 1 || layer == 5) << layer;
+
+  const auto error = [&](const char* field, const json& value) {
+    json wrong = FamilyConfig("Qwen3MoeForCausalLM");
+    wrong[field] = value;
+    return ParseError(wrong);
+  };
+  EXPECT_THAT(error("num_experts", nullptr), AllOf(HasSubstr("num_experts"), HasSubstr("missing")));
+  EXPECT_THAT(error("num_experts", 0), HasSubstr("num_experts"));
+  EXPECT_THAT(error("num_experts_per_tok", 9), AllOf(HasSubstr("num_experts_per_tok"), HasSubstr("above")));
+  EXPECT_THAT(error("num_experts_per_tok", nullptr), HasSubstr("num_experts_per_tok"));
+  EXPECT_THAT(error("moe_intermediate_size", nullptr), HasSubstr("moe_intermediate_size"));
+  EXPECT_THAT(error("decoder_sparse_step", 0), HasSubstr("decoder_sparse_step"));
+  EXPECT_THAT(error("mlp_only_layers", "all"), HasSubstr("mlp_only_layers"));
+  EXPECT_THAT(error("mlp_only_layers", {-1}), HasSubstr("mlp_only_layers"));
+  EXPECT_THAT(error("norm_topk_prob", 1), HasSubstr("norm_topk_prob"));
+}
+
+TEST(FamilyConfigTest, RefusesWhatItCannotRun) {
+  json c = FamilyConfig("Qwen3ForCausalLM");
+  c["quantization_config"] = {{"quant_method", "fp8"}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("quantization_config")));
+  c = FamilyConfig("Qwen3ForCausalLM");
+  c["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("rope_parameters")));
+  c["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("partial_rotary_factor")));
+}
+
+TEST(FamilyConfigTest, RopeParametersOfNewerFolders) {
+  json c = FamilyConfig("Qwen3ForCausalLM");
+  c.erase("rope_scaling");
+  c["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}};
+  EXPECT_EQ(Parsed(c).rope.theta, 1e6);
+  EXPECT_EQ(Parsed(c).rope.scaling, RopeScaling::kNone);
+  c["rope_parameters"] = {
+      {"rope_type", "yarn"}, {"rope_theta", 5e6}, {"factor", 4.0}, {"original_max_position_embeddings", 1024}};
+  const ModelConfig yarn = Parsed(c);
+  EXPECT_EQ(yarn.rope.theta, 5e6);
+  EXPECT_EQ(yarn.rope.scaling, RopeScaling::kYarn);
+  EXPECT_EQ(yarn.rope.original_max_positions, 1024);
+}
+
 TEST_F(ModelFolderTest, TheFingerprintFollowsWeightsAndConfiguration) {
   const auto fingerprint = [&] { return (*Model::Load(dir_.string(), kernels::MakeCpuBackend()))->fingerprint(); };
   const auto original = fingerprint();
@@ -168,6 +317,12 @@ TEST_F(ModelFolderTest, TheFingerprintFollowsWeightsAndConfiguration) {
   EditJson("config.json", [](json& c) { c["rope_theta"] = 10000.0; });
   EXPECT_NE(fingerprint(), original);
   EditJson("config.json", [](json& c) { c["rope_theta"] = 500000.0; });
+  const std::string config = Read(dir_ / "config.json");
+  EditJson("config.json", [](json& c) { c["architectures"] = {"MistralForCausalLM"}; });
+  const auto window_4096 = fingerprint();
+  EditJson("config.json", [](json& c) { c["sliding_window"] = 100; });
+  EXPECT_NE(fingerprint(), window_4096);
+  Write("config.json", config);
   EXPECT_EQ(fingerprint(), original);
   std::string shard = Read(dir_ / kShard);
   shard.back() = static_cast<char>(shard.back() ^ 1);
@@ -209,6 +364,66 @@ TEST(RopeTest, Llama3ScalingLeavesHighFrequenciesAndStretchesLowOnes) {
       EXPECT_LT(scaled[i], scaled[i - 1]);
     }
   }
+}
+
+// YaRN as its paper and published code define it, written out once more: pairs that turn more than beta_fast times over
+// the original context keep their frequency, those that turn less than beta_slow times are divided by the factor.
+TEST(RopeTest, YarnIsTheInterpolationByPartsOfThePaper) {
+  json c = FamilyConfig("Qwen3ForCausalLM");
+  c.update({{"head_dim", 128}, {"rope_theta", 1e6}, {"max_position_embeddings", 40960}});
+  c["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  const ModelConfig config = Parsed(c);
+  EXPECT_EQ(config.max_positions, 131072);
+  EXPECT_NEAR(config.rope.attention_factor, 0.1 * std::log(4.0) + 1, 1e-12);
+  const std::vector<float> plain = InverseFrequencies({.theta = 1e6}, 128);
+  const std::vector<float> yarn = InverseFrequencies(config.rope, 128);
+  const auto turns = [&](double pair) { return 32768.0 * std::pow(1e6, -pair / 64) / (2 * M_PI); };
+  // The ends of the blend, found by search instead of by the logarithm: the last whole pair with more than 32 turns,
+  // and the first with less than one.
+  int low = 0, high = 0;
+  while (turns(low + 1) >= 32) ++low;
+  while (turns(high) > 1) ++high;
+  EXPECT_EQ(low, 23);
+  EXPECT_EQ(high, 40);
+  for (int i = 0; i < 64; ++i) {
+    const double stretched = std::clamp((i - low) / double(high - low), 0.0, 1.0);
+    const double want = plain[i] * (1 - stretched) + plain[i] / 4 * stretched;
+    EXPECT_NEAR(yarn[i], want, 2e-7 * want) << i;
+    if (i <= low) {
+      EXPECT_EQ(yarn[i], plain[i]);
+    }
+    if (i >= high) {
+      EXPECT_FLOAT_EQ(yarn[i], plain[i] / 4);
+    }
+  }
+  // Without truncation the blend starts and ends between pairs.
+  c["rope_scaling"]["truncate"] = false;
+  const std::vector<float> fractional = InverseFrequencies(Parsed(c).rope, 128);
+  const double low_end = 64 * std::log(32768 / (32 * 2 * M_PI)) / std::log(1e6);
+  const double high_end = 64 * std::log(32768 / (2 * M_PI)) / std::log(1e6);
+  const double stretched = (30 - low_end) / (high_end - low_end);
+  EXPECT_NEAR(fractional[30], plain[30] * (1 - stretched * 0.75), 1e-6 * plain[30]);
+}
+
+TEST(RopeTest, YarnFieldsAndErrors) {
+  json c = FamilyConfig("Qwen2ForCausalLM");
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2.0}};
+  EXPECT_EQ(Parsed(c).rope.original_max_positions, 2048) << "the context of the configuration";
+  EXPECT_EQ(Parsed(c).max_positions, 4096);
+  c["rope_scaling"]["attention_factor"] = 1.5;
+  EXPECT_EQ(Parsed(c).rope.attention_factor, 1.5);
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 40.0}, {"mscale", 0.5}, {"mscale_all_dim", 1.0}};
+  EXPECT_NEAR(Parsed(c).rope.attention_factor, (0.05 * std::log(40.0) + 1) / (0.1 * std::log(40.0) + 1), 1e-12);
+  c["rope_scaling"] = {{"type", "yarn"}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("config.json"), HasSubstr("rope_scaling"), HasSubstr("factor")));
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 0.5}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("factor"), HasSubstr("below 1")));
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2.0}, {"beta_fast", 1.0}, {"beta_slow", 2.0}};
+  EXPECT_THAT(ParseError(c), HasSubstr("beta_fast"));
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 1e9}};
+  EXPECT_THAT(ParseError(c), HasSubstr("rope_scaling"));
+  c["rope_scaling"] = "yarn";
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("rope_scaling"), HasSubstr("not an object")));
 }
 
 }  // namespace

@@ -1,0 +1,73 @@
+#include "services/engine/model/weight_source.h"
+
+#include <cstring>
+
+#include "services/base/status.h"
+
+namespace spl::engine {
+namespace {
+
+using kernels::DType;
+
+absl::StatusOr<DType> WeightType(const std::string& name, TensorType type) {
+  switch (type) {
+    case TensorType::kF32:
+      return DType::kF32;
+    case TensorType::kBF16:
+      return DType::kBF16;
+    case TensorType::kF16:
+      return DType::kF16;
+    default:
+      return InvalidArgument("tensor '{}' is not a floating-point tensor", name);
+  }
+}
+
+// Byte copies: a tensor in a mapped file may lie at any address.
+float ElementAsFloat(const std::byte* data, DType type, int64_t i) {
+  if (type == DType::kF32) {
+    float x;
+    std::memcpy(&x, data + 4 * i, 4);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, data + 2 * i, 2);
+  return type == DType::kBF16 ? kernels::ToFloat(kernels::bf16{bits}) : kernels::HalfToFloat(bits);
+}
+
+class CheckpointSource final : public WeightSource {
+ public:
+  CheckpointSource(const Checkpoint& checkpoint, const kernels::Backend& backend)
+      : checkpoint_(checkpoint), backend_(backend) {}
+
+  bool Contains(const std::string& name) const override { return checkpoint_.Contains(name); }
+
+  absl::StatusOr<DType> TypeOf(const std::string& name, const std::vector<int64_t>& shape) const override {
+    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, shape));
+    return WeightType(name, t.type);
+  }
+
+  absl::Status Write(const std::string& name, const std::vector<int64_t>& shape, void* device) override {
+    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, shape));
+    return backend_.Copy(kernels::CopyKind::kUpload, device, t.data, t.bytes);
+  }
+
+  absl::StatusOr<std::vector<float>> Floats(const std::string& name, const std::vector<int64_t>& shape) override {
+    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, shape));
+    SPLICE_ASSIGN_OR_RETURN(const DType type, WeightType(name, t.type));
+    std::vector<float> values(t.bytes / kernels::DTypeBytes(type));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = ElementAsFloat(t.data, type, static_cast<int64_t>(i));
+    return values;
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const kernels::Backend& backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint, const kernels::Backend& backend) {
+  return std::make_unique<CheckpointSource>(checkpoint, backend);
+}
+
+}  // namespace spl::engine
