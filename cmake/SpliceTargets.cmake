@@ -24,19 +24,17 @@ function(splice_proto_library target) # ROOT <import dir> PROTOS a/b.proto ...
   target_link_libraries(${target} PUBLIC protobuf::libprotobuf gRPC::grpc++)
 endfunction()
 
-# With sanitizers on, g++ 12 takes fields of Boost.Beast's optionals for uninitialized wherever its headers are inlined.
-function(splice_quiet_boost target)
-  if(SPLICE_SANITIZE AND "Boost::headers" IN_LIST ARGN)
-    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
-  endif()
-endfunction()
-
 function(splice_library target) # SRCS ... DEPS (public) ... PRIVATE_DEPS ...
   cmake_parse_arguments(P "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(${target} STATIC ${P_SRCS})
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PUBLIC ${P_DEPS} PRIVATE ${P_PRIVATE_DEPS})
-  splice_quiet_boost(${target} ${P_DEPS} ${P_PRIVATE_DEPS})
+endfunction()
+
+# DT_RPATH, so that it also holds for what the libraries need: a bundle's lib/ lies beside its bin/.
+function(splice_program_rpath target)
+  set_target_properties(${target} PROPERTIES BUILD_RPATH "$ORIGIN/../lib")
+  target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
 endfunction()
 
 function(splice_program target) # SRCS ... DEPS ...   lands in build/bin
@@ -44,6 +42,8 @@ function(splice_program target) # SRCS ... DEPS ...   lands in build/bin
   add_executable(${target} ${P_SRCS})
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS})
+  splice_program_rpath(${target})
+  add_dependencies(${target} splice_plugins)
 endfunction()
 
 # LABEL is unit (default), cluster or slow. Tests run from the source root, so that models/ and ../shared resolve.
@@ -62,7 +62,8 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS} GTest::gmock GTest::gtest_main)
-  splice_quiet_boost(${target} ${P_DEPS})
+  splice_program_rpath(${target})
+  add_dependencies(${target} splice_plugins)
   add_test(NAME ${target} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${target} PROPERTIES LABELS ${P_LABEL} TIMEOUT ${P_TIMEOUT})
 endfunction()
@@ -76,6 +77,7 @@ function(splice_bench target) # SRCS ... DEPS ...   Google Benchmark; lands in b
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS} benchmark::benchmark)
+  add_dependencies(${target} splice_plugins)
 endfunction()
 
 function(splice_fuzz target) # SRCS ... DEPS ...   libFuzzer; lands in build/fuzz

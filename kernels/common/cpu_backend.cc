@@ -1,6 +1,7 @@
 #include <string>
 
 #include "kernels/common/host_backend.h"
+#include "kernels/gemm/onednn.h"
 
 namespace spl::kernels {
 namespace {
@@ -12,8 +13,10 @@ class CpuBackend final : public HostBackend {
   std::string name() const override { return "cpu"; }
   std::string description() const override {
     const bool bf16 = options_.gemm == GemmCompute::kBF16 || (options_.gemm == GemmCompute::kAuto && CpuHasBf16Gemm());
-    return "cpu: " + std::string(CpuIsaName(DetectCpuIsa())) + ", GEMM in " +
-           (bf16 ? "bf16 for bf16 weights, f32 otherwise" : "f32");
+    return "cpu: " + std::string(CpuIsaName(DetectCpuIsa())) + ", GEMM " +
+           (!cpu::HaveOneDnn() ? "of our own in f32 (libsplice_onednn.so is not there: slower)"
+            : bf16             ? "by oneDNN in bf16 for bf16 weights, f32 otherwise"
+                               : "by oneDNN in f32");
   }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstring>
 #include <dnnl.hpp>
 #include <list>
 #include <map>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/plugin.h"
 #include "kernels/common/scratch.h"
 #include "kernels/gemm/gemm_validate.h"
 
@@ -140,9 +142,12 @@ BoundProgram& Bind(const ProgramCache::Key& key, const Make& make) {
   return bound.emplace(key, BoundProgram(Programs().Get(key, make))).first->second;
 }
 
-}  // namespace
+class Matrix final : public OneDnnMatrix {
+ public:
+  int64_t column_block() const override { return block; }
+  absl::Status Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
+                        float* y) const override;
 
-struct OneDnnMatrix::Impl {
   DType compute = DType::kF32;
   memory::desc layout;  // [in_features, out_features], blocked
   memory data;
@@ -176,54 +181,48 @@ struct OneDnnMatrix::Impl {
   }
 };
 
-OneDnnMatrix::OneDnnMatrix(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-OneDnnMatrix::~OneDnnMatrix() = default;
-
-int64_t OneDnnMatrix::column_block() const { return impl_->block; }
-
-absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightView& w, DType compute) try {
+absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& w, DType compute) try {
   Stream();  // single-threaded from here on: the layout and the programs may depend on it
   const memory::desc any({w.in_features, w.out_features}, TypeOf(compute), memory::format_tag::any);
   const matmul::primitive_desc desc = MatmulDesc(kOneDnnRowsMax, any, false);
-  auto impl = std::make_unique<Impl>();
-  impl->compute = compute;
-  impl->in_features = w.in_features;
-  impl->layout = desc.weights_desc();
-  const auto& blocking = impl->layout.data.format_desc.blocking;
-  impl->block = 1;
+  auto matrix = std::make_unique<Matrix>();
+  matrix->compute = compute;
+  matrix->in_features = w.in_features;
+  matrix->layout = desc.weights_desc();
+  const auto& blocking = matrix->layout.data.format_desc.blocking;
+  matrix->block = 1;
   for (int i = 0; i < blocking.inner_nblks; ++i)
-    impl->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
-  impl->stride = blocking.strides[1];
-  const bool blocked = impl->layout.data.format_kind == dnnl_blocked && impl->block > 1;
+    matrix->block *= blocking.inner_idxs[i] == 1 ? blocking.inner_blks[i] : 1;
+  matrix->stride = blocking.strides[1];
+  const bool blocked = matrix->layout.data.format_kind == dnnl_blocked && matrix->block > 1;
   if (!blocked || std::string(desc.impl_info_str()).rfind("brg", 0) != 0) {
     return absl::UnimplementedError(absl::StrCat("oneDNN has no blocked product here (", desc.impl_info_str(), ")"));
   }
-  impl->data = memory(impl->layout, Engine());
-  impl->Fill(w);
-  return std::unique_ptr<OneDnnMatrix>(new OneDnnMatrix(std::move(impl)));
+  matrix->data = memory(matrix->layout, Engine());
+  matrix->Fill(w);
+  return std::unique_ptr<OneDnnMatrix>(std::move(matrix));
 } catch (const dnnl::error& e) {
   return FromError("packing a weight", e);
 }
 
-absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns,
-                                    const float* bias, float* y) const try {
+absl::Status Matrix::Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
+                              float* y) const try {
   thread_local Scratch scratch, rounded;
   dnnl::stream& stream = Stream();
-  const int64_t k = impl_->in_features;
-  const ProgramCache::Key key{
-      num_rows, k, num_columns, impl_->block, impl_->stride, static_cast<int>(impl_->compute), bias != nullptr};
+  const int64_t k = in_features;
+  const ProgramCache::Key key{num_rows, k, num_columns, block, stride, static_cast<int>(compute), bias != nullptr};
   BoundProgram& call = Bind(key, [&] {
-    return std::make_shared<const Program>(MatmulDesc(num_rows, impl_->Columns(begin, num_columns), bias != nullptr));
+    return std::make_shared<const Program>(MatmulDesc(num_rows, Columns(begin, num_columns), bias != nullptr));
   });
 
   const void* input = x;
-  if (impl_->compute == DType::kBF16) {
+  if (compute == DType::kBF16) {
     auto* to = static_cast<bf16*>(rounded.Bytes(static_cast<size_t>(num_rows * k) * sizeof(bf16)));
     for (int64_t i = 0; i < num_rows * k; ++i) to[i] = ToBf16(x[i]);
     input = to;
   }
   call.Set(DNNL_ARG_SRC, input);
-  call.Set(DNNL_ARG_WEIGHTS, impl_->ColumnsAt(begin));
+  call.Set(DNNL_ARG_WEIGHTS, ColumnsAt(begin));
   call.Set(DNNL_ARG_DST, y);
   call.Set(DNNL_ARG_SCRATCHPAD, scratch.Bytes(call.program->scratch.get_size() + 64));
   if (bias != nullptr) call.Set(DNNL_ARG_BIAS, bias + begin);
@@ -234,4 +233,16 @@ absl::Status OneDnnMatrix::Multiply(const float* x, int64_t num_rows, int64_t be
   return FromError("multiplying", e);
 }
 
+}  // namespace
 }  // namespace spl::kernels::cpu
+
+extern "C" __attribute__((visibility("default"))) spl::kernels::cpu::OneDnnMatrix* splice_onednn_pack(
+    const char* build, const spl::kernels::WeightView& weight, spl::kernels::DType compute, absl::Status& error) {
+  if (std::strcmp(build, spl::kernels::PluginBuild()) != 0) {
+    error = absl::FailedPreconditionError("libsplice_onednn.so is of another build than the program");
+    return nullptr;
+  }
+  auto matrix = spl::kernels::cpu::Pack(weight, compute);
+  error = matrix.status();
+  return matrix.ok() ? matrix->release() : nullptr;
+}

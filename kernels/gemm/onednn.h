@@ -21,24 +21,26 @@ inline constexpr int64_t kOneDnnRowsMax = 128;
 // A weight in oneDNN's blocked layout. Thread-safe after construction.
 class OneDnnMatrix {
  public:
-  // Unimplemented: oneDNN has no blocked product ("brgemm") for this type on this machine.
+  // Unimplemented: oneDNN has no blocked product ("brgemm") for this type on this machine, or libsplice_onednn.so,
+  // which brings oneDNN (40 MB, and the CPU backend alone needs it), is not there.
   static absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& weight, DType compute);
-  ~OneDnnMatrix();
-  OneDnnMatrix(const OneDnnMatrix&) = delete;
-  OneDnnMatrix& operator=(const OneDnnMatrix&) = delete;
+  virtual ~OneDnnMatrix() = default;
 
   // Column slices begin at multiples of this.
-  int64_t column_block() const;
+  virtual int64_t column_block() const = 0;
 
   // y[i, 0 .. num_columns) = x[i] · W[begin .. begin + num_columns)ᵀ (+ bias[begin …]) for num_rows in
   // [1, kOneDnnRowsMax]; y is contiguous: [num_rows, num_columns].
-  absl::Status Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
-                        float* y) const;
-
- private:
-  struct Impl;
-  explicit OneDnnMatrix(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual absl::Status Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
+                                float* y) const = 0;
 };
+
+// True when the plug-in could be opened; the first call tries.
+bool HaveOneDnn();
+
+// What the plug-in exports.
+inline constexpr char kOneDnnPluginPack[] = "splice_onednn_pack";
+using OneDnnPluginPack = OneDnnMatrix* (*)(const char* build, const WeightView& weight, DType compute,
+                                           absl::Status& error);
 
 }  // namespace spl::kernels::cpu

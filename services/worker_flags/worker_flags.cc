@@ -1,6 +1,9 @@
 #include "services/worker_flags/worker_flags.h"
 
+#include <charconv>
+
 #include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
 #include "services/base/byte_size.h"
 
 namespace spl {
@@ -57,12 +60,25 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }
 
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name) {
+  if (name == "cpu") return kernels::MakeCpuBackend();
+  const bool is_auto = name == "auto";
+  int device = 0;
+  if (!is_auto && name != "cuda") {
+    const std::string number = name.starts_with("cuda:") ? name.substr(5) : "";
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), device);
+    if (number.empty() || error != std::errc() || end != number.data() + number.size() || device < 0)
+      return InvalidArgument("--backend is '{}', not auto, cpu, cuda or cuda:GPU", name);
+  }
+  auto cuda = kernels::MakeCudaBackend({.device = device});
+  if (cuda.ok() || !is_auto) return cuda;
+  log::Info("backend.no_cuda", log::F("why", cuda.status()));
+  return kernels::MakeCpuBackend();
+}
+
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype) {
-  if (backend == "cuda")
-    return Errorf(absl::StatusCode::kUnimplemented, "--backend cuda: this build has the cpu backend only");
-  if (backend != "auto" && backend != "cpu")
-    return InvalidArgument("--backend is '{}', not auto, cpu or cuda", backend);
+  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> device, MakeBackend(backend));
   engine::ModelOptions options;
   if (kv_dtype == "f32")
     options.kv_dtype = kernels::DType::kF32;
@@ -72,10 +88,10 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
-  if (source.random_weights.empty()) return engine::Model::Load(source.dir, kernels::MakeCpuBackend(), options);
+  if (source.random_weights.empty()) return engine::Model::Load(source.dir, std::move(device), options);
   const auto random = engine::ParseRandomModel(source.random_weights);
   if (!random.ok()) return Annotate(random.status(), "--random-weights");
-  return engine::Model::LoadRandom(*random, kernels::MakeCpuBackend(), options);
+  return engine::Model::LoadRandom(*random, std::move(device), options);
 }
 
 }  // namespace spl

@@ -51,6 +51,10 @@ void AddModelSourceFlags(CLI::App& app, ModelSource& source);
 // The same as a group of which exactly one must be given.
 void RequireModelSource(CLI::App& app, ModelSource& source);
 
+// auto: the first GPU when there is one that can be used, the CPU otherwise (the log says why). cpu, cuda, cuda:N: that
+// one or an error.
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
+
 // The backend by name and the model from its source. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype);

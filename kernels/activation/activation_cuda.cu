@@ -1,0 +1,42 @@
+#include <algorithm>
+
+#include "kernels/activation/activation_cuda.h"
+#include "kernels/cuda/cuda_types.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+__device__ __forceinline__ float Silu(float x) { return x / (1.0f + __expf(-x)); }
+
+template <typename T>
+__global__ void SiluMulKernel(const T* gate_up, T* out, int64_t num_vectors, int width) {
+  const int vectors_per_row = width / 4;
+  for (int64_t v = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; v < num_vectors;
+       v += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int64_t row = v / vectors_per_row;
+    const int64_t c = (v - row * vectors_per_row) * 4;
+    const float4 g = Load4(gate_up + row * 2 * width + c), u = Load4(gate_up + row * 2 * width + width + c);
+    Store4(out + row * width + c, float4{Silu(g.x) * u.x, Silu(g.y) * u.y, Silu(g.z) * u.z, Silu(g.w) * u.w});
+  }
+}
+
+template <typename T>
+cudaError_t Launch(const SiluMulArgs& a, cudaStream_t stream) {
+  const int64_t vectors = a.num_rows * (a.width / 4);
+  const int64_t blocks = std::min<int64_t>((vectors + 255) / 256, 1 << 16);
+  SiluMulKernel<T><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+      static_cast<const T*>(a.gate_up.data), static_cast<T*>(a.out.data), vectors, static_cast<int>(a.width));
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t SiluMul(const SiluMulArgs& a, cudaStream_t stream) {
+  if (a.num_rows == 0) return cudaSuccess;
+  if (a.width % 4 != 0 || a.gate_up.dtype != a.out.dtype) return cudaErrorNotSupported;
+  if (a.out.dtype == DType::kF32) return Launch<float>(a, stream);
+  if (a.out.dtype == DType::kBF16) return Launch<__nv_bfloat16>(a, stream);
+  return cudaErrorNotSupported;
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,77 @@
+// Argument checks and the choice of a variant.
+#include "kernels/attention/attention_cuda_common.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+bool FloatType(DType t) { return t == DType::kF32 || t == DType::kBF16; }
+
+template <typename Args>
+cudaError_t Check(const Args& a) {
+  const AttentionHeads& h = a.heads;
+  if (h.num_kv_heads < 1 || h.num_qo_heads < 1 || h.num_qo_heads % h.num_kv_heads != 0 || h.head_dim < 1 ||
+      !(h.sm_scale > 0) || a.batch.num_sequences < 0 || a.batch.pool.num_pages < 0 || a.max_kv_len < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (a.batch.pool.head_dim != h.head_dim || a.q_row_stride < int64_t{h.num_qo_heads} * h.head_dim) {
+    return cudaErrorInvalidValue;
+  }
+  if (h.num_kv_heads > kMaxKvHeads || h.head_dim % 8 != 0 || h.head_dim > 256 || !FloatType(a.dtype) ||
+      !FloatType(a.batch.pool.dtype)) {
+    return cudaErrorNotSupported;
+  }
+  for (int i = 0; i < h.num_kv_heads; ++i) {
+    const HeadRule& r = a.rules.head[i];
+    if (r.rule != VisibilityRule::kFull && r.rule != VisibilityRule::kBand) return cudaErrorNotSupported;
+    if (r.rule == VisibilityRule::kBand && (r.num_sinks < 0 || r.window < 1)) return cudaErrorInvalidValue;
+  }
+  if (a.batch.page_tables == nullptr || a.batch.table_offset == nullptr || a.batch.kv_len == nullptr ||
+      a.batch.pool.base == nullptr || a.q == nullptr || a.out == nullptr || a.workspace == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+size_t PrefillWorkspaceBytes() { return 256; }
+
+cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant) {
+  if (args.num_rows == 0 || args.batch.num_sequences == 0) return cudaSuccess;
+  if (cudaError_t e = Check(args); e != cudaSuccess) return e;
+  if (args.num_rows < 0 || args.row_begin == nullptr || args.positions == nullptr) return cudaErrorInvalidValue;
+  switch (variant) {
+    case Variant::kGeneric:
+      return PrefillGeneric(args, stream);
+    case Variant::kMma:
+      return PrefillMma(args, stream);
+    case Variant::kWgmma:
+      return PrefillWgmma(args, stream);
+    case Variant::kAuto:
+      break;
+  }
+  cudaError_t e = PrefillWgmma(args, stream);
+  if (e == cudaErrorNotSupported) e = PrefillMma(args, stream);
+  if (e == cudaErrorNotSupported) e = PrefillGeneric(args, stream);
+  return e;
+}
+
+cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant) {
+  if (args.batch.num_sequences == 0) return cudaSuccess;
+  if (cudaError_t e = Check(args); e != cudaSuccess) return e;
+  if (args.max_kv_len > kMaxDecodeKvLen) return cudaErrorNotSupported;
+  switch (variant) {
+    case Variant::kGeneric:
+      return DecodeGeneric(args, stream);
+    case Variant::kMma:
+      return DecodeMma(args, stream);
+    case Variant::kWgmma:
+      return cudaErrorNotSupported;
+    case Variant::kAuto:
+      break;
+  }
+  const cudaError_t e = DecodeMma(args, stream);
+  return e == cudaErrorNotSupported ? DecodeGeneric(args, stream) : e;
+}
+
+}  // namespace spl::kernels::cuda

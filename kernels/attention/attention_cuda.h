@@ -1,0 +1,104 @@
+// The two attention contracts of attention.h on a CUDA device: launchers over device pointers.
+//
+// Pages, visibility, causality by position and numerics are those of attention.h; here the HeadRules are the same for
+// every sequence of a launch and travel by value, and everything a CUDA graph must be able to replay with new values
+// (page tables, lengths, row ranges, positions) is read from device memory. Only kFull and kBand are served.
+//
+// Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
+//             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
+// Garbage     slots at or past kv_len, and pages no table lists, may hold NaN: they never reach a result.
+// Results     a row's result depends only on its own query, position, rule and keys, bitwise: not on the other rows or
+//             sequences of the launch, on how a prompt is sliced, on where pages lie, on the scheduling, nor (decode)
+//             on max_kv_len. Two variants agree within Tolerance(dtype), not bitwise.
+// Errors      cudaErrorNotSupported: this variant does not serve the shape, types, alignment, rule or device;
+//             cudaErrorInvalidValue: the arguments contradict each other; else what the CUDA runtime said. Nothing has
+//             been launched then. Values in device memory are not checked.
+// Threads     launchers are thread-safe and asynchronous on `stream`; no allocation, no synchronisation. A workspace
+//             belongs to one launch at a time: launches that may overlap need one each.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/kv_pool.h"
+#include "kernels/common/visibility.h"
+
+namespace spl::kernels::cuda {
+
+inline constexpr int kMaxKvHeads = 64;
+inline constexpr int kMaxDecodeGroup = 16;        // query heads per KV head that the tensor-core decode serves
+inline constexpr int kDecodeSplitTokens = 512;    // positions per decode split, whatever the batch: see Results
+inline constexpr int kMaxDecodeKvLen = 16 << 20;  // bounds the grid
+
+struct HeadRule {
+  VisibilityRule rule = VisibilityRule::kFull;
+  int32_t num_sinks = 0;  // kBand; >= 0
+  int32_t window = 1;     // kBand; >= 1, counts the row itself
+};
+
+struct HeadRules {
+  HeadRule head[kMaxKvHeads];  // [num_kv_heads] are used
+};
+
+struct AttentionHeads {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_qo_heads; at most kMaxKvHeads
+  int32_t head_dim = 0;      // multiple of 8, at most 256
+  float sm_scale = 0;        // > 0, usually 1 / sqrt(head_dim)
+};
+
+struct PagedBatch {
+  const int32_t* page_tables = nullptr;   // device; the caller has added the layer's offset
+  const int64_t* table_offset = nullptr;  // device [num_sequences], elements
+  int64_t head_stride = 0;                // elements between the tables of two KV heads
+  const int32_t* kv_len = nullptr;        // device [num_sequences]: positions [0, kv_len) have been written
+  KvPoolView pool;                        // device memory, 128-byte aligned; kF32 or kBF16
+  int32_t num_sequences = 0;
+};
+
+struct PrefillArgs {
+  AttentionHeads heads;
+  HeadRules rules;
+  PagedBatch batch;
+  const int32_t* row_begin = nullptr;  // device [num_sequences + 1], ascending: rows of sequence s
+  const int32_t* positions = nullptr;  // device [num_rows], ascending within a sequence, each < kv_len
+  int32_t num_rows = 0;
+  int32_t max_kv_len = 0;      // upper bound of kv_len; steers the schedule only
+  DType dtype = DType::kBF16;  // of q and out: kF32 or kBF16
+  const void* q = nullptr;     // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
+  int64_t q_row_stride = 0;    // elements
+  void* out = nullptr;         // [num_rows, num_qo_heads * head_dim], contiguous
+  float* lse = nullptr;        // [num_rows, num_qo_heads] or null
+  void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
+};
+
+// One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.
+struct DecodeArgs {
+  AttentionHeads heads;
+  HeadRules rules;
+  PagedBatch batch;
+  int32_t max_kv_len = 0;      // every kv_len, also of later graph replays, is <= this; sizes grid and workspace
+  DType dtype = DType::kBF16;  // of q and out
+  const void* q = nullptr;     // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
+  int64_t q_row_stride = 0;
+  void* out = nullptr;        // [num_sequences, num_qo_heads * head_dim], contiguous
+  float* lse = nullptr;       // [num_sequences, num_qo_heads] or null
+  void* workspace = nullptr;  // DecodeWorkspaceBytes(heads, num_sequences, max_kv_len); zeroed before the first launch
+};
+
+// kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
+// kMma      sm_80 and later; bf16; head_dim 64 or 128 (decode: at most kMaxDecodeGroup query heads per KV head).
+// kWgmma    sm_90a; prefill only; as kMma.
+// kAuto     the fastest of these that serves the arguments.
+enum class Variant : uint8_t { kAuto, kGeneric, kMma, kWgmma };
+
+size_t PrefillWorkspaceBytes();
+size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len);
+
+cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);
+cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,228 @@
+// What the CUDA attention variants share: argument checks (host), the order in which prefill tiles run, and which
+// pages a query tile sees (device). Included by .cu files only.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention/attention_cuda.h"
+
+namespace spl::kernels::cuda {
+
+// One file each; all take checked arguments and return cudaErrorNotSupported for what they do not serve.
+cudaError_t PrefillGeneric(const PrefillArgs& args, cudaStream_t stream);
+cudaError_t PrefillMma(const PrefillArgs& args, cudaStream_t stream);
+cudaError_t PrefillWgmma(const PrefillArgs& args, cudaStream_t stream);
+cudaError_t DecodeGeneric(const DecodeArgs& args, cudaStream_t stream);
+cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
+
+// Compute capability of the current device times ten.
+inline cudaError_t DeviceInfo(int* capability, int* num_sms) {
+  int device = 0, major = 0, minor = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(num_sms, cudaDevAttrMultiProcessorCount, device);
+  *capability = 10 * major + minor;
+  return e;
+}
+
+inline bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// Shapes both tensor-core families serve.
+inline bool TensorCoreShape(const AttentionHeads& heads, const PagedBatch& batch, DType dtype, const void* q,
+                            int64_t q_row_stride, const void* out) {
+  return dtype == DType::kBF16 && batch.pool.dtype == DType::kBF16 && (heads.head_dim == 64 || heads.head_dim == 128) &&
+         Aligned16(q) && Aligned16(out) && q_row_stride % 8 == 0 && Aligned16(batch.pool.base);
+}
+
+// A rule as the kernels apply it: position j is visible to a row at position p iff
+// j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
+inline constexpr int32_t kFullWindow = 1 << 30;
+struct Band {
+  int32_t sinks;
+  int32_t window;
+};
+__host__ __device__ inline Band BandOf(const HeadRule& r) {
+  return r.rule == VisibilityRule::kBand ? Band{r.num_sinks, r.window < kFullWindow ? r.window : kFullWindow}
+                                         : Band{0, kFullWindow};
+}
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// ---- Prefill schedule -----------------------------------------------------------------------------------------------
+// A tile is kTileRows consecutive rows of one sequence times one query head. Tiles are numbered so that a CTA that
+// takes them in order meets the long ones first: kFull heads before kBand heads; kFull heads in sections whose K and V
+// fit in the L2 cache together; within a section the last tiles of all sequences, then the last but one, and so on.
+inline constexpr int kTileRows = 128;
+
+struct Schedule {
+  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads
+  int32_t num_full;
+  int32_t section;  // kFull heads per section
+};
+
+inline Schedule MakeSchedule(const PrefillArgs& a) {
+  Schedule s{};
+  int n = 0;
+  const auto is_full = [&](int h) {
+    const Band b = BandOf(a.rules.head[h]);
+    return b.window >= a.max_kv_len;
+  };
+  for (int h = 0; h < a.heads.num_kv_heads; ++h) {
+    if (is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+  }
+  s.num_full = n;
+  for (int h = 0; h < a.heads.num_kv_heads; ++h) {
+    if (!is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+  }
+  constexpr int64_t kL2Budget = 32 << 20;
+  const int64_t head_bytes = int64_t{4} * a.heads.head_dim * std::max(a.max_kv_len, 1);
+  s.section = static_cast<int32_t>(std::clamp<int64_t>(kL2Budget / head_bytes, 1, std::max(s.num_full, 1)));
+  return s;
+}
+
+// An upper bound of the number of row tiles; the exact number is known on the device only.
+inline int64_t MaxRowTiles(const PrefillArgs& a) {
+  return std::min<int64_t>(a.num_rows, a.num_rows / kTileRows + a.batch.num_sequences);
+}
+
+#ifdef __CUDACC__
+
+struct Tile {
+  int32_t sequence;
+  int32_t row;       // first row
+  int32_t num_rows;  // 1..kTileRows
+  int32_t kv_head;
+  int32_t qo_head;
+};
+
+__device__ inline int WarpSum(int x) { return __reduce_add_sync(0xffffffffu, x); }
+
+// All 32 lanes. Row tiles of sequence s.
+__device__ inline int RowTiles(const int32_t* row_begin, int s) {
+  return (row_begin[s + 1] - row_begin[s] + kTileRows - 1) / kTileRows;
+}
+
+// All 32 lanes. Number of row tiles with rank (distance from the sequence's last tile) below `rank`.
+__device__ inline int TilesBelowRank(const int32_t* row_begin, int num_sequences, int rank) {
+  int n = 0;
+  for (int s = threadIdx.x % 32; s < num_sequences; s += 32) n += min(RowTiles(row_begin, s), rank);
+  return WarpSum(n);
+}
+
+// All 32 lanes. False when t is past the last tile.
+__device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_begin, int num_sequences, int num_kv_heads,
+                                int group, int64_t t, Tile* tile) {
+  const int row_tiles = TilesBelowRank(row_begin, num_sequences, 1 << 30);
+  if (t >= int64_t{row_tiles} * num_kv_heads * group) return false;
+  const int64_t full = int64_t{row_tiles} * schedule.num_full * group;
+  int first = 0, n = 0;  // heads of the section in schedule.kv_head
+  if (t < full) {
+    const int64_t per_section = int64_t{row_tiles} * schedule.section * group;
+    const int section = static_cast<int>(t / per_section);
+    t -= section * per_section;
+    first = section * schedule.section;
+    n = min(schedule.section, schedule.num_full - first);
+  } else {
+    t -= full;
+    first = schedule.num_full;
+    n = num_kv_heads - schedule.num_full;
+  }
+  const int head = static_cast<int>(t % (n * group));
+  int index = static_cast<int>(t / (n * group));  // of the row tile, long ones first
+  tile->kv_head = schedule.kv_head[first + head / group];
+  tile->qo_head = tile->kv_head * group + head % group;
+  // The rank of tile `index`: the largest r with TilesBelowRank(r) <= index.
+  int rank = index;
+  if (num_sequences > 1) {
+    int low = 0, high = index + 1;  // TilesBelowRank(low) <= index < TilesBelowRank(high) once high is past the rank
+    while (high - low > 1) {
+      const int mid = (low + high) / 2;
+      if (TilesBelowRank(row_begin, num_sequences, mid) <= index) {
+        low = mid;
+      } else {
+        high = mid;
+      }
+    }
+    rank = low;
+    index -= TilesBelowRank(row_begin, num_sequences, rank);
+  } else {
+    index = 0;
+  }
+  // The index-th sequence that has a tile of this rank.
+  int sequence = 0;
+  for (int base = 0; base < num_sequences; base += 32) {
+    const int s = base + threadIdx.x % 32;
+    const unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(row_begin, s) > rank);
+    const int count = __popc(has);
+    if (index < count) {
+      sequence = base + __fns(has, 0, index + 1);
+      break;
+    }
+    index -= count;
+  }
+  const int begin = row_begin[sequence], end = row_begin[sequence + 1];
+  const int first_row = (RowTiles(row_begin, sequence) - 1 - rank) * kTileRows;
+  tile->sequence = sequence;
+  tile->row = begin + first_row;
+  tile->num_rows = min(kTileRows, end - begin - first_row);
+  return true;
+}
+
+// Which pages the rows of a tile see. Rows are sorted by position; `positions` points at the tile's first.
+struct TileView {
+  Band band;
+  const int32_t* positions;
+  int32_t num_rows;
+  int32_t low, high;  // positions of the first and the last row
+
+  // Logical pages worth asking about: index i in [0, num_candidates).
+  int32_t sink_pages, band_begin, num_candidates;
+
+  __device__ TileView(Band b, const int32_t* p, int32_t n, int page_group)
+      : band(b), positions(p), num_rows(n), low(p[0]), high(p[n - 1]) {
+    // In units of page_group pages.
+    const int unit = kPageTokens * page_group;
+    const int last = high / unit;
+    band_begin = max(low - band.window + 1, 0) / unit;
+    sink_pages = min((min(band.sinks, high + 1) + unit - 1) / unit, band_begin);
+    num_candidates = sink_pages + last - band_begin + 1;
+  }
+
+  __device__ int Candidate(int i) const { return i < sink_pages ? i : band_begin + i - sink_pages; }
+
+  // Some row sees a slot of the page.
+  __device__ bool Sees(int32_t page) const {
+    const int32_t begin = page * kPageTokens;
+    if (begin > high) return false;
+    if (begin < band.sinks) return true;
+    // A row at p in [begin, begin + 63 + window - 1] does; the first row at or past `begin` is the closest.
+    const int64_t end = int64_t{begin} + kPageTokens - 1 + band.window;
+    if (low >= begin) return low < end;
+    if (high - low == num_rows - 1) return true;  // contiguous rows: some row is at `begin`
+    int a = 0, b = num_rows - 1;                  // positions[a] < begin <= positions[b]
+    while (b - a > 1) {
+      const int mid = (a + b) / 2;
+      if (positions[mid] < begin) {
+        a = mid;
+      } else {
+        b = mid;
+      }
+    }
+    return positions[b] < end;
+  }
+
+  // Every row sees every slot of [begin, end): no mask needed.
+  __device__ bool AllSee(int32_t begin, int32_t end) const {
+    return end <= low + 1 && (end <= band.sinks || begin > high - band.window);
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace spl::kernels::cuda

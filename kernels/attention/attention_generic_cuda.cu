@@ -1,0 +1,166 @@
+// Attention for any shape of the contract, f32 or bf16: the fall-back, and the f32 path. Plain SIMT.
+//
+// One CTA per (row, query head). Warp w takes every eighth tile of 32 keys, lane j scoring key j and then summing dims
+// j, j + 32, ...; the warps' running softmaxes merge in ascending order at the end. Which warp takes a key depends on
+// its position alone.
+#include "kernels/attention/attention_cuda_common.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMaxDim = 256;
+
+__device__ inline float Load(const float* p) { return *p; }
+__device__ inline float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
+__device__ inline void Store(float* p, float x) { *p = x; }
+__device__ inline void Store(__nv_bfloat16* p, float x) { *p = __float2bfloat16(x); }
+
+struct Params {
+  HeadRules rules;
+  PagedBatch batch;
+  const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
+  const int32_t* positions;
+  const void* q;
+  int64_t q_row_stride;
+  void* out;
+  float* lse;
+  int32_t num_qo_heads, group, head_dim;
+  float sm_scale;
+};
+
+template <typename Q, typename Kv>
+__global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_constant__ Params p) {
+  __shared__ float q[kMaxDim];
+  __shared__ float sums[kWarps][kMaxDim];
+  __shared__ float maxima[kWarps], totals[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = p.head_dim;
+  const int64_t row = blockIdx.x;
+  const int head = blockIdx.y, kv_head = head / p.group;
+
+  int sequence = static_cast<int>(row);
+  int32_t position = 0;
+  if (p.row_begin != nullptr) {
+    int low = 0, high = p.batch.num_sequences;  // row_begin[low] <= row < row_begin[high]
+    while (high - low > 1) {
+      const int mid = (low + high) / 2;
+      if (p.row_begin[mid] <= row) {
+        low = mid;
+      } else {
+        high = mid;
+      }
+    }
+    sequence = low;
+    position = p.positions[row];
+  } else {
+    position = p.batch.kv_len[sequence] - 1;
+  }
+  const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + kv_head * p.batch.head_stride;
+  const Q* q_row = static_cast<const Q*>(p.q) + row * p.q_row_stride + static_cast<int64_t>(head) * dim;
+  for (int i = threadIdx.x; i < dim; i += 32 * kWarps) q[i] = Load(q_row + i) * p.sm_scale;
+  __syncthreads();
+
+  const Band band = BandOf(p.rules.head[kv_head]);
+  const int32_t band_begin = max(position - band.window + 1, 0);
+  const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
+  const int64_t half = int64_t{kPageTokens} * dim;
+  float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
+  for (int64_t tile = warp; tile * 32 <= position; tile += kWarps) {
+    const int32_t begin = static_cast<int32_t>(tile * 32);
+    const int32_t j = begin + lane;
+    const bool visible = j <= position && (j < band.sinks || j >= band_begin);
+    const unsigned any = __ballot_sync(0xffffffffu, visible);
+    if (any == 0) continue;
+    const int32_t page = table[begin / kPageTokens];
+    if (page < 0) continue;
+    const Kv* k = pool + 2 * half * page + static_cast<int64_t>(begin % kPageTokens) * dim;
+    const Kv* v = k + half;
+    float score = -INFINITY;
+    if (visible) {
+      float dot = 0;
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(k + static_cast<int64_t>(lane) * dim + i), dot);
+      score = dot;
+    }
+    float tile_max = score;
+    for (int d = 16; d > 0; d /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, d));
+    const float next = fmaxf(max, tile_max);
+    const float shrink = expf(max - next);
+    const float weight = expf(score - next);
+    max = next;
+    total = total * shrink + weight;  // this lane's keys
+#pragma unroll
+    for (int i = 0; i < kMaxDim / 32; ++i) sum[i] *= shrink;
+    for (unsigned rest = any; rest != 0; rest &= rest - 1) {
+      const int t = __ffs(rest) - 1;
+      const float w = __shfl_sync(0xffffffffu, weight, t);
+#pragma unroll
+      for (int i = 0; i < kMaxDim / 32; ++i) {
+        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + static_cast<int64_t>(t) * dim + 32 * i + lane), sum[i]);
+      }
+    }
+  }
+  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(0xffffffffu, total, d);
+  if (lane == 0) maxima[warp] = max, totals[warp] = total;
+#pragma unroll
+  for (int i = 0; i < kMaxDim / 32; ++i) {
+    if (32 * i + lane < dim) sums[warp][32 * i + lane] = sum[i];
+  }
+  __syncthreads();
+  max = -INFINITY;
+  for (int w = 0; w < kWarps; ++w) max = fmaxf(max, maxima[w]);
+  total = 0;
+  for (int w = 0; w < kWarps; ++w) total += totals[w] > 0 ? totals[w] * expf(maxima[w] - max) : 0.0f;
+  const int64_t at = row * p.num_qo_heads + head;
+  for (int i = threadIdx.x; i < dim; i += 32 * kWarps) {
+    float x = 0;
+    for (int w = 0; w < kWarps; ++w) x += totals[w] > 0 ? sums[w][i] * expf(maxima[w] - max) : 0.0f;
+    Store(static_cast<Q*>(p.out) + at * dim + i, total > 0 ? x / total : 0.0f);
+  }
+  if (p.lse != nullptr && threadIdx.x == 0) p.lse[at] = total > 0 ? max + logf(total) : -INFINITY;
+}
+
+cudaError_t Launch(const Params& p, DType q_type, DType kv_type, int64_t rows, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(rows), p.num_qo_heads);
+  if (p.num_qo_heads > 65535) return cudaErrorNotSupported;
+  if (q_type == DType::kF32 && kv_type == DType::kF32) {
+    GenericKernel<float, float><<<grid, 32 * kWarps, 0, stream>>>(p);
+  } else if (q_type == DType::kF32) {
+    GenericKernel<float, __nv_bfloat16><<<grid, 32 * kWarps, 0, stream>>>(p);
+  } else if (kv_type == DType::kF32) {
+    GenericKernel<__nv_bfloat16, float><<<grid, 32 * kWarps, 0, stream>>>(p);
+  } else {
+    GenericKernel<__nv_bfloat16, __nv_bfloat16><<<grid, 32 * kWarps, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+template <typename Args>
+Params Common(const Args& a) {
+  Params p{};
+  p.rules = a.rules;
+  p.batch = a.batch;
+  p.q = a.q;
+  p.q_row_stride = a.q_row_stride;
+  p.out = a.out;
+  p.lse = a.lse;
+  p.num_qo_heads = a.heads.num_qo_heads;
+  p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
+  p.head_dim = a.heads.head_dim;
+  p.sm_scale = a.heads.sm_scale;
+  return p;
+}
+
+}  // namespace
+
+cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream) {
+  Params p = Common(a);
+  p.row_begin = a.row_begin;
+  p.positions = a.positions;
+  return Launch(p, a.dtype, a.batch.pool.dtype, a.num_rows, stream);
+}
+
+cudaError_t DecodeGeneric(const DecodeArgs& a, cudaStream_t stream) {
+  return Launch(Common(a), a.dtype, a.batch.pool.dtype, a.batch.num_sequences, stream);
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,480 @@
+// Prefill attention for Hopper: TMA loads pages, two consumer warpgroups of 64 query rows each run wgmma.
+//
+// One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A producer warp walks the
+// pages that the tile sees and keeps two rings of 128-token K and V stages full; each consumer warpgroup computes
+// S = Q K^T (operands in shared memory), an online softmax in base 2, and O += P V (P from registers). The product of
+// the next K overlaps the softmax of this one inside a warpgroup, and named barriers make the two warpgroups take turns
+// at the tensor cores so that one's softmax hides behind the other's products. (The scheme of FlashAttention-3:
+// Shah et al., 2024, sections 3.1 and 3.2.)
+//
+// K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
+// none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
+#include <cuda.h>
+
+#include "kernels/attention/attention_cuda_common.h"
+#include "kernels/attention/attention_cuda_ptx.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kTileKeys = 2 * kPageTokens;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kStages = 2;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+
+struct Work {
+  int32_t row;
+  int32_t num_rows;  // < 0: no more tiles
+  int32_t qo_head;
+  int32_t kv_len;
+  int32_t low, high;
+  Band band;
+};
+
+// All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
+template <int kHeadDim>
+struct alignas(1024) Smem {
+  __nv_bfloat16 q[kHeadDim / 64][kTileRows][64];
+  __nv_bfloat16 k[kStages][kHeadDim / 64][kTileKeys][64];
+  __nv_bfloat16 v[kStages][2][kHeadDim / 64][kPageTokens][64];
+  uint64_t q_full, q_empty;
+  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  int32_t k_tile[kStages];  // logical tile << 3 | second page absent << 2 | first page absent << 1 | last tile
+  Work work;
+};
+
+struct Params {
+  Schedule schedule;
+  HeadRules rules;
+  PagedBatch batch;
+  const int32_t* row_begin;
+  const int32_t* positions;
+  __nv_bfloat16* out;
+  float* lse;
+  int32_t* counters;  // [0] tiles taken, [1] CTAs done
+  int32_t num_qo_heads, num_kv_heads, group;
+  float scale;  // sm_scale * log2(e)
+};
+
+// Position in a ring of kStages stages.
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int kHeadDim>
+__device__ void Produce(Smem<kHeadDim>& smem, const Params& p, const CUtensorMap& q_map, const CUtensorMap& k_map,
+                        const CUtensorMap& v_map) {
+  constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
+  constexpr int kPageRows = 2 * kPageTokens;  // of the pool as a matrix: K, then V
+  const int lane = threadIdx.x % 32;
+  const int32_t absent_row = p.batch.pool.num_pages * kPageRows;  // past the tensor: reads as zeros
+  Ring k_ring, v_ring;
+  uint32_t q_phase = 0;
+  int64_t t = blockIdx.x;
+
+  const auto load_v = [&](int row0, int row1) {
+    if (lane == 0) {
+      const uint32_t full = SmemAddress(&smem.v_full[v_ring.stage]);
+      MbarrierWait(SmemAddress(&smem.v_empty[v_ring.stage]), v_ring.phase ^ 1);
+      MbarrierArriveExpect(full, kStageBytes);
+      TmaLoad3(SmemAddress(smem.v[v_ring.stage][0]), &v_map, full, 0, row0 + kPageTokens, 0);
+      TmaLoad3(SmemAddress(smem.v[v_ring.stage][1]), &v_map, full, 0, row1 + kPageTokens, 0);
+    }
+    v_ring.Advance();
+  };
+
+  for (;;) {
+    Tile tile;
+    const bool any = FindTile(p.schedule, p.row_begin, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile);
+    int next = 0;
+    if (any && lane == 0) next = atomicAdd(&p.counters[0], 1);
+    if (!any) {
+      if (lane == 0) {
+        MbarrierWait(SmemAddress(&smem.q_empty), q_phase ^ 1);
+        smem.work.num_rows = -1;
+        MbarrierArrive(SmemAddress(&smem.q_full));
+        // The last CTA leaves the counters at zero for the next launch.
+        if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
+      }
+      return;
+    }
+    const TileView view(BandOf(p.rules.head[tile.kv_head]), p.positions + tile.row, tile.num_rows, 2);
+    const int32_t* table =
+        p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
+    if (lane == 0) {
+      const uint32_t full = SmemAddress(&smem.q_full);
+      const int32_t kv_len = p.batch.kv_len[tile.sequence];
+      MbarrierWait(SmemAddress(&smem.q_empty), q_phase ^ 1);
+      smem.work = Work{tile.row, tile.num_rows, tile.qo_head, kv_len, view.low, view.high, view.band};
+      MbarrierArriveExpect(full, kTileRows * kHeadDim * 2);
+      TmaLoad3(SmemAddress(smem.q), &q_map, full, 0, tile.row, tile.qo_head * (kHeadDim / 64));
+    }
+    q_phase ^= 1;
+
+    int pending0 = -1, pending1 = 0;  // the pages whose V goes after the next K
+    for (int base = 0; base < view.num_candidates; base += 16) {
+      // Lane 2i + j looks up page j of candidate base + i.
+      const int mine = base + lane / 2;
+      int32_t row = absent_row;
+      bool seen = false;
+      if (mine < view.num_candidates) {
+        const int32_t page = 2 * view.Candidate(mine) + (lane & 1);
+        seen = view.Sees(page);
+        if (seen) {
+          const int32_t physical = table[page];
+          if (physical >= 0) row = physical * kPageRows;
+        }
+      }
+      const unsigned seen_mask = __ballot_sync(0xffffffffu, seen);
+      const int count = min(16, view.num_candidates - base);
+      for (int i = 0; i < count; ++i) {
+        const int32_t row0 = __shfl_sync(0xffffffffu, row, 2 * i);
+        const int32_t row1 = __shfl_sync(0xffffffffu, row, 2 * i + 1);
+        if (((seen_mask >> (2 * i)) & 3) == 0) continue;
+        if (lane == 0) {
+          const int stage = k_ring.stage;
+          const uint32_t full = SmemAddress(&smem.k_full[stage]);
+          MbarrierWait(SmemAddress(&smem.k_empty[stage]), k_ring.phase ^ 1);
+          smem.k_tile[stage] = view.Candidate(base + i) << 3 | (row1 == absent_row) << 2 | (row0 == absent_row) << 1 |
+                               (base + i == view.num_candidates - 1);
+          MbarrierArriveExpect(full, kStageBytes);
+#pragma unroll
+          for (int block = 0; block < kHeadDim / 64; ++block) {
+            TmaLoad3(SmemAddress(smem.k[stage][block]), &k_map, full, 0, row0, block);
+            TmaLoad3(SmemAddress(smem.k[stage][block][kPageTokens]), &k_map, full, 0, row1, block);
+          }
+        }
+        k_ring.Advance();
+        if (pending0 >= 0) load_v(pending0, pending1);
+        pending0 = row0;
+        pending1 = row1;
+      }
+    }
+    load_v(pending0, pending1);
+    t = gridDim.x + __shfl_sync(0xffffffffu, next, 0);
+  }
+}
+
+// One warpgroup's view of its 64 x 128 score tile: thread (warp w, lane 4 g + c) holds rows 16 w + g and 16 w + g + 8,
+// columns 8 i + 2 c and 8 i + 2 c + 1 of every 8-column block i.
+__device__ inline void MaskScores(float (&s)[64], int32_t k_tile, Band band, int32_t position0, int32_t position1) {
+  const int32_t column = (k_tile >> 3) * kTileKeys + 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const bool absent = k_tile & (i < 8 ? 2 : 4);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int32_t j = column + 8 * i + (e & 1);
+      const int32_t position = e < 2 ? position0 : position1;
+      const bool visible = !absent && j <= position && (j < band.sinks || j > position - band.window);
+      s[4 * i + e] = visible ? s[4 * i + e] : -INFINITY;
+    }
+  }
+}
+
+// Scores to weights in place. m: running maximum in units of log2, 0 while nothing has been seen (l is 0 then);
+// returns the factors by which what has been accumulated so far must shrink.
+struct RowState {
+  float m[2] = {-INFINITY, -INFINITY};
+  float l[2] = {0, 0};  // this thread's columns only
+};
+__device__ inline void Softmax(float (&s)[64], float scale, RowState& state, float (&shrink)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float max = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int i = 1; i < 16; ++i) max = fmaxf(max, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+    const float m = fmaxf(state.m[r], __fmul_rn(max, scale));
+    const float base = m == -INFINITY ? 0.0f : m;
+    shrink[r] = Exp2(state.m[r] - base);
+    state.m[r] = m;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+#pragma unroll
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        s[4 * i + e] = Exp2(__fmaf_rn(s[4 * i + e], scale, -base));
+        sum += s[4 * i + e];
+      }
+    }
+    state.l[r] = __fmaf_rn(state.l[r], shrink[r], sum);
+  }
+}
+
+__device__ inline void PackWeights(const float (&s)[64], uint32_t (&p)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = PackBf16(s[2 * i], s[2 * i + 1]);
+}
+
+template <int kHeadDim>
+__device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
+  constexpr int kBlocks = kHeadDim / 64;
+  constexpr int kBlockBytes = kPageTokens * 128;
+  const int group = threadIdx.x / 128 - 1;  // 0 or 1
+  const int warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32;
+  const int my_turn = 1 + group, other_turn = 2 - group;  // named barriers
+  Ring k_ring, v_ring;
+  uint32_t q_phase = 0;
+  if (group == 1) NamedBarrierArrive(other_turn, 128 * kConsumers);  // group 0 goes first
+
+  const uint32_t q_address = SmemAddress(smem.q) + group * 64 * 128;
+  const auto release = [&](uint64_t* barrier) {
+    __syncwarp();
+    if (lane == 0) MbarrierArrive(SmemAddress(barrier));
+  };
+
+  for (;;) {
+    MbarrierWait(SmemAddress(&smem.q_full), q_phase);
+    q_phase ^= 1;
+    const Work work = smem.work;
+    if (work.num_rows < 0) break;
+    // Rows past the end have position -1: they see nothing and are not written.
+    const int row0 = group * 64 + warp * 16 + lane / 4, row1 = row0 + 8;
+    const int32_t position0 = row0 < work.num_rows ? p.positions[work.row + row0] : -1;
+    const int32_t position1 = row1 < work.num_rows ? p.positions[work.row + row1] : -1;
+
+    float s[64], o[kHeadDim / 2];
+    uint32_t weights[32];
+    RowState state;
+    float shrink[2];
+#pragma unroll
+    for (float& x : o) x = 0;
+
+    const auto issue_scores = [&] {
+      const uint32_t k_address = SmemAddress(smem.k[k_ring.stage]);
+      WgmmaPin(s);
+      WgmmaFence();
+#pragma unroll
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+        const uint32_t in_block = step % 4 * 32;
+        WgmmaSs128(s, WgmmaDescriptor(q_address + step / 4 * (kTileRows * 128) + in_block, 16, 1024),
+                   WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + in_block, 16, 1024), step != 0);
+      }
+      WgmmaCommit();
+    };
+    const auto issue_values = [&] {
+      const uint32_t v_address = SmemAddress(smem.v[v_ring.stage]);
+      WgmmaPin(o);
+      WgmmaFence();
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+        WgmmaRs(
+            o, &weights[4 * step],
+            WgmmaDescriptor(v_address + step / 4 * (kBlocks * kBlockBytes) + step % 4 * (16 * 128), kBlockBytes, 1024),
+            1);
+      }
+      WgmmaCommit();
+    };
+    const auto mask = [&](int32_t k_tile) {
+      const int32_t begin = (k_tile >> 3) * kTileKeys, end = begin + kTileKeys;
+      const bool all_see = end <= work.low + 1 && (end <= work.band.sinks || begin > work.high - work.band.window);
+      if (!all_see || (k_tile & 6) != 0) MaskScores(s, k_tile, work.band, position0, position1);
+    };
+
+    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
+    int32_t k_tile = smem.k_tile[k_ring.stage];
+    issue_scores();
+    WgmmaWait<0>();
+    WgmmaPin(s);
+    release(&smem.k_empty[k_ring.stage]);
+    k_ring.Advance();
+    if (k_tile & 1) release(&smem.q_empty);
+    mask(k_tile);
+    Softmax(s, p.scale, state, shrink);
+    PackWeights(s, weights);
+
+    while (!(k_tile & 1)) {
+      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
+      k_tile = smem.k_tile[k_ring.stage];
+      NamedBarrierSync(my_turn, 128 * kConsumers);
+      issue_scores();
+      MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
+      issue_values();
+      NamedBarrierArrive(other_turn, 128 * kConsumers);
+      WgmmaWait<1>();
+      WgmmaPin(s);
+      release(&smem.k_empty[k_ring.stage]);
+      k_ring.Advance();
+      if (k_tile & 1) release(&smem.q_empty);
+      mask(k_tile);
+      Softmax(s, p.scale, state, shrink);
+      WgmmaWait<0>();
+      WgmmaPin(o);
+      release(&smem.v_empty[v_ring.stage]);
+      v_ring.Advance();
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
+      PackWeights(s, weights);
+    }
+
+    MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
+    const int32_t tile_begin = (k_tile >> 3) * kTileKeys;
+    if (tile_begin + kTileKeys > work.kv_len) {
+      // Slots past kv_len may hold NaN, and 0 * NaN is NaN. Both warpgroups write these zeros: each needs its own to
+      // have arrived, and neither has to wait for the other.
+      for (int slot = max(work.kv_len - tile_begin, 0) + threadIdx.x % 128 / 8; slot < kTileKeys; slot += 16) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          reinterpret_cast<uint4*>(smem.v[v_ring.stage][slot / 64][block][slot % 64])[threadIdx.x % 8] = uint4{};
+        }
+      }
+      FenceProxyAsync();
+      NamedBarrierSync(3 + group, 128);
+    }
+    issue_values();
+    // The row sums meanwhile.
+    float total[2], inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      total[r] = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);
+      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
+      inverse[r] = total[r] > 0 ? 1.0f / total[r] : 0.0f;
+    }
+    WgmmaWait<0>();
+    WgmmaPin(o);
+    release(&smem.v_empty[v_ring.stage]);
+    v_ring.Advance();
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = r == 0 ? row0 : row1;
+      const int64_t at = static_cast<int64_t>(work.row + row) * p.num_qo_heads + work.qo_head;
+      __nv_bfloat16* out = p.out + at * kHeadDim + 8 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 32; ++i) {
+        const auto word = [&](int block) {
+          return PackBf16(o[16 * i + 4 * block + 2 * r] * inverse[r], o[16 * i + 4 * block + 2 * r + 1] * inverse[r]);
+        };
+        const uint4 x = QuadTranspose(word(0), word(1), word(2), word(3));
+        if (row < work.num_rows) *reinterpret_cast<uint4*>(out + 32 * i) = x;
+      }
+      if (p.lse != nullptr && lane % 4 == 0 && row < work.num_rows) {
+        p.lse[at] = total[r] > 0 ? kLn2 * (state.m[r] + log2f(total[r])) : -INFINITY;
+      }
+    }
+  }
+  if (group == 0) NamedBarrierSync(my_turn, 128 * kConsumers);  // the turn that group 1 gave last
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    WgmmaKernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap q_map,
+                const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ char raw[];
+  auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * kConsumers;
+    MbarrierInit(SmemAddress(&smem.q_full), 1);
+    MbarrierInit(SmemAddress(&smem.q_empty), kWarps);
+    for (int i = 0; i < kStages; ++i) {
+      MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
+      MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
+      MbarrierInit(SmemAddress(&smem.v_full[i]), 1);
+      MbarrierInit(SmemAddress(&smem.v_empty[i]), kWarps);
+    }
+    MbarrierInitFence();
+    PrefetchTensorMap(&q_map);
+    PrefetchTensorMap(&k_map);
+    PrefetchTensorMap(&v_map);
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    SetMaxRegistersDown<kProducerRegisters>();
+    if (threadIdx.x < 32) Produce(smem, p, q_map, k_map, v_map);
+  } else {
+    SetMaxRegistersUp<kConsumerRegisters>();
+    Consume(smem, p);
+  }
+#endif
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's encoder, found at run time so that nothing links against the driver.
+EncodeTiled FindEncodeTiled() {
+  void* f = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<EncodeTiled>(f);
+}
+
+// A bf16 matrix [rows][64 * blocks] with a row stride in bytes, as [block][row][64]; boxes of box_rows x box_blocks.
+bool EncodeMap(EncodeTiled encode, CUtensorMap* map, const void* base, uint64_t rows, uint64_t row_bytes,
+               uint32_t blocks, uint32_t box_rows, uint32_t box_blocks) {
+  const cuuint64_t dims[3] = {64, rows, blocks};
+  const cuuint64_t strides[2] = {row_bytes, 128};
+  const cuuint32_t box[3] = {64, box_rows, box_blocks};
+  const cuuint32_t element_strides[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides, box, element_strides,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <int kHeadDim>
+cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cudaStream_t stream) {
+  static const EncodeTiled encode = FindEncodeTiled();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  constexpr uint32_t kBlocks = kHeadDim / 64;
+  CUtensorMap q_map, k_map, v_map;
+  const uint64_t pool_rows = uint64_t{2 * kPageTokens} * a.batch.pool.num_pages;
+  if (!EncodeMap(encode, &q_map, a.q, a.num_rows, 2 * a.q_row_stride, a.heads.num_qo_heads * kBlocks, kTileRows,
+                 kBlocks) ||
+      !EncodeMap(encode, &k_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, 1) ||
+      !EncodeMap(encode, &v_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, kBlocks)) {
+    return cudaErrorNotSupported;
+  }
+  constexpr int kSmemBytes = sizeof(Smem<kHeadDim>) + 1024;
+  cudaError_t e = cudaFuncSetAttribute(WgmmaKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (e != cudaSuccess) return e;
+  const int64_t tiles = MaxRowTiles(a) * a.heads.num_qo_heads;
+  const int grid = static_cast<int>(std::min<int64_t>(num_sms, tiles));
+  WgmmaKernel<kHeadDim><<<grid, kThreads, kSmemBytes, stream>>>(params, q_map, k_map, v_map);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t PrefillWgmma(const PrefillArgs& a, cudaStream_t stream) {
+  int capability = 0, num_sms = 0;
+  if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
+  if (capability != 90 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||
+      reinterpret_cast<uintptr_t>(a.batch.pool.base) % 128 != 0) {
+    return cudaErrorNotSupported;
+  }
+  Params p{};
+  p.schedule = MakeSchedule(a);
+  p.rules = a.rules;
+  p.batch = a.batch;
+  p.row_begin = a.row_begin;
+  p.positions = a.positions;
+  p.out = static_cast<__nv_bfloat16*>(a.out);
+  p.lse = a.lse;
+  p.counters = static_cast<int32_t*>(a.workspace);
+  p.num_qo_heads = a.heads.num_qo_heads;
+  p.num_kv_heads = a.heads.num_kv_heads;
+  p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
+  p.scale = a.heads.sm_scale * kLog2e;
+  return a.heads.head_dim == 64 ? Launch<64>(a, p, num_sms, stream) : Launch<128>(a, p, num_sms, stream);
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,364 @@
+// The Backend of libsplice_cuda.so: every operation is validated, handed the batch of its session, and launched on the
+// session's stream. Nothing here waits for the device but Copy, Allocate and what sessions say.
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/activation/activation_cuda.h"
+#include "kernels/activation/activation_validate.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/common/backend.h"
+#include "kernels/common/plugin.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/cuda/cuda_session.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/gemm_validate.h"
+#include "kernels/norm/norm_cuda.h"
+#include "kernels/norm/norm_validate.h"
+#include "kernels/rope/rope_cuda.h"
+#include "kernels/sampling/argmax_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them keep disk, memory and link busy
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device, const cudaDeviceProp& properties) : device_(device), properties_(properties) {}
+  ~CudaBackend() override {
+    if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
+    for (cudaEvent_t event : copied_) {
+      if (event != nullptr) (void)cudaEventDestroy(event);
+    }
+  }
+
+  absl::Status Init() {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "creating a stream");
+    for (cudaEvent_t& event : copied_)
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    return absl::OkStatus();
+  }
+
+  std::string name() const override { return "cuda"; }
+  std::string description() const override {
+    return absl::StrFormat("cuda: GPU %d, %s (sm_%d%d, %d multiprocessors, %.0f GiB)", device_, properties_.name,
+                           properties_.major, properties_.minor, properties_.multiProcessorCount,
+                           static_cast<double>(properties_.totalGlobalMem) / (1024.0 * 1024 * 1024));
+  }
+  bool host_memory() const override { return false; }
+  DType activation_dtype(DType weights) const override { return weights == DType::kBF16 ? DType::kBF16 : DType::kF32; }
+
+  absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override {
+    return CudaSession::Create(device_, options);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    return AllocateDevice(bytes);
+  }
+
+  using Backend::Copy;
+  absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops) const override {
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    switch (kind) {
+      case CopyKind::kWithin:
+        for (const CopyOp& op : ops)
+          SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyDeviceToDevice, copy_stream_),
+                                      "copying pages");
+        break;
+      case CopyKind::kUpload:
+        if (absl::Status s = UploadLocked(ops); !s.ok()) return s;
+        break;
+      case CopyKind::kDownload:
+        if (absl::Status s = DownloadLocked(ops); !s.ok()) return s;
+        break;
+    }
+    return ToStatus(cudaStreamSynchronize(copy_stream_), "copying");
+  }
+
+  absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
+    if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
+    const int64_t count = w.out_features * w.in_features;
+    // f16 is widened: its products may leave the range of f16, and bf16 would drop bits of the weights.
+    const DType dtype = w.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+    auto memory = Allocate(static_cast<size_t>(count) * DTypeBytes(dtype));
+    if (!memory.ok()) return memory.status();
+    if (w.dtype == DType::kF16) {
+      std::vector<float> widened;
+      constexpr int64_t kStep = 1 << 20;
+      for (int64_t begin = 0; begin < count; begin += kStep) {
+        const int64_t size = std::min(kStep, count - begin);
+        widened.resize(static_cast<size_t>(size));
+        WidenWeight(w, begin, size, widened.data());
+        float* to = static_cast<float*>((*memory)->data()) + begin;
+        if (absl::Status s = Copy(CopyKind::kUpload, to, widened.data(), widened.size() * sizeof(float)); !s.ok())
+          return s;
+      }
+    } else if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), w.data, (*memory)->size()); !s.ok()) {
+      return s;
+    }
+    return std::make_unique<DeviceWeight>(*std::move(memory), dtype, w.out_features, w.in_features);
+  }
+
+  absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override {
+    if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
+    if (a.num_rows == 0) return absl::OkStatus();
+    CudaSession& session = CudaSession::Of(ctx);
+    const GemmContext gemm{session.cublas(), session.gemm_workspace(), CudaSession::kGemmWorkspaceBytes,
+                           session.stream()};
+    if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
+    return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
+  }
+  absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override {
+    if (absl::Status s = ValidateRmsNorm(a); !s.ok()) return s;
+    return ToStatus(cuda::RmsNorm(a, CudaSession::Of(ctx).stream()), "RmsNorm");
+  }
+  absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override {
+    if (absl::Status s = ValidateSiluMul(a); !s.ok()) return s;
+    return ToStatus(cuda::SiluMul(a, CudaSession::Of(ctx).stream()), "SiluMul");
+  }
+  absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& a) const override {
+    CudaSession& session = CudaSession::Of(ctx);
+    const int32_t* ids = session.batch().tokens;
+    if (!a.ids_are_batch_tokens) {
+      for (const int32_t id : a.ids) {
+        if (id < 0 || id >= a.num_table_rows)
+          return absl::InvalidArgumentError(
+              absl::StrCat("GatherRows: id ", id, " is outside [0, ", a.num_table_rows, ")"));
+      }
+      auto staged = session.StageIds(a.ids);
+      if (!staged.ok()) return staged.status();
+      ids = *staged;
+    }
+    return ToStatus(cuda::GatherRows(a, ids, static_cast<int64_t>(a.ids.size()), session.stream()), "GatherRows");
+  }
+  absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    const RopeBatch rows{.positions = b.positions,
+                         .row_sequence = b.row_sequence,
+                         .page_tables = b.page_tables + a.layer * b.layer_stride,
+                         .table_offset = b.table_offset,
+                         .head_stride = b.head_stride,
+                         .num_rows = b.num_rows};
+    return ToStatus(cuda::RopeWriteKv(a, rows, session.stream()), "RopeWriteKv");
+  }
+
+  absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    PrefillArgs args{.heads = Heads(a.shape),
+                     .batch = Batch(b, a.pool, a.layer),
+                     .row_begin = b.row_begin,
+                     .positions = b.positions,
+                     .num_rows = b.num_rows,
+                     .max_kv_len = b.max_kv_len,
+                     .dtype = a.q.dtype,
+                     .q = a.q.data,
+                     .q_row_stride = a.q_row_stride,
+                     .out = a.out.data,
+                     .lse = a.lse};
+    for (const PrefillSequence& sequence : a.sequences) {
+      if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), args.rules); !s.ok()) return s;
+    }
+    auto workspace = session.Scratch(CudaSession::Use::kPrefillAttention, PrefillWorkspaceBytes());
+    if (!workspace.ok()) return workspace.status();
+    args.workspace = *workspace;
+    return ToStatus(cuda::PrefillAttention(args, session.stream()), "PrefillAttention");
+  }
+
+  absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    DecodeArgs args{.heads = Heads(a.shape),
+                    .batch = Batch(b, a.pool, a.layer),
+                    .max_kv_len = b.max_kv_len,
+                    .dtype = a.q.dtype,
+                    .q = a.q.data,
+                    .q_row_stride = a.q_row_stride,
+                    .out = a.out.data,
+                    .lse = a.lse};
+    const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
+    for (size_t begin = 0; begin < a.streams.size(); begin += heads) {
+      if (absl::Status s = TakeRules(a.streams.subspan(begin, heads), begin == 0, args.rules); !s.ok()) return s;
+    }
+    auto workspace = session.Scratch(CudaSession::Use::kDecodeAttention,
+                                     DecodeWorkspaceBytes(args.heads, b.num_sequences, b.max_kv_len));
+    if (!workspace.ok()) return workspace.status();
+    args.workspace = *workspace;
+    return ToStatus(cuda::DecodeAttention(args, session.stream()), "DecodeAttention");
+  }
+
+  absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override {
+    if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
+    return ToStatus(cuda::Argmax(a, CudaSession::Of(ctx).stream()), "Argmax");
+  }
+
+ private:
+  static AttentionHeads Heads(const AttentionShape& s) {
+    return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
+  }
+  static PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t layer) {
+    return {.page_tables = b.page_tables + layer * b.layer_stride,
+            .table_offset = b.table_offset,
+            .head_stride = b.head_stride,
+            .kv_len = b.kv_len,
+            .pool = pool,
+            .num_sequences = b.num_sequences};
+  }
+
+  // The rules of one sequence's heads; those of the later sequences must be the same.
+  static absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, HeadRules& rules) {
+    if (heads.size() > kMaxKvHeads)
+      return absl::UnimplementedError(absl::StrCat("cuda: ", heads.size(), " KV heads, at most ", kMaxKvHeads));
+    for (size_t h = 0; h < heads.size(); ++h) {
+      const HeadVisibility& v = heads[h].visibility;
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand)
+        return absl::UnimplementedError("cuda: attention over blocks or token lists");
+      const HeadRule rule{v.rule, v.num_sinks, v.window};
+      HeadRule& known = rules.head[h];
+      if (first) {
+        known = rule;
+      } else if (known.rule != rule.rule || (rule.rule == VisibilityRule::kBand &&
+                                             (known.num_sinks != rule.num_sinks || known.window != rule.window))) {
+        return absl::UnimplementedError("cuda: sequences of one pass with different visibility");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Pinned() const {
+    for (auto& buffer : pinned_) {
+      if (buffer != nullptr) continue;
+      auto memory = AllocatePinned(kCopyChunkBytes);
+      if (!memory.ok()) return memory.status();
+      buffer = *std::move(memory);
+    }
+    return absl::OkStatus();
+  }
+
+  // Small pieces are packed into one pinned chunk; the host fills one chunk while the other travels.
+  absl::Status UploadLocked(std::span<const CopyOp> ops) const {
+    if (absl::Status s = Pinned(); !s.ok()) return s;
+    int turn = 0;
+    size_t used = 0;
+    for (const CopyOp& op : ops) {
+      for (size_t done = 0; done < op.bytes;) {
+        if (used == kCopyChunkBytes) {
+          SPLICE_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_[turn], copy_stream_), "copying to the GPU");
+          turn ^= 1;
+          used = 0;
+          SPLICE_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(copied_[turn]), "copying to the GPU");
+        }
+        const size_t size = std::min(op.bytes - done, kCopyChunkBytes - used);
+        std::byte* stage = static_cast<std::byte*>(pinned_[turn]->data()) + used;
+        std::memcpy(stage, static_cast<const std::byte*>(op.from) + done, size);
+        SPLICE_CUDA_RETURN_IF_ERROR(
+            cudaMemcpyAsync(static_cast<std::byte*>(op.to) + done, stage, size, cudaMemcpyHostToDevice, copy_stream_),
+            "copying to the GPU");
+        used += size;
+        done += size;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DownloadLocked(std::span<const CopyOp> ops) const {
+    if (absl::Status s = Pinned(); !s.ok()) return s;
+    struct Piece {
+      void* to;
+      size_t at, bytes;
+    };
+    std::vector<Piece> pieces;
+    size_t used = 0;
+    const auto drain = [&]() -> absl::Status {
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(copy_stream_), "copying from the GPU");
+      for (const Piece& piece : pieces)
+        std::memcpy(piece.to, static_cast<const std::byte*>(pinned_[0]->data()) + piece.at, piece.bytes);
+      pieces.clear();
+      used = 0;
+      return absl::OkStatus();
+    };
+    for (const CopyOp& op : ops) {
+      for (size_t done = 0; done < op.bytes;) {
+        if (used == kCopyChunkBytes) {
+          if (absl::Status s = drain(); !s.ok()) return s;
+        }
+        const size_t size = std::min(op.bytes - done, kCopyChunkBytes - used);
+        SPLICE_CUDA_RETURN_IF_ERROR(
+            cudaMemcpyAsync(static_cast<std::byte*>(pinned_[0]->data()) + used,
+                            static_cast<const std::byte*>(op.from) + done, size, cudaMemcpyDeviceToHost, copy_stream_),
+            "copying from the GPU");
+        pieces.push_back({static_cast<std::byte*>(op.to) + done, used, size});
+        used += size;
+        done += size;
+      }
+    }
+    return drain();
+  }
+
+  const int device_;
+  const cudaDeviceProp properties_;
+  mutable GemmPlans gemm_plans_;
+  mutable std::mutex copy_mutex_;  // guards all below
+  cudaStream_t copy_stream_ = nullptr;
+  cudaEvent_t copied_[2] = {};
+  mutable std::unique_ptr<Buffer> pinned_[2];
+};
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(int device) {
+  int runtime = 0, driver = 0, count = 0;
+  (void)cudaRuntimeGetVersion(&runtime);
+  (void)cudaDriverGetVersion(&driver);
+  const auto version = [](int v) { return absl::StrCat(v / 1000, ".", v % 1000 / 10); };
+  if (driver == 0)
+    return absl::FailedPreconditionError("cuda: no NVIDIA driver is installed on this machine; use --backend cpu");
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted == cudaErrorInsufficientDriver)
+    return absl::FailedPreconditionError(absl::StrCat("cuda: the driver runs CUDA ", version(driver),
+                                                      ", this build needs ", version(runtime),
+                                                      "; update the driver or use --backend cpu"));
+  if (counted == cudaErrorNoDevice || (counted == cudaSuccess && count == 0))
+    return absl::FailedPreconditionError("cuda: this machine has no GPU that CUDA can use; use --backend cpu");
+  SPLICE_CUDA_RETURN_IF_ERROR(counted, "looking for GPUs");
+  if (device < 0 || device >= count)
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda: GPU ", device, " was asked for, this machine has ", count));
+  cudaDeviceProp properties{};
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, device), "reading the GPU's properties");
+  if (properties.major < 8)
+    return absl::FailedPreconditionError(
+        absl::StrFormat("cuda: GPU %d (%s) is sm_%d%d; this build runs on sm_80 and later; use --backend cpu", device,
+                        properties.name, properties.major, properties.minor));
+  auto backend = std::make_unique<CudaBackend>(device, properties);
+  if (absl::Status s = backend->Init(); !s.ok()) return s;
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace
+}  // namespace spl::kernels::cuda
+
+extern "C" __attribute__((visibility("default"))) spl::kernels::Backend* splice_cuda_make_backend(
+    const char* build, int device, char* error, size_t error_size, int* code) {
+  absl::StatusOr<std::unique_ptr<spl::kernels::Backend>> backend =
+      std::strcmp(build, spl::kernels::PluginBuild()) == 0
+          ? spl::kernels::cuda::MakeBackend(device)
+          : absl::FailedPreconditionError(absl::StrCat("cuda: the plug-in is of build '", spl::kernels::PluginBuild(),
+                                                       "', the program of '", build, "'"));
+  if (backend.ok()) return backend->release();
+  *code = static_cast<int>(backend.status().code());
+  const std::string message(backend.status().message().data(), backend.status().message().size());
+  std::strncpy(error, message.c_str(), error_size - 1);
+  return nullptr;
+}

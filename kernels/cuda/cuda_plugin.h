@@ -1,0 +1,27 @@
+// The border between a program and libsplice_cuda.so, which holds everything that needs the CUDA libraries: a program
+// starts and runs on a machine without them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+
+namespace spl::kernels {
+
+struct CudaOptions {
+  int device = 0;
+};
+
+// Opens the plug-in (see OpenPlugin; SPLICE_CUDA_PLUGIN) and makes its backend. SPLICE_CUDA_LIBS lists folders,
+// separated by colons, of CUDA libraries that the loader does not find by itself. NotFound: no plug-in, or a CUDA
+// library that it needs; FailedPrecondition: no GPU, a driver older than the toolkit, a GPU architecture that the build
+// does not run on, or a plug-in of another build. Messages name what to do.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options = {});
+
+// What the plug-in exports. `build` is PluginBuild().
+inline constexpr char kCudaPluginFactory[] = "splice_cuda_make_backend";
+using CudaPluginFactory = Backend* (*)(const char* build, int device, char* error, size_t error_size, int* code);
+
+}  // namespace spl::kernels

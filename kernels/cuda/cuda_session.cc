@@ -1,0 +1,304 @@
+#include "kernels/cuda/cuda_session.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_status.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int32_t kMinKvBucket = 1024;
+constexpr size_t kMaxRecorded = 256;
+
+class EventFence final : public Fence {
+ public:
+  explicit EventFence(cudaEvent_t event) : event_(event) {}
+  ~EventFence() override { (void)cudaEventDestroy(event_); }
+  absl::Status Wait() const override { return ToStatus(cudaEventSynchronize(event_), "waiting for a layer"); }
+
+ private:
+  const cudaEvent_t event_;
+};
+
+// An event that could not be recorded: whoever waits hears why.
+class FailedFence final : public Fence {
+ public:
+  explicit FailedFence(absl::Status status) : status_(std::move(status)) {}
+  absl::Status Wait() const override { return status_; }
+
+ private:
+  const absl::Status status_;
+};
+
+template <typename T>
+size_t Aligned(size_t count) {
+  return (count * sizeof(T) + 255) / 256 * 256;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Session>> CudaSession::Create(int device, const SessionOptions& options) {
+  auto session = std::unique_ptr<CudaSession>(new CudaSession(device, options));
+  if (absl::Status s = session->Init(); !s.ok()) return s;
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+absl::Status CudaSession::Init() {
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtCreate(&cublas_), "creating a handle");
+  auto workspace = AllocateDevice(kGemmWorkspaceBytes);
+  if (!workspace.ok()) return workspace.status();
+  gemm_workspace_ = *std::move(workspace);
+
+  const size_t rows = static_cast<size_t>(std::max(options_.max_rows, 1));
+  const size_t sequences = static_cast<size_t>(std::max(options_.max_sequences, 1));
+  // One block, filled by one copy a pass: tokens, positions, row_sequence, row_begin, kv_len, table_offset.
+  const size_t total = 3 * Aligned<int32_t>(rows) + Aligned<int32_t>(sequences + 1) + Aligned<int32_t>(sequences) +
+                       Aligned<int64_t>(sequences);
+  auto memory = AllocateDevice(total);
+  if (!memory.ok()) return memory.status();
+  batch_memory_ = *std::move(memory);
+  std::byte* at = static_cast<std::byte*>(batch_memory_->data());
+  const auto take = [&](size_t bytes) {
+    std::byte* p = at;
+    at += bytes;
+    return p;
+  };
+  batch_.tokens = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
+  batch_.positions = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
+  batch_.row_sequence = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
+  batch_.row_begin = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences + 1)));
+  batch_.kv_len = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences)));
+  batch_.table_offset = reinterpret_cast<const int64_t*>(take(Aligned<int64_t>(sequences)));
+
+  auto ids = AllocateDevice(rows * sizeof(int32_t));
+  if (!ids.ok()) return ids.status();
+  ids_ = *std::move(ids);
+
+  batch_.head_stride = std::max(options_.max_pages_per_stream, 1);
+  batch_.layer_stride = batch_.head_stride * options_.num_kv_heads;
+  slots_.resize(sequences);
+  const size_t table_bytes =
+      sequences * static_cast<size_t>(batch_.layer_stride) * options_.num_layers * sizeof(int32_t);
+  auto tables = AllocateDevice(table_bytes);
+  if (!tables.ok()) return tables.status();
+  tables_ = *std::move(tables);
+  batch_.page_tables = static_cast<const int32_t*>(tables_->data());
+  for (Staging& staging : staging_)
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging.copied, cudaEventDisableTiming), "creating an event");
+  context_ = {.session = this};
+  return absl::OkStatus();
+}
+
+CudaSession::~CudaSession() {
+  (void)cudaSetDevice(device_);
+  if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
+  for (auto& [key, step] : steps_) {
+    if (step.exec != nullptr) (void)cudaGraphExecDestroy(step.exec);
+  }
+  for (Staging& staging : staging_) {
+    if (staging.copied != nullptr) (void)cudaEventDestroy(staging.copied);
+  }
+  if (cublas_ != nullptr) (void)cublasLtDestroy(cublas_);
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+absl::StatusOr<std::byte*> CudaSession::Pinned(size_t bytes) {
+  current_staging_ ^= 1;
+  Staging& staging = staging_[current_staging_];
+  if (staging.in_use) SPLICE_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.copied), "waiting for a staging copy");
+  staging.in_use = false;
+  if (staging.memory == nullptr || staging.memory->size() < bytes) {
+    staging.memory.reset();
+    auto memory = AllocatePinned(std::bit_ceil(std::max<size_t>(bytes, 64 << 10)));
+    if (!memory.ok()) return memory.status();
+    staging.memory = *std::move(memory);
+  }
+  return static_cast<std::byte*>(staging.memory->data());
+}
+
+absl::Status CudaSession::PinnedUsed() {
+  Staging& staging = staging_[current_staging_];
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaEventRecord(staging.copied, stream_), "recording a staging copy");
+  staging.in_use = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> CudaSession::SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences) {
+  if (const auto it = slot_of_.find(kv_id); it != slot_of_.end()) {
+    slots_[static_cast<size_t>(it->second)].last_used = pass_;
+    return it->second;
+  }
+  // The least recently used; a slot that this pass uses has last_used == pass_.
+  const auto slot = std::min_element(slots_.begin(), slots_.end(),
+                                     [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
+  if (slot->last_used == pass_)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cuda: ", sequences.size(), " sequences in one pass, at most ", slots_.size(), " fit"));
+  if (slot->kv_id != 0) slot_of_.erase(slot->kv_id);
+  *slot = {.kv_id = kv_id, .num_pages = 0, .last_used = pass_};
+  const int32_t index = static_cast<int32_t>(slot - slots_.begin());
+  slot_of_[kv_id] = index;
+  return index;
+}
+
+// Brings the device's copy of every page table up to date: only pages added since the last pass travel.
+absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets) {
+  const int64_t slot_stride = batch_.layer_stride * options_.num_layers;
+  const size_t num_streams = static_cast<size_t>(options_.num_layers) * options_.num_kv_heads;
+  for (const BatchSequence& sequence : batch.sequences) {
+    auto slot_index = SlotFor(sequence.kv_id, batch.sequences);
+    if (!slot_index.ok()) return slot_index.status();
+    Slot& slot = slots_[static_cast<size_t>(*slot_index)];
+    offsets.push_back(*slot_index * slot_stride);
+    if (sequence.page_tables.size() != num_streams)
+      return absl::InvalidArgumentError(absl::StrCat("cuda: a sequence with ", sequence.page_tables.size(),
+                                                     " head streams, the model has ", num_streams));
+    const int32_t num_pages = static_cast<int32_t>(sequence.page_tables[0].size());
+    if (num_pages > batch_.head_stride)
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cuda: a sequence of ", num_pages, " pages a head, the tables hold ", batch_.head_stride));
+    const int32_t added = num_pages - slot.num_pages;
+    if (added <= 0) continue;
+    const size_t row_bytes = static_cast<size_t>(added) * sizeof(int32_t);
+    auto pinned = Pinned(num_streams * row_bytes);
+    if (!pinned.ok()) return pinned.status();
+    for (size_t stream = 0; stream < num_streams; ++stream)
+      std::memcpy(*pinned + stream * row_bytes, sequence.page_tables[stream].data() + slot.num_pages, row_bytes);
+    int32_t* to = static_cast<int32_t*>(tables_->data()) + offsets.back() + slot.num_pages;
+    SPLICE_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy2DAsync(to, static_cast<size_t>(batch_.head_stride) * sizeof(int32_t), *pinned, row_bytes, row_bytes,
+                          num_streams, cudaMemcpyHostToDevice, stream_),
+        "copying page tables");
+    if (absl::Status s = PinnedUsed(); !s.ok()) return s;
+    slot.num_pages = num_pages;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSession::Stage(const BatchArgs& batch) {
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+  const size_t rows = batch.tokens.size(), sequences = batch.sequences.size();
+  if (rows > static_cast<size_t>(options_.max_rows) || sequences > slots_.size())
+    return absl::ResourceExhaustedError(absl::StrCat("cuda: a pass of ", rows, " rows and ", sequences,
+                                                     " sequences; at most ", options_.max_rows, " and ", slots_.size(),
+                                                     " fit"));
+  ++pass_;
+  std::vector<int64_t> offsets;
+  offsets.reserve(sequences);
+  if (absl::Status s = StageTables(batch, offsets); !s.ok()) return s;
+
+  auto pinned = Pinned(batch_memory_->size());
+  if (!pinned.ok()) return pinned.status();
+  std::byte* const base = static_cast<std::byte*>(batch_memory_->data());
+  const auto host = [&](const auto* device) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(device)>>;
+    return reinterpret_cast<T*>(*pinned + (reinterpret_cast<const std::byte*>(device) - base));
+  };
+  std::copy(batch.tokens.begin(), batch.tokens.end(), host(batch_.tokens));
+  std::copy(batch.positions.begin(), batch.positions.end(), host(batch_.positions));
+  int32_t* row_sequence = host(batch_.row_sequence);
+  int32_t* row_begin = host(batch_.row_begin);
+  int32_t* kv_len = host(batch_.kv_len);
+  int32_t longest = 0;
+  for (size_t s = 0; s < sequences; ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    row_begin[s] = sequence.row_begin;
+    kv_len[s] = sequence.kv_len;
+    longest = std::max(longest, sequence.kv_len);
+    std::fill(row_sequence + sequence.row_begin, row_sequence + sequence.row_end, static_cast<int32_t>(s));
+  }
+  row_begin[sequences] = static_cast<int32_t>(rows);
+  std::copy(offsets.begin(), offsets.end(), host(batch_.table_offset));
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(base, *pinned, batch_memory_->size(), cudaMemcpyHostToDevice, stream_),
+                              "copying the batch");
+  if (absl::Status s = PinnedUsed(); !s.ok()) return s;
+  batch_.num_rows = static_cast<int32_t>(rows);
+  batch_.num_sequences = static_cast<int32_t>(sequences);
+  batch_.max_kv_len = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(std::max(longest, kMinKvBucket))));
+  return absl::OkStatus();
+}
+
+absl::Status CudaSession::RunStep(uint64_t key, const std::function<absl::Status()>& step) {
+  key ^= (static_cast<uint64_t>(batch_.max_kv_len) << 32) + static_cast<uint64_t>(batch_.num_rows);
+  if (steps_.size() >= kMaxRecorded && !steps_.contains(key)) {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_), "a decode step");
+    for (auto& [old_key, old] : steps_) {
+      if (old.exec != nullptr) (void)cudaGraphExecDestroy(old.exec);
+    }
+    steps_.clear();
+  }
+  Recorded& recorded = steps_[key];
+  // The first run allocates, loads modules and chooses GEMM variants, which a recording may not; the second records.
+  if (recorded.num_runs++ == 0) return step();
+  if (recorded.exec == nullptr) {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording a step");
+    const absl::Status run = step();
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    if (!run.ok()) {
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+      return run;
+    }
+    SPLICE_CUDA_RETURN_IF_ERROR(ended, "recording a step");
+    const cudaError_t made = cudaGraphInstantiate(&recorded.exec, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    SPLICE_CUDA_RETURN_IF_ERROR(made, "making a recorded step");
+  }
+  return ToStatus(cudaGraphLaunch(recorded.exec, stream_), "replaying a step");
+}
+
+std::shared_ptr<const Fence> CudaSession::RecordFence() {
+  cudaEvent_t event = nullptr;
+  cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
+  if (error == cudaSuccess) error = cudaEventRecord(event, stream_);
+  if (error == cudaSuccess) return std::make_shared<EventFence>(event);
+  if (event != nullptr) (void)cudaEventDestroy(event);
+  return std::make_shared<FailedFence>(ToStatus(error, "recording a layer's event"));
+}
+
+absl::Status CudaSession::Synchronize() { return ToStatus(cudaStreamSynchronize(stream_), "running the pass"); }
+
+absl::StatusOr<const void*> CudaSession::ReadBack(const void* device, size_t bytes) {
+  if (read_back_ == nullptr || read_back_->size() < bytes) {
+    read_back_.reset();
+    auto memory = AllocatePinned(std::bit_ceil(std::max<size_t>(bytes, 4096)));
+    if (!memory.ok()) return memory.status();
+    read_back_ = *std::move(memory);
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(read_back_->data(), device, bytes, cudaMemcpyDeviceToHost, stream_),
+                              "reading results back");
+  if (absl::Status s = Synchronize(); !s.ok()) return s;
+  return read_back_->data();
+}
+
+absl::StatusOr<void*> CudaSession::Scratch(Use use, size_t bytes) {
+  auto& blocks = scratch_[static_cast<int>(use)];
+  if (blocks.empty() || blocks.back()->size() < bytes) {
+    auto block = AllocateDevice(std::bit_ceil(std::max<size_t>(bytes, 64 << 10)));
+    if (!block.ok()) return block.status();
+    blocks.push_back(*std::move(block));
+  }
+  return blocks.back()->data();
+}
+
+absl::StatusOr<const int32_t*> CudaSession::StageIds(std::span<const int32_t> ids) {
+  const size_t bytes = ids.size() * sizeof(int32_t);
+  if (bytes > ids_->size())
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cuda: ", ids.size(), " rows asked for, at most ", options_.max_rows, " fit"));
+  auto pinned = Pinned(bytes);
+  if (!pinned.ok()) return pinned.status();
+  std::memcpy(*pinned, ids.data(), bytes);
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(ids_->data(), *pinned, bytes, cudaMemcpyHostToDevice, stream_),
+                              "copying row numbers");
+  if (absl::Status s = PinnedUsed(); !s.ok()) return s;
+  return static_cast<const int32_t*>(ids_->data());
+}
+
+}  // namespace spl::kernels::cuda

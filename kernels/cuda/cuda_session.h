@@ -1,0 +1,106 @@
+// One engine thread's use of one GPU: a stream, the staged batch, recorded steps.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+#include "kernels/common/session.h"
+
+namespace spl::kernels::cuda {
+
+// The batch where kernels read it: device pointers that stay the same for the life of the session, so that a recorded
+// step finds the next batch in the place of the last one.
+struct DeviceBatch {
+  const int32_t* tokens = nullptr;        // [num_rows]
+  const int32_t* positions = nullptr;     // [num_rows]
+  const int32_t* row_sequence = nullptr;  // [num_rows]
+  const int32_t* row_begin = nullptr;     // [num_sequences + 1]
+  const int32_t* kv_len = nullptr;        // [num_sequences]
+  const int64_t* table_offset = nullptr;  // [num_sequences], elements into page_tables
+  const int32_t* page_tables = nullptr;   // [slots][layers][kv_heads][head_stride]
+  int64_t head_stride = 0;
+  int64_t layer_stride = 0;
+  int32_t num_rows = 0;
+  int32_t num_sequences = 0;
+  int32_t max_kv_len = 0;  // a power of two at least as long as every sequence: what a recorded step is sized for
+};
+
+class CudaSession final : public Session {
+ public:
+  static absl::StatusOr<std::unique_ptr<Session>> Create(int device, const SessionOptions& options);
+  ~CudaSession() override;
+
+  absl::Status Stage(const BatchArgs& batch) override;
+  absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override;
+  std::shared_ptr<const Fence> RecordFence() override;
+  absl::Status Synchronize() override;
+  absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override;
+
+  static CudaSession& Of(const KernelContext& ctx) { return static_cast<CudaSession&>(*ctx.session); }
+  cudaStream_t stream() const { return stream_; }
+  const DeviceBatch& batch() const { return batch_; }
+  cublasLtHandle_t cublas() const { return cublas_; }
+  static constexpr size_t kGemmWorkspaceBytes = 64 << 20;
+  void* gemm_workspace() const { return gemm_workspace_->data(); }
+
+  // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid, since
+  // recorded steps point into them.
+  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kNumUses };
+  absl::StatusOr<void*> Scratch(Use use, size_t bytes);
+  // A device copy of host ids for the operations that follow.
+  absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
+
+ private:
+  CudaSession(int device, const SessionOptions& options) : device_(device), options_(options) {}
+  absl::Status Init();
+  absl::Status StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets);
+  absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
+  // Host memory whose last copy to the device is complete.
+  absl::StatusOr<std::byte*> Pinned(size_t bytes);
+  absl::Status PinnedUsed();
+
+  const int device_;
+  const SessionOptions options_;
+  cudaStream_t stream_ = nullptr;
+  cublasLtHandle_t cublas_ = nullptr;
+  std::unique_ptr<Buffer> gemm_workspace_;
+
+  DeviceBatch batch_;
+  std::unique_ptr<Buffer> batch_memory_;
+  std::unique_ptr<Buffer> ids_;
+  std::unique_ptr<Buffer> tables_;
+  struct Slot {
+    uint64_t kv_id = 0;
+    int32_t num_pages = 0;  // of every stream, already on the device
+    uint64_t last_used = 0;
+  };
+  std::vector<Slot> slots_;
+  std::unordered_map<uint64_t, int32_t> slot_of_;
+  uint64_t pass_ = 0;
+
+  // A ring of two: filling one while the other is still being copied.
+  struct Staging {
+    std::unique_ptr<Buffer> memory;
+    cudaEvent_t copied = nullptr;
+    bool in_use = false;
+  };
+  Staging staging_[2];
+  int current_staging_ = 0;
+  std::unique_ptr<Buffer> read_back_;
+  std::vector<std::unique_ptr<Buffer>> scratch_[static_cast<int>(Use::kNumUses)];
+
+  struct Recorded {
+    int32_t num_runs = 0;
+    cudaGraphExec_t exec = nullptr;
+  };
+  std::unordered_map<uint64_t, Recorded> steps_;
+};
+
+}  // namespace spl::kernels::cuda

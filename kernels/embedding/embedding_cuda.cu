@@ -1,0 +1,46 @@
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/embedding/embedding_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+template <typename From, typename To>
+__global__ void GatherRowsKernel(const From* table, const int32_t* ids, To* out, int64_t width) {
+  const From* from = table + static_cast<int64_t>(ids[blockIdx.x]) * width;
+  To* to = out + static_cast<int64_t>(blockIdx.x) * width;
+  for (int64_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
+    const float4 v = {ToF(from[c]), ToF(from[c + 1]), ToF(from[c + 2]), ToF(from[c + 3])};
+    Store4(to + c, v);
+  }
+}
+
+template <typename From>
+cudaError_t LaunchFrom(const GatherRowsArgs& a, const int32_t* ids, int64_t num_rows, cudaStream_t stream) {
+  const From* table = static_cast<const From*>(a.table);
+  const unsigned rows = static_cast<unsigned>(num_rows);
+  if (a.out.dtype == DType::kF32)
+    GatherRowsKernel<<<rows, 256, 0, stream>>>(table, ids, static_cast<float*>(a.out.data), a.width);
+  else if (a.out.dtype == DType::kBF16)
+    GatherRowsKernel<<<rows, 256, 0, stream>>>(table, ids, static_cast<__nv_bfloat16*>(a.out.data), a.width);
+  else
+    return cudaErrorNotSupported;
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t GatherRows(const GatherRowsArgs& a, const int32_t* device_ids, int64_t num_rows, cudaStream_t stream) {
+  if (num_rows == 0) return cudaSuccess;
+  if (a.width % 4 != 0) return cudaErrorNotSupported;
+  switch (a.dtype) {
+    case DType::kF32:
+      return LaunchFrom<float>(a, device_ids, num_rows, stream);
+    case DType::kBF16:
+      return LaunchFrom<__nv_bfloat16>(a, device_ids, num_rows, stream);
+    case DType::kF16:
+      return LaunchFrom<__half>(a, device_ids, num_rows, stream);
+  }
+  return cudaErrorNotSupported;
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,83 @@
+#include "kernels/gemm/gemm_cuda.h"
+
+#include "kernels/cuda/cuda_status.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+cudaDataType_t DataType(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+}  // namespace
+
+struct GemmPlans::Plan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+
+  ~Plan() {
+    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
+      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
+    }
+    if (operation != nullptr) (void)cublasLtMatmulDescDestroy(operation);
+  }
+};
+
+GemmPlans::GemmPlans() = default;
+GemmPlans::~GemmPlans() = default;
+
+// cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
+absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& plan) {
+  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+  const uint64_t in = static_cast<uint64_t>(weight.in_features()), out = static_cast<uint64_t>(weight.out_features());
+  const uint64_t rows = static_cast<uint64_t>(a.num_rows);
+  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "GEMM");
+  const cublasOperation_t transpose = CUBLAS_OP_T;
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)),
+      "GEMM");
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cublasLtMatrixLayoutCreate(&plan.w, DataType(weight.dtype()), in, out, weight.in_features()), "GEMM");
+  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatrixLayoutCreate(&plan.x, DataType(a.x.dtype), in, rows, weight.in_features()),
+                              "GEMM");
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cublasLtMatrixLayoutCreate(&plan.y, DataType(a.y.dtype), out, rows, weight.out_features()), "GEMM");
+  cublasLtMatmulPreference_t preference = nullptr;
+  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&preference), "GEMM");
+  cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                               &ctx.workspace_bytes, sizeof(ctx.workspace_bytes));
+  cublasLtMatmulHeuristicResult_t result{};
+  int count = 0;
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
+                                            &result, &count);
+  (void)cublasLtMatmulPreferenceDestroy(preference);
+  SPLICE_CUDA_RETURN_IF_ERROR(status, "choosing a GEMM");
+  if (count == 0) return absl::UnimplementedError("cublasLt: no algorithm for this product");
+  plan.algorithm = result.algo;
+  return absl::OkStatus();
+}
+
+absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
+  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+  const Key key{a.num_rows, weight.out_features(), weight.in_features(),
+                static_cast<int64_t>(weight.dtype()) | static_cast<int64_t>(a.x.dtype) << 8 |
+                    static_cast<int64_t>(a.y.dtype) << 16};
+  Plan* plan = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    std::unique_ptr<Plan>& entry = plans_[key];
+    if (entry == nullptr) {
+      auto made = std::make_unique<Plan>();
+      if (absl::Status s = Make(ctx, a, *made); !s.ok()) return s;
+      entry = std::move(made);
+    }
+    plan = entry.get();
+  }
+  const float one = 1, zero = 0;
+  return ToStatus(
+      cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->x, &zero, a.y.data,
+                     plan->y, a.y.data, plan->y, &plan->algorithm, ctx.workspace, ctx.workspace_bytes, ctx.stream),
+      "GEMM");
+}
+
+}  // namespace spl::kernels::cuda

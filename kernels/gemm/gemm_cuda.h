@@ -1,0 +1,63 @@
+// Matrix products on a device through cuBLASLt; the contract is gemm.h's.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "absl/status/status.h"
+#include "kernels/common/backend.h"
+#include "kernels/gemm/gemm.h"
+
+namespace spl::kernels::cuda {
+
+// Row-major [out_features, in_features] in device memory, f32 or bf16.
+class DeviceWeight final : public LinearWeight {
+ public:
+  DeviceWeight(std::unique_ptr<Buffer> memory, DType dtype, int64_t out_features, int64_t in_features)
+      : LinearWeight(out_features, in_features), memory_(std::move(memory)), dtype_(dtype) {}
+  const void* data() const { return memory_->data(); }
+  DType dtype() const { return dtype_; }
+
+ private:
+  const std::unique_ptr<Buffer> memory_;
+  const DType dtype_;
+};
+
+struct GemmContext {
+  cublasLtHandle_t handle = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+// Descriptors and the chosen algorithm per shape. Any thread may call.
+class GemmPlans {
+ public:
+  GemmPlans();
+  ~GemmPlans();
+  GemmPlans(const GemmPlans&) = delete;
+  GemmPlans& operator=(const GemmPlans&) = delete;
+
+  // y = x Wᵀ: x of the weight's type (f32 in full f32, or bf16 with f32 accumulation), y of that type or f32.
+  // Asynchronous on ctx.stream. The result of a row may depend on num_rows in its last bits: cuBLASLt chooses its
+  // algorithm by the shape. The bias is not added here.
+  absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
+
+ private:
+  struct Plan;
+  using Key = std::array<int64_t, 4>;  // rows, out, in, element types
+  absl::Status Make(const GemmContext& ctx, const LinearArgs& args, Plan& plan);
+
+  std::mutex mutex_;  // guards plans_
+  std::map<Key, std::unique_ptr<Plan>> plans_;
+};
+
+// y[i, j] += bias[j]. y is f32 or bf16.
+cudaError_t AddBias(const LinearArgs& args, cudaStream_t stream);
+
+}  // namespace spl::kernels::cuda

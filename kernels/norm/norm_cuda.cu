@@ -1,0 +1,61 @@
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/norm/norm_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kMaxVectors = 8;  // of four elements, kept in registers by one thread
+
+// One block a row: the row is read once, summed, scaled and written.
+template <typename T>
+__global__ void RmsNormKernel(float* residual, const T* delta, const float* weight, T* out, int width, float eps) {
+  __shared__ float scratch[32];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
+  float4 x[kMaxVectors];
+  float sum = 0;
+#pragma unroll
+  for (int v = 0; v < kMaxVectors; ++v) {
+    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    if (c >= width) break;
+    x[v] = Load4(residual + row + c);
+    if (delta != nullptr) {
+      const float4 d = Load4(delta + row + c);
+      x[v] = {x[v].x + d.x, x[v].y + d.y, x[v].z + d.z, x[v].w + d.w};
+      Store4(residual + row + c, x[v]);
+    }
+    sum += x[v].x * x[v].x + x[v].y * x[v].y + x[v].z * x[v].z + x[v].w * x[v].w;
+  }
+  const float scale = rsqrtf(BlockSum(sum, scratch) / static_cast<float>(width) + eps);
+#pragma unroll
+  for (int v = 0; v < kMaxVectors; ++v) {
+    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    if (c >= width) break;
+    const float4 w = Load4(weight + c);
+    Store4(out + row + c,
+           float4{x[v].x * scale * w.x, x[v].y * scale * w.y, x[v].z * scale * w.z, x[v].w * scale * w.w});
+  }
+}
+
+template <typename T>
+cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
+  const int vectors = static_cast<int>(a.width / 4);
+  const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
+  const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
+  RmsNormKernel<T><<<static_cast<unsigned>(a.num_rows), fit, 0, stream>>>(
+      a.residual, static_cast<const T*>(a.delta.data), a.weight, static_cast<T*>(a.out.data), static_cast<int>(a.width),
+      a.eps);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t RmsNorm(const RmsNormArgs& a, cudaStream_t stream) {
+  if (a.num_rows == 0) return cudaSuccess;
+  if (a.width % 4 != 0 || a.width > 4ll * 1024 * kMaxVectors) return cudaErrorNotSupported;
+  if (a.delta.data != nullptr && a.delta.dtype != a.out.dtype) return cudaErrorNotSupported;
+  if (a.out.dtype == DType::kF32) return Launch<float>(a, stream);
+  if (a.out.dtype == DType::kBF16) return Launch<__nv_bfloat16>(a, stream);
+  return cudaErrorNotSupported;
+}
+
+}  // namespace spl::kernels::cuda

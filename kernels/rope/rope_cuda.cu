@@ -1,0 +1,81 @@
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/rope/rope_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+
+struct Params {
+  const float* cos;
+  const float* sin;
+  std::byte* pool;
+  int64_t half_bytes;  // of a page: K, then V
+  int32_t num_qo_heads, num_kv_heads, head_dim;
+  RopeBatch batch;
+};
+
+// One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied.
+template <typename T, typename Kv>
+__global__ void RopeKernel(T* qkv, Params p) {
+  const int lane = threadIdx.x % 32;
+  const int heads = p.num_qo_heads + 2 * p.num_kv_heads;
+  const int head = blockIdx.y * kWarps + threadIdx.x / 32;
+  if (head >= heads) return;
+  const int row = blockIdx.x, d = p.head_dim, half = d / 2;
+  const int position = p.batch.positions[row];
+  T* x = qkv + (static_cast<int64_t>(row) * heads + head) * d;
+  Kv* to = nullptr;
+  if (head >= p.num_qo_heads) {
+    const bool is_v = head >= p.num_qo_heads + p.num_kv_heads;
+    const int kv_head = head - p.num_qo_heads - (is_v ? p.num_kv_heads : 0);
+    const int32_t page = p.batch.page_tables[p.batch.table_offset[p.batch.row_sequence[row]] +
+                                             kv_head * p.batch.head_stride + position / kPageTokens];
+    if (page < 0) return;
+    to = reinterpret_cast<Kv*>(p.pool + (2 * static_cast<int64_t>(page) + (is_v ? 1 : 0)) * p.half_bytes) +
+         position % kPageTokens * d;
+    if (is_v) {
+      for (int c = lane; c < d; c += 32) to[c] = FromF<Kv>(ToF(x[c]));
+      return;
+    }
+  }
+  const float* cos = p.cos + static_cast<int64_t>(position) * half;
+  const float* sin = p.sin + static_cast<int64_t>(position) * half;
+  for (int c = lane; c < half; c += 32) {
+    const float a = ToF(x[c]), b = ToF(x[c + half]);
+    const float low = a * cos[c] - b * sin[c], high = b * cos[c] + a * sin[c];
+    if (to != nullptr) {
+      to[c] = FromF<Kv>(low);
+      to[c + half] = FromF<Kv>(high);
+    } else {
+      x[c] = FromF<T>(low);
+      x[c + half] = FromF<T>(high);
+    }
+  }
+}
+
+template <typename T, typename Kv>
+cudaError_t Launch(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
+  const Params params{a.table.cos,    a.table.sin,    a.pool.base, static_cast<int64_t>(a.pool.half_bytes()),
+                      a.num_qo_heads, a.num_kv_heads, a.head_dim,  batch};
+  const int heads = a.num_qo_heads + 2 * a.num_kv_heads;
+  const dim3 grid(static_cast<unsigned>(batch.num_rows), static_cast<unsigned>((heads + kWarps - 1) / kWarps));
+  RopeKernel<T, Kv><<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), params);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t RopeWriteKv(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
+  if (batch.num_rows == 0) return cudaSuccess;
+  const bool kv_f32 = a.pool.dtype == DType::kF32;
+  if (!kv_f32 && a.pool.dtype != DType::kBF16) return cudaErrorNotSupported;
+  if (a.qkv.dtype == DType::kF32)
+    return kv_f32 ? Launch<float, float>(a, batch, stream) : Launch<float, __nv_bfloat16>(a, batch, stream);
+  if (a.qkv.dtype == DType::kBF16)
+    return kv_f32 ? Launch<__nv_bfloat16, float>(a, batch, stream)
+                  : Launch<__nv_bfloat16, __nv_bfloat16>(a, batch, stream);
+  return cudaErrorNotSupported;
+}
+
+}  // namespace spl::kernels::cuda

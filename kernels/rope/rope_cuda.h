@@ -1,0 +1,24 @@
+// Rotary embedding and page write on a device; the contract is rope.h's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rope/rope.h"
+
+namespace spl::kernels::cuda {
+
+// Where the rows of a pass stand, in device memory; see PagedBatch in attention_cuda.h.
+struct RopeBatch {
+  const int32_t* positions = nullptr;     // [num_rows]
+  const int32_t* row_sequence = nullptr;  // [num_rows]
+  const int32_t* page_tables = nullptr;   // the caller has added the layer's offset
+  const int64_t* table_offset = nullptr;  // [num_sequences]
+  int64_t head_stride = 0;
+  int32_t num_rows = 0;
+};
+
+// Asynchronous on `stream`; reads `batch` instead of args.sequences and does not check what lies in device memory (a
+// row on a kNoPage page writes nothing). qkv is f32 or bf16, pages f32 or bf16. cudaErrorNotSupported otherwise.
+cudaError_t RopeWriteKv(const RopeWriteKvArgs& args, const RopeBatch& batch, cudaStream_t stream);
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,50 @@
+#include <cmath>
+
+#include "kernels/sampling/argmax_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+struct Best {
+  float value;
+  int32_t index;
+};
+
+__device__ __forceinline__ Best Better(Best a, Best b) {
+  return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+
+// One block a row. NaN compares false with everything, so it never replaces a candidate.
+__global__ void ArgmaxKernel(const float* logits, int32_t* out, int64_t width) {
+  __shared__ Best partial[32];
+  const float* row = logits + static_cast<int64_t>(blockIdx.x) * width;
+  constexpr int32_t kNone = 0x7fffffff;
+  Best best{-INFINITY, kNone};
+  for (int64_t j = threadIdx.x; j < width; j += blockDim.x) best = Better(best, {row[j], static_cast<int32_t>(j)});
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    best = Better(best,
+                  {__shfl_xor_sync(0xffffffffu, best.value, offset), __shfl_xor_sync(0xffffffffu, best.index, offset)});
+  }
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = best;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    best = partial[threadIdx.x];
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      best = Better(
+          best, {__shfl_xor_sync(0xffffffffu, best.value, offset), __shfl_xor_sync(0xffffffffu, best.index, offset)});
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = best.index == kNone ? 0 : best.index;
+  }
+}
+
+}  // namespace
+
+cudaError_t Argmax(const ArgmaxArgs& a, cudaStream_t stream) {
+  if (a.num_rows == 0) return cudaSuccess;
+  ArgmaxKernel<<<static_cast<unsigned>(a.num_rows), 1024, 0, stream>>>(a.logits, a.out, a.width);
+  return cudaGetLastError();
+}
+
+}  // namespace spl::kernels::cuda
