@@ -67,13 +67,11 @@ class Backend {
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const = 0;
-  // As PackLinear for a weight that is in device memory already, the whole of `data`, which is taken over: a backend
-  // whose packed form is the plain matrix keeps it, this default packs and frees it. weight.data is not read.
+  // As PackLinear, whose weight.data is host memory, for a weight that is in device memory already, the whole of
+  // `data`, which is taken over (weight.data is not read). A backend whose packed form is the plain matrix keeps it;
+  // this default packs and frees it, over host memory where the host cannot read the device's.
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptLinear(std::unique_ptr<Buffer> data,
-                                                                    WeightView weight) const {
-    weight.data = data->data();
-    return PackLinear(weight);
-  }
+                                                                    WeightView weight) const;
   // The same for the weights of all experts.
   virtual absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> /*data*/,
                                                                       GroupedWeightView /*weight*/) const {

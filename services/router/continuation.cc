@@ -6,14 +6,23 @@
 
 namespace spl::router {
 
-Continuation::Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request)
-    : decoder_(tokenizer, {.skip_special_tokens = request.skip_special_tokens}), matcher_(request.stop) {}
+Continuation::Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request,
+                           uint32_t model_vocab_size)
+    : tokenizer_vocab_size_(tokenizer.vocab_size()),
+      model_vocab_size_(model_vocab_size),
+      decoder_(tokenizer, {.skip_special_tokens = request.skip_special_tokens}),
+      matcher_(request.stop) {}
+
+absl::StatusOr<std::string> Continuation::TextOf(TokenId id) {
+  if (id >= tokenizer_vocab_size_ && id < model_vocab_size_) return std::string();
+  return decoder_.Append(id);
+}
 
 absl::Status Continuation::Append(OutputToken token, FinishReason reason, Delta* delta) {
   if (finished_) return absl::OkStatus();
   std::string decoded;
   if (reason != FinishReason::kStop) {
-    absl::StatusOr<std::string> piece = decoder_.Append(token.id);
+    absl::StatusOr<std::string> piece = TextOf(token.id);
     if (!piece.ok()) {
       return Errorf(absl::StatusCode::kInternal, "a worker sampled token {}: {}", token.id, MessageOf(piece.status()));
     }

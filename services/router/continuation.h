@@ -14,7 +14,9 @@ namespace spl::router {
 // One thread at a time; borrows the tokenizer.
 class Continuation {
  public:
-  Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request);
+  // Ids that the model's vocabulary has and the tokenizer's has not (padding rows of the embedding, or a model without
+  // a tokenizer) are tokens without text; 0: the tokenizer's vocabulary is the model's.
+  Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request, uint32_t model_vocab_size = 0);
 
   // Takes the next sampled token and appends what may be shown to `delta` (text, tokens, and the finish reason when
   // this was the end). `reason` is the worker's: kStop means that the token itself is an end token and no text.
@@ -34,6 +36,10 @@ class Continuation {
   void Show(const std::string& decoded, Delta* delta);
   void ReleaseTokens(Delta* delta);
 
+  absl::StatusOr<std::string> TextOf(TokenId id);
+
+  const int64_t tokenizer_vocab_size_;
+  const int64_t model_vocab_size_;
   tokenizer::StreamDecoder decoder_;
   tokenizer::StopMatcher matcher_;
   std::deque<Pending> pending_;  // at most as many as the longest stop string has bytes, plus one character's

@@ -85,10 +85,12 @@ void Generation::OnPrepared(absl::StatusOr<std::vector<TokenId>> tokens) {
   if (done_) return;
   if (!tokens.ok()) return Fail(tokens.status());
   prompt_ = *std::move(tokens);
-  const absl::Status checked = CheckAndClamp(*core_.fleet().snapshot());
+  const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
   for (uint32_t i = 0; i < request_.sampling.n; ++i) {
-    continuations_.push_back(std::make_unique<Continuation>(core_.model().tokenizer(), request_));
+    continuations_.push_back(std::make_unique<Continuation>(core_.model().tokenizer(), request_,
+                                                            fleet->model.known ? fleet->model.vocab_size : 0));
   }
   ArmDeadline();
   EnterQueue();

@@ -29,7 +29,8 @@ class Server final : public RouterServer {
   ~Server() override { Stop(); }
 
   absl::Status Init() {
-    SPLICE_ASSIGN_OR_RETURN(model_, ServedModel::Load(options_.model_dir, options_.served_model_name));
+    SPLICE_ASSIGN_OR_RETURN(model_,
+                            ServedModel::Load(options_.model_dir, options_.served_model_name, options_.max_context));
     if (!options_.api_keys_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(keys_, ApiKeys::Load(options_.api_keys_file));
     }

@@ -12,10 +12,13 @@
 namespace spl::router {
 
 struct RouterOptions {
-  // Hugging Face folder: tokenizer, chat template, context length. No weights are read.
+  // Hugging Face folder: tokenizer, chat template, context length. No weights are read. Empty: the model has no text
+  // side; requests send token ids, answers carry no text, and served_model_name must be given.
   std::string model_dir;
   // The name in requests; empty: the folder's name.
   std::string served_model_name;
+  // Until a worker says it; 0: what config.json in model_dir says.
+  uint32_t max_context = 0;
   // HTTP API; its listen address is part of it.
   HttpServerOptions http;
   // HOST:PORT of the gRPC API.

@@ -7,6 +7,7 @@
 
 #include "services/router/api_error.h"
 #include "services/router/json_reader.h"
+#include "services/tokenizer/ids_only.h"
 #include "services/tokenizer/prompt.h"
 
 namespace spl::router {
@@ -36,13 +37,22 @@ std::string FolderName(const std::string& dir) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir, const std::string& name) {
+absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir, const std::string& name,
+                                                               uint32_t max_context) {
+  if (dir.empty()) {
+    if (name.empty() || max_context == 0) {
+      return absl::InvalidArgumentError("a model without a folder needs a name and a context length");
+    }
+    return std::make_unique<ServedModel>(name, tokenizer::MakeIdsOnlyTokenizer(), nullptr, max_context);
+  }
   SPLICE_ASSIGN_OR_RETURN(std::unique_ptr<tokenizer::Tokenizer> tokenizer, tokenizer::Tokenizer::Load(dir));
   absl::StatusOr<std::unique_ptr<tokenizer::ChatTemplate>> chat_template = tokenizer::ChatTemplate::Load(dir);
   if (!chat_template.ok() && chat_template.status().code() != absl::StatusCode::kNotFound) {
     return chat_template.status();
   }
-  SPLICE_ASSIGN_OR_RETURN(const uint32_t max_context, ReadMaxContext(dir));
+  if (max_context == 0) {
+    SPLICE_ASSIGN_OR_RETURN(max_context, ReadMaxContext(dir));
+  }
   return std::make_unique<ServedModel>(name.empty() ? FolderName(dir) : name, std::move(tokenizer),
                                        chat_template.ok() ? *std::move(chat_template) : nullptr, max_context);
 }
@@ -65,7 +75,8 @@ absl::Status ServedModel::CheckName(const std::string& requested) const {
 absl::StatusOr<std::vector<TokenId>> ServedModel::Tokenize(const Prompt& prompt, bool add_special_tokens) const {
   if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) {
     for (size_t i = 0; i < ids->size(); ++i) {
-      if ((*ids)[i] >= 0 && (*ids)[i] < tokenizer_->vocab_size()) continue;
+      // Without a tokenizer only the worker knows the vocabulary, and checks.
+      if ((*ids)[i] >= 0 && ((*ids)[i] < tokenizer_->vocab_size() || tokenizer_->vocab_size() == 0)) continue;
       return ParamError("prompt", "item {} is token id {}, but the vocabulary has {} ids", i, (*ids)[i],
                         tokenizer_->vocab_size());
     }

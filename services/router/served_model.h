@@ -13,9 +13,11 @@ namespace spl::router {
 // Immutable after Load; any thread.
 class ServedModel {
  public:
-  // `name` empty: the folder's name. InvalidArgument or NotFound names the file that is wrong or missing. A model
-  // without a chat template loads; chat requests to it are refused.
-  static absl::StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, const std::string& name);
+  // `name` empty: the folder's name. `max_context` 0: config.json's. `dir` empty: a model without tokenizer.
+  // InvalidArgument or NotFound names the file that is wrong or missing. A model without a chat template loads; chat
+  // requests to it are refused.
+  static absl::StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, const std::string& name,
+                                                           uint32_t max_context = 0);
   // From parts (tests); `chat_template` may be null.
   ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
               std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context);

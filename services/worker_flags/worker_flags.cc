@@ -8,8 +8,22 @@
 
 namespace spl {
 
+void AddModelSourceFlags(CLI::App& app, ModelSource& source) {
+  app.add_option("--model", source.dir, "Hugging Face model folder, run in this process");
+  app.add_option("--random-weights", source.random_weights,
+                 fmt::format("SHAPE[:SEED]: a model of that shape with reproducible random weights, for measurements; "
+                             "{}, or the path of a config.json",
+                             fmt::join(engine::RandomShapeNames(), ", ")));
+}
+
+void RequireModelSource(CLI::App& app, ModelSource& source) {
+  auto* group = app.add_option_group("model");
+  AddModelSourceFlags(*group, source);
+  group->require_option(1);
+}
+
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
-  app.add_option("--model", flags.model_dir, "Hugging Face model folder")->required();
+  RequireModelSource(app, flags.model);
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
@@ -62,7 +76,7 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string&
   return kernels::MakeCpuBackend();
 }
 
-absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
+absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype) {
   SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> device, MakeBackend(backend));
   engine::ModelOptions options;
@@ -72,7 +86,12 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  return engine::Model::Load(model_dir, std::move(device), options);
+  if (source.dir.empty() == source.random_weights.empty())
+    return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
+  if (source.random_weights.empty()) return engine::Model::Load(source.dir, std::move(device), options);
+  const auto random = engine::ParseRandomModel(source.random_weights);
+  if (!random.ok()) return Annotate(random.status(), "--random-weights");
+  return engine::Model::LoadRandom(*random, std::move(device), options);
 }
 
 }  // namespace spl

@@ -18,8 +18,14 @@
 
 namespace spl {
 
+// The model that a program runs: exactly one of the two.
+struct ModelSource {
+  std::string dir;             // Hugging Face folder
+  std::string random_weights;  // "SHAPE[:SEED]", see services/engine/model/random_weights.h
+};
+
 struct WorkerFlags {
-  std::string model_dir;
+  ModelSource model;
   std::string listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";
   std::string worker_id;
@@ -40,12 +46,17 @@ enum class WorkerRole { kPrefill, kDecode };
 // Adds the flags that both programs have and those of one role.
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 
+// Adds --model and --random-weights to an app, or to a group that has further sources.
+void AddModelSourceFlags(CLI::App& app, ModelSource& source);
+// The same as a group of which exactly one must be given.
+void RequireModelSource(CLI::App& app, ModelSource& source);
+
 // auto: the first GPU when there is one that can be used, the CPU otherwise (the log says why). cpu, cuda, cuda:N: that
 // one or an error.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
 
-// The backend by name and the model from its folder. InvalidArgument names the flag or file.
-absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const std::string& model_dir, const std::string& backend,
+// The backend by name and the model from its source. InvalidArgument names the flag or file.
+absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype);
 
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
@@ -69,7 +80,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   for (const std::string& fault : flags.faults) {
     if (const absl::Status status = ArmFaultFromFlag(fault); !status.ok()) return fail(status);
   }
-  auto model = LoadModel(flags.model_dir, flags.backend, flags.kv_dtype);
+  auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype);
   if (!model.ok()) return fail(model.status());
   auto server = start(flags, std::move(*model));
   if (!server.ok()) return fail(server.status());

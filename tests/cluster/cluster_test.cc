@@ -78,7 +78,7 @@ class ClusterTest : public testing::Test {
  protected:
   // Greedy text of the plain in-process model, computed once for all tests.
   static const std::string& Expected(const std::string& prompt, int max_tokens = 16) {
-    static auto generator = cli::MakeLocalTextGenerator(kTinyModel, "auto", 0);
+    static auto generator = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0);
     static std::map<std::pair<std::string, int>, std::string> cache;
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto [it, fresh] = cache.try_emplace({prompt, max_tokens});

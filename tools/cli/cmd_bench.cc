@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "services/base/status.h"
 #include "tools/cli/command.h"
@@ -28,6 +29,7 @@ struct Flags {
   double rate = 0;
   LoadPlanOptions plan;
   uint32_t num_requests = 0;
+  uint32_t prompt_ids = 0;
   double slo_ttft_ms = 0, slo_tpot_ms = 0;
   uint32_t timeout_s = 600;
 };
@@ -60,7 +62,12 @@ absl::StatusOr<std::vector<PlannedRequest>> MakePlan(const Flags& flags, const L
   options.model = flags.model;
   options.rate_per_s = flags.rate;
   options.num_requests = flags.num_requests;
-  SPLICE_ASSIGN_OR_RETURN(options.alphabet, FetchAlphabet(load, flags.model));
+  if (flags.prompt_ids > 0) {
+    options.alphabet.resize(flags.prompt_ids);
+    std::iota(options.alphabet.begin(), options.alphabet.end(), 0);
+  } else {
+    SPLICE_ASSIGN_OR_RETURN(options.alphabet, FetchAlphabet(load, flags.model));
+  }
   if (!flags.trace.empty()) return ReadTracePlan(flags.trace, options, flags.concurrency == 0);
   if (options.num_requests == 0) options.num_requests = flags.concurrency > 0 ? 8 * flags.concurrency : 100;
   return MakeSyntheticPlan(options);
@@ -140,6 +147,9 @@ Command MakeBenchCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--shared-prefix-tokens", flags->plan.shared_prefix_tokens, "Of these, equal in all requests")
       ->capture_default_str();
+  app.add_option("--prompt-ids", flags->prompt_ids,
+                 "Draw prompts from the token ids [0, N) instead of the server's words; for a model without tokenizer")
+      ->check(CLI::Range(1u, 1u << 24));
   app.add_option("--output-tokens", flags->plan.output_tokens, "Tokens to generate for each request")
       ->check(CLI::Range(1u, 1u << 20))
       ->capture_default_str();

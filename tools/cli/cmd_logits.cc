@@ -14,7 +14,8 @@ namespace spl::cli {
 namespace {
 
 struct Flags {
-  std::string model_dir, ids_file, output_file;
+  ModelSource model;
+  std::string ids_file, output_file;
   std::string backend = "auto", kv_dtype = "auto";
   int32_t num_threads = 0;
 };
@@ -41,7 +42,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ReadIds(const std::string& pat
 
 absl::Status RunLogits(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto prompts, ReadIds(flags.ids_file));
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(flags.model_dir, flags.backend, flags.kv_dtype));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(flags.model, flags.backend, flags.kv_dtype));
   const int64_t vocab = model->config().vocab_size;
   SPLICE_ASSIGN_OR_RETURN(auto generator, engine::LocalGenerator::Create(
                                               std::move(model), {.executor = {.num_threads = flags.num_threads}}));
@@ -70,7 +71,7 @@ Command MakeLogitsCommand(CLI::App& root) {
       "  echo '[[4088, 4090, 717], [4088]]' > ids.json\n"
       "  splice logits --model models/splice-tiny --ids ids.json --output logits.safetensors\n"
       "Writes float32 tensors logits_0, logits_1, … of shape [tokens, vocabulary].");
-  app.add_option("--model", flags->model_dir, "Hugging Face model folder")->required();
+  RequireModelSource(app, flags->model);
   app.add_option("--ids", flags->ids_file, "JSON file with a list of lists of token ids")->required();
   app.add_option("--output", flags->output_file, "safetensors file to write")->required();
   app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();

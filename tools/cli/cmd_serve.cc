@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
 
@@ -54,7 +55,10 @@ Command MakeServeCommand(CLI::App& root) {
       "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n"
       "Prints \"ready http=HOST:PORT grpc=HOST:PORT\" once it serves. SIGTERM drains and exits 0.");
   LocalClusterOptions& c = flags->cluster;
-  app.add_option("--model", c.model_dir, "Hugging Face model folder")->required();
+  RequireModelSource(app, c.model);
+  app.add_option("--tokenizer", c.tokenizer_dir,
+                 "folder with tokenizer.json and chat template; default: the model folder. With --random-weights and "
+                 "without it, requests must send token ids and the answers have no text");
   app.add_option("--http", c.http_listen, "HOST:PORT of the HTTP API; port 0 picks a free one")->capture_default_str();
   app.add_option("--grpc", c.grpc_listen, "HOST:PORT of the gRPC API; port 0 picks a free one")->capture_default_str();
   app.add_option("--backend", c.backend, "auto, cpu or cuda")->capture_default_str();

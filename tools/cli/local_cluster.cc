@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kReadyPoll{5};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
-  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(options.model_dir, options.backend, options.kv_dtype));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(options.model, options.backend, options.kv_dtype));
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
 
   kvstore::KvStoreOptions store;
@@ -46,7 +46,11 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
 
   router::RouterOptions router;
-  router.model_dir = options.model_dir;
+  router.model_dir = options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir;
+  if (options.model.dir.empty()) {
+    router.served_model_name = model->config().name;
+    router.max_context = static_cast<uint32_t>(model->config().max_positions);
+  }
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
   router.api_keys_file = options.api_keys_file;

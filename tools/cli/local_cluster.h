@@ -11,11 +11,13 @@
 #include "services/kvstore/kvstore_server.h"
 #include "services/prefill/prefill_server.h"
 #include "services/router/router_server.h"
+#include "services/worker_flags/worker_flags.h"
 
 namespace spl::cli {
 
 struct LocalClusterOptions {
-  std::string model_dir;
+  ModelSource model;
+  std::string tokenizer_dir;  // "": the model's folder; a model with random weights then serves token ids only
   std::string http_listen = "127.0.0.1:8000";
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's

@@ -1,18 +1,21 @@
-// --model / --endpoint and what belongs to them, shared by generate, chat and eval.
+// --model / --random-weights / --endpoint and what belongs to them, shared by generate, chat and eval.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
+#include "services/worker_flags/worker_flags.h"
 #include "tools/cli/text_generator.h"
 
 namespace spl::cli {
 
 inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   auto* group = app.add_option_group("source");
-  group->add_option("--model", flags.model_dir, "Hugging Face model folder, run in this process");
+  AddModelSourceFlags(*group, flags.model);
   group->add_option("--endpoint", flags.endpoint, "a running server: http://HOST:PORT or grpc://HOST:PORT");
   group->require_option(1);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
+  app.add_option("--tokenizer", flags.tokenizer_dir,
+                 "folder with tokenizer.json; default: the model folder; needed with --random-weights");
   app.add_option("--backend", flags.backend, "with --model: auto, cpu or cuda")->capture_default_str();
   app.add_option("--threads", flags.num_threads, "with --model: compute threads; 0: one per core")
       ->check(CLI::Range(0, 1024));

@@ -117,6 +117,8 @@ class LocalTextGenerator final : public TextGenerator {
         return true;
       }
       if (token.finish == engine::FinishReason::kLength) result.finish_reason = "length";
+      // Rows of the embedding beyond the tokenizer's vocabulary are tokens without text.
+      if (token.token >= tokenizer->vocab_size()) return true;
       auto piece = decoder.Append(token.token);
       if (!piece.ok()) return decoded = piece.status(), false;
       result.text += *piece;
@@ -159,25 +161,30 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::
   return std::make_unique<EndpointGenerator>(std::move(client), endpoint);
 }
 
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model_source,
+                                                                      const std::string& tokenizer_dir,
                                                                       const std::string& backend, int32_t num_threads) {
+  const std::string& text_dir = tokenizer_dir.empty() ? model_source.dir : tokenizer_dir;
+  if (text_dir.empty())
+    return absl::InvalidArgumentError("a model with random weights has no tokenizer; give --tokenizer DIR");
   auto local = std::make_unique<LocalTextGenerator>();
-  SPLICE_ASSIGN_OR_RETURN(local->tokenizer, tokenizer::Tokenizer::Load(model_dir));
-  if (auto chat = tokenizer::ChatTemplate::Load(model_dir); chat.ok())
+  SPLICE_ASSIGN_OR_RETURN(local->tokenizer, tokenizer::Tokenizer::Load(text_dir));
+  if (auto chat = tokenizer::ChatTemplate::Load(text_dir); chat.ok())
     local->chat_template = std::move(*chat);
   else if (chat.status().code() != absl::StatusCode::kNotFound)
     return chat.status();
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_dir, backend, "auto"));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_source, backend, "auto"));
   SPLICE_ASSIGN_OR_RETURN(local->generator,
                           engine::LocalGenerator::Create(std::move(model), {.executor = {.num_threads = num_threads}}));
   return local;
 }
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFlags& flags) {
-  if (flags.model_dir.empty() == flags.endpoint.empty())
-    return absl::InvalidArgumentError("give either --model DIR or --endpoint URL");
-  return flags.endpoint.empty() ? MakeLocalTextGenerator(flags.model_dir, flags.backend, flags.num_threads)
-                                : MakeEndpointGenerator(flags.endpoint, flags.api_key);
+  const bool local = !flags.model.dir.empty() || !flags.model.random_weights.empty();
+  if (local == !flags.endpoint.empty())
+    return absl::InvalidArgumentError("give one of --model DIR, --random-weights SHAPE and --endpoint URL");
+  return local ? MakeLocalTextGenerator(flags.model, flags.tokenizer_dir, flags.backend, flags.num_threads)
+               : MakeEndpointGenerator(flags.endpoint, flags.api_key);
 }
 
 }  // namespace spl::cli

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/worker_flags/worker_flags.h"
 
 namespace spl::cli {
 
@@ -55,12 +56,15 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::
                                                                      const std::string& api_key);
 std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, const std::string& api_key);
 // Loads the model into this process. max_context 0: the model's own.
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const std::string& model_dir,
+// tokenizer_dir "": the model's folder; a model with random weights has none.
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model,
+                                                                      const std::string& tokenizer_dir,
                                                                       const std::string& backend, int32_t num_threads);
 
-// What --model / --endpoint of a tool chose; InvalidArgument unless exactly one is given.
+// What --model / --random-weights / --endpoint of a tool chose; InvalidArgument unless exactly one is given.
 struct SourceFlags {
-  std::string model_dir, endpoint, api_key;
+  ModelSource model;
+  std::string tokenizer_dir, endpoint, api_key;
   std::string backend = "auto";
   int32_t num_threads = 0;
 };

@@ -4,6 +4,9 @@
 
 #include <random>
 
+#include "services/tokenizer/ids_only.h"
+
+
 namespace spl::router {
 namespace {
 
@@ -104,6 +107,31 @@ TEST_F(ContinuationTest, UnknownTokenIsInternal) {
   Continuation continuation(*tokenizer_, request);
   Delta delta;
   EXPECT_EQ(continuation.Append({.id = 1 << 30}, FinishReason::kNone, &delta).code(), absl::StatusCode::kInternal);
+}
+
+// Models pad their vocabulary beyond the tokenizer's; what they sample there is a token without text.
+TEST_F(ContinuationTest, PaddingOfTheVocabularyHasNoText) {
+  GenerationRequest request;
+  const uint32_t padded = static_cast<uint32_t>(tokenizer_->vocab_size()) + 10;
+  Continuation continuation(*tokenizer_, request, padded);
+  Delta delta;
+  EXPECT_TRUE(continuation.Append({.id = static_cast<TokenId>(padded) - 1}, FinishReason::kNone, &delta).ok());
+  EXPECT_EQ(delta.text, "");
+  EXPECT_EQ(delta.tokens.size(), 1u);
+  EXPECT_EQ(continuation.Append({.id = static_cast<TokenId>(padded)}, FinishReason::kNone, &delta).code(),
+            absl::StatusCode::kInternal);
+}
+
+TEST_F(ContinuationTest, WithoutATokenizerIdsGoThrough) {
+  const auto ids_only = tokenizer::MakeIdsOnlyTokenizer();
+  GenerationRequest request;
+  Continuation continuation(*ids_only, request, 100);
+  Delta delta;
+  EXPECT_TRUE(continuation.Append({.id = 99}, FinishReason::kNone, &delta).ok());
+  EXPECT_TRUE(continuation.Append({.id = 0}, FinishReason::kLength, &delta).ok());
+  EXPECT_EQ(delta.text, "");
+  EXPECT_EQ(delta.tokens.size(), 2u);
+  EXPECT_EQ(delta.finish_reason, FinishReason::kLength);
 }
 
 }  // namespace
