@@ -77,6 +77,7 @@ function(splice_bench target) # SRCS ... DEPS ...   Google Benchmark; lands in b
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
   target_link_libraries(${target} PRIVATE ${P_DEPS} benchmark::benchmark)
+  splice_program_rpath(${target})
   add_dependencies(${target} splice_plugins)
 endfunction()
 

@@ -5,7 +5,8 @@ namespace spl::kernels {
 
 absl::Status ValidateSiluMul(const SiluMulArgs& a) {
   if (a.num_rows < 0 || a.width <= 0) return InvalidCall("SiluMul: shape [", a.num_rows, ", ", a.width, "]");
-  if (a.num_rows > 0 && (a.gate_up == nullptr || a.out == nullptr)) return InvalidCall("SiluMul: null tensor");
+  if (a.num_rows > 0 && (a.gate_up.data == nullptr || a.out.data == nullptr))
+    return InvalidCall("SiluMul: null tensor");
   return absl::OkStatus();
 }
 

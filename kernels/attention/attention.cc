@@ -87,7 +87,7 @@ absl::Status ValidatePrefillAttention(const PrefillAttentionArgs& a) {
     if (absl::Status status = ValidateSequence(a, s); !status.ok()) return status;
     any_rows |= s.row_end > s.row_begin;
   }
-  if (any_rows && (a.q == nullptr || a.out == nullptr || a.pool.base == nullptr)) {
+  if (any_rows && (a.q.data == nullptr || a.out.data == nullptr || a.pool.base == nullptr)) {
     return InvalidCall("attention: null tensor");
   }
   return absl::OkStatus();
@@ -102,7 +102,7 @@ absl::Status ValidateDecodeAttention(const DecodeAttentionArgs& a) {
   for (const HeadStreamView& stream : a.streams) {
     if (absl::Status s = ValidateStream(stream, a.pool); !s.ok()) return s;
   }
-  if (!a.streams.empty() && (a.q == nullptr || a.out == nullptr || a.pool.base == nullptr)) {
+  if (!a.streams.empty() && (a.q.data == nullptr || a.out.data == nullptr || a.pool.base == nullptr)) {
     return InvalidCall("attention: null tensor");
   }
   return absl::OkStatus();

@@ -51,7 +51,8 @@ class Backend {
 
   // True when the host may read and write device memory through its pointers.
   virtual bool host_memory() const { return true; }
-  // The type that activations between operations have for weights of this type; the residual stream is always f32.
+  // The type that activations between operations have for weights of this type; the residual stream and what is
+  // added to it are always f32.
   virtual DType activation_dtype(DType /*weights*/) const { return DType::kF32; }
 
   virtual absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const = 0;

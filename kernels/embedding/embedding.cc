@@ -8,8 +8,8 @@ absl::Status ValidateGatherRows(const GatherRowsArgs& a) {
     return InvalidCall("GatherRows: table [", a.num_table_rows, ", ", a.width, "]");
   }
   if (a.ids.empty()) return absl::OkStatus();
-  if (a.table == nullptr || a.out == nullptr) return InvalidCall("GatherRows: null tensor");
-  if (a.table == a.out) return InvalidCall("GatherRows: out aliases table");
+  if (a.table == nullptr || a.out.data == nullptr) return InvalidCall("GatherRows: null tensor");
+  if (a.table == a.out.data) return InvalidCall("GatherRows: out aliases table");
   for (size_t i = 0; i < a.ids.size(); ++i) {
     if (a.ids[i] < 0 || a.ids[i] >= a.num_table_rows) {
       return InvalidCall("GatherRows: id ", a.ids[i], " at ", i, " is outside [0, ", a.num_table_rows, ")");

@@ -16,8 +16,8 @@ absl::Status ValidateWeight(const WeightView& w) {
 absl::Status ValidateLinear(const LinearArgs& a) {
   if (a.weight == nullptr) return InvalidCall("Linear: null weight");
   if (a.num_rows < 0) return InvalidCall("Linear: num_rows is ", a.num_rows);
-  if (a.num_rows > 0 && (a.x == nullptr || a.y == nullptr)) return InvalidCall("Linear: null tensor");
-  if (a.num_rows > 0 && a.x == a.y) return InvalidCall("Linear: y aliases x");
+  if (a.num_rows > 0 && (a.x.data == nullptr || a.y.data == nullptr)) return InvalidCall("Linear: null tensor");
+  if (a.num_rows > 0 && a.x.data == a.y.data) return InvalidCall("Linear: y aliases x");
   return absl::OkStatus();
 }
 

@@ -171,8 +171,8 @@ __global__ void F32Kernel(const float* x, const int32_t* rows, const int32_t* of
   }
 }
 
-template <typename T>
-__global__ void CombineKernel(const T* y, const int32_t* places, const float* weights, T* out, int top_k, int width) {
+template <typename T, typename Out>
+__global__ void CombineKernel(const T* y, const int32_t* places, const float* weights, Out* out, int top_k, int width) {
   const int64_t row = blockIdx.x;
   for (int c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
     float4 sum{0, 0, 0, 0};
@@ -215,15 +215,18 @@ cudaError_t GroupedLinear(const GroupedLinearArgs& a, cudaStream_t stream) {
 
 cudaError_t CombineExperts(const CombineExpertsArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (a.width % 4 != 0 || a.y.dtype != a.out.dtype) return cudaErrorNotSupported;
+  if (a.width % 4 != 0) return cudaErrorNotSupported;
   const unsigned rows = static_cast<unsigned>(a.num_rows);
-  if (a.y.dtype == DType::kF32)
+  const int width = static_cast<int>(a.width);
+  if (a.y.dtype == DType::kF32 && a.out.dtype == DType::kF32)
     CombineKernel<<<rows, 256, 0, stream>>>(static_cast<const float*>(a.y.data), a.places, a.weights,
-                                            static_cast<float*>(a.out.data), a.top_k, static_cast<int>(a.width));
-  else if (a.y.dtype == DType::kBF16)
+                                            static_cast<float*>(a.out.data), a.top_k, width);
+  else if (a.y.dtype == DType::kBF16 && a.out.dtype == DType::kF32)
     CombineKernel<<<rows, 256, 0, stream>>>(static_cast<const __nv_bfloat16*>(a.y.data), a.places, a.weights,
-                                            static_cast<__nv_bfloat16*>(a.out.data), a.top_k,
-                                            static_cast<int>(a.width));
+                                            static_cast<float*>(a.out.data), a.top_k, width);
+  else if (a.y.dtype == DType::kBF16 && a.out.dtype == DType::kBF16)
+    CombineKernel<<<rows, 256, 0, stream>>>(static_cast<const __nv_bfloat16*>(a.y.data), a.places, a.weights,
+                                            static_cast<__nv_bfloat16*>(a.out.data), a.top_k, width);
   else
     return cudaErrorNotSupported;
   return cudaGetLastError();

@@ -7,8 +7,8 @@ namespace {
 constexpr int kMaxVectors = 8;  // of four elements, kept in registers by one thread
 
 // One block a row: the row is read once, summed, scaled and written.
-template <typename T>
-__global__ void RmsNormKernel(float* residual, const T* delta, const float* weight, T* out, int width, float eps) {
+template <typename Delta, typename T>
+__global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, T* out, int width, float eps) {
   __shared__ float scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
   float4 x[kMaxVectors];
@@ -36,14 +36,14 @@ __global__ void RmsNormKernel(float* residual, const T* delta, const float* weig
   }
 }
 
-template <typename T>
+template <typename Delta, typename T>
 cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
   const int vectors = static_cast<int>(a.width / 4);
   const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
   const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
-  RmsNormKernel<T><<<static_cast<unsigned>(a.num_rows), fit, 0, stream>>>(
-      a.residual, static_cast<const T*>(a.delta.data), a.weight, static_cast<T*>(a.out.data), static_cast<int>(a.width),
-      a.eps);
+  RmsNormKernel<Delta, T><<<static_cast<unsigned>(a.num_rows), fit, 0, stream>>>(
+      a.residual, static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
+      static_cast<int>(a.width), a.eps);
   return cudaGetLastError();
 }
 
@@ -52,9 +52,12 @@ cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
 cudaError_t RmsNorm(const RmsNormArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (a.width % 4 != 0 || a.width > 4ll * 1024 * kMaxVectors) return cudaErrorNotSupported;
-  if (a.delta.data != nullptr && a.delta.dtype != a.out.dtype) return cudaErrorNotSupported;
-  if (a.out.dtype == DType::kF32) return Launch<float>(a, stream);
-  if (a.out.dtype == DType::kBF16) return Launch<__nv_bfloat16>(a, stream);
+  const bool f32_delta = a.delta.dtype == DType::kF32;
+  if (!f32_delta && a.delta.dtype != DType::kBF16) return cudaErrorNotSupported;
+  if (a.out.dtype == DType::kF32)
+    return f32_delta ? Launch<float, float>(a, stream) : Launch<__nv_bfloat16, float>(a, stream);
+  if (a.out.dtype == DType::kBF16)
+    return f32_delta ? Launch<float, __nv_bfloat16>(a, stream) : Launch<__nv_bfloat16, __nv_bfloat16>(a, stream);
   return cudaErrorNotSupported;
 }
 

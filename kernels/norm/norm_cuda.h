@@ -7,7 +7,7 @@
 
 namespace spl::kernels::cuda {
 
-// Asynchronous on `stream`. delta and out have one type, f32 or bf16; width is a multiple of 4, at most 32768.
+// Asynchronous on `stream`. delta and out are f32 or bf16; width is a multiple of 4, at most 32768.
 // cudaErrorNotSupported otherwise.
 cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream);
 

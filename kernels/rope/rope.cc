@@ -53,7 +53,7 @@ absl::Status ValidateRopeWriteKv(const RopeWriteKvArgs& a) {
   if (a.pool.dtype == DType::kF16) return InvalidCall("RopeWriteKv: pages are f32 or bf16");
   bool any = false;
   for (const RopeSequence& s : a.sequences) any |= s.row_end > s.row_begin;
-  if (any && (a.qkv == nullptr || a.table.cos == nullptr || a.table.sin == nullptr || a.pool.base == nullptr)) {
+  if (any && (a.qkv.data == nullptr || a.table.cos == nullptr || a.table.sin == nullptr || a.pool.base == nullptr)) {
     return InvalidCall("RopeWriteKv: null tensor");
   }
   for (size_t i = 0; i < a.sequences.size(); ++i) {

@@ -50,7 +50,7 @@ absl::Status Executor::AllocateWorkspace() {
   };
   const kernels::DType act = activation_dtype_;
   SPLICE_RETURN_IF_ERROR(allocate(ws_.residual, c.hidden_size, kernels::DType::kF32));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.delta, c.hidden_size, act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.delta, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.normed, c.hidden_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.qkv, c.q_size() + 2 * c.kv_size(), act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.attention, c.q_size(), act));
@@ -58,7 +58,7 @@ absl::Status Executor::AllocateWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.activated, c.intermediate_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 1, kernels::DType::kF32));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered_delta, c.hidden_size, act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered_delta, c.hidden_size, kernels::DType::kF32));
   return c.moe.num_experts > 0 ? AllocateExpertWorkspace() : absl::OkStatus();
 }
 
@@ -162,7 +162,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   SPLICE_RETURN_IF_ERROR(ReserveLogits(num_rows_));
   const auto step = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(Run(nullptr, [&](int32_t layer) { return AttendDecode(rows, layer); }));
-    return Project(F32(ws_.residual), Act(ws_.delta), num_rows_);
+    return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
   };
   SPLICE_RETURN_IF_ERROR(session_->RunStep(key, step));
   num_logit_rows_ = num_rows_;
@@ -209,10 +209,10 @@ absl::Status Executor::Run(const OnLayer& on_layer, const std::function<absl::St
     if (on_layer && !on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(attend(layer));
     SPLICE_RETURN_IF_ERROR(backend.Linear(
-        context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = Act(ws_.delta), .num_rows = num_rows_}));
-    SPLICE_RETURN_IF_ERROR(Normalize(Act(ws_.delta), *weights.ffn_norm));
+        context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
     SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights) : FeedForward(weights));
-    delta = Act(ws_.delta);
+    delta = F32(ws_.delta);
   }
   return absl::OkStatus();
 }
@@ -263,7 +263,7 @@ absl::Status Executor::FeedForward(const LayerWeights& weights) {
                                                      .num_rows = num_rows_,
                                                      .width = model_->config().intermediate_size}));
   return backend.Linear(
-      context(), {.x = Act(ws_.activated), .weight = weights.down.get(), .y = Act(ws_.delta), .num_rows = num_rows_});
+      context(), {.x = Act(ws_.activated), .weight = weights.down.get(), .y = F32(ws_.delta), .num_rows = num_rows_});
 }
 
 absl::Status Executor::RunExperts(const LayerWeights& weights) {
@@ -304,7 +304,7 @@ absl::Status Executor::RunExperts(const LayerWeights& weights) {
   return backend.CombineExperts(context(), {.y = Act(ws_.expert_out),
                                             .places = Int32(ws_.row_places),
                                             .weights = F32(ws_.expert_weights),
-                                            .out = Act(ws_.delta),
+                                            .out = F32(ws_.delta),
                                             .num_rows = num_rows_,
                                             .top_k = top_k,
                                             .width = c.hidden_size});
@@ -335,9 +335,9 @@ absl::Status Executor::ComputeLogits(std::span<const int32_t> rows) {
                                           .out = to});
   };
   SPLICE_RETURN_IF_ERROR(gather(F32(ws_.residual), F32(ws_.gathered)));
-  SPLICE_RETURN_IF_ERROR(gather(Act(ws_.delta), Act(ws_.gathered_delta)));
+  SPLICE_RETURN_IF_ERROR(gather(F32(ws_.delta), F32(ws_.gathered_delta)));
   num_logit_rows_ = static_cast<int64_t>(rows.size());
-  return Project(F32(ws_.gathered), Act(ws_.gathered_delta), num_logit_rows_);
+  return Project(F32(ws_.gathered), F32(ws_.gathered_delta), num_logit_rows_);
 }
 
 // The last norm and the language model head.

@@ -117,7 +117,8 @@ class Executor {
   std::vector<float> host_logits_;  // of a device whose memory the host cannot change
 
   struct Workspace {
-    // residual, gathered and logits are f32, the others of activation_dtype_.
+    // f32: residual, delta, gathered, gathered_delta, logits: rounding what is added to the residual stream costs more
+    // than all other roundings together. The others are of activation_dtype_.
     std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: what the residual still lacks
     std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden]

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
 #include "tests/support/paths.h"
 
@@ -17,6 +18,8 @@ enum class Arithmetic {
   kF32,        // the CPU backend with f32 products and f32 K and V: of 16-bit weights nothing else is rounded
   kDefault,    // the CPU backend as the programs run it: for bf16 weights bf16 products (where the machine has them)
                // and bf16 K and V
+  kCudaF32,    // as kF32 and kDefault, on a GPU; skipped where there is none
+  kCuda,
 };
 
 struct Case {
@@ -25,10 +28,17 @@ struct Case {
   double tolerance;  // relative L2 of the logits
 };
 
-std::shared_ptr<const kernels::Backend> MakeBackend(Arithmetic arithmetic) {
-  if (arithmetic == Arithmetic::kReference) return kernels::MakeReferenceBackend();
-  return kernels::MakeCpuBackend(
-      {.gemm = arithmetic == Arithmetic::kF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto});
+absl::StatusOr<std::shared_ptr<const kernels::Backend>> MakeBackend(Arithmetic arithmetic) {
+  if (arithmetic == Arithmetic::kCuda || arithmetic == Arithmetic::kCudaF32) {
+    auto cuda = kernels::MakeCudaBackend(
+        {.gemm = arithmetic == Arithmetic::kCudaF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto});
+    if (!cuda.ok()) return cuda.status();
+    return std::shared_ptr<const kernels::Backend>(*std::move(cuda));
+  }
+  if (arithmetic == Arithmetic::kReference)
+    return std::shared_ptr<const kernels::Backend>(kernels::MakeReferenceBackend());
+  return std::shared_ptr<const kernels::Backend>(kernels::MakeCpuBackend(
+      {.gemm = arithmetic == Arithmetic::kF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto}));
 }
 
 std::vector<int32_t> Ints(const SafetensorsFile& file, const std::string& name) {
@@ -64,6 +74,10 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
       return name + "_ref";
     case Arithmetic::kF32:
       return name + "_cpu_f32";
+    case Arithmetic::kCudaF32:
+      return name + "_cuda_f32";
+    case Arithmetic::kCuda:
+      return name + "_cuda";
     case Arithmetic::kDefault:
       break;
   }
@@ -80,9 +94,12 @@ class GoldenTest : public testing::TestWithParam<Case> {
     ASSERT_TRUE(golden.ok()) << golden.status();
     golden_ = std::move(*golden);
     const bool splice_tiny = std::string(GetParam().name) == "splice-tiny";
+    auto backend = MakeBackend(GetParam().arithmetic);
+    if (!backend.ok()) GTEST_SKIP() << backend.status();
     ModelOptions options;
-    if (GetParam().arithmetic != Arithmetic::kDefault) options.kv_dtype = kernels::DType::kF32;
-    auto model = Model::Load(splice_tiny ? test::kTinyModel : folder, MakeBackend(GetParam().arithmetic), options);
+    if (GetParam().arithmetic != Arithmetic::kDefault && GetParam().arithmetic != Arithmetic::kCuda)
+      options.kv_dtype = kernels::DType::kF32;
+    auto model = Model::Load(splice_tiny ? test::kTinyModel : folder, *std::move(backend), options);
     ASSERT_TRUE(model.ok()) << model.status();
     auto generator = LocalGenerator::Create(*model, {.executor = {.max_rows = 128}, .max_tokens = 1024});
     ASSERT_TRUE(generator.ok()) << generator.status();
@@ -151,7 +168,9 @@ class Bf16GreedyTest : public GoldenTest {};
 TEST_P(Bf16GreedyTest, GreedyContinuations) { CheckGreedy(); }
 INSTANTIATE_TEST_SUITE_P(Models, Bf16GreedyTest,
                          testing::Values(Case{"tiny-qwen2", Arithmetic::kDefault, 0},
-                                         Case{"tiny-qwen3", Arithmetic::kDefault, 0}),
+                                         Case{"tiny-qwen3", Arithmetic::kDefault, 0},
+                                         Case{"tiny-qwen2", Arithmetic::kCuda, 0},
+                                         Case{"tiny-qwen3", Arithmetic::kCuda, 0}),
                          CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -162,7 +181,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"tiny-qwen2", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3", Arithmetic::kReference, 1e-4},
                     Case{"tiny-qwen3", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3-moe", Arithmetic::kReference, 1e-4},
                     Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4}, Case{"tiny-qwen3-moe", Arithmetic::kDefault, 4e-3},
-                    Case{"splice-tiny", Arithmetic::kDefault, 4e-3}),
+                    Case{"splice-tiny", Arithmetic::kDefault, 4e-3}, Case{"tiny-llama3", Arithmetic::kCuda, 1e-4},
+                    Case{"tiny-mistral", Arithmetic::kCuda, 1e-4}, Case{"tiny-qwen2", Arithmetic::kCudaF32, 1e-4},
+                    Case{"tiny-qwen3", Arithmetic::kCudaF32, 1e-4}, Case{"tiny-qwen3-moe", Arithmetic::kCudaF32, 1e-4},
+                    Case{"tiny-qwen3-moe", Arithmetic::kCuda, 4e-3}, Case{"splice-tiny", Arithmetic::kCudaF32, 1e-4},
+                    Case{"splice-tiny", Arithmetic::kCuda, 4e-3}),
     CaseName);
 
 }  // namespace

@@ -1,0 +1,192 @@
+// What one engine does with a model of a real shape: time of a prompt, and of one decode step, against what the bytes
+// and operations cost at the rates of the device.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "services/base/status.h"
+#include "services/engine/engine.h"
+#include "services/engine/model/random_weights.h"
+#include "services/engine/recovery/exact.h"
+#include "services/engine/selection/dense.h"
+#include "services/worker_flags/worker_flags.h"
+
+namespace spl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Flags {
+  std::string shape = "llama-3.1-8b";
+  std::string backend = "cuda";
+  std::vector<int32_t> prefill = {2048, 8192, 32768};
+  std::vector<int32_t> decode = {1, 8, 32};
+  int32_t context = 8192;
+  int32_t slice = 4096;
+  int32_t repeats = 3;
+  int32_t steps = 32;
+  double gemm_tflops = 680, attention_tflops = 590;
+  bool json = false;
+};
+
+double Seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Read plus write rate of a large copy on the device.
+absl::StatusOr<double> CopyRate(const kernels::Backend& backend) {
+  constexpr size_t kBytes = size_t{1} << 31;
+  SPLICE_ASSIGN_OR_RETURN(const auto from, backend.Allocate(kBytes));
+  SPLICE_ASSIGN_OR_RETURN(const auto to, backend.Allocate(kBytes));
+  std::vector<kernels::CopyOp> ops(8, {to->data(), from->data(), kBytes});
+  SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kWithin, ops));
+  double best = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto start = Clock::now();
+    SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kWithin, ops));
+    best = std::max(best, 2.0 * kBytes * static_cast<double>(ops.size()) / Seconds(start));
+  }
+  return best;
+}
+
+int64_t LinearWeights(const engine::ModelConfig& c) {
+  const int64_t ffn = c.moe.num_experts > 0 ? int64_t{c.moe.num_experts_per_token} * c.moe.intermediate_size
+                                            : int64_t{c.intermediate_size};
+  return c.num_layers * (int64_t{c.hidden_size} * (2 * c.q_size() + 2 * c.kv_size()) + 3 * ffn * c.hidden_size);
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+absl::Status RunBench(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> backend, MakeBackend(flags.backend));
+  SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
+  const auto load_start = Clock::now();
+  SPLICE_ASSIGN_OR_RETURN(const auto model, engine::Model::LoadRandom(random, backend));
+  const engine::ModelConfig& c = model->config();
+  const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
+  fmt::print("{}\nmodel {}: {} layers, made in {:.1f} s\n", backend->description(), c.name, c.num_layers,
+             Seconds(load_start));
+  SPLICE_ASSIGN_OR_RETURN(const double bandwidth, CopyRate(*backend));
+  fmt::print("device copy {:.2f} TB/s (read plus write)\n", bandwidth / 1e12);
+  std::fflush(stdout);
+
+  const int32_t longest = flags.prefill.empty() ? 0 : *std::max_element(flags.prefill.begin(), flags.prefill.end());
+  const int32_t widest = flags.decode.empty() ? 0 : *std::max_element(flags.decode.begin(), flags.decode.end());
+  const int64_t tokens = std::max<int64_t>(longest, int64_t{widest} * (flags.context + flags.steps + 64));
+  const int64_t pages = engine::PagesForTokens(c, tokens + kernels::kPageTokens * std::max(1, widest));
+  SPLICE_ASSIGN_OR_RETURN(const auto memory, backend->Allocate(pages * model->page_bytes()));
+  // Never on zeros: K and V of roughly the size that a model makes.
+  SPLICE_RETURN_IF_ERROR(
+      backend->FillRandom({}, {.out = memory->data(),
+                               .dtype = model->kv_dtype(),
+                               .count = static_cast<int64_t>(memory->size() / kernels::DTypeBytes(model->kv_dtype())),
+                               .stream = 1,
+                               .step_exponent = -6}));
+  const kernels::KvPoolView view{static_cast<std::byte*>(memory->data()), model->kv_dtype(), c.head_dim,
+                                 static_cast<int32_t>(pages)};
+  engine::PagePool pool(view, backend.get());
+  nlohmann::json out = {{"backend", backend->description()}, {"model", c.name}, {"copy_bytes_per_s", bandwidth}};
+
+  {
+    SPLICE_ASSIGN_OR_RETURN(const auto executor,
+                            engine::Executor::Create(model, view, {.max_rows = flags.slice, .max_sequences = 1}));
+    for (const int32_t length : flags.prefill) {
+      std::vector<int32_t> prompt(length);
+      for (int32_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 7919ll) % c.vocab_size);
+      std::vector<double> times;
+      for (int repeat = 0; repeat <= flags.repeats; ++repeat) {
+        engine::SequenceKv kv(pool, engine::KvShapeOf(c));
+        SPLICE_RETURN_IF_ERROR(kv.Reserve(length));
+        engine::ExactPolicy policy(c);
+        const auto start = Clock::now();
+        for (int32_t done = 0; done < length;) {
+          const int32_t rows = std::min(flags.slice, length - done);
+          const engine::PrefillSlice slice{std::span(prompt).subspan(done, rows), done, &kv, &policy};
+          SPLICE_RETURN_IF_ERROR(executor->Prefill({&slice, 1}));
+          done += rows;
+          kv.set_num_tokens(done);
+        }
+        const int32_t last = (length - 1) % flags.slice;
+        SPLICE_RETURN_IF_ERROR(executor->ComputeLogits({&last, 1}));
+        SPLICE_RETURN_IF_ERROR(executor->Argmax().status());
+        if (repeat > 0) times.push_back(Seconds(start));  // the first one warms up
+      }
+      const double linear = 2.0 * static_cast<double>(LinearWeights(c)) * length;
+      const double attention = 2.0 * length * static_cast<double>(length) * c.q_size() * c.num_layers;
+      const double floor = linear / (flags.gemm_tflops * 1e12) + attention / (flags.attention_tflops * 1e12);
+      const double time = Median(times);
+      fmt::print("prefill {:>6} tokens: {:8.1f} ms, {:8.0f} tokens/s, floor {:8.1f} ms, {:.2f}x\n", length, time * 1e3,
+                 length / time, floor * 1e3, time / floor);
+      std::fflush(stdout);
+      out["prefill"].push_back({{"tokens", length}, {"seconds", time}, {"floor_seconds", floor}});
+    }
+  }
+  if (widest == 0) return absl::OkStatus();
+  SPLICE_ASSIGN_OR_RETURN(const auto executor,
+                          engine::Executor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
+  for (const int32_t batch : flags.decode) {
+    std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
+    std::vector<engine::DenseSelector> selectors;
+    selectors.reserve(batch);
+    for (int32_t i = 0; i < batch; ++i) {
+      sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
+      SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
+      sequences.back()->set_num_tokens(flags.context);
+      selectors.emplace_back(c);
+    }
+    std::vector<int32_t> last(batch, 1);
+    std::vector<double> times;
+    for (int32_t step = 0; step < flags.steps; ++step) {
+      const auto start = Clock::now();
+      std::vector<engine::DecodeRow> rows;
+      for (int32_t i = 0; i < batch; ++i) rows.push_back({last[i], sequences[i].get(), &selectors[i]});
+      SPLICE_RETURN_IF_ERROR(executor->Decode(rows));
+      SPLICE_ASSIGN_OR_RETURN(const auto best, executor->Argmax());
+      last.assign(best.begin(), best.end());
+      for (auto& kv : sequences) kv->set_num_tokens(kv->num_tokens() + 1);
+      if (step >= 4) times.push_back(Seconds(start));
+    }
+    const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
+    const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
+                            static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
+    const double floor = (weights + kv_bytes) / bandwidth;
+    const double time = Median(times);
+    fmt::print("decode  B={:<3} at {}: {:8.3f} ms a step, {:8.0f} tokens/s, floor {:8.3f} ms, {:.2f}x\n", batch,
+               flags.context, time * 1e3, batch / time, floor * 1e3, time / floor);
+    std::fflush(stdout);
+    out["decode"].push_back(
+        {{"batch", batch}, {"context", flags.context}, {"seconds", time}, {"floor_seconds", floor}});
+  }
+  if (flags.json) fmt::print("{}\n", out.dump());
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace spl
+
+int main(int argc, char** argv) {
+  spl::Flags flags;
+  CLI::App app("Times prompts and decode steps of a model of a real shape with random weights, in process.");
+  app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
+  app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
+  app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
+  app.add_option("--context", flags.context, "tokens of every decoding sequence")->capture_default_str();
+  app.add_option("--slice-tokens", flags.slice, "tokens of one prefill slice")->capture_default_str();
+  app.add_option("--repeats", flags.repeats)->capture_default_str();
+  app.add_option("--steps", flags.steps, "decode steps")->capture_default_str();
+  app.add_option("--gemm-tflops", flags.gemm_tflops, "rate of the floor's products")->capture_default_str();
+  app.add_option("--attention-tflops", flags.attention_tflops, "rate of the floor's attention")->capture_default_str();
+  app.add_flag("--json", flags.json);
+  CLI11_PARSE(app, argc, argv);
+  std::erase(flags.decode, 0);
+  std::erase(flags.prefill, 0);
+  const absl::Status status = spl::RunBench(flags);
+  if (status.ok()) return 0;
+  fmt::print(stderr, "splice_engine_bench: {}\n", spl::MessageOf(status));
+  return 1;
+}

@@ -1,0 +1,438 @@
+// Every operation of the CUDA backend against the reference backend, through the interface that the engine uses: staged
+// batches, page tables on the device, recorded steps. Skipped where there is no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "tests/kernels/support/kernel_test_util.h"
+#include "tests/kernels/support/paged_kv.h"
+
+namespace spl::kernels {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace)
+using ::testing::ElementsAreArray;
+
+// One tensor on both sides. Values are rounded to `dtype` first, so that both see the same.
+struct Tensor {
+  std::vector<float> host;
+  std::unique_ptr<Buffer> device;
+  DType dtype = DType::kF32;
+
+  Activations act() const { return {device->data(), dtype}; }
+  const float* f32() const { return static_cast<const float*>(device->data()); }
+};
+
+std::vector<std::byte> Encode(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * DTypeBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&bytes[4 * i], &values[i], 4);
+    } else {
+      const bf16 x = ToBf16(values[i]);
+      std::memcpy(&bytes[2 * i], &x, 2);
+    }
+  }
+  return bytes;
+}
+
+std::vector<float> Decode(const std::vector<std::byte>& bytes, DType dtype) {
+  std::vector<float> values(bytes.size() / DTypeBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&values[i], &bytes[4 * i], 4);
+    } else {
+      bf16 x;
+      std::memcpy(&x, &bytes[2 * i], 2);
+      values[i] = ToFloat(x);
+    }
+  }
+  return values;
+}
+
+class CudaBackendTest : public ::testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    auto cuda = MakeCudaBackend();
+    if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+    cuda_ = *std::move(cuda);
+    ASSERT_EQ(cuda_->activation_dtype(GetParam()), GetParam());
+    auto session = cuda_->NewSession(
+        {.max_rows = 512, .max_sequences = 8, .num_layers = 2, .num_kv_heads = 2, .max_pages_per_stream = 16});
+    ASSERT_TRUE(session.ok()) << session.status();
+    session_ = *std::move(session);
+  }
+
+  Tensor Upload(std::vector<float> values, DType dtype) {
+    Tensor t{.dtype = dtype};
+    const std::vector<std::byte> bytes = Encode(values, dtype);
+    t.host = Decode(bytes, dtype);
+    t.device = cuda_->Allocate(bytes.size()).value();
+    EXPECT_TRUE(cuda_->Copy(CopyKind::kUpload, t.device->data(), bytes.data(), bytes.size()).ok());
+    return t;
+  }
+  Tensor Upload(std::vector<float> values) { return Upload(std::move(values), GetParam()); }
+  // Poisoned, so that what an operation leaves out is seen.
+  Tensor Empty(size_t count, DType dtype) {
+    return Upload(std::vector<float>(count, std::numeric_limits<float>::quiet_NaN()), dtype);
+  }
+  Tensor Empty(size_t count) { return Empty(count, GetParam()); }
+  std::unique_ptr<Buffer> Ints(const std::vector<int32_t>& values) {
+    auto buffer = cuda_->Allocate(values.size() * 4).value();
+    EXPECT_TRUE(cuda_->Copy(CopyKind::kUpload, buffer->data(), values.data(), values.size() * 4).ok());
+    return buffer;
+  }
+  std::vector<float> Download(const Tensor& t) {
+    std::vector<std::byte> bytes(t.device->size());
+    EXPECT_TRUE(session_->Synchronize().ok());
+    EXPECT_TRUE(cuda_->Copy(CopyKind::kDownload, bytes.data(), t.device->data(), bytes.size()).ok());
+    return Decode(bytes, t.dtype);
+  }
+  std::vector<int32_t> Download(const Buffer& buffer) {
+    std::vector<int32_t> values(buffer.size() / 4);
+    EXPECT_TRUE(session_->Synchronize().ok());
+    EXPECT_TRUE(cuda_->Copy(CopyKind::kDownload, values.data(), buffer.data(), buffer.size()).ok());
+    return values;
+  }
+  const KernelContext& ctx() const { return session_->context(); }
+
+  std::unique_ptr<Backend> cuda_;
+  const std::unique_ptr<Backend> ref_ = MakeReferenceBackend();
+  std::unique_ptr<Session> session_;
+};
+
+void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
+
+TEST_P(CudaBackendTest, Linear) {
+  Random random(1);
+  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{1, 64, 96}, {17, 128, 40}, {300, 256, 512}}) {
+    const Tensor x = Upload(random.Normals(rows * in)), w = Upload(random.Normals(out * in));
+    const Tensor bias = Upload(random.Normals(out), DType::kF32);
+    Tensor y = Empty(rows * out);
+    const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+    const auto packed = cuda_->PackLinear({bytes.data(), GetParam(), out, in}).value();
+    ExpectOk(cuda_->Linear(ctx(), {x.act(), packed.get(), bias.f32(), y.act(), rows}));
+    std::vector<float> want(rows * out);
+    const auto ref_packed = ref_->PackLinear({w.host.data(), DType::kF32, out, in}).value();
+    ExpectOk(ref_->Linear({}, {x.host.data(), ref_packed.get(), bias.host.data(), want.data(), rows}));
+    ExpectClose(Download(y), want, GetParam(), "Linear");
+  }
+}
+
+TEST_P(CudaBackendTest, RmsNormAndSiluMul) {
+  Random random(2);
+  for (const int64_t width : {64, 384, 4096, 8192, 20480}) {
+    const int64_t rows = 5;
+    Tensor residual = Upload(random.Normals(rows * width), DType::kF32);
+    const Tensor delta = Upload(random.Normals(rows * width)), weight = Upload(random.Normals(width), DType::kF32);
+    Tensor out = Empty(rows * width), plain = Empty(rows * width);
+    std::vector<float> want_residual = residual.host, want(rows * width), want_plain(rows * width);
+    ExpectOk(cuda_->RmsNorm(
+        ctx(), {static_cast<float*>(residual.device->data()), {}, weight.f32(), plain.act(), rows, width, 1e-5f}));
+    ExpectOk(ref_->RmsNorm({}, {want_residual.data(), {}, weight.host.data(), want_plain.data(), rows, width, 1e-5f}));
+    ExpectOk(cuda_->RmsNorm(ctx(), {static_cast<float*>(residual.device->data()), delta.act(), weight.f32(), out.act(),
+                                    rows, width, 1e-5f}));
+    ExpectOk(ref_->RmsNorm(
+        {}, {want_residual.data(), delta.host.data(), weight.host.data(), want.data(), rows, width, 1e-5f}));
+    ExpectClose(Download(plain), want_plain, GetParam(), "RmsNorm");
+    ExpectClose(Download(out), want, GetParam(), "RmsNorm with delta");
+    ExpectClose(Download(residual), want_residual, DType::kF32, "residual");
+
+    const Tensor gate_up = Upload(random.Normals(rows * 2 * width));
+    Tensor activated = Empty(rows * width);
+    std::vector<float> want_activated(rows * width);
+    ExpectOk(cuda_->SiluMul(ctx(), {gate_up.act(), activated.act(), rows, width}));
+    ExpectOk(ref_->SiluMul({}, {gate_up.host.data(), want_activated.data(), rows, width}));
+    ExpectClose(Download(activated), want_activated, GetParam(), "SiluMul");
+  }
+}
+
+TEST_P(CudaBackendTest, GatherRowsAndArgmax) {
+  Random random(3);
+  const Tensor table = Upload(random.Normals(100 * 64));
+  const std::vector<int32_t> ids = {99, 0, 5, 5, 42};
+  Tensor out = Empty(ids.size() * 64, DType::kF32);
+  ExpectOk(cuda_->GatherRows(ctx(), {table.device->data(), GetParam(), 100, 64, ids, out.act()}));
+  const std::vector<float> got = Download(out);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    for (int c = 0; c < 64; ++c) ASSERT_EQ(got[i * 64 + c], table.host[ids[i] * 64 + c]);
+  }
+  const std::vector<int32_t> bad = {100};
+  EXPECT_EQ(cuda_->GatherRows(ctx(), {table.device->data(), GetParam(), 100, 64, bad, out.act()}).code(),
+            absl::StatusCode::kInvalidArgument);
+
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const Tensor logits = Upload({1, 3, 3, /**/ nan, -5, nan, /**/ nan, nan, nan, /**/ -inf, -inf, nan}, DType::kF32);
+  auto best = Ints({-1, -1, -1, -1});
+  ExpectOk(cuda_->Argmax(ctx(), {logits.f32(), static_cast<int32_t*>(best->data()), 4, 3}));
+  EXPECT_THAT(Download(*best), ElementsAreArray({1, 1, 0, 0}));
+  std::vector<float> wide = random.Normals(3 * 128256);
+  for (int i = 0; i < 3; ++i) wide[i * 128256 + 50000 * i + 7] = wide[i * 128256 + 50000 * i + 20007] = 50;
+  const Tensor wide_logits = Upload(wide, DType::kF32);
+  ExpectOk(cuda_->Argmax(ctx(), {wide_logits.f32(), static_cast<int32_t*>(best->data()), 3, 128256}));
+  EXPECT_THAT(Download(*best), ElementsAreArray({7, 50007, 100007, 0}));
+}
+
+TEST_P(CudaBackendTest, FillRandomIsBitwiseTheDefinition) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const int64_t count = 100'003;
+    std::vector<std::byte> want(count * DTypeBytes(dtype)), got(want.size());
+    FillRandomArgs args{.out = want.data(), .dtype = dtype, .count = count, .stream = 77, .first_index = 5};
+    ExpectOk(ref_->FillRandom({}, args));
+    const auto device = cuda_->Allocate(want.size()).value();
+    args.out = device->data();
+    ExpectOk(cuda_->FillRandom(ctx(), args));
+    ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), device->data(), got.size()));
+    EXPECT_TRUE(got == want) << DTypeName(dtype);
+  }
+}
+
+TEST_P(CudaBackendTest, MixtureOfExperts) {
+  Random random(4);
+  for (const auto& [rows, experts, top_k] :
+       std::vector<std::array<int32_t, 3>>{{1, 8, 2}, {37, 128, 8}, {400, 16, 4}}) {
+    const int64_t in = 64, out = 136, pairs = int64_t{rows} * top_k;
+    std::vector<float> raw = random.Normals(rows * experts);
+    for (int32_t i = 0; i + 1 < experts; i += 3) raw[i] = raw[i + 1];  // ties
+    const Tensor logits = Upload(raw, DType::kF32), x = Upload(random.Normals(rows * in));
+    const Tensor w = Upload(random.Normals(experts * out * in));
+    for (const bool renormalize : {true, false}) {
+      std::vector<int32_t> ids(pairs), offsets(experts + 1), sorted(pairs), places(pairs);
+      std::vector<float> weights(pairs);
+      ExpectOk(ref_->RouteExperts({}, {logits.host.data(), rows, experts, top_k, renormalize, ids.data(),
+                                       weights.data(), offsets.data(), sorted.data(), places.data()}));
+      auto d_ids = Ints(std::vector<int32_t>(pairs, -1)), d_offsets = Ints(std::vector<int32_t>(experts + 1, -1));
+      auto d_rows = Ints(std::vector<int32_t>(pairs, -1)), d_places = Ints(std::vector<int32_t>(pairs, -1));
+      Tensor d_weights = Empty(pairs, DType::kF32);
+      const auto i32 = [](const auto& b) { return static_cast<int32_t*>(b->data()); };
+      float* device_weights = static_cast<float*>(d_weights.device->data());
+      ExpectOk(cuda_->RouteExperts(ctx(), {logits.f32(), rows, experts, top_k, renormalize, i32(d_ids), device_weights,
+                                           i32(d_offsets), i32(d_rows), i32(d_places)}));
+      EXPECT_THAT(Download(*d_ids), ElementsAreArray(ids));
+      EXPECT_THAT(Download(*d_offsets), ElementsAreArray(offsets));
+      EXPECT_THAT(Download(*d_rows), ElementsAreArray(sorted));
+      EXPECT_THAT(Download(*d_places), ElementsAreArray(places));
+      ExpectClose(Download(d_weights), weights, DType::kF32, "routing weights");
+
+      const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+      auto memory = cuda_->Allocate(bytes.size()).value();
+      ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), bytes.data(), bytes.size()));
+      const GroupedWeightView view{nullptr, GetParam(), experts, out, in};
+      const auto packed = cuda_->AdoptGrouped(std::move(memory), view).value();
+      Tensor y = Empty(pairs * out), combined = Empty(rows * out);
+      ExpectOk(cuda_->GroupedLinear(ctx(), {x.act(), rows, i32(d_rows), i32(d_offsets), packed.get(), y.act(), pairs}));
+      ExpectOk(
+          cuda_->CombineExperts(ctx(), {y.act(), i32(d_places), device_weights, combined.act(), rows, top_k, out}));
+      auto ref_memory = ref_->Allocate(w.host.size() * 4).value();
+      std::memcpy(ref_memory->data(), w.host.data(), w.host.size() * 4);
+      const auto ref_packed =
+          ref_->AdoptGrouped(std::move(ref_memory), {nullptr, DType::kF32, experts, out, in}).value();
+      std::vector<float> want_y(pairs * out), want(rows * out);
+      ExpectOk(ref_->GroupedLinear(
+          {}, {x.host.data(), rows, sorted.data(), offsets.data(), ref_packed.get(), want_y.data(), pairs}));
+      ExpectClose(Download(y), want_y, GetParam(), "GroupedLinear");
+      ExpectOk(ref_->CombineExperts({}, {want_y.data(), places.data(), weights.data(), want.data(), rows, top_k, out}));
+      ExpectClose(Download(combined), want, GetParam(), "CombineExperts");
+    }
+  }
+}
+
+// Two sequences at odd positions through the rotation, the pages and both kinds of attention, twice: the second pass
+// grows the page tables, and decode steps are run first as they are, then recorded, then replayed.
+TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
+  Random random(5);
+  for (const auto& [dim, with_norm] : std::vector<std::pair<int32_t, bool>>{{16, false}, {64, true}, {128, true}}) {
+    SCOPED_TRACE(::testing::Message() << "head_dim " << dim);
+    const int32_t q_heads = 4, kv_heads = 2, layers = 2, half = dim / 2, width = (q_heads + 2 * kv_heads) * dim;
+    const DType dtype = GetParam();
+    const int32_t num_pages = 64;
+    TestPool host_pool(dtype, dim, num_pages);
+    const size_t pool_bytes = host_pool.view().page_bytes() * num_pages;
+    auto memory = cuda_->Allocate(pool_bytes).value();
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), host_pool.view().base, pool_bytes));
+    const KvPoolView pool{static_cast<std::byte*>(memory->data()), dtype, dim, num_pages};
+    std::vector<float> angles = random.Normals(1024 * half), cosines, sines;
+    for (const float a : angles) {
+      cosines.push_back(std::cos(a));
+      sines.push_back(std::sin(a));
+    }
+    const Tensor cos = Upload(cosines, DType::kF32), sin = Upload(sines, DType::kF32);
+    const Tensor q_norm = Upload(random.Normals(dim), DType::kF32), k_norm = Upload(random.Normals(dim), DType::kF32);
+
+    std::vector<int32_t> free_pages(num_pages);
+    std::iota(free_pages.begin(), free_pages.end(), 0);
+    std::shuffle(free_pages.begin(), free_pages.end(), random.engine());
+    std::vector<std::vector<int32_t>> tables[2];
+    for (auto& t : tables) t.resize(layers * kv_heads);
+    static uint64_t next_id = 1;
+    const uint64_t ids[2] = {next_id++, next_id++};
+    const auto grow = [&](int s, int32_t length) {
+      for (auto& table : tables[s]) {
+        while (static_cast<int32_t>(table.size()) * kPageTokens < length) {
+          table.push_back(free_pages.back());
+          free_pages.pop_back();
+        }
+      }
+    };
+    const HeadVisibility rules[2] = {{}, {VisibilityRule::kBand, 3, 40}};
+    int32_t lengths[2] = {0, 0};
+    const auto pass = [&](const std::array<int32_t, 2>& rows_of, bool decode) {
+      std::vector<int32_t> tokens, positions;
+      std::vector<BatchSequence> batch;
+      for (int s = 0; s < 2; ++s) {
+        const int32_t begin = static_cast<int32_t>(tokens.size());
+        for (int32_t i = 0; i < rows_of[s]; ++i) {
+          tokens.push_back(i);
+          positions.push_back(lengths[s] + i);
+        }
+        lengths[s] += rows_of[s];
+        grow(s, lengths[s]);
+        batch.push_back({begin, begin + rows_of[s], lengths[s], tables[s], ids[s]});
+      }
+      ExpectOk(session_->Stage({tokens, positions, batch}));
+      const int32_t rows = static_cast<int32_t>(tokens.size());
+      for (int32_t layer = 0; layer < layers; ++layer) {
+        Tensor qkv = Upload(random.Normals(rows * width));
+        Tensor out = Empty(rows * q_heads * dim);
+        std::vector<std::span<const int32_t>> views;
+        std::vector<HeadStreamView> streams;
+        for (int s = 0; s < 2; ++s) {
+          for (int32_t h = 0; h < kv_heads; ++h) {
+            views.push_back(tables[s][layer * kv_heads + h]);
+            streams.push_back({tables[s][layer * kv_heads + h], lengths[s], rules[h]});
+          }
+        }
+        std::vector<RopeSequence> rope;
+        std::vector<PrefillSequence> prefill;
+        for (int s = 0; s < 2; ++s) {
+          const std::span<const int32_t> at = std::span(positions).subspan(batch[s].row_begin, rows_of[s]);
+          rope.push_back({batch[s].row_begin, batch[s].row_end, at, std::span(views).subspan(s * kv_heads, kv_heads)});
+          prefill.push_back(
+              {batch[s].row_begin, batch[s].row_end, at, std::span(streams).subspan(s * kv_heads, kv_heads)});
+        }
+        const QkNorm norm = with_norm ? QkNorm{q_norm.f32(), k_norm.f32(), 1e-6f} : QkNorm{};
+        const QkNorm host_norm = with_norm ? QkNorm{q_norm.host.data(), k_norm.host.data(), 1e-6f} : QkNorm{};
+        ExpectOk(cuda_->RopeWriteKv(ctx(), {.qkv = qkv.act(),
+                                            .num_qo_heads = q_heads,
+                                            .num_kv_heads = kv_heads,
+                                            .head_dim = dim,
+                                            .table = {cos.f32(), sin.f32(), 1024},
+                                            .pool = pool,
+                                            .sequences = rope,
+                                            .layer = layer,
+                                            .qk_norm = norm}));
+        std::vector<float> host_qkv = qkv.host;
+        ExpectOk(ref_->RopeWriteKv({}, {.qkv = host_qkv.data(),
+                                        .num_qo_heads = q_heads,
+                                        .num_kv_heads = kv_heads,
+                                        .head_dim = dim,
+                                        .table = {cosines.data(), sines.data(), 1024},
+                                        .pool = host_pool.view(),
+                                        .sequences = rope,
+                                        .qk_norm = host_norm}));
+        // The rotated q of the device is what the reference attention is given, so that each step is judged alone.
+        const std::vector<float> device_qkv = Download(qkv);
+        std::vector<float> q_got, q_want;
+        for (int32_t r = 0; r < rows; ++r) {
+          q_got.insert(q_got.end(), &device_qkv[r * width], &device_qkv[r * width] + q_heads * dim);
+          q_want.insert(q_want.end(), &host_qkv[r * width], &host_qkv[r * width] + q_heads * dim);
+        }
+        ExpectClose(q_got, q_want, dtype, "rotated q");
+        std::vector<std::byte> pages(pool_bytes);
+        ExpectOk(cuda_->Copy(CopyKind::kDownload, pages.data(), memory->data(), pool_bytes));
+        for (int s = 0; s < 2; ++s) {
+          for (int32_t h = 0; h < kv_heads; ++h) {
+            for (int32_t p = 0; p < lengths[s]; ++p) {
+              const size_t page = tables[s][layer * kv_heads + h][p / kPageTokens];
+              for (int part = 0; part < 2; ++part) {
+                const size_t at = (page * 2 + part) * host_pool.view().half_bytes() +
+                                  static_cast<size_t>(p % kPageTokens) * dim * DTypeBytes(dtype);
+                const auto row = [&](const std::byte* base) {
+                  return Decode({base + at, base + at + dim * DTypeBytes(dtype)}, dtype);
+                };
+                ExpectClose(row(pages.data()), row(host_pool.view().base), dtype, "a row of a page");
+                if (HasFailure()) return;
+              }
+            }
+          }
+        }
+        std::memcpy(host_pool.view().base, pages.data(), pool_bytes);
+        const AttentionShape shape{q_heads, kv_heads, dim, 0.2f};
+        std::vector<float> want(rows * q_heads * dim);
+        if (decode) {
+          const DecodeAttentionArgs args{.shape = shape,
+                                         .pool = pool,
+                                         .q = qkv.act(),
+                                         .q_row_stride = width,
+                                         .out = out.act(),
+                                         .streams = streams,
+                                         .layer = layer};
+          const auto step = [&] { return cuda_->DecodeAttention(ctx(), args); };
+          static uint64_t key = 1;
+          ++key;
+          ExpectOk(ref_->DecodeAttention({}, {.shape = shape,
+                                              .pool = host_pool.view(),
+                                              .q = device_qkv.data(),
+                                              .q_row_stride = width,
+                                              .out = want.data(),
+                                              .streams = streams}));
+          for (const char* how : {"direct", "recorded", "replayed"}) {
+            ExpectOk(cuda_->Copy(CopyKind::kWithin, out.device->data(), Empty(rows * q_heads * dim).device->data(),
+                                 out.device->size()));
+            ExpectOk(session_->RunStep(key, step));
+            ExpectClose(Download(out), want, dtype, how);
+          }
+        } else {
+          ExpectOk(cuda_->PrefillAttention(ctx(), {.shape = shape,
+                                                   .pool = pool,
+                                                   .q = qkv.act(),
+                                                   .q_row_stride = width,
+                                                   .out = out.act(),
+                                                   .sequences = prefill,
+                                                   .layer = layer}));
+          ExpectOk(ref_->PrefillAttention({}, {.shape = shape,
+                                               .pool = host_pool.view(),
+                                               .q = device_qkv.data(),
+                                               .q_row_stride = width,
+                                               .out = want.data(),
+                                               .sequences = prefill}));
+          ExpectClose(Download(out), want, dtype, "prefill attention");
+        }
+      }
+    };
+    pass({70, 129}, false);
+    pass({100, 1}, false);
+    pass({1, 1}, true);
+    pass({1, 1}, true);
+  }
+}
+
+TEST_P(CudaBackendTest, SaysWhatDoesNotFit) {
+  const auto huge = cuda_->Allocate(size_t{1} << 50);
+  EXPECT_EQ(huge.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(huge.status().message()), ::testing::HasSubstr("are missing"));
+  EXPECT_EQ(MakeCudaBackend({.device = 99}).status().code(), absl::StatusCode::kFailedPrecondition);
+  std::vector<int32_t> tokens(513, 0), positions(513, 0);
+  EXPECT_EQ(session_->Stage({tokens, positions, {}}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaBackendTest, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+TEST(CudaPluginTest, IsABackendOrSaysInOneLineWhyNot) {
+  const auto backend = MakeCudaBackend();
+  if (backend.ok()) {
+    EXPECT_EQ((*backend)->name(), "cuda");
+    EXPECT_FALSE((*backend)->host_memory());
+    return;
+  }
+  const std::string message(backend.status().message());
+  EXPECT_FALSE(message.empty());
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace spl::kernels
