@@ -86,9 +86,11 @@ inline Schedule MakeSchedule(const PrefillArgs& a) {
   return s;
 }
 
-// An upper bound of the number of row tiles; the exact number is known on the device only.
-inline int64_t MaxRowTiles(const PrefillArgs& a) {
-  return std::min<int64_t>(a.num_rows, a.num_rows / kTileRows + a.batch.num_sequences);
+// An upper bound of the number of tiles; the exact number is known on the device only. 0: too many to number.
+inline int32_t MaxTiles(const PrefillArgs& a) {
+  const int64_t row_tiles = std::min<int64_t>(a.num_rows, a.num_rows / kTileRows + int64_t{a.batch.num_sequences});
+  const int64_t tiles = row_tiles * a.heads.num_qo_heads;
+  return tiles < (1 << 30) ? static_cast<int32_t>(tiles) : 0;
 }
 
 #ifdef __CUDACC__
@@ -117,14 +119,14 @@ __device__ inline int TilesBelowRank(const int32_t* row_begin, int num_sequences
 
 // All 32 lanes. False when t is past the last tile.
 __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_begin, int num_sequences, int num_kv_heads,
-                                int group, int64_t t, Tile* tile) {
+                                int group, int32_t t, Tile* tile) {
   const int row_tiles = TilesBelowRank(row_begin, num_sequences, 1 << 30);
-  if (t >= int64_t{row_tiles} * num_kv_heads * group) return false;
-  const int64_t full = int64_t{row_tiles} * schedule.num_full * group;
+  if (t >= row_tiles * num_kv_heads * group) return false;
+  const int32_t full = row_tiles * schedule.num_full * group;
   int first = 0, n = 0;  // heads of the section in schedule.kv_head
   if (t < full) {
-    const int64_t per_section = int64_t{row_tiles} * schedule.section * group;
-    const int section = static_cast<int>(t / per_section);
+    const int32_t per_section = row_tiles * schedule.section * group;
+    const int section = t / per_section;
     t -= section * per_section;
     first = section * schedule.section;
     n = min(schedule.section, schedule.num_full - first);
@@ -133,8 +135,8 @@ __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_beg
     first = schedule.num_full;
     n = num_kv_heads - schedule.num_full;
   }
-  const int head = static_cast<int>(t % (n * group));
-  int index = static_cast<int>(t / (n * group));  // of the row tile, long ones first
+  const int head = t % (n * group);
+  int index = t / (n * group);  // of the row tile, long ones first
   tile->kv_head = schedule.kv_head[first + head / group];
   tile->qo_head = tile->kv_head * group + head % group;
   // The rank of tile `index`: the largest r with TilesBelowRank(r) <= index.
@@ -158,10 +160,11 @@ __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_beg
   int sequence = 0;
   for (int base = 0; base < num_sequences; base += 32) {
     const int s = base + threadIdx.x % 32;
-    const unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(row_begin, s) > rank);
+    unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(row_begin, s) > rank);
     const int count = __popc(has);
     if (index < count) {
-      sequence = base + __fns(has, 0, index + 1);
+      for (; index > 0; --index) has &= has - 1;
+      sequence = base + __ffs(has) - 1;
       break;
     }
     index -= count;
@@ -184,8 +187,8 @@ struct TileView {
   // Logical pages worth asking about: index i in [0, num_candidates).
   int32_t sink_pages, band_begin, num_candidates;
 
-  __device__ TileView(Band b, const int32_t* p, int32_t n, int page_group)
-      : band(b), positions(p), num_rows(n), low(p[0]), high(p[n - 1]) {
+  __device__ TileView(Band b, const int32_t* p, int32_t n, int32_t first, int32_t last_position, int page_group)
+      : band(b), positions(p), num_rows(n), low(first), high(last_position) {
     // In units of page_group pages.
     const int unit = kPageTokens * page_group;
     const int last = high / unit;

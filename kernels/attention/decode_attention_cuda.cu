@@ -14,7 +14,6 @@ namespace {
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSplitPages = kDecodeSplitTokens / kPageTokens;
-constexpr int kStages = 3;  // pages in flight per warp
 static_assert(kSplitPages <= 32);
 
 struct Params {
@@ -56,17 +55,21 @@ int32_t MaxSplits(Band band, int32_t max_kv_len) {
   return static_cast<int32_t>(std::max<int64_t>(std::min(all, of_sinks + of_band), 1));
 }
 
+// Stages of a warp's ring: four CTAs fit an SM of sm_90, and 128 KiB are in flight.
+constexpr int Stages(int head_dim) { return 3 * 128 / head_dim; }
+
 // kHeadTiles: 8 query heads each.
 template <int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKernel(const __grid_constant__ Params p) {
   constexpr int kRowBytes = 2 * kHeadDim;
-  constexpr int kChunks = kRowBytes / 16;  // 16-byte chunks per token
-  constexpr int kHalfBytes = 16 * kRowBytes;
-  constexpr int kStageBytes = 2 * kHalfBytes;      // K, then V, of one warp's 16 tokens
+  constexpr int kChunks = kRowBytes / 16;     // 16-byte chunks per token
+  constexpr int kHalfBytes = 16 * kRowBytes;  // K or V of one warp's 16 tokens: a stage of the ring
+  constexpr int kStages = Stages(kHeadDim);
+  constexpr int kRingBytes = kStages * kHalfBytes;
   constexpr int kCopies = kHalfBytes / (32 * 16);  // per lane and half
   constexpr int kMergeStride = kHeadDim + 4;       // floats; keeps the four lanes of a quad apart
   constexpr int kMergeBytes = 8 * kHeadTiles * kMergeStride * 4;
-  static_assert(kMergeBytes <= kStages * kStageBytes);
+  static_assert(kMergeBytes <= kRingBytes);
   extern __shared__ __align__(1024) char smem[];
   __shared__ float2 warp_max_sum[kWarps][8 * kHeadTiles];
   __shared__ bool is_last;
@@ -100,7 +103,6 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
     if (visible) physical = table[first_page + lane];
   }
   const unsigned pages = __ballot_sync(0xffffffffu, physical >= 0);
-  const int num_pages = __popc(pages);
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -116,31 +118,43 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
     }
   }
 
-  const uint32_t ring = SmemAddress(smem) + warp * kStages * kStageBytes;
+  // K and V of one page after the other go through the ring as separate stages.
+  const uint32_t ring = SmemAddress(smem) + warp * kRingBytes;
   unsigned to_load = pages, to_use = pages;
-  int load_stage = 0;
-  const auto issue_page = [&] {
+  bool load_v = false;
+  uint32_t load_at = ring, use_at = ring;
+  const auto advance = [&](uint32_t& at) {
+    at += kHalfBytes;
+    if (at == ring + kRingBytes) at = ring;
+  };
+  const auto issue = [&] {
     if (to_load != 0) {
       const int i = __ffs(to_load) - 1;
-      to_load &= to_load - 1;
       const int32_t page = __shfl_sync(0xffffffffu, physical, i);
       const char* source = reinterpret_cast<const char*>(p.batch.pool.base) +
-                           static_cast<int64_t>(page) * (2 * kPageTokens * kRowBytes) + warp * kHalfBytes;
+                           (static_cast<int64_t>(page) * 2 + load_v) * (kPageTokens * kRowBytes) + warp * kHalfBytes;
       const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
-      const uint32_t target = ring + load_stage * kStageBytes;
 #pragma unroll
       for (int n = 0; n < kCopies; ++n) {
         const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
         const int32_t j = begin + token;
         const bool visible = j < kv_len && (j < splits.sinks || j >= splits.band_begin);
-        const uint32_t at = target + Swizzled<kRowBytes>(token, chunk);
-        const char* from = source + token * kRowBytes + chunk * 16;
-        CpAsync16(at, from, visible);
-        CpAsync16(at + kHalfBytes, from + kPageTokens * kRowBytes, visible);
+        CpAsync16(load_at + Swizzled<kRowBytes>(token, chunk), source + token * kRowBytes + chunk * 16, visible);
       }
+      if (load_v) to_load &= to_load - 1;
+      load_v = !load_v;
     }
     CpAsyncCommit();
-    if (++load_stage == kStages) load_stage = 0;
+    advance(load_at);
+  };
+  // The next stage to use has landed for every lane, and every lane is done with the one that is refilled now.
+  const auto next_stage = [&] {
+    CpAsyncWait<kStages - 2>();
+    __syncwarp();
+    issue();
+    const uint32_t at = use_at;
+    advance(use_at);
+    return at;
   };
 
   float o[kHeadTiles][kHeadDim / 16][4] = {};  // rows: dims 16 i + g (+8); columns: heads 2 c, 2 c + 1
@@ -149,16 +163,11 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
   for (int t = 0; t < kHeadTiles; ++t) m[t][0] = m[t][1] = -INFINITY, l[t][0] = l[t][1] = 0;
 
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) issue_page();
-  int stage = 0;
-  for (int n = 0; n < num_pages; ++n) {
-    CpAsyncWait<kStages - 2>();
-    __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled next
-    issue_page();
+  for (int i = 0; i < kStages - 1; ++i) issue();
+  while (to_use != 0) {
     const int i = __ffs(to_use) - 1;
     to_use &= to_use - 1;
-    const uint32_t k_tile = ring + stage * kStageBytes, v_tile = k_tile + kHalfBytes;
-    if (++stage == kStages) stage = 0;
+    const uint32_t k_tile = next_stage();
 
     float s[kHeadTiles][4] = {};  // tokens g, g + 8; heads 2 c, 2 c + 1
 #pragma unroll
@@ -201,6 +210,7 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
       weights[t][0] = TransposeMatrix(PackBf16(s[t][0], s[t][1]));
       weights[t][1] = TransposeMatrix(PackBf16(s[t][2], s[t][3]));
     }
+    const uint32_t v_tile = next_stage();
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       uint32_t a[4];
@@ -213,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
 
   // Merge the warps: each writes its sums over its own ring.
   __syncwarp();
-  float* merge = reinterpret_cast<float*>(smem + warp * kStages * kStageBytes);
+  float* merge = reinterpret_cast<float*>(smem + warp * kRingBytes);
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
@@ -256,8 +266,8 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
     for (int w = 0; w < kWarps; ++w) {
       const float weight = Exp2(warp_max_sum[w][row].x - base);
       sum += weight * warp_max_sum[w][row].y;
-      const float4 y = *reinterpret_cast<const float4*>(smem + w * kStages * kStageBytes +
-                                                        (row * kMergeStride + 4 * quad) * sizeof(float));
+      const float4 y =
+          *reinterpret_cast<const float4*>(smem + w * kRingBytes + (row * kMergeStride + 4 * quad) * sizeof(float));
       x = float4{x.x + weight * y.x, x.y + weight * y.y, x.z + weight * y.z, x.w + weight * y.w};
     }
     if (splits.count == 1) {
@@ -281,43 +291,57 @@ __global__ void __launch_bounds__(kThreads) DecodeMmaKernel(const __grid_constan
   __threadfence();
   const float2* max_sum = p.max_sum + head_slot * p.group;
   const float4* partial = reinterpret_cast<const float4*>(p.partial) + head_slot * p.group * kQuads;
-  for (int first = 0; first < p.group * kQuads; first += kThreads) {  // kThreads is a multiple of kQuads
-    const int at = first + threadIdx.x;
-    const int row = min(at / kQuads, p.group - 1), quad = at % kQuads;
-    float max = -INFINITY;
-    for (int i = quad; i < splits.count; i += kQuads) max = fmaxf(max, __ldcg(&max_sum[i * p.group + row]).x);
-#pragma unroll
-    for (int d = kQuads / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, d));
-    const float base = max == -INFINITY ? 0.0f : max;
-    float sum = 0;
+  auto* some_max_sum = reinterpret_cast<float2*>(smem);
+  const int at_once = kWarps * kRingBytes / static_cast<int>(sizeof(float2)) / p.group;  // splits
+  for (int first = 0; first < p.group * kQuads; first += kThreads) {
+    const int at = min(first + static_cast<int>(threadIdx.x), p.group * kQuads - 1);
+    const int row = at / kQuads, quad = at % kQuads;
+    float max = -INFINITY, sum = 0;
     float4 x{0, 0, 0, 0};
-    constexpr int kAhead = 8;
-    for (int i = 0; i < splits.count; i += kAhead) {
+    for (int begin = 0; begin < splits.count; begin += at_once) {
+      const int n = min(at_once, splits.count - begin);
+      constexpr int kAhead = 16;
       float4 y[kAhead];
-      float2 ms[kAhead];
+      const auto load = [&](int i) {
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        const bool exists = i + n < splits.count;
-        const int64_t from = static_cast<int64_t>(exists ? i + n : i) * p.group + row;
-        y[n] = __ldcg(&partial[from * kQuads + quad]);
-        ms[n] = __ldcg(&max_sum[from]);
-        if (!exists) ms[n].x = -INFINITY;
+        for (int k = 0; k < kAhead; ++k) {
+          if (i + k < n) y[k] = __ldcg(&partial[(static_cast<int64_t>(begin + i + k) * p.group + row) * kQuads + quad]);
+        }
+      };
+      load(0);
+      __syncthreads();
+      for (int i = threadIdx.x; i < n * p.group; i += kThreads) {
+        some_max_sum[i] = __ldcg(&max_sum[static_cast<int64_t>(begin) * p.group + i]);
       }
+      __syncthreads();
+      float next = max;
+      for (int i = 0; i < n; ++i) next = fmaxf(next, some_max_sum[i * p.group + row].x);
+      const float base = next == -INFINITY ? 0.0f : next;
+      const float shrink = Exp2(max - base);
+      max = next;
+      sum *= shrink;
+      x = float4{x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
+      for (int i = 0; i < n; i += kAhead) {
+        if (i > 0) load(i);
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        const float weight = Exp2(ms[n].x - base);
-        sum += weight * ms[n].y;
-        x = float4{x.x + weight * y[n].x, x.y + weight * y[n].y, x.z + weight * y[n].z, x.w + weight * y[n].w};
+        for (int k = 0; k < kAhead; ++k) {
+          if (i + k < n) {
+            const float2 ms = some_max_sum[(i + k) * p.group + row];
+            const float weight = Exp2(ms.x - base);
+            sum += weight * ms.y;
+            x = float4{x.x + weight * y[k].x, x.y + weight * y[k].y, x.z + weight * y[k].z, x.w + weight * y[k].w};
+          }
+        }
       }
     }
-    if (at < p.group * kQuads) write(row, quad, x, max, sum);
+    if (first + threadIdx.x < p.group * kQuads) write(row, quad, x, max, sum);
   }
 }
 
 template <int kHeadDim, int kHeadTiles>
 cudaError_t Launch(const Params& p, int num_sequences, cudaStream_t stream) {
   const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles>;
-  constexpr int kSmemBytes = kWarps * kStages * 2 * 16 * 2 * kHeadDim;
+  constexpr int kSmemBytes = kWarps * Stages(kHeadDim) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);

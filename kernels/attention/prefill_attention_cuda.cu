@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(kThreads, 1) PrefillMmaKernel(const __grid_con
   if (!any) return;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-  const TileView view(BandOf(p.rules.head[tile.kv_head]), p.positions + tile.row, tile.num_rows, 1);
+  const int32_t* positions = p.positions + tile.row;
+  const TileView view(BandOf(p.rules.head[tile.kv_head]), positions, tile.num_rows, positions[0],
+                      positions[tile.num_rows - 1], 1);
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
   const int32_t kv_len = p.batch.kv_len[tile.sequence];
 
@@ -208,12 +210,12 @@ __global__ void __launch_bounds__(kThreads, 1) PrefillMmaKernel(const __grid_con
 }
 
 template <int kHeadDim>
-cudaError_t Launch(const Params& p, int64_t tiles, cudaStream_t stream) {
+cudaError_t Launch(const Params& p, int32_t tiles, cudaStream_t stream) {
   constexpr int kSmemBytes = kStages * 2 * kPageTokens * 2 * kHeadDim;
   const cudaError_t e =
       cudaFuncSetAttribute(PrefillMmaKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
-  PrefillMmaKernel<kHeadDim><<<static_cast<unsigned>(tiles), kThreads, kSmemBytes, stream>>>(p);
+  PrefillMmaKernel<kHeadDim><<<tiles, kThreads, kSmemBytes, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -239,7 +241,8 @@ cudaError_t PrefillMma(const PrefillArgs& a, cudaStream_t stream) {
   p.num_kv_heads = a.heads.num_kv_heads;
   p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
   p.scale = a.heads.sm_scale * kLog2e;
-  const int64_t tiles = MaxRowTiles(a) * a.heads.num_qo_heads;
+  const int32_t tiles = MaxTiles(a);
+  if (tiles == 0) return cudaErrorNotSupported;
   return a.heads.head_dim == 64 ? Launch<64>(p, tiles, stream) : Launch<128>(p, tiles, stream);
 }
 

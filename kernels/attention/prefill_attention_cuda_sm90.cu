@@ -1,11 +1,11 @@
 // Prefill attention for Hopper: TMA loads pages, two consumer warpgroups of 64 query rows each run wgmma.
 //
-// One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A producer warp walks the
-// pages that the tile sees and keeps two rings of 128-token K and V stages full; each consumer warpgroup computes
-// S = Q K^T (operands in shared memory), an online softmax in base 2, and O += P V (P from registers). The product of
-// the next K overlaps the softmax of this one inside a warpgroup, and named barriers make the two warpgroups take turns
-// at the tensor cores so that one's softmax hides behind the other's products. (The scheme of FlashAttention-3:
-// Shah et al., 2024, sections 3.1 and 3.2.)
+// One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A planner warp finds the
+// next tile and its first pages while a loader warp walks the pages that this one sees and keeps two rings of 128-token
+// K and V stages full; each consumer warpgroup computes S = Q K^T (operands in shared memory), an online softmax in
+// base 2, and O += P V (P from registers). The product of the next K overlaps the softmax of this one inside a
+// warpgroup, and named barriers make the two warpgroups take turns at the tensor cores so that one's softmax hides
+// behind the other's products. (The scheme of FlashAttention-3: Shah et al., 2024, sections 3.1 and 3.2.)
 //
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
@@ -20,30 +20,48 @@ namespace {
 constexpr int kTileKeys = 2 * kPageTokens;
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 2;
+constexpr int kStages = 2;    // of the K ring and of the V ring
+constexpr int kQueries = 2;   // tiles whose q is in shared memory
+constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 
+// What consumers need to know of a tile.
 struct Work {
   int32_t row;
   int32_t num_rows;  // < 0: no more tiles
   int32_t qo_head;
   int32_t kv_len;
-  int32_t low, high;
+  int32_t low, high;  // positions of the first and the last row
   Band band;
+};
+
+// What the planner hands to the loader.
+struct Plan {
+  Work work;
+  const int32_t* table;
+  unsigned seen;                   // bit 2 i + j: page j of candidate i is seen
+  int32_t pool_row[2 * kLookUps];  // where it starts in the pool, as a matrix of rows
 };
 
 // All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
 template <int kHeadDim>
 struct alignas(1024) Smem {
-  __nv_bfloat16 q[kHeadDim / 64][kTileRows][64];
+  __nv_bfloat16 q[kQueries][kHeadDim / 64][kTileRows][64];
   __nv_bfloat16 k[kStages][kHeadDim / 64][kTileKeys][64];
   __nv_bfloat16 v[kStages][2][kHeadDim / 64][kPageTokens][64];
-  uint64_t q_full, q_empty;
+  uint64_t q_full[kQueries], q_empty[kQueries];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-  int32_t k_tile[kStages];  // logical tile << 3 | second page absent << 2 | first page absent << 1 | last tile
-  Work work;
+  uint64_t plan_full, plan_empty;
+  int32_t k_tile[kStages];  // KTile
+  // One more than there are q: the entry of a tile is overwritten when q of the next but one has been released, which
+  // takes every consumer warp past the tile.
+  Work work[kQueries + 1];
+  Plan plan;
 };
+
+// A K stage's word: the logical tile above these bits.
+enum KTile : int32_t { kLast = 1, kNeedsMask = 2, kFirstAbsent = 4, kSecondAbsent = 8, kTileShift = 4 };
 
 struct Params {
   Schedule schedule;
@@ -58,12 +76,13 @@ struct Params {
   float scale;  // sm_scale * log2(e)
 };
 
-// Position in a ring of kStages stages.
+// Position in a ring.
+template <int kLength>
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
   __device__ void Advance() {
-    if (++stage == kStages) {
+    if (++stage == kLength) {
       stage = 0;
       phase ^= 1;
     }
@@ -72,18 +91,78 @@ struct Ring {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int kHeadDim>
-__device__ void Produce(Smem<kHeadDim>& smem, const Params& p, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                        const CUtensorMap& v_map) {
-  constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
-  constexpr int kPageRows = 2 * kPageTokens;  // of the pool as a matrix: K, then V
-  const int lane = threadIdx.x % 32;
-  const int32_t absent_row = p.batch.pool.num_pages * kPageRows;  // past the tensor: reads as zeros
-  Ring k_ring, v_ring;
-  uint32_t q_phase = 0;
-  int64_t t = blockIdx.x;
+constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // K, then V
 
-  const auto load_v = [&](int row0, int row1) {
+// All 32 lanes: lane 2 i + j looks up page j of candidate base + i. A page that is absent or that no row sees starts
+// past the end of the pool, where loads give zeros.
+__device__ inline int32_t LookUp(const TileView& view, const int32_t* table, int32_t absent_row, int base,
+                                 unsigned* seen_mask) {
+  const int lane = threadIdx.x % 32;
+  const int candidate = base + lane / 2;
+  int32_t row = absent_row;
+  bool seen = false;
+  if (candidate < view.num_candidates) {
+    const int32_t page = 2 * view.Candidate(candidate) + (lane & 1);
+    seen = view.Sees(page);
+    if (seen) {
+      const int32_t physical = table[page];
+      if (physical >= 0) row = physical * kPoolRowsPerPage;
+    }
+  }
+  *seen_mask = __ballot_sync(0xffffffffu, seen);
+  return row;
+}
+
+template <int kHeadDim>
+__device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
+  const int lane = threadIdx.x % 32;
+  const int32_t absent_row = p.batch.pool.num_pages * kPoolRowsPerPage;
+  int32_t t = blockIdx.x;
+  bool first = true;
+  for (uint32_t phase = 0;; phase ^= 1, first = false) {
+    // A tile is taken no earlier than this: what one CTA has taken no other can run.
+    MbarrierWait(SmemAddress(&smem.plan_empty), phase ^ 1);
+    if (!first) {
+      if (lane == 0) t = gridDim.x + atomicAdd(&p.counters[0], 1);
+      t = __shfl_sync(0xffffffffu, t, 0);
+    }
+    Tile tile;
+    if (!FindTile(p.schedule, p.row_begin, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile)) break;
+    const int32_t* positions = p.positions + tile.row;
+    const int32_t* table =
+        p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
+    const int32_t kv_len = p.batch.kv_len[tile.sequence];
+    const TileView view(BandOf(p.rules.head[tile.kv_head]), positions, tile.num_rows, positions[0],
+                        positions[tile.num_rows - 1], 2);
+    unsigned seen;
+    smem.plan.pool_row[lane] = LookUp(view, table, absent_row, 0, &seen);
+    if (lane == 0) {
+      smem.plan.work = Work{tile.row, tile.num_rows, tile.qo_head, kv_len, view.low, view.high, view.band};
+      smem.plan.table = table;
+      smem.plan.seen = seen;
+    }
+    __syncwarp();
+    if (lane == 0) MbarrierArrive(SmemAddress(&smem.plan_full));
+  }
+  if (lane == 0) {
+    smem.plan.work.num_rows = -1;
+    MbarrierArrive(SmemAddress(&smem.plan_full));
+    // The last CTA leaves the counters at zero for the next launch.
+    if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
+  }
+}
+
+template <int kHeadDim>
+__device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorMap& q_map, const CUtensorMap& k_map,
+                          const CUtensorMap& v_map) {
+  constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
+  const int lane = threadIdx.x % 32;
+  const int32_t absent_row = p.batch.pool.num_pages * kPoolRowsPerPage;
+  Ring<kQueries> q_ring;
+  Ring<kQueries + 1> work_ring;
+  Ring<kStages> k_ring, v_ring;
+
+  const auto load_v = [&](int32_t row0, int32_t row1) {
     if (lane == 0) {
       const uint32_t full = SmemAddress(&smem.v_full[v_ring.stage]);
       MbarrierWait(SmemAddress(&smem.v_empty[v_ring.stage]), v_ring.phase ^ 1);
@@ -94,60 +173,47 @@ __device__ void Produce(Smem<kHeadDim>& smem, const Params& p, const CUtensorMap
     v_ring.Advance();
   };
 
-  for (;;) {
-    Tile tile;
-    const bool any = FindTile(p.schedule, p.row_begin, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile);
-    int next = 0;
-    if (any && lane == 0) next = atomicAdd(&p.counters[0], 1);
-    if (!any) {
-      if (lane == 0) {
-        MbarrierWait(SmemAddress(&smem.q_empty), q_phase ^ 1);
-        smem.work.num_rows = -1;
-        MbarrierArrive(SmemAddress(&smem.q_full));
-        // The last CTA leaves the counters at zero for the next launch.
-        if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
-      }
-      return;
-    }
-    const TileView view(BandOf(p.rules.head[tile.kv_head]), p.positions + tile.row, tile.num_rows, 2);
-    const int32_t* table =
-        p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
+  for (uint32_t plan_phase = 0;; plan_phase ^= 1) {
+    MbarrierWait(SmemAddress(&smem.plan_full), plan_phase);
+    const Work work = smem.plan.work;
+    const int32_t* table = smem.plan.table;
+    unsigned seen = smem.plan.seen;
+    int32_t row = smem.plan.pool_row[lane];
+    __syncwarp();
     if (lane == 0) {
-      const uint32_t full = SmemAddress(&smem.q_full);
-      const int32_t kv_len = p.batch.kv_len[tile.sequence];
-      MbarrierWait(SmemAddress(&smem.q_empty), q_phase ^ 1);
-      smem.work = Work{tile.row, tile.num_rows, tile.qo_head, kv_len, view.low, view.high, view.band};
-      MbarrierArriveExpect(full, kTileRows * kHeadDim * 2);
-      TmaLoad3(SmemAddress(smem.q), &q_map, full, 0, tile.row, tile.qo_head * (kHeadDim / 64));
-    }
-    q_phase ^= 1;
-
-    int pending0 = -1, pending1 = 0;  // the pages whose V goes after the next K
-    for (int base = 0; base < view.num_candidates; base += 16) {
-      // Lane 2i + j looks up page j of candidate base + i.
-      const int mine = base + lane / 2;
-      int32_t row = absent_row;
-      bool seen = false;
-      if (mine < view.num_candidates) {
-        const int32_t page = 2 * view.Candidate(mine) + (lane & 1);
-        seen = view.Sees(page);
-        if (seen) {
-          const int32_t physical = table[page];
-          if (physical >= 0) row = physical * kPageRows;
-        }
+      MbarrierArrive(SmemAddress(&smem.plan_empty));
+      const uint32_t full = SmemAddress(&smem.q_full[q_ring.stage]);
+      MbarrierWait(SmemAddress(&smem.q_empty[q_ring.stage]), q_ring.phase ^ 1);
+      smem.work[work_ring.stage] = work;
+      if (work.num_rows < 0) {
+        MbarrierArrive(full);
+      } else {
+        MbarrierArriveExpect(full, kTileRows * kHeadDim * 2);
+        TmaLoad3(SmemAddress(smem.q[q_ring.stage]), &q_map, full, 0, work.row, work.qo_head * (kHeadDim / 64));
       }
-      const unsigned seen_mask = __ballot_sync(0xffffffffu, seen);
-      const int count = min(16, view.num_candidates - base);
+    }
+    if (work.num_rows < 0) return;
+    q_ring.Advance();
+    work_ring.Advance();
+
+    const TileView view(work.band, p.positions + work.row, work.num_rows, work.low, work.high, 2);
+    int32_t pending0 = -1, pending1 = 0;  // the pages whose V goes after the next K
+    for (int base = 0; base < view.num_candidates; base += kLookUps) {
+      if (base > 0) row = LookUp(view, table, absent_row, base, &seen);
+      const int count = min(kLookUps, view.num_candidates - base);
       for (int i = 0; i < count; ++i) {
         const int32_t row0 = __shfl_sync(0xffffffffu, row, 2 * i);
         const int32_t row1 = __shfl_sync(0xffffffffu, row, 2 * i + 1);
-        if (((seen_mask >> (2 * i)) & 3) == 0) continue;
+        if (((seen >> (2 * i)) & 3) == 0) continue;
         if (lane == 0) {
           const int stage = k_ring.stage;
           const uint32_t full = SmemAddress(&smem.k_full[stage]);
           MbarrierWait(SmemAddress(&smem.k_empty[stage]), k_ring.phase ^ 1);
-          smem.k_tile[stage] = view.Candidate(base + i) << 3 | (row1 == absent_row) << 2 | (row0 == absent_row) << 1 |
-                               (base + i == view.num_candidates - 1);
+          const int32_t tile = view.Candidate(base + i);
+          const bool absent0 = row0 == absent_row, absent1 = row1 == absent_row;
+          const bool needs_mask = absent0 || absent1 || !view.AllSee(tile * kTileKeys, (tile + 1) * kTileKeys);
+          smem.k_tile[stage] = tile << kTileShift | (absent1 ? kSecondAbsent : 0) | (absent0 ? kFirstAbsent : 0) |
+                               (needs_mask ? kNeedsMask : 0) | (base + i == view.num_candidates - 1 ? kLast : 0);
           MbarrierArriveExpect(full, kStageBytes);
 #pragma unroll
           for (int block = 0; block < kHeadDim / 64; ++block) {
@@ -162,23 +228,30 @@ __device__ void Produce(Smem<kHeadDim>& smem, const Params& p, const CUtensorMap
       }
     }
     load_v(pending0, pending1);
-    t = gridDim.x + __shfl_sync(0xffffffffu, next, 0);
   }
 }
 
 // One warpgroup's view of its 64 x 128 score tile: thread (warp w, lane 4 g + c) holds rows 16 w + g and 16 w + g + 8,
-// columns 8 i + 2 c and 8 i + 2 c + 1 of every 8-column block i.
+// columns 8 i + 2 c and 8 i + 2 c + 1 of every 8-column block i; bit n of a mask is the n-th of a row's 32 columns.
+
+// The bits of the columns at or below `column`, counted from the thread's first.
+__device__ inline uint32_t BitsUpTo(int32_t column) {
+  const int count = column < 0 ? 0 : column / 8 * 2 + min(column % 8 + 1, 2);
+  return count >= 32 ? 0xffffffffu : (1u << count) - 1;
+}
+
 __device__ inline void MaskScores(float (&s)[64], int32_t k_tile, Band band, int32_t position0, int32_t position1) {
-  const int32_t column = (k_tile >> 3) * kTileKeys + 2 * (threadIdx.x % 4);
+  const int32_t first = (k_tile >> kTileShift) * kTileKeys + 2 * (threadIdx.x % 4);
+  const uint32_t present = (k_tile & kFirstAbsent ? 0 : 0x0000ffffu) | (k_tile & kSecondAbsent ? 0 : 0xffff0000u);
+  const uint32_t sinks = BitsUpTo(band.sinks - 1 - first);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const bool absent = k_tile & (i < 8 ? 2 : 4);
+  for (int r = 0; r < 2; ++r) {
+    const int32_t high = (r == 0 ? position0 : position1) - first;
+    const uint32_t visible = present & BitsUpTo(high) & (sinks | ~BitsUpTo(high - band.window));
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int32_t j = column + 8 * i + (e & 1);
-      const int32_t position = e < 2 ? position0 : position1;
-      const bool visible = !absent && j <= position && (j < band.sinks || j > position - band.window);
-      s[4 * i + e] = visible ? s[4 * i + e] : -INFINITY;
+    for (int i = 0; i < 16; ++i) {
+      if ((visible >> (2 * i) & 1) == 0) s[4 * i + 2 * r] = -INFINITY;
+      if ((visible >> (2 * i + 1) & 1) == 0) s[4 * i + 2 * r + 1] = -INFINITY;
     }
   }
 }
@@ -227,21 +300,24 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const int my_turn = 1 + group, other_turn = 2 - group;  // named barriers
-  Ring k_ring, v_ring;
-  uint32_t q_phase = 0;
+  Ring<kQueries> q_ring;
+  Ring<kQueries + 1> work_ring;
+  Ring<kStages> k_ring, v_ring;
   if (group == 1) NamedBarrierArrive(other_turn, 128 * kConsumers);  // group 0 goes first
 
-  const uint32_t q_address = SmemAddress(smem.q) + group * 64 * 128;
   const auto release = [&](uint64_t* barrier) {
     __syncwarp();
     if (lane == 0) MbarrierArrive(SmemAddress(barrier));
   };
 
   for (;;) {
-    MbarrierWait(SmemAddress(&smem.q_full), q_phase);
-    q_phase ^= 1;
-    const Work work = smem.work;
+    MbarrierWait(SmemAddress(&smem.q_full[q_ring.stage]), q_ring.phase);
+    const Work& work = smem.work[work_ring.stage];
     if (work.num_rows < 0) break;
+    const uint32_t q_address = SmemAddress(smem.q[q_ring.stage]) + group * 64 * 128;
+    uint64_t* q_empty = &smem.q_empty[q_ring.stage];
+    q_ring.Advance();
+    work_ring.Advance();
     // Rows past the end have position -1: they see nothing and are not written.
     const int row0 = group * 64 + warp * 16 + lane / 4, row1 = row0 + 8;
     const int32_t position0 = row0 < work.num_rows ? p.positions[work.row + row0] : -1;
@@ -280,9 +356,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaCommit();
     };
     const auto mask = [&](int32_t k_tile) {
-      const int32_t begin = (k_tile >> 3) * kTileKeys, end = begin + kTileKeys;
-      const bool all_see = end <= work.low + 1 && (end <= work.band.sinks || begin > work.high - work.band.window);
-      if (!all_see || (k_tile & 6) != 0) MaskScores(s, k_tile, work.band, position0, position1);
+      if (k_tile & kNeedsMask) MaskScores(s, k_tile, work.band, position0, position1);
     };
 
     MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
@@ -292,12 +366,12 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     WgmmaPin(s);
     release(&smem.k_empty[k_ring.stage]);
     k_ring.Advance();
-    if (k_tile & 1) release(&smem.q_empty);
+    if (k_tile & kLast) release(q_empty);
     mask(k_tile);
     Softmax(s, p.scale, state, shrink);
     PackWeights(s, weights);
 
-    while (!(k_tile & 1)) {
+    while (!(k_tile & kLast)) {
       MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
       k_tile = smem.k_tile[k_ring.stage];
       NamedBarrierSync(my_turn, 128 * kConsumers);
@@ -309,20 +383,26 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaPin(s);
       release(&smem.k_empty[k_ring.stage]);
       k_ring.Advance();
-      if (k_tile & 1) release(&smem.q_empty);
+      if (k_tile & kLast) release(q_empty);
       mask(k_tile);
       Softmax(s, p.scale, state, shrink);
+      // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
+      // softmax's last result, never taken (row sums are not negative).
+      if (state.l[0] < 0 || state.l[1] < 0) __nanosleep(1);
       WgmmaWait<0>();
       WgmmaPin(o);
       release(&smem.v_empty[v_ring.stage]);
       v_ring.Advance();
+      // Most tiles far into a context raise no row's maximum.
+      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
+      }
       PackWeights(s, weights);
     }
 
     MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-    const int32_t tile_begin = (k_tile >> 3) * kTileKeys;
+    const int32_t tile_begin = (k_tile >> kTileShift) * kTileKeys;
     if (tile_begin + kTileKeys > work.kv_len) {
       // Slots past kv_len may hold NaN, and 0 * NaN is NaN. Both warpgroups write these zeros: each needs its own to
       // have arrived, and neither has to wait for the other.
@@ -381,8 +461,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * kConsumers;
-    MbarrierInit(SmemAddress(&smem.q_full), 1);
-    MbarrierInit(SmemAddress(&smem.q_empty), kWarps);
+    MbarrierInit(SmemAddress(&smem.plan_full), 1);
+    MbarrierInit(SmemAddress(&smem.plan_empty), 1);
+    for (int i = 0; i < kQueries; ++i) {
+      MbarrierInit(SmemAddress(&smem.q_full[i]), 1);
+      MbarrierInit(SmemAddress(&smem.q_empty[i]), kWarps);
+    }
     for (int i = 0; i < kStages; ++i) {
       MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
@@ -397,7 +481,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     SetMaxRegistersDown<kProducerRegisters>();
-    if (threadIdx.x < 32) Produce(smem, p, q_map, k_map, v_map);
+    if (threadIdx.x < 32) {
+      LoadTiles(smem, p, q_map, k_map, v_map);
+    } else if (threadIdx.x < 64) {
+      PlanTiles(smem, p);
+    }
   } else {
     SetMaxRegistersUp<kConsumerRegisters>();
     Consume(smem, p);
@@ -446,8 +534,9 @@ cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cuda
   constexpr int kSmemBytes = sizeof(Smem<kHeadDim>) + 1024;
   cudaError_t e = cudaFuncSetAttribute(WgmmaKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
-  const int64_t tiles = MaxRowTiles(a) * a.heads.num_qo_heads;
-  const int grid = static_cast<int>(std::min<int64_t>(num_sms, tiles));
+  const int32_t tiles = MaxTiles(a);
+  if (tiles == 0) return cudaErrorNotSupported;
+  const int grid = std::min(num_sms, tiles);
   WgmmaKernel<kHeadDim><<<grid, kThreads, kSmemBytes, stream>>>(params, q_map, k_map, v_map);
   return cudaGetLastError();
 }

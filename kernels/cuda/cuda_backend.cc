@@ -20,8 +20,10 @@
 #include "kernels/cuda/cuda_session.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
 #include "kernels/rope/rope_cuda.h"
@@ -34,7 +36,8 @@ constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them k
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, const cudaDeviceProp& properties) : device_(device), properties_(properties) {}
+  CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
+      : device_(options.device), gemm_(options.gemm), properties_(properties) {}
   ~CudaBackend() override {
     if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
     for (cudaEvent_t event : copied_) {
@@ -57,7 +60,7 @@ class CudaBackend final : public Backend {
                            static_cast<double>(properties_.totalGlobalMem) / (1024.0 * 1024 * 1024));
   }
   bool host_memory() const override { return false; }
-  DType activation_dtype(DType weights) const override { return weights == DType::kBF16 ? DType::kBF16 : DType::kF32; }
+  DType activation_dtype(DType weights) const override { return PlainType(weights); }
 
   absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override {
     return CudaSession::Create(device_, options);
@@ -89,26 +92,29 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {
     if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
-    const int64_t count = w.out_features * w.in_features;
-    // f16 is widened: its products may leave the range of f16, and bf16 would drop bits of the weights.
-    const DType dtype = w.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
-    auto memory = Allocate(static_cast<size_t>(count) * DTypeBytes(dtype));
+    auto memory = Allocate(static_cast<size_t>(w.out_features * w.in_features) * DTypeBytes(w.dtype));
     if (!memory.ok()) return memory.status();
-    if (w.dtype == DType::kF16) {
-      std::vector<float> widened;
-      constexpr int64_t kStep = 1 << 20;
-      for (int64_t begin = 0; begin < count; begin += kStep) {
-        const int64_t size = std::min(kStep, count - begin);
-        widened.resize(static_cast<size_t>(size));
-        WidenWeight(w, begin, size, widened.data());
-        float* to = static_cast<float*>((*memory)->data()) + begin;
-        if (absl::Status s = Copy(CopyKind::kUpload, to, widened.data(), widened.size() * sizeof(float)); !s.ok())
-          return s;
-      }
-    } else if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), w.data, (*memory)->size()); !s.ok()) {
-      return s;
-    }
-    return std::make_unique<DeviceWeight>(*std::move(memory), dtype, w.out_features, w.in_features);
+    if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), w.data, (*memory)->size()); !s.ok()) return s;
+    return AdoptLinear(*std::move(memory), w);
+  }
+  absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptLinear(std::unique_ptr<Buffer> data, WeightView w) const override {
+    auto plain = Plain(std::move(data), w.dtype, w.out_features * w.in_features);
+    if (!plain.ok()) return plain.status();
+    return std::make_unique<DeviceWeight>(*std::move(plain), PlainType(w.dtype), w.out_features, w.in_features);
+  }
+  absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> data,
+                                                              GroupedWeightView w) const override {
+    auto plain = Plain(std::move(data), w.dtype, w.num_experts * w.out_features * w.in_features);
+    if (!plain.ok()) return plain.status();
+    w.dtype = PlainType(w.dtype);
+    return std::make_unique<DeviceGroupedWeight>(*std::move(plain), w);
+  }
+  absl::Status FillRandom(const KernelContext&, const FillRandomArgs& a) const override {
+    if (absl::Status s = ValidateFillRandom(a); !s.ok()) return s;
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    SPLICE_CUDA_RETURN_IF_ERROR(cuda::FillRandom(a, copy_stream_), "FillRandom");
+    return ToStatus(cudaStreamSynchronize(copy_stream_), "FillRandom");
   }
 
   absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override {
@@ -200,12 +206,39 @@ class CudaBackend final : public Backend {
     return ToStatus(cuda::DecodeAttention(args, session.stream()), "DecodeAttention");
   }
 
+  absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
+    if (absl::Status s = ValidateRouteExperts(a); !s.ok()) return s;
+    return ToStatus(cuda::RouteExperts(a, CudaSession::Of(ctx).stream()), "RouteExperts");
+  }
+  absl::Status GroupedLinear(const KernelContext& ctx, const GroupedLinearArgs& a) const override {
+    if (absl::Status s = ValidateGroupedLinear(a); !s.ok()) return s;
+    return ToStatus(cuda::GroupedLinear(a, CudaSession::Of(ctx).stream()), "GroupedLinear");
+  }
+  absl::Status CombineExperts(const KernelContext& ctx, const CombineExpertsArgs& a) const override {
+    if (absl::Status s = ValidateCombineExperts(a); !s.ok()) return s;
+    return ToStatus(cuda::CombineExperts(a, CudaSession::Of(ctx).stream()), "CombineExperts");
+  }
   absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override {
     if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
     return ToStatus(cuda::Argmax(a, CudaSession::Of(ctx).stream()), "Argmax");
   }
 
  private:
+  // f16 is always widened: its products may leave the range of f16, and bf16 would drop bits of the weights.
+  DType PlainType(DType dtype) const {
+    return dtype == DType::kBF16 && gemm_ != GemmCompute::kF32 ? DType::kBF16 : DType::kF32;
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> Plain(std::unique_ptr<Buffer> data, DType dtype, int64_t count) const {
+    if (PlainType(dtype) == dtype) return data;
+    auto wide = Allocate(static_cast<size_t>(count) * sizeof(float));
+    if (!wide.ok()) return wide.status();
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(Widen(data->data(), dtype, static_cast<float*>((*wide)->data()), count, copy_stream_),
+                                "widening a weight");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(copy_stream_), "widening a weight");
+    return wide;
+  }
+
   static AttentionHeads Heads(const AttentionShape& s) {
     return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
   }
@@ -309,6 +342,7 @@ class CudaBackend final : public Backend {
   }
 
   const int device_;
+  const GemmCompute gemm_;
   const cudaDeviceProp properties_;
   mutable GemmPlans gemm_plans_;
   mutable std::mutex copy_mutex_;  // guards all below
@@ -317,7 +351,8 @@ class CudaBackend final : public Backend {
   mutable std::unique_ptr<Buffer> pinned_[2];
 };
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(int device) {
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const CudaOptions& options) {
+  const int device = options.device;
   int runtime = 0, driver = 0, count = 0;
   (void)cudaRuntimeGetVersion(&runtime);
   (void)cudaDriverGetVersion(&driver);
@@ -341,7 +376,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(int device) {
     return absl::FailedPreconditionError(
         absl::StrFormat("cuda: GPU %d (%s) is sm_%d%d; this build runs on sm_80 and later; use --backend cpu", device,
                         properties.name, properties.major, properties.minor));
-  auto backend = std::make_unique<CudaBackend>(device, properties);
+  auto backend = std::make_unique<CudaBackend>(options, properties);
   if (absl::Status s = backend->Init(); !s.ok()) return s;
   return std::unique_ptr<Backend>(std::move(backend));
 }
@@ -350,10 +385,10 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(int device) {
 }  // namespace spl::kernels::cuda
 
 extern "C" __attribute__((visibility("default"))) spl::kernels::Backend* splice_cuda_make_backend(
-    const char* build, int device, char* error, size_t error_size, int* code) {
+    const char* build, const spl::kernels::CudaOptions& options, char* error, size_t error_size, int* code) {
   absl::StatusOr<std::unique_ptr<spl::kernels::Backend>> backend =
       std::strcmp(build, spl::kernels::PluginBuild()) == 0
-          ? spl::kernels::cuda::MakeBackend(device)
+          ? spl::kernels::cuda::MakeBackend(options)
           : absl::FailedPreconditionError(absl::StrCat("cuda: the plug-in is of build '", spl::kernels::PluginBuild(),
                                                        "', the program of '", build, "'"));
   if (backend.ok()) return backend->release();

@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& opti
     return absl::FailedPreconditionError(absl::StrCat("libsplice_cuda.so has no ", kCudaPluginFactory));
   char error[1024] = "";
   int code = 0;
-  Backend* backend = factory(PluginBuild(), options.device, error, sizeof(error), &code);
+  Backend* backend = factory(PluginBuild(), options, error, sizeof(error), &code);
   if (backend == nullptr) return absl::Status(static_cast<absl::StatusCode>(code), error);
   return std::unique_ptr<Backend>(backend);  // the plug-in stays loaded for the life of the process
 }

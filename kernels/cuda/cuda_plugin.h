@@ -12,6 +12,9 @@ namespace spl::kernels {
 
 struct CudaOptions {
   int device = 0;
+  // kF32: 16-bit weights are widened and every product is in f32, for comparisons; otherwise bf16 weights are
+  // multiplied in bf16 with f32 sums.
+  GemmCompute gemm = GemmCompute::kAuto;
 };
 
 // Opens the plug-in (see OpenPlugin; SPLICE_CUDA_PLUGIN) and makes its backend. SPLICE_CUDA_LIBS lists folders,
@@ -22,6 +25,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& opti
 
 // What the plug-in exports. `build` is PluginBuild().
 inline constexpr char kCudaPluginFactory[] = "splice_cuda_make_backend";
-using CudaPluginFactory = Backend* (*)(const char* build, int device, char* error, size_t error_size, int* code);
+using CudaPluginFactory = Backend* (*)(const char* build, const CudaOptions& options, char* error, size_t error_size,
+                                       int* code);
 
 }  // namespace spl::kernels

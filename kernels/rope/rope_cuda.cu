@@ -13,6 +13,7 @@ struct Params {
   int64_t half_bytes;  // of a page: K, then V
   int32_t num_qo_heads, num_kv_heads, head_dim;
   RopeBatch batch;
+  QkNorm norm;
 };
 
 // One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied.
@@ -39,10 +40,21 @@ __global__ void RopeKernel(T* qkv, Params p) {
       return;
     }
   }
+  float scale = 1;
+  const float* weight = head < p.num_qo_heads ? p.norm.q_weight : p.norm.k_weight;
+  if (weight != nullptr) {
+    float sum = 0;
+    for (int c = lane; c < d; c += 32) sum += ToF(x[c]) * ToF(x[c]);
+    scale = rsqrtf(WarpSum(sum) / static_cast<float>(d) + p.norm.eps);
+  }
   const float* cos = p.cos + static_cast<int64_t>(position) * half;
   const float* sin = p.sin + static_cast<int64_t>(position) * half;
   for (int c = lane; c < half; c += 32) {
-    const float a = ToF(x[c]), b = ToF(x[c + half]);
+    float a = ToF(x[c]), b = ToF(x[c + half]);
+    if (weight != nullptr) {
+      a *= scale * weight[c];
+      b *= scale * weight[c + half];
+    }
     const float low = a * cos[c] - b * sin[c], high = b * cos[c] + a * sin[c];
     if (to != nullptr) {
       to[c] = FromF<Kv>(low);
@@ -57,7 +69,8 @@ __global__ void RopeKernel(T* qkv, Params p) {
 template <typename T, typename Kv>
 cudaError_t Launch(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
   const Params params{a.table.cos,    a.table.sin,    a.pool.base, static_cast<int64_t>(a.pool.half_bytes()),
-                      a.num_qo_heads, a.num_kv_heads, a.head_dim,  batch};
+                      a.num_qo_heads, a.num_kv_heads, a.head_dim,  batch,
+                      a.qk_norm};
   const int heads = a.num_qo_heads + 2 * a.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.num_rows), static_cast<unsigned>((heads + kWarps - 1) / kWarps));
   RopeKernel<T, Kv><<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), params);
