@@ -78,6 +78,17 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string&
 
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype) {
+  // A wrong source is told before a device is looked for.
+  if (source.dir.empty() == source.random_weights.empty())
+    return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
+  engine::RandomModel random;
+  if (source.random_weights.empty()) {
+    SPLICE_RETURN_IF_ERROR(engine::LoadModelConfig(source.dir).status());
+  } else {
+    auto parsed = engine::ParseRandomModel(source.random_weights);
+    if (!parsed.ok()) return Annotate(parsed.status(), "--random-weights");
+    random = *std::move(parsed);
+  }
   SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> device, MakeBackend(backend));
   engine::ModelOptions options;
   if (kv_dtype == "f32")
@@ -86,12 +97,8 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  if (source.dir.empty() == source.random_weights.empty())
-    return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
   if (source.random_weights.empty()) return engine::Model::Load(source.dir, std::move(device), options);
-  const auto random = engine::ParseRandomModel(source.random_weights);
-  if (!random.ok()) return Annotate(random.status(), "--random-weights");
-  return engine::Model::LoadRandom(*random, std::move(device), options);
+  return engine::Model::LoadRandom(random, std::move(device), options);
 }
 
 }  // namespace spl

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -278,6 +279,31 @@ TEST_F(ClusterTest, ABrokenModelFolderEndsEveryProgramWithOneLine) {
     EXPECT_THAT(result.err, testing::HasSubstr(folder.string())) << argv[0];
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
+}
+
+TEST_F(ClusterTest, RandomWeightsServeTokenIdsWithoutATokenizer) {
+  std::filesystem::create_directories(data_dir_);
+  const std::string config = (data_dir_ / "little.json").string();
+  std::ofstream(config) << R"({"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 300,
+    "max_position_embeddings": 512, "torch_dtype": "bfloat16", "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40, "norm_topk_prob": true})";
+  auto serve = Process::StartAndWaitReady({BinDir() + "/splice", "serve", "--random-weights", config + ":3",
+                                           "--backend", "cpu", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
+  ASSERT_NE(serve, nullptr);
+  const auto post = [&](const json& prompt) {
+    return HttpPost(serve->ready("http"), "/v1/completions",
+                    json{{"model", "little"}, {"prompt", prompt}, {"max_tokens", 5}, {"ignore_eos", true}}.dump());
+  };
+  const HttpReply ids = post({1, 2, 299});
+  ASSERT_EQ(ids.status, 200) << ids.body;
+  const json answer = json::parse(ids.body);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 5);
+  EXPECT_EQ(answer["choices"][0]["text"], "");
+  EXPECT_EQ(post({1, 300}).status, 400);  // outside the model's vocabulary
+  const HttpReply text = post("hello");
+  EXPECT_EQ(text.status, 400) << text.body;
+  EXPECT_THAT(text.body, testing::HasSubstr("send token ids"));
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ absl::StatusOr<ModelConfig> ReadConfigFile(const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   SPLICE_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text.str(), path));
-  config.name = std::filesystem::weakly_canonical(path).parent_path().filename().string();
+  const std::filesystem::path full = std::filesystem::weakly_canonical(path);
+  config.name = (full.filename() == "config.json" ? full.parent_path().filename() : full.stem()).string();
   return config;
 }
 

@@ -20,7 +20,8 @@ struct RandomModel {
   uint64_t seed = 0;
 };
 
-// "SHAPE" or "SHAPE:SEED"; SHAPE is one of RandomShapeNames() or the path of a config.json (named after its folder).
+// "SHAPE" or "SHAPE:SEED"; SHAPE is one of RandomShapeNames() or the path of a config.json (named after its folder; of
+// another name: after the file).
 // InvalidArgument lists the names; a file's errors are those of ParseModelConfig.
 absl::StatusOr<RandomModel> ParseRandomModel(const std::string& spec);
 std::vector<std::string> RandomShapeNames();

@@ -6,7 +6,6 @@
 
 #include "services/tokenizer/ids_only.h"
 
-
 namespace spl::router {
 namespace {
 
