@@ -118,7 +118,7 @@ absl::StatusOr<bool> Contains(const Value& haystack, const Value& needle) {
       if (!needle.is_string()) {
         return InvalidArgument("'in <string>' requires string as left operand, not {}", needle.TypeName());
       }
-      return haystack.AsString().find(needle.AsString()) != std::string::npos;
+      return FindText(haystack.AsString(), needle.AsString(), 0) != std::string_view::npos;
     case Value::Kind::kList:
     case Value::Kind::kTuple:
       return std::any_of(haystack.AsList().begin(), haystack.AsList().end(),

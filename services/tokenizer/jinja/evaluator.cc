@@ -4,6 +4,7 @@
 
 #include "services/base/status.h"
 #include "services/tokenizer/jinja/builtins.h"
+#include "services/tokenizer/jinja/cost.h"
 #include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/loop_state.h"
 #include "services/tokenizer/jinja/operators.h"
@@ -64,16 +65,16 @@ class Evaluator {
     return Annotate(status, "line " + std::to_string(line));
   }
 
-  static size_t TextUnits(size_t num_bytes) { return num_bytes / 256; }
+  static int64_t TextSteps(size_t num_bytes) { return static_cast<int64_t>(num_bytes / kTextBytesPerStep); }
 
-  absl::Status Charge(int line, size_t units = 0) {
-    steps_ += 1 + static_cast<int64_t>(units);
+  absl::Status Charge(int line, int64_t more_steps = 0) {
+    steps_ += 1 + more_steps;
     if (steps_ > kStepsMax) return InvalidArgument("line {}: the template runs too long", line);
     return absl::OkStatus();
   }
 
   absl::Status Print(int line, std::string_view text) {
-    SPLICE_RETURN_IF_ERROR(Charge(line, TextUnits(text.size())));
+    SPLICE_RETURN_IF_ERROR(Charge(line, TextSteps(text.size())));
     if (out_.size() + text.size() > kTextBytesMax) {
       return InvalidArgument("line {}: the template prints more than {} bytes", line, kTextBytesMax);
     }
@@ -125,6 +126,7 @@ class Evaluator {
 
   absl::StatusOr<Flow> ExecutePrint(const Node& node, const Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(const Value value, Evaluate(*node.expr, scope));
+    SPLICE_RETURN_IF_ERROR(Charge(node.line, TextFormCost(value)));
     const absl::StatusOr<std::string> text = ToText(value);
     if (!text.ok()) return At(node.line, text.status());
     SPLICE_RETURN_IF_ERROR(Print(node.line, *text));
@@ -185,6 +187,7 @@ class Evaluator {
 
   absl::StatusOr<List> LoopItems(const Node& node, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(const Value iterable, Evaluate(*node.expr, scope));
+    SPLICE_RETURN_IF_ERROR(Charge(node.line, IterationCost(iterable)));
     absl::StatusOr<List> items = Iterate(iterable);
     if (!items.ok()) return At(node.line, items.status());
     if (node.condition == nullptr) return items;
@@ -309,6 +312,7 @@ class Evaluator {
     SPLICE_ASSIGN_OR_RETURN(Value left, Evaluate(*expr.args[0], scope));
     for (size_t i = 0; i < expr.operators.size(); ++i) {
       SPLICE_ASSIGN_OR_RETURN(Value right, Evaluate(*expr.args[i + 1], scope));
+      SPLICE_RETURN_IF_ERROR(Charge(expr.line, ComparisonCost(expr.operators[i], left, right)));
       const absl::StatusOr<bool> holds = Holds(expr.operators[i], left, right);
       if (!holds.ok()) return At(expr.line, holds.status());
       if (!*holds) return Value::Bool(false);
@@ -321,13 +325,14 @@ class Evaluator {
     std::string joined;
     for (const ExprPtr& arg : expr.args) {
       SPLICE_ASSIGN_OR_RETURN(const Value value, Evaluate(*arg, scope));
+      SPLICE_RETURN_IF_ERROR(Charge(expr.line, TextFormCost(value)));
       const absl::StatusOr<std::string> text = ToText(value);
       if (!text.ok()) return At(expr.line, text.status());
       if (joined.size() + text->size() > kTextBytesMax)
         return InvalidArgument("line {}: the result of ~ is too large", expr.line);
       joined += *text;
     }
-    SPLICE_RETURN_IF_ERROR(Charge(expr.line, TextUnits(joined.size())));
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, TextSteps(joined.size())));
     return Value::String(std::move(joined));
   }
 
@@ -352,6 +357,7 @@ class Evaluator {
     const bool is_function = callee == nullptr || callee->kind() == Value::Kind::kCallable;
     if (!is_function) return InvalidArgument("line {}: '{}' object is not callable", expr.line, callee->TypeName());
     const std::string& name = callee == nullptr ? expr.text : callee->callable_name();
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, ArgumentsCost(arguments)));
     ValueOr value = CallFunction(name, arguments);
     if (name == "raise_exception") return value;  // the message is the template's, word for word
     return Made(expr, std::move(value));
@@ -384,13 +390,14 @@ class Evaluator {
     return Value::String(std::move(text));
   }
 
-  // The result of an operation: its text is charged, its error gets the line.
+  // The result of an operation: its text or items are charged, its error gets the line.
   ValueOr Made(const Expr& expr, ValueOr value) {
     if (!value.ok()) return At(expr.line, value.status());
-    const size_t units = value->is_string()     ? TextUnits(value->AsString().size())
-                         : value->is_sequence() ? value->AsList().size()
-                                                : 0;
-    SPLICE_RETURN_IF_ERROR(Charge(expr.line, units));
+    const int64_t steps = value->is_string()     ? TextSteps(value->AsString().size())
+                          : value->is_sequence() ? static_cast<int64_t>(value->AsList().size())
+                          : value->is_dict()     ? static_cast<int64_t>(value->AsDict().items.size())
+                                                 : 0;
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, steps));
     return value;
   }
 
@@ -408,6 +415,7 @@ class Evaluator {
       }
       case ExprKind::kSubscript: {
         SPLICE_ASSIGN_OR_RETURN(const Value key, Evaluate(*expr.args[1], scope));
+        if (operand.is_string()) SPLICE_RETURN_IF_ERROR(Charge(expr.line, operand.cost()));
         ValueOr value = GetItem(operand, key);
         return value.ok() ? std::move(value) : At(expr.line, value.status());
       }
@@ -428,12 +436,22 @@ class Evaluator {
       SPLICE_ASSIGN_OR_RETURN(const Value start, EvaluatePart(expr.args[1], scope));
       SPLICE_ASSIGN_OR_RETURN(const Value stop, EvaluatePart(expr.args[2], scope));
       SPLICE_ASSIGN_OR_RETURN(const Value step, EvaluatePart(expr.args[3], scope));
+      if (operand.is_string()) {
+        SPLICE_RETURN_IF_ERROR(Charge(expr.line, step.is_none() ? operand.cost() : IterationCost(operand)));
+      }
       return Made(expr, Slice(operand, start, stop, step));
     }
     SPLICE_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expr, 1, scope));
     if (expr.kind == ExprKind::kBinary) return Made(expr, Calculate(expr.text, operand, arguments.positional[0]));
-    if (expr.kind == ExprKind::kFilter) return Made(expr, ApplyFilter(expr.text, operand, arguments));
-    if (expr.kind == ExprKind::kMethod) return Made(expr, CallMethod(expr.text, operand, arguments));
+    if (expr.kind == ExprKind::kFilter) {
+      SPLICE_RETURN_IF_ERROR(Charge(expr.line, FilterCost(expr.text, operand, arguments)));
+      return Made(expr, ApplyFilter(expr.text, operand, arguments));
+    }
+    if (expr.kind == ExprKind::kMethod) {
+      SPLICE_RETURN_IF_ERROR(Charge(expr.line, MethodCost(operand, arguments)));
+      return Made(expr, CallMethod(expr.text, operand, arguments));
+    }
+    SPLICE_RETURN_IF_ERROR(Charge(expr.line, TestCost(expr.text, operand, arguments)));
     const absl::StatusOr<bool> passes = ApplyTest(expr.text, operand, arguments);
     if (!passes.ok()) return At(expr.line, passes.status());
     return Value::Bool(*passes);

@@ -114,12 +114,19 @@ ValueOr Items(const Value& value, const Arguments& arguments) {
   return CallMethod("items", value, arguments);
 }
 
+// Lists and texts are not iterated: their ends are at hand.
 ValueOr First(const Value& value, const Arguments&) {
+  if (value.is_string() && !value.AsString().empty())
+    return Value::String(std::string(FirstCharacter(value.AsString())));
+  if (value.is_sequence() && !value.AsList().empty()) return value.AsList().front();
   SPLICE_ASSIGN_OR_RETURN(const List items, Iterate(value));
   return items.empty() ? Value::Undefined("No first item, sequence was empty.") : items.front();
 }
 
 ValueOr Last(const Value& value, const Arguments&) {
+  if (value.is_string() && !value.AsString().empty())
+    return Value::String(std::string(LastCharacter(value.AsString())));
+  if (value.is_sequence() && !value.AsList().empty()) return value.AsList().back();
   SPLICE_ASSIGN_OR_RETURN(const List items, Iterate(value));
   return items.empty() ? Value::Undefined("No last item, sequence was empty.") : items.back();
 }

@@ -81,12 +81,16 @@ ValueOr SplitMethod(const Value& object, const Arguments& arguments) {
 
 ValueOr SplitLinesMethod(const Value& object, const Arguments& arguments) {
   SPLICE_RETURN_IF_ERROR(arguments.Check("splitlines", 0, {}));
-  return ListOf(SplitLines(object.AsString()));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string> lines, SplitLines(object.AsString()));
+  return ListOf(lines);
 }
 
 int64_t CountOf(std::string_view text, std::string_view part) {
   int64_t count = 0;
-  for (size_t pos = text.find(part); pos != std::string_view::npos; pos = text.find(part, pos + part.size())) ++count;
+  for (size_t pos = FindText(text, part, 0); pos != std::string_view::npos;
+       pos = FindText(text, part, pos + part.size())) {
+    ++count;
+  }
   return count;
 }
 
@@ -106,7 +110,7 @@ ValueOr ReplaceMethod(const Value& object, const Arguments& arguments) {
 ValueOr FindMethod(const Value& object, const Arguments& arguments) {
   SPLICE_RETURN_IF_ERROR(arguments.Check("find", 1, {}));
   SPLICE_ASSIGN_OR_RETURN(const std::string* part, RequiredText(arguments, 0));
-  const size_t found = object.AsString().find(*part);
+  const size_t found = FindText(object.AsString(), *part, 0);
   if (found == std::string::npos) return Value::Int(-1);
   return Value::Int(LengthOf(std::string_view(object.AsString()).substr(0, found)));
 }

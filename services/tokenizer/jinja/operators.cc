@@ -150,7 +150,11 @@ ValueOr Slice(const Value& object, const Value& start, const Value& stop, const 
   SPLICE_ASSIGN_OR_RETURN(const int64_t begin, Bound(start, stride > 0 ? low : high, length, low, high));
   SPLICE_ASSIGN_OR_RETURN(const int64_t end, Bound(stop, stride > 0 ? high : low, length, low, high));
   if (object.is_string() && stride == 1) return Value::String(TextSlice(object.AsString(), begin, end));
-  SPLICE_ASSIGN_OR_RETURN(const List items, Iterate(object));
+  List characters;
+  if (object.is_string()) {
+    SPLICE_ASSIGN_OR_RETURN(characters, Iterate(object));
+  }
+  const List& items = object.is_string() ? characters : object.AsList();
   List selected;
   for (int64_t i = begin; stride > 0 ? i < end : i > end; i += stride) selected.push_back(items[i]);
   if (object.kind() == Value::Kind::kList) return Value::MakeList(std::move(selected));

@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstring>
 
+#include "absl/container/flat_hash_set.h"
 #include "services/base/status.h"
+#include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/regex.h"
 #include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
-
-bool IsIn(std::string_view character, const std::string* characters) {
-  if (characters == nullptr) return IsPythonSpace(DecodeUtf8(character, 0).value);
-  return characters->find(character) != std::string::npos;
-}
 
 size_t PreviousCharacter(std::string_view text, size_t end) {
   size_t pos = end - 1;
@@ -44,17 +42,37 @@ int64_t LengthOf(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
+size_t FindText(std::string_view text, std::string_view part, size_t from) {
+  if (part.empty()) return from;
+  const void* const found = memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  if (found == nullptr) return std::string_view::npos;
+  return static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+std::string_view FirstCharacter(std::string_view text) { return text.substr(0, DecodeUtf8(text, 0).num_bytes); }
+std::string_view LastCharacter(std::string_view text) { return text.substr(PreviousCharacter(text, text.size())); }
+
 std::string Strip(std::string_view text, const std::string* characters, StripSide side) {
+  absl::flat_hash_set<char32_t> stripped;
+  for (size_t pos = 0; characters != nullptr && pos < characters->size();) {
+    const CodePoint c = DecodeUtf8(*characters, pos);
+    stripped.insert(c.value);
+    pos += c.num_bytes;
+  }
+  const auto is_stripped = [&](std::string_view character) {
+    const char32_t value = DecodeUtf8(character, 0).value;
+    return characters == nullptr ? IsPythonSpace(value) : stripped.contains(value);
+  };
   size_t begin = 0;
   size_t end = text.size();
   while (side != StripSide::kRight && begin < end) {
     const std::string_view character = text.substr(begin, DecodeUtf8(text, begin).num_bytes);
-    if (!IsIn(character, characters)) break;
+    if (!is_stripped(character)) break;
     begin += character.size();
   }
   while (side != StripSide::kLeft && end > begin) {
     const size_t pos = PreviousCharacter(text, end);
-    if (!IsIn(text.substr(pos, end - pos), characters)) break;
+    if (!is_stripped(text.substr(pos, end - pos))) break;
     end = pos;
   }
   return std::string(text.substr(begin, end - begin));
@@ -62,18 +80,29 @@ std::string Strip(std::string_view text, const std::string* characters, StripSid
 
 namespace {
 
-std::vector<std::string> SplitAtSpace(std::string_view text, int64_t max_splits) {
+// Appends a part, as long as the list that they become has room.
+absl::Status AddPart(std::string_view part, std::vector<std::string>* parts) {
+  if (parts->size() >= kListItemsMax) return InvalidArgument("the text has more than {} parts", kListItemsMax);
+  parts->emplace_back(part);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> SplitAtSpace(std::string_view text, int64_t max_splits) {
   std::vector<std::string> parts;
-  std::string rest = Strip(text, nullptr, StripSide::kLeft);
-  while (!rest.empty()) {
-    if (max_splits >= 0 && static_cast<int64_t>(parts.size()) == max_splits) {
-      parts.push_back(rest);
-      break;
+  size_t pos = 0;
+  const auto skip = [&](bool space) {
+    while (pos < text.size() && IsPythonSpace(DecodeUtf8(text, pos).value) == space) {
+      pos += DecodeUtf8(text, pos).num_bytes;
     }
-    size_t end = 0;
-    while (end < rest.size() && !IsPythonSpace(DecodeUtf8(rest, end).value)) end += DecodeUtf8(rest, end).num_bytes;
-    parts.push_back(rest.substr(0, end));
-    rest = Strip(std::string_view(rest).substr(end), nullptr, StripSide::kLeft);
+  };
+  for (skip(true); pos < text.size(); skip(true)) {
+    const size_t begin = pos;
+    if (max_splits >= 0 && static_cast<int64_t>(parts.size()) == max_splits) {
+      pos = text.size();
+    } else {
+      skip(false);
+    }
+    SPLICE_RETURN_IF_ERROR(AddPart(text.substr(begin, pos - begin), &parts));
   }
   return parts;
 }
@@ -87,12 +116,12 @@ absl::StatusOr<std::vector<std::string>> Split(std::string_view text, const std:
   std::vector<std::string> parts;
   size_t begin = 0;
   for (int64_t i = 0; max_splits < 0 || i < max_splits; ++i) {
-    const size_t found = text.find(*separator, begin);
+    const size_t found = FindText(text, *separator, begin);
     if (found == std::string_view::npos) break;
-    parts.emplace_back(text.substr(begin, found - begin));
+    SPLICE_RETURN_IF_ERROR(AddPart(text.substr(begin, found - begin), &parts));
     begin = found + separator->size();
   }
-  parts.emplace_back(text.substr(begin));
+  SPLICE_RETURN_IF_ERROR(AddPart(text.substr(begin), &parts));
   return parts;
 }
 
@@ -100,21 +129,16 @@ absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, c
                                                         int64_t max_splits) {
   if (max_splits < 0) return Split(text, separator, max_splits);
   if (separator == nullptr) return InvalidArgument("rsplit with a limit needs a separator here");
-  if (separator->empty()) return InvalidArgument("empty separator");
-  std::vector<std::string> parts;
-  size_t end = text.size();
-  for (int64_t i = 0; i < max_splits && end >= separator->size(); ++i) {
-    const size_t found = text.rfind(*separator, end - separator->size());
-    if (found == std::string_view::npos) break;
-    parts.emplace_back(text.substr(found + separator->size(), end - found - separator->size()));
-    end = found;
-  }
-  parts.emplace_back(text.substr(0, end));
+  // Backwards, since only the search forwards is linear.
+  const std::string separator_backwards(separator->rbegin(), separator->rend());
+  SPLICE_ASSIGN_OR_RETURN(std::vector<std::string> parts,
+                          Split(std::string(text.rbegin(), text.rend()), &separator_backwards, max_splits));
+  for (std::string& part : parts) std::reverse(part.begin(), part.end());
   std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
-std::vector<std::string> SplitLines(std::string_view text) {
+absl::StatusOr<std::vector<std::string>> SplitLines(std::string_view text) {
   std::vector<std::string> lines;
   size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
@@ -125,10 +149,10 @@ std::vector<std::string> SplitLines(std::string_view text) {
     pos += c.num_bytes;
     if (!ends) continue;
     if (c.value == '\r' && pos < text.size() && text[pos] == '\n') ++pos;
-    lines.emplace_back(text.substr(begin, line_end - begin));
+    SPLICE_RETURN_IF_ERROR(AddPart(text.substr(begin, line_end - begin), &lines));
     begin = pos;
   }
-  if (begin < text.size()) lines.emplace_back(text.substr(begin));
+  if (begin < text.size()) SPLICE_RETURN_IF_ERROR(AddPart(text.substr(begin), &lines));
   return lines;
 }
 
@@ -138,7 +162,7 @@ absl::StatusOr<std::string> Replace(std::string_view text, std::string_view from
   std::string out;
   size_t begin = 0;
   for (int64_t i = 0; max_count < 0 || i < max_count; ++i) {
-    const size_t found = text.find(from, begin);
+    const size_t found = FindText(text, from, begin);
     if (found == std::string_view::npos) break;
     out += text.substr(begin, found - begin);
     out += to;
@@ -192,12 +216,21 @@ std::string FloatText(double value) {
 
 namespace {
 
-// A character beyond ASCII as repr writes it: itself, or an escape when Python holds it for unprintable.
-void AppendPrintable(char32_t value, std::string_view character, std::string* out) {
-  static const Regex* const unprintable = new Regex(*Regex::Compile("[\\p{C}\\p{Z}]"));
-  std::vector<Span> matches;
+// The characters beyond ASCII that Python holds for unprintable.
+std::vector<Span> UnprintableCharacters(std::string_view text) {
+  std::vector<Span> found;
+  if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
+    return found;
+  static const Regex* const unprintable = new Regex(*Regex::Compile("[^\\x00-\\x7F](?<=[\\p{C}\\p{Z}])"));
+  // One character at a time cannot exceed the match limit.
+  if (!unprintable->FindAll(text, &found).ok()) found.clear();
+  return found;
+}
+
+// A character beyond ASCII as repr writes it: itself, or an escape.
+void AppendPrintable(char32_t value, std::string_view character, bool printable, std::string* out) {
   const auto number = static_cast<uint32_t>(value);
-  if (unprintable->FindAll(character, &matches).ok() && matches.empty()) {
+  if (printable) {
     *out += character;
   } else if (number < 0x100) {
     *out += fmt::format("\\x{:02x}", number);
@@ -211,12 +244,16 @@ void AppendPrintable(char32_t value, std::string_view character, std::string* ou
 std::string QuotePython(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  const std::vector<Span> unprintable = UnprintableCharacters(text);
+  auto next_unprintable = unprintable.begin();
   std::string out(1, quote);
   for (size_t pos = 0; pos < text.size(); ++pos) {
     const char c = text[pos];
     if (static_cast<unsigned char>(c) >= 0x80) {
       const CodePoint point = DecodeUtf8(text, pos);
-      AppendPrintable(point.value, text.substr(pos, point.num_bytes), &out);
+      const bool printable = next_unprintable == unprintable.end() || next_unprintable->begin != pos;
+      if (!printable) ++next_unprintable;
+      AppendPrintable(point.value, text.substr(pos, point.num_bytes), printable, &out);
       pos += point.num_bytes - 1;
     } else if (c == quote || c == '\\') {
       out += '\\';

@@ -14,15 +14,24 @@ bool IsPythonSpace(char32_t value);  // str.isspace
 
 int64_t LengthOf(std::string_view text);
 
+// Where `part` occurs first in `text` from byte `from` on; npos: nowhere. Linear in both, unlike std::string::find.
+// REQUIRES: from <= text.size().
+size_t FindText(std::string_view text, std::string_view part, size_t from);
+
+// REQUIRES: the text is not empty.
+std::string_view FirstCharacter(std::string_view text);
+std::string_view LastCharacter(std::string_view text);
+
 enum class StripSide { kBoth, kLeft, kRight };
 // str.strip(), and str.strip(characters) where `characters` is not null.
 std::string Strip(std::string_view text, const std::string* characters, StripSide side);
 
 // str.split(separator, max_splits); without a separator at runs of whitespace. max_splits < 0: no limit.
+// InvalidArgument: an empty separator, or more than kListItemsMax parts.
 absl::StatusOr<std::vector<std::string>> Split(std::string_view text, const std::string* separator, int64_t max_splits);
 absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, const std::string* separator,
                                                         int64_t max_splits);
-std::vector<std::string> SplitLines(std::string_view text);
+absl::StatusOr<std::vector<std::string>> SplitLines(std::string_view text);
 
 // str.replace(from, to, max_count); InvalidArgument: `from` is empty.
 absl::StatusOr<std::string> Replace(std::string_view text, std::string_view from, std::string_view to,

@@ -4,11 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "services/base/status.h"
+#include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/text.h"
 #include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
+
+constexpr size_t kIndexedFrom = 16;  // items of a dict; fewer are searched faster one by one
 
 constexpr std::string_view kTypeNames[] = {
     "Undefined", "NoneType",         "bool",  "int",        "float", "str", "list", "tuple", "dict",
@@ -16,21 +19,33 @@ constexpr std::string_view kTypeNames[] = {
 
 }  // namespace
 
-const Value* Dict::Find(std::string_view key) const {
-  for (const auto& item : items) {
-    if (item.first == key) return &item.second;
+size_t Dict::IndexOf(std::string_view key) const {
+  if (!index_.empty()) {
+    const auto it = index_.find(absl::string_view(key.data(), key.size()));
+    return it == index_.end() ? items.size() : it->second;
   }
-  return nullptr;
+  size_t idx = 0;
+  while (idx < items.size() && items[idx].first != key) ++idx;
+  return idx;
+}
+
+const Value* Dict::Find(std::string_view key) const {
+  const size_t idx = IndexOf(key);
+  return idx < items.size() ? &items[idx].second : nullptr;
 }
 
 void Dict::Set(std::string_view key, Value value) {
-  for (auto& item : items) {
-    if (item.first == key) {
-      item.second = std::move(value);
-      return;
-    }
+  const size_t idx = IndexOf(key);
+  if (idx < items.size()) {
+    items[idx].second = std::move(value);
+    return;
   }
   items.emplace_back(std::string(key), std::move(value));
+  if (!index_.empty()) {
+    index_.emplace(std::string(key), idx);
+  } else if (items.size() == kIndexedFrom) {
+    for (size_t i = 0; i < items.size(); ++i) index_.emplace(items[i].first, i);
+  }
 }
 
 Value Value::WithText(Kind kind, std::string text) {
@@ -87,6 +102,8 @@ Value Value::Loop(const LoopState* loop) {
 
 namespace {
 
+int64_t TextCost(const std::string& text) { return static_cast<int64_t>(text.size() / kTextBytesPerStep); }
+
 // The depth of a container that holds `item`.
 absl::StatusOr<int> DepthAround(const Value& item, int depth) {
   if (item.kind() == Value::Kind::kNamespace || item.kind() == Value::Kind::kMacro ||
@@ -106,6 +123,7 @@ absl::StatusOr<Value> Value::MakeSequence(Kind kind, List items) {
   value.depth_ = 1;
   for (const Value& item : items) {
     SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item, value.depth_));
+    value.cost_ = std::min(kCostMax, value.cost_ + 1 + item.cost());
   }
   value.data_ = std::make_shared<const List>(std::move(items));
   return value;
@@ -117,6 +135,7 @@ absl::StatusOr<Value> Value::MakeMapping(Kind kind, Dict items) {
   value.depth_ = 1;
   for (const auto& item : items.items) {
     SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item.second, value.depth_));
+    value.cost_ = std::min(kCostMax, value.cost_ + 1 + TextCost(item.first) + item.second.cost());
   }
   value.data_ = std::make_shared<Dict>(std::move(items));
   return value;
@@ -135,6 +154,8 @@ absl::Status Value::SetAttribute(std::string_view name, const Value& value) cons
   std::get<std::shared_ptr<Dict>>(data_)->Set(name, value);
   return absl::OkStatus();
 }
+
+int64_t Value::cost() const { return is_string() ? TextCost(AsString()) : cost_; }
 
 int64_t Value::AsInt() const { return std::get<int64_t>(data_); }
 double Value::AsNumber() const { return is_float() ? std::get<double>(data_) : static_cast<double>(AsInt()); }
@@ -238,6 +259,9 @@ absl::StatusOr<List> Iterate(const Value& value) {
     case Value::Kind::kString: {
       List characters;
       const std::string& text = value.AsString();
+      if (text.size() > kListItemsMax) {
+        return InvalidArgument("a text of {} bytes is too long to visit its characters", text.size());
+      }
       for (size_t pos = 0; pos < text.size();) {
         const size_t num_bytes = DecodeUtf8(text, pos).num_bytes;
         characters.push_back(Value::String(text.substr(pos, num_bytes)));

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 
 namespace spl::tokenizer::jinja {
@@ -21,12 +22,20 @@ struct LoopState;
 using List = std::vector<Value>;
 
 // Keeps the order of insertion. Keys are strings: JSON has no others, and template literals with others are refused.
+// Find and Set take constant time. Items are added by Set only.
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;
 
   const Value* Find(std::string_view key) const;
   void Set(std::string_view key, Value value);
+
+ private:
+  size_t IndexOf(std::string_view key) const;  // items.size(): not there
+
+  absl::flat_hash_map<std::string, size_t> index_;  // of every item, once there are many
 };
+
+inline constexpr int64_t kCostMax = 1 << 30;  // beyond kStepsMax, and sums and products of a few do not overflow
 
 // Lists and dicts nest at most this deep, so that walking one never exhausts the stack.
 inline constexpr int kValueDepthMax = 100;
@@ -95,6 +104,9 @@ class Value {
   bool Truthy() const;
   std::string_view TypeName() const;  // Python's: "str", "NoneType", …
   int depth() const { return depth_; }
+  // Steps that a walk over the whole value takes, at most kCostMax: its items, what is in them, its text. A value that
+  // is in a container twice counts twice, since a walk meets it twice.
+  int64_t cost() const;
 
  private:
   using Shared = std::variant<std::monostate, int64_t, double, std::shared_ptr<const std::string>,
@@ -104,7 +116,8 @@ class Value {
   static Value WithText(Kind kind, std::string text);
 
   Kind kind_ = Kind::kUndefined;
-  int depth_ = 0;  // of containers
+  int depth_ = 0;     // of containers
+  int64_t cost_ = 0;  // of containers
   Shared data_;
 };
 
@@ -113,7 +126,8 @@ bool Equal(const Value& a, const Value& b);
 // -1, 0 or 1. InvalidArgument: the two have no order.
 absl::StatusOr<int> Compare(const Value& a, const Value& b);
 
-// What a loop over the value visits: items, keys, characters; nothing for undefined. InvalidArgument: not iterable.
+// What a loop over the value visits: items, keys, characters; nothing for undefined. InvalidArgument: not iterable, or
+// a text with more than kListItemsMax bytes.
 absl::StatusOr<List> Iterate(const Value& value);
 
 // str(value). InvalidArgument: something that has no useful text (a function, a macro).

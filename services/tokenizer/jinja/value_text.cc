@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "services/base/status.h"
+#include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/text.h"
 #include "services/tokenizer/jinja/value.h"
 
@@ -16,6 +17,11 @@ absl::StatusOr<std::string> ToText(const Value& value) {
 
 namespace {
 
+absl::Status CheckSize(const std::string& out) {
+  if (out.size() > kTextBytesMax) return InvalidArgument("the text of a value has more than {} bytes", kTextBytesMax);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> SequenceRepr(const Value& value) {
   const bool is_tuple = value.kind() == Value::Kind::kTuple;
   std::string out = is_tuple ? "(" : "[";
@@ -23,6 +29,7 @@ absl::StatusOr<std::string> SequenceRepr(const Value& value) {
     if (out.size() > 1) out += ", ";
     SPLICE_ASSIGN_OR_RETURN(const std::string text, ToRepr(item));
     out += text;
+    SPLICE_RETURN_IF_ERROR(CheckSize(out));
   }
   if (is_tuple && value.AsList().size() == 1) out += ",";
   return out + (is_tuple ? ")" : "]");
@@ -34,6 +41,7 @@ absl::StatusOr<std::string> DictRepr(const Value& value) {
     if (out.size() > 1) out += ", ";
     SPLICE_ASSIGN_OR_RETURN(const std::string text, ToRepr(item.second));
     out += QuotePython(item.first) + ": " + text;
+    SPLICE_RETURN_IF_ERROR(CheckSize(out));
   }
   return out + "}";
 }
@@ -71,6 +79,7 @@ class JsonWriter {
   explicit JsonWriter(const JsonOptions& options) : options_(options) {}
 
   absl::Status Write(const Value& value, int level) {
+    SPLICE_RETURN_IF_ERROR(CheckSize(out_));
     switch (value.kind()) {
       case Value::Kind::kNone:
         out_ += "null";

@@ -159,6 +159,94 @@ TEST(ChatTemplateTest, RunningIsBounded) {
   }
 }
 
+// A few bytes of template that read much, though they make little: without a charge for what is read, each of these
+// takes between seconds and longer than anyone can wait.
+TEST(ChatTemplateTest, ReadingIsBounded) {
+  const std::string shared_lists =
+      "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
+  const std::string long_text = "{% set s = 'a' * 60000000 %}{% for i in range(99999) %}";
+  for (const std::string& source : {
+           shared_lists + "{{ ns.x | tojson }}",
+           shared_lists + "{{ ns.x }}",
+           shared_lists + "{{ ns.x ~ '' }}",
+           shared_lists + "{{ ns.x | string | length }}",
+           shared_lists + "{{ ns.x | join }}",
+           shared_lists + "{{ ns.x | map('string') | list }}",
+           shared_lists + "{{ ns.x == ns.x }}",
+           shared_lists + "{{ ns.x is eq(ns.x) }}",
+           shared_lists + "{{ ns.x < ns.x }}",
+           shared_lists + "{{ 2 in ns.x }}",
+           shared_lists + "{{ 'a'.join(ns.x) }}",
+           shared_lists + "{{ raise_exception(ns.x) }}",
+           long_text + "{% if s | length %}{% endif %}{% endfor %}",
+           long_text + "{% if 'b' in s %}{% endif %}{% endfor %}",
+           long_text + "{% if s == s %}{% endif %}{% endfor %}",
+           long_text + "{% if s is upper %}{% endif %}{% endfor %}",
+           long_text + "{% if s[9] %}{% endif %}{% endfor %}",
+           long_text + "{% if s[:9] %}{% endif %}{% endfor %}",
+           long_text + "{% if s.find('b') %}{% endif %}{% endfor %}",
+           std::string(
+               "{% set s = range(9999) | list %}{% for i in range(999) %}{% if s | unique %}{% endif %}{% endfor %}"),
+           std::string("{% set s = range(99999) | list %}{% for i in range(9999) %}{% for j in s %}{% break %}{% "
+                       "endfor %}{% endfor %}"),
+       }) {
+    const auto rendered = RenderSource(source);
+    ASSERT_FALSE(rendered.ok()) << source;
+    EXPECT_THAT(MessageOf(rendered.status()), HasSubstr("runs too long")) << source;
+  }
+  for (const char* source : {
+           "{{ ('a' * 60000000) | list }}",
+           "{{ ('a' * 60000000)[::2] }}",
+           "{{ ('a' * 60000000).split('a') }}",
+           "{{ ('a ' * 30000000).split() }}",
+           "{{ ('\n' * 60000000).splitlines() }}",
+       }) {
+    EXPECT_EQ(RenderSource(source).status().code(), absl::StatusCode::kInvalidArgument) << source;
+  }
+}
+
+// The cost of text operations grows with their input, not with its square: the quadratic ones took minutes here.
+TEST(ChatTemplateTest, TextOperationsAreLinear) {
+  EXPECT_EQ(*RenderSource("{{ ('a' * 2000000 + 'b') in 'a' * 4000000 }}"), "False");
+  EXPECT_EQ(*RenderSource("{{ ('a' * 4000000).count('a' * 2000000 + 'b') }}"), "0");
+  EXPECT_EQ(*RenderSource("{{ ('a' * 4000000).rsplit('b' + 'a' * 2000000, 1) | length }}"), "1");
+  EXPECT_EQ(*RenderSource("{{ ('a ' * 900000).split() | length }}"), "900000");
+  EXPECT_EQ(*RenderSource("{{ ('b' * 1000000).strip('a' * 1000000 + 'b') | length }}"), "0");
+}
+
+TEST(ChatTemplateTest, LongConversationsAreWithinTheBounds) {
+  std::vector<ChatMessage> messages;
+  for (int i = 0; i < 2000; ++i) messages.push_back({i % 2 == 0 ? "user" : "assistant", std::string(2000, 'x')});
+  for (const char* name : {"qwen3.jinja", "qwen25.jinja", "llama31.jinja"}) {
+    const std::string source = ReadTestFile(std::string(kTestdata) + "/templates/" + name);
+    const auto parsed = ChatTemplate::Parse(source, "<s>", "</s>");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    const auto rendered = (*parsed)->Render(messages, {});
+    ASSERT_TRUE(rendered.ok()) << name << ": " << rendered.status();
+    EXPECT_GT(rendered->size(), 4'000'000u);
+  }
+}
+
+TEST(ChatTemplateTest, SplittingAsInPython) {
+  EXPECT_EQ(*RenderSource("{{ ' a  b c '.split() }}{{ ' a  b c '.split(none, 1) }}{{ '  '.split() }}"),
+            "['a', 'b', 'c']['a', 'b c '][]");
+  EXPECT_EQ(*RenderSource("{{ 'a--b---c'.rsplit('--', 1) }}{{ 'aaa'.rsplit('aa', 5) }}{{ 'é日é'.rsplit('日', 1) }}"),
+            "['a--b-', 'c']['a', '']['é', 'é']");
+  EXPECT_EQ(*RenderSource("{{ 'é日'|first }}{{ 'é日'|last }}{{ '\u00a0é\u2028' | list }}"),
+            "é日['\\xa0', 'é', '\\u2028']");
+  EXPECT_EQ(*RenderSource("{{ 'xéyéx'.strip('éx') }}"), "y");
+}
+
+TEST(ChatTemplateTest, DictsWithManyKeys) {
+  std::string json = "{\"d\": {";
+  for (int i = 0; i < 100; ++i) json += fmt::format("{}\"k{}\": {}", i > 0 ? ", " : "", i, i);
+  json += "}}";
+  EXPECT_EQ(*RenderSource("{{ d.k3 }} {{ d['k99'] }} {{ d.k100 is defined }} {{ 'k15' in d }} {{ dict(d, k3=5).k3 }} "
+                          "{{ (d.keys() | list)[16] }}",
+                          json),
+            "3 99 False True 5 k16");
+}
+
 TEST(ChatTemplateTest, VariablesOfACall) {
   EXPECT_EQ(*RenderSource("{{ tools is none }}{{ documents is none }}{{ bos_token }}{{ eos_token }}"),
             "TrueTrue<s></s>");
