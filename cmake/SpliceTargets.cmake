@@ -58,6 +58,9 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   if(NOT P_TIMEOUT)
     set(P_TIMEOUT 120)
   endif()
+  if(SPLICE_SANITIZE)
+    math(EXPR P_TIMEOUT "${P_TIMEOUT} * 8") # sanitized code is several times slower
+  endif()
   add_executable(${target} ${P_SRCS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
@@ -90,4 +93,5 @@ function(splice_fuzz target) # SRCS ... DEPS ...   libFuzzer; lands in build/fuz
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
   target_link_options(${target} PRIVATE -fsanitize=fuzzer)
   target_link_libraries(${target} PRIVATE ${P_DEPS})
+  add_dependencies(splice_fuzz_targets ${target})
 endfunction()
