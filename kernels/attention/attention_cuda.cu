@@ -45,12 +45,12 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
       return PrefillGeneric(args, stream);
     case Variant::kMma:
       return PrefillMma(args, stream);
-    case Variant::kWgmma:
-      return PrefillWgmma(args, stream);
+    case Variant::kSm90:
+      return PrefillSm90(args, stream);
     case Variant::kAuto:
       break;
   }
-  cudaError_t e = PrefillWgmma(args, stream);
+  cudaError_t e = PrefillSm90(args, stream);
   if (e == cudaErrorNotSupported) e = PrefillMma(args, stream);
   if (e == cudaErrorNotSupported) e = PrefillGeneric(args, stream);
   return e;
@@ -65,13 +65,15 @@ cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant
       return DecodeGeneric(args, stream);
     case Variant::kMma:
       return DecodeMma(args, stream);
-    case Variant::kWgmma:
-      return cudaErrorNotSupported;
+    case Variant::kSm90:
+      return DecodeSm90(args, stream);
     case Variant::kAuto:
       break;
   }
-  const cudaError_t e = DecodeMma(args, stream);
-  return e == cudaErrorNotSupported ? DecodeGeneric(args, stream) : e;
+  cudaError_t e = DecodeSm90(args, stream);
+  if (e == cudaErrorNotSupported) e = DecodeMma(args, stream);
+  if (e == cudaErrorNotSupported) e = DecodeGeneric(args, stream);
+  return e;
 }
 
 }  // namespace spl::kernels::cuda

@@ -86,14 +86,14 @@ struct DecodeArgs {
   int64_t q_row_stride = 0;
   void* out = nullptr;        // [num_sequences, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;       // [num_sequences, num_qo_heads] or null
-  void* workspace = nullptr;  // DecodeWorkspaceBytes(heads, num_sequences, max_kv_len); zeroed before the first launch
+  void* workspace = nullptr;  // DecodeWorkspaceBytes or more; zeroed before the first launch, then for any shape
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
 // kMma      sm_80 and later; bf16; head_dim 64 or 128 (decode: at most kMaxDecodeGroup query heads per KV head).
-// kWgmma    sm_90a; prefill only; as kMma.
+// kSm90     compute capability 9.0 only: wgmma and TMA in prefill, TMA in decode; otherwise as kMma.
 // kAuto     the fastest of these that serves the arguments.
-enum class Variant : uint8_t { kAuto, kGeneric, kMma, kWgmma };
+enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
 size_t PrefillWorkspaceBytes();
 size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len);

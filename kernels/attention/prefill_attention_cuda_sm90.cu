@@ -9,10 +9,9 @@
 //
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
-#include <cuda.h>
-
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/attention/attention_cuda_tensor_map.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -23,8 +22,8 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kStages = 2;    // of the K ring and of the V ring
 constexpr int kQueries = 2;   // tiles whose q is in shared memory
 constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+[[maybe_unused]] constexpr int kProducerRegisters = 40;
+[[maybe_unused]] constexpr int kConsumerRegisters = 232;
 
 // What consumers need to know of a tile.
 struct Work {
@@ -74,19 +73,6 @@ struct Params {
   int32_t* counters;  // [0] tiles taken, [1] CTAs done
   int32_t num_qo_heads, num_kv_heads, group;
   float scale;  // sm_scale * log2(e)
-};
-
-// Position in a ring.
-template <int kLength>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void Advance() {
-    if (++stage == kLength) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -493,42 +479,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's encoder, found at run time so that nothing links against the driver.
-EncodeTiled FindEncodeTiled() {
-  void* f = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess) {
-    return nullptr;
-  }
-  return reinterpret_cast<EncodeTiled>(f);
-}
-
-// A bf16 matrix [rows][64 * blocks] with a row stride in bytes, as [block][row][64]; boxes of box_rows x box_blocks.
-bool EncodeMap(EncodeTiled encode, CUtensorMap* map, const void* base, uint64_t rows, uint64_t row_bytes,
-               uint32_t blocks, uint32_t box_rows, uint32_t box_blocks) {
-  const cuuint64_t dims[3] = {64, rows, blocks};
-  const cuuint64_t strides[2] = {row_bytes, 128};
-  const cuuint32_t box[3] = {64, box_rows, box_blocks};
-  const cuuint32_t element_strides[3] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides, box, element_strides,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int kHeadDim>
 cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cudaStream_t stream) {
-  static const EncodeTiled encode = FindEncodeTiled();
-  if (encode == nullptr) return cudaErrorNotSupported;
   constexpr uint32_t kBlocks = kHeadDim / 64;
   CUtensorMap q_map, k_map, v_map;
   const uint64_t pool_rows = uint64_t{2 * kPageTokens} * a.batch.pool.num_pages;
-  if (!EncodeMap(encode, &q_map, a.q, a.num_rows, 2 * a.q_row_stride, a.heads.num_qo_heads * kBlocks, kTileRows,
-                 kBlocks) ||
-      !EncodeMap(encode, &k_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, 1) ||
-      !EncodeMap(encode, &v_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, kBlocks)) {
+  if (!EncodeBlocks(&q_map, a.q, a.num_rows, 2 * a.q_row_stride, a.heads.num_qo_heads * kBlocks, kTileRows, kBlocks) ||
+      !EncodeBlocks(&k_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, 1) ||
+      !EncodeBlocks(&v_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, kBlocks)) {
     return cudaErrorNotSupported;
   }
   constexpr int kSmemBytes = sizeof(Smem<kHeadDim>) + 1024;
@@ -543,7 +501,7 @@ cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cuda
 
 }  // namespace
 
-cudaError_t PrefillWgmma(const PrefillArgs& a, cudaStream_t stream) {
+cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   int capability = 0, num_sms = 0;
   if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
   if (capability != 90 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||

@@ -412,8 +412,8 @@ std::string VariantName(Variant v) {
       return "Generic";
     case Variant::kMma:
       return "Mma";
-    case Variant::kWgmma:
-      return "Wgmma";
+    case Variant::kSm90:
+      return "Sm90";
     case Variant::kAuto:
       break;
   }
@@ -426,7 +426,7 @@ class CudaAttention : public testing::TestWithParam<Variant> {
     int count = 0, major = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
     CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    if (GetParam() == Variant::kWgmma && major != 9) GTEST_SKIP() << "needs compute capability 9.0";
+    if (GetParam() == Variant::kSm90 && major != 9) GTEST_SKIP() << "needs compute capability 9.0";
   }
 };
 class CudaPrefill : public CudaAttention {};
@@ -571,7 +571,7 @@ TEST_P(CudaPrefill, HeadCountsAndQueueOrder) {
   ExpectClose(r, p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kWgmma),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
                          [](const auto& i) { return VariantName(i.param); });
 
 TEST_P(CudaDecode, MatchesOracleOnLengths) {
@@ -663,7 +663,7 @@ TEST_P(CudaDecode, AgreesWithGenericAt32K) {
   ExpectClose(p.Run(GetParam()), p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode, testing::Values(Variant::kGeneric, Variant::kMma),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
                          [](const auto& i) { return VariantName(i.param); });
 
 class CudaGeneric : public CudaAttention {};
@@ -707,7 +707,7 @@ TEST(CudaAttentionErrors, SaysWhatItDoesNotServe) {
   d.q = d.out = d.workspace = memory;
   d.q_row_stride = 8 * 96;
   EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kMma), cudaErrorNotSupported);
-  EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kWgmma), cudaErrorNotSupported);
+  EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kSm90), cudaErrorNotSupported);
   DecodeArgs bad = d;
   bad.q_row_stride = 8 * 96 - 1;
   EXPECT_EQ(DecodeAttention(bad, nullptr), cudaErrorInvalidValue);
@@ -731,7 +731,7 @@ TEST(CudaAttentionErrors, SaysWhatItDoesNotServe) {
   f.q_row_stride = 8 * 96;
   EXPECT_EQ(PrefillAttention(f, nullptr), cudaErrorInvalidValue);  // no positions
   f.row_begin = f.positions = reinterpret_cast<int32_t*>(memory);
-  EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kWgmma), cudaErrorNotSupported);
+  EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kSm90), cudaErrorNotSupported);
   EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kMma), cudaErrorNotSupported);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
