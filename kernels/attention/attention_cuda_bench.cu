@@ -1,3 +1,5 @@
+// attention_cuda_bench [all|prefill|decode [part of a case name [mma]]]
+//
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
 // each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes.
 #include <cuda_bf16.h>
@@ -71,6 +73,7 @@ constexpr size_t kFlushBytes = 256 << 20;
 uint4* flush_buffer = nullptr;
 uint32_t* sink = nullptr;
 std::string filter;  // of case names
+Variant decode_variant = Variant::kAuto;
 
 template <typename F>
 double MedianMs(int reps, F launch) {
@@ -176,16 +179,15 @@ void Prefill(const char* name, const Case& c, Variant variant, const char* varia
   std::fflush(stdout);
 }
 
-void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0, Variant variant = Variant::kAuto,
-            const char* variant_name = "sm90") {
+void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   if (std::strstr(name, filter.c_str()) == nullptr) return;
   Setup s(c);
   DecodeArgs a{s.heads, Rules(c), s.batch,    std::max(bucket, c.kv_len), DType::kBF16, s.q, s.q_stride,
                s.out,   nullptr,  s.workspace};
-  const double ms = MedianMs(reps, [&] { CHECK_CUDA(DecodeAttention(a, nullptr, variant)); });
+  const double ms = MedianMs(reps, [&] { CHECK_CUDA(DecodeAttention(a, nullptr, decode_variant)); });
   const double tokens =
       static_cast<double>(c.kv_len) * (c.kv_heads - c.band_heads) + std::min<double>(c.kv_len, 320) * c.band_heads;
-  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, variant_name, ms * 1e3,
+  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, decode_variant == Variant::kMma ? "mma" : "sm90", ms * 1e3,
               4.0 * c.head_dim * tokens * c.batch / ms * 1e-9);
   std::fflush(stdout);
 }
@@ -193,6 +195,7 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0, Varia
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   if (argc > 2) filter = argv[2];
+  if (argc > 3 && std::string(argv[3]) == "mma") decode_variant = Variant::kMma;
   flush_buffer = Alloc<uint4>(kFlushBytes / 16);
   CHECK_CUDA(cudaMemset(flush_buffer, 1, kFlushBytes));
   sink = Alloc<uint32_t>(1);
@@ -234,7 +237,6 @@ int Main(int argc, char** argv) {
     Decode("decode B8 32K", {.batch = 8, .kv_len = 32768}, 50);
     Decode("decode B32 8K", {.batch = 32, .kv_len = 8192}, 50);
     Decode("decode B32 32K", {.batch = 32, .kv_len = 32768}, 20);
-    Decode("decode B32 32K", {.batch = 32, .kv_len = 32768}, 20, 0, Variant::kMma, "mma");
     Decode("decode B32 32K Hq64", {.qo_heads = 64, .batch = 32, .kv_len = 32768}, 20);
     Decode("decode B8 32K Hq128 (G16)", {.qo_heads = 128, .batch = 8, .kv_len = 32768}, 20);
     Decode("decode B8 32K half BAND 256+64", {.batch = 8, .kv_len = 32768, .band_heads = 4}, 50);

@@ -16,7 +16,6 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kPageTokens / 16;
-constexpr int kThreads = 32 * kWarps;
 constexpr int kSplitPages = kDecodeSplitTokens / kPageTokens;
 constexpr int kGroupSplits = 16;
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
@@ -67,28 +66,49 @@ int32_t MaxSplits(Band band, int32_t max_kv_len) {
   return static_cast<int32_t>(std::max<int64_t>(std::min(all, of_sinks + of_band), 1));
 }
 
-// Stages of a warp's ring, of 16 tokens of K or V. Few: four CTAs fit an SM of sm_90, with 128 KiB in flight. Many: for
-// launches that leave an SM no more than one CTA.
-constexpr int FewStages(int head_dim) { return 3 * 128 / head_dim; }
-constexpr int ManyStages(int head_dim) { return 12 * 128 / head_dim; }
+// How K and V reach shared memory. A stage holds K or V: of 16 tokens in a warp's own ring (cp.async), or of a page in
+// a ring of the CTA that a fifth warp keeps full (TMA: a 16-KiB load each, where it is at its best).
+template <bool kTma>
+struct Loads;
+template <>
+struct Loads<false> {
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kTokens = 16;
+  static constexpr int FewStages(int head_dim) { return 3 * 128 / head_dim; }  // four CTAs fit an SM of sm_90
+};
+template <>
+struct Loads<true> {
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  static constexpr int kTokens = kPageTokens;
+  static constexpr int FewStages(int head_dim) { return 4 * 128 / head_dim; }    // three CTAs
+  static constexpr int ManyStages(int head_dim) { return 12 * 128 / head_dim; }  // one, for launches of few CTAs
+};
+
+template <int kHeadTiles, bool kTma, bool kMany>
+constexpr int MinCtas() {
+  if (kMany) return 1;
+  return !kTma && kHeadTiles == 1 ? 4 : 3;
+}
 
 // kHeadTiles: 8 query heads each.
 template <int kHeadDim, int kHeadTiles, bool kTma, int kStages>
-__global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
-                                            : kHeadTiles == 1             ? 4
-                                                                          : 3)
+__global__ void __launch_bounds__(Loads<kTma>::kThreads,
+                                  (MinCtas<kHeadTiles, kTma, (kStages > Loads<kTma>::FewStages(kHeadDim))>()))
     DecodeMmaKernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap pool_map) {
+  constexpr int kThreads = Loads<kTma>::kThreads;
   constexpr int kRowBytes = 2 * kHeadDim;
-  constexpr int kChunks = kRowBytes / 16;      // 16-byte chunks per token
-  constexpr int kStageBytes = 16 * kRowBytes;  // [64-column block][token][64], 128-byte swizzled
+  constexpr int kChunks = kRowBytes / 16;  // 16-byte chunks per token
+  constexpr int kStageTokens = Loads<kTma>::kTokens;
+  constexpr int kStageBytes = kStageTokens * kRowBytes;  // [64-column block][token][64], 128-byte swizzled
   constexpr int kRingBytes = kStages * kStageBytes;
-  constexpr int kCopies = kStageBytes / (32 * 16);  // per lane
-  constexpr int kMergeStride = kHeadDim + 4;        // floats; keeps the four lanes of a quad apart
+  constexpr int kSmemBytes = (kTma ? 1 : kWarps) * kRingBytes;
+  constexpr int kCopies = 16 * kRowBytes / (32 * 16);  // per lane
+  constexpr int kMergeStride = kHeadDim + 4;           // floats; keeps the four lanes of a quad apart
   constexpr int kMergeBytes = 8 * kHeadTiles * kMergeStride * 4;
-  static_assert(kMergeBytes <= kRingBytes);
+  static_assert(kTma ? kWarps * kMergeBytes <= kRingBytes : kMergeBytes <= kRingBytes);
   extern __shared__ __align__(1024) char smem[];
   __shared__ float2 warp_max_sum[kWarps][8 * kHeadTiles];
-  __shared__ uint64_t landed[kWarps][kStages];
+  __shared__ uint64_t landed[kStages], used[kStages];
   __shared__ bool is_last;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -112,11 +132,15 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
   }
   const int32_t first_page = splits.At(slot_in_head) * kSplitPages;
   if constexpr (kTma) {
-    if (lane == 0) {
-      for (int i = 0; i < kStages; ++i) MbarrierInit(SmemAddress(&landed[warp][i]), 1);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        MbarrierInit(SmemAddress(&landed[i]), 1);
+        MbarrierInit(SmemAddress(&used[i]), kWarps);
+      }
       MbarrierInitFence();
+      PrefetchTensorMap(&pool_map);
     }
-    __syncwarp();
+    __syncthreads();
   }
 
   // Lane i looks up page i of the split.
@@ -129,56 +153,73 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
   const unsigned pages = __ballot_sync(0xffffffffu, physical >= 0);
 
   // K and V of one page after the other go through the ring as separate stages.
-  const uint32_t ring = SmemAddress(smem) + warp * kRingBytes;
-  const auto chunk_at = [](uint32_t stage, int token, int chunk) {
-    return stage + chunk / 8 * (16 * 128) + Swizzled<128>(token, chunk % 8);
-  };
+  const uint32_t ring = SmemAddress(smem) + (kTma ? 0 : warp * kRingBytes);
   unsigned to_load = pages, to_use = pages;
+  if constexpr (kTma) {
+    if (warp == kWarps) {
+      Ring<kStages> load_ring;
+      for (; to_load != 0; to_load &= to_load - 1) {
+        const int32_t page = __shfl_sync(0xffffffffu, physical, __ffs(to_load) - 1);
+        for (int half = 0; half < 2; ++half) {
+          if (lane == 0) {
+            const uint32_t barrier = SmemAddress(&landed[load_ring.stage]);
+            MbarrierWait(SmemAddress(&used[load_ring.stage]), load_ring.phase ^ 1);
+            MbarrierArriveExpect(barrier, kStageBytes);
+            TmaLoad3(ring + load_ring.stage * kStageBytes, &pool_map, barrier, 0, (page * 2 + half) * kPageTokens, 0);
+          }
+          load_ring.Advance();
+        }
+      }
+    }
+  }
   bool load_v = false;
   Ring<kStages> load_ring, use_ring;
-  const auto issue = [&] {
+  const auto copy_next = [&] {
     if (to_load != 0) {
       const int i = __ffs(to_load) - 1;
       const int32_t page = __shfl_sync(0xffffffffu, physical, i);
       const int64_t row = (static_cast<int64_t>(page) * 2 + load_v) * kPageTokens + 16 * warp;
+      const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
       const uint32_t stage = ring + load_ring.stage * kStageBytes;
-      if constexpr (kTma) {
-        if (lane == 0) {
-          const uint32_t barrier = SmemAddress(&landed[warp][load_ring.stage]);
-          MbarrierArriveExpect(barrier, kStageBytes);
-          TmaLoad3(stage, &pool_map, barrier, 0, static_cast<int>(row), 0);
-        }
-      } else {
-        const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
-        const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
+      const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
 #pragma unroll
-        for (int n = 0; n < kCopies; ++n) {
-          const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-          const bool written = begin + token < kv_len;
-          CpAsync16(chunk_at(stage, token, chunk), source + token * kRowBytes + chunk * 16, written);
-        }
+      for (int n = 0; n < kCopies; ++n) {
+        const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
+        CpAsync16(stage + chunk / 8 * (kStageTokens * 128) + Swizzled<128>(token, chunk % 8),
+                  source + token * kRowBytes + chunk * 16, begin + token < kv_len);
       }
       if (load_v) to_load &= to_load - 1;
       load_v = !load_v;
     }
-    if constexpr (!kTma) CpAsyncCommit();
+    CpAsyncCommit();
     load_ring.Advance();
   };
-  // The next stage to use has landed for every lane, and every lane is done with the one that is refilled now.
+  // Waits for the next stage and returns where this warp's 16 tokens of it begin; done_with gives it back.
   const auto next_stage = [&] {
     if constexpr (kTma) {
-      MbarrierWait(SmemAddress(&landed[warp][use_ring.stage]), use_ring.phase);
+      MbarrierWait(SmemAddress(&landed[use_ring.stage]), use_ring.phase);
+      return ring + use_ring.stage * kStageBytes + warp * (16 * 128);
     } else {
       CpAsyncWait<kStages - 2>();
+      __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled now
+      copy_next();
+      return ring + use_ring.stage * kStageBytes;
     }
-    __syncwarp();
-    issue();
-    const uint32_t stage = ring + use_ring.stage * kStageBytes;
-    use_ring.Advance();
-    return stage;
   };
+  const auto done_with_stage = [&] {
+    if constexpr (kTma) {
+      __syncwarp();
+      if (lane == 0) MbarrierArrive(SmemAddress(&used[use_ring.stage]));
+    }
+    use_ring.Advance();
+  };
+  const auto chunk_at = [](uint32_t tile, int token, int chunk) {
+    return tile + chunk / 8 * (kStageTokens * 128) + Swizzled<128>(token, chunk % 8);
+  };
+  if constexpr (!kTma) {
 #pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) issue();
+    for (int i = 0; i < kStages - 1; ++i) copy_next();
+  }
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -199,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) m[t][0] = m[t][1] = -INFINITY, l[t][0] = l[t][1] = 0;
 
-  while (to_use != 0) {
+  while (warp < kWarps && to_use != 0) {
     const int i = __ffs(to_use) - 1;
     to_use &= to_use - 1;
     const uint32_t k_tile = next_stage();
@@ -212,6 +253,7 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) Mma16816(s[t], a, q[t][k][0], q[t][k][1]);
     }
+    done_with_stage();
     const int32_t j = (first_page + i) * kPageTokens + 16 * warp + g;
     const bool visible0 = j < kv_len && (j < splits.sinks || j >= splits.band_begin);
     const bool visible1 = j + 8 < kv_len && (j + 8 < splits.sinks || j + 8 >= splits.band_begin);
@@ -254,8 +296,10 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
         for (int at = max(written, 0) * 8 + lane; at < 16 * 8; at += 32) {
 #pragma unroll
           for (int block = 0; block < kHeadDim / 64; ++block) {
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_tile + block * (16 * 128) + at * 16), "r"(0)
-                         : "memory");
+            asm volatile(
+                "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_tile + block * (kStageTokens * 128) + at * 16),
+                "r"(0)
+                : "memory");
           }
         }
         __syncwarp();
@@ -268,26 +312,33 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) Mma16816(o[t][k], a, weights[t][0], weights[t][1]);
     }
+    done_with_stage();
   }
-  if constexpr (!kTma) CpAsyncWait<0>();
-
-  // Merge the warps: each writes its sums over its own ring.
-  __syncwarp();
-  float* merge = reinterpret_cast<float*>(smem + warp * kRingBytes);
+  // Merge the warps: each writes its sums over the ring.
+  if constexpr (kTma) {
+    __syncthreads();
+  } else {
+    CpAsyncWait<0>();
+    __syncwarp();
+  }
+  constexpr int kMergeStep = kTma ? kMergeBytes : kRingBytes;  // from warp to warp
+  if (warp < kWarps) {
+    float* merge = reinterpret_cast<float*>(smem + warp * kMergeStep);
 #pragma unroll
-  for (int t = 0; t < kHeadTiles; ++t) {
+    for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = l[t][h];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-      const int column = 8 * t + 2 * c + h;
-      if (g == 0) warp_max_sum[warp][column] = float2{m[t][h], sum};
+      for (int h = 0; h < 2; ++h) {
+        float sum = l[t][h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+        const int column = 8 * t + 2 * c + h;
+        if (g == 0) warp_max_sum[warp][column] = float2{m[t][h], sum};
 #pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k) {
-        merge[column * kMergeStride + 16 * k + g] = o[t][k][h];
-        merge[column * kMergeStride + 16 * k + g + 8] = o[t][k][2 + h];
+        for (int k = 0; k < kHeadDim / 16; ++k) {
+          merge[column * kMergeStride + 16 * k + g] = o[t][k][h];
+          merge[column * kMergeStride + 16 * k + g + 8] = o[t][k][2 + h];
+        }
       }
     }
   }
@@ -316,7 +367,7 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
       const float weight = Exp2(warp_max_sum[w][row].x - base);
       sum += weight * warp_max_sum[w][row].y;
       const float4 y =
-          *reinterpret_cast<const float4*>(smem + w * kRingBytes + (row * kMergeStride + 4 * quad) * sizeof(float));
+          *reinterpret_cast<const float4*>(smem + w * kMergeStep + (row * kMergeStride + 4 * quad) * sizeof(float));
       x = float4{x.x + weight * y.x, x.y + weight * y.y, x.z + weight * y.z, x.w + weight * y.w};
     }
     if (splits.count == 1) {
@@ -330,18 +381,19 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
 
   // True in the CTA that arrives last of n; the counter is back at zero then. What the others wrote before is visible.
   const auto arrive_last = [&](unsigned* counter, int n) {
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicInc(counter, n - 1) == static_cast<unsigned>(n) - 1;
+    if (threadIdx.x == 0) {
+      __threadfence();  // cumulative: covers what the barrier ordered before it
+      is_last = atomicInc(counter, n - 1) == static_cast<unsigned>(n) - 1;
+      __threadfence();
+    }
     __syncthreads();
-    if (!is_last) return false;
-    __threadfence();
-    return true;
+    return is_last;
   };
   // Adds up n parts in ascending order; done(row, quad, x, max, sum) per thread.
   const auto add_up = [&](const float4* parts, const float2* max_sums, int n_parts, const auto& done) {
     auto* some = reinterpret_cast<float2*>(smem);
-    const int at_once = kWarps * kRingBytes / static_cast<int>(sizeof(float2)) / p.group;
+    const int at_once = kSmemBytes / static_cast<int>(sizeof(float2)) / p.group;
     for (int first = 0; first < p.group * kQuads; first += kThreads) {
       const int at = min(first + static_cast<int>(threadIdx.x), p.group * kQuads - 1);
       const int row = at / kQuads, quad = at % kQuads;
@@ -408,26 +460,27 @@ __global__ void __launch_bounds__(kThreads, kStages > FewStages(kHeadDim) ? 1
 template <int kHeadDim, int kHeadTiles, bool kTma, int kStages>
 cudaError_t LaunchKernel(const Params& p, const CUtensorMap& map, int num_sequences, cudaStream_t stream) {
   const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kTma, kStages>;
-  constexpr int kSmemBytes = kWarps * kStages * 16 * 2 * kHeadDim;
+  constexpr int kSmemBytes = kStages * kPageTokens * 2 * kHeadDim;  // both kinds of ring
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
-  kernel<<<grid, kThreads, kSmemBytes, stream>>>(p, map);
+  kernel<<<grid, Loads<kTma>::kThreads, kSmemBytes, stream>>>(p, map);
   return cudaGetLastError();
 }
 
 template <int kHeadDim, int kHeadTiles>
 cudaError_t Launch(const Params& p, bool tma, int num_sms, int num_sequences, cudaStream_t stream) {
   CUtensorMap map{};
-  if (!tma) return LaunchKernel<kHeadDim, kHeadTiles, false, FewStages(kHeadDim)>(p, map, num_sequences, stream);
+  if (!tma)
+    return LaunchKernel<kHeadDim, kHeadTiles, false, Loads<false>::FewStages(kHeadDim)>(p, map, num_sequences, stream);
   if (!EncodeBlocks(&map, p.batch.pool.base, uint64_t{2 * kPageTokens} * p.batch.pool.num_pages, 2 * kHeadDim,
-                    kHeadDim / 64, 16, kHeadDim / 64)) {
+                    kHeadDim / 64, kPageTokens, kHeadDim / 64)) {
     return cudaErrorNotSupported;
   }
   if (int64_t{p.slot_begin[p.num_kv_heads]} * num_sequences <= num_sms) {
-    return LaunchKernel<kHeadDim, kHeadTiles, true, ManyStages(kHeadDim)>(p, map, num_sequences, stream);
+    return LaunchKernel<kHeadDim, kHeadTiles, true, Loads<true>::ManyStages(kHeadDim)>(p, map, num_sequences, stream);
   }
-  return LaunchKernel<kHeadDim, kHeadTiles, true, FewStages(kHeadDim)>(p, map, num_sequences, stream);
+  return LaunchKernel<kHeadDim, kHeadTiles, true, Loads<true>::FewStages(kHeadDim)>(p, map, num_sequences, stream);
 }
 
 int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
