@@ -66,14 +66,12 @@ cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant
     case Variant::kMma:
       return DecodeMma(args, stream);
     case Variant::kSm90:
-      return DecodeSm90(args, stream);
+      return cudaErrorNotSupported;
     case Variant::kAuto:
       break;
   }
-  cudaError_t e = DecodeSm90(args, stream);
-  if (e == cudaErrorNotSupported) e = DecodeMma(args, stream);
-  if (e == cudaErrorNotSupported) e = DecodeGeneric(args, stream);
-  return e;
+  const cudaError_t e = DecodeMma(args, stream);
+  return e == cudaErrorNotSupported ? DecodeGeneric(args, stream) : e;
 }
 
 }  // namespace spl::kernels::cuda

@@ -91,7 +91,7 @@ struct DecodeArgs {
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
 // kMma      sm_80 and later; bf16; head_dim 64 or 128 (decode: at most kMaxDecodeGroup query heads per KV head).
-// kSm90     compute capability 9.0 only: wgmma and TMA in prefill, TMA in decode; otherwise as kMma.
+// kSm90     compute capability 9.0 only: wgmma and TMA; prefill; otherwise as kMma.
 // kAuto     the fastest of these that serves the arguments.
 enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 

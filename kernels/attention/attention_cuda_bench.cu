@@ -1,4 +1,4 @@
-// attention_cuda_bench [all|prefill|decode [part of a case name [mma]]]
+// attention_cuda_bench [all|prefill|decode [part of a case name]]
 //
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
 // each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes.
@@ -73,7 +73,6 @@ constexpr size_t kFlushBytes = 256 << 20;
 uint4* flush_buffer = nullptr;
 uint32_t* sink = nullptr;
 std::string filter;  // of case names
-Variant decode_variant = Variant::kAuto;
 
 template <typename F>
 double MedianMs(int reps, F launch) {
@@ -97,6 +96,7 @@ double MedianMs(int reps, F launch) {
 struct Case {
   int qo_heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
   int32_t kv_len = 0, rows = 0;  // rows: the last ones; 0 is decode
+  bool shuffled = true;          // physical pages
   int band_heads = 0;            // of the KV heads; window 256, 64 sinks
 };
 
@@ -114,7 +114,7 @@ class Setup {
     const int num_pages = pages * c.kv_heads * c.batch;
     std::vector<int32_t> tables(num_pages);
     std::iota(tables.begin(), tables.end(), 0);
-    std::shuffle(tables.begin(), tables.end(), std::mt19937(1));
+    if (c.shuffled) std::shuffle(tables.begin(), tables.end(), std::mt19937(1));
     std::vector<int64_t> offsets(c.batch);
     for (int i = 0; i < c.batch; ++i) offsets[i] = int64_t{i} * pages * c.kv_heads;
     batch.page_tables = Keep(Upload(tables));
@@ -184,10 +184,10 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   Setup s(c);
   DecodeArgs a{s.heads, Rules(c), s.batch,    std::max(bucket, c.kv_len), DType::kBF16, s.q, s.q_stride,
                s.out,   nullptr,  s.workspace};
-  const double ms = MedianMs(reps, [&] { CHECK_CUDA(DecodeAttention(a, nullptr, decode_variant)); });
+  const double ms = MedianMs(reps, [&] { CHECK_CUDA(DecodeAttention(a, nullptr)); });
   const double tokens =
       static_cast<double>(c.kv_len) * (c.kv_heads - c.band_heads) + std::min<double>(c.kv_len, 320) * c.band_heads;
-  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, decode_variant == Variant::kMma ? "mma" : "sm90", ms * 1e3,
+  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, "mma", ms * 1e3,
               4.0 * c.head_dim * tokens * c.batch / ms * 1e-9);
   std::fflush(stdout);
 }
@@ -195,7 +195,6 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   if (argc > 2) filter = argv[2];
-  if (argc > 3 && std::string(argv[3]) == "mma") decode_variant = Variant::kMma;
   flush_buffer = Alloc<uint4>(kFlushBytes / 16);
   CHECK_CUDA(cudaMemset(flush_buffer, 1, kFlushBytes));
   sink = Alloc<uint32_t>(1);
@@ -237,6 +236,8 @@ int Main(int argc, char** argv) {
     Decode("decode B8 32K", {.batch = 8, .kv_len = 32768}, 50);
     Decode("decode B32 8K", {.batch = 32, .kv_len = 8192}, 50);
     Decode("decode B32 32K", {.batch = 32, .kv_len = 32768}, 20);
+    Decode("decode B32 32K, pages in order", {.batch = 32, .kv_len = 32768, .shuffled = false}, 20);
+    Decode("decode B1 16K", {.kv_len = 16384}, 100);
     Decode("decode B32 32K Hq64", {.qo_heads = 64, .batch = 32, .kv_len = 32768}, 20);
     Decode("decode B8 32K Hq128 (G16)", {.qo_heads = 128, .batch = 8, .kv_len = 32768}, 20);
     Decode("decode B8 32K half BAND 256+64", {.batch = 8, .kv_len = 32768, .band_heads = 4}, 50);

@@ -18,7 +18,6 @@ cudaError_t PrefillMma(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t PrefillSm90(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t DecodeGeneric(const DecodeArgs& args, cudaStream_t stream);
 cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
-cudaError_t DecodeSm90(const DecodeArgs& args, cudaStream_t stream);
 
 // Compute capability of the current device times ten.
 inline cudaError_t DeviceInfo(int* capability, int* num_sms) {

@@ -222,6 +222,14 @@ __device__ inline void WgmmaSs128(float (&d)[64], uint64_t a, uint64_t b, int ac
       : SPL_D32(d, 0), SPL_D32(d, 32)
       : "l"(a), "l"(b), "r"(accumulate));
 }
+// d[64 x 128] (+)= a[64 x 16] b[128 x 16]^T, a in registers, b K-major in shared memory.
+__device__ inline void WgmmaRsK128(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SPL_R64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D32(d, 32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
 // d[64 x N] += a[64 x 16] b[16 x N], a in registers, b row-major (transposed) in shared memory.
 __device__ inline void WgmmaRs(float (&d)[64], const uint32_t* a, uint64_t b, int accumulate) {
   asm volatile(

@@ -10,12 +10,12 @@
 // head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_ptx.h"
-#include "kernels/attention/attention_cuda_tensor_map.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kPageTokens / 16;
+constexpr int kThreads = 32 * kWarps;
 constexpr int kSplitPages = kDecodeSplitTokens / kPageTokens;
 constexpr int kGroupSplits = 16;
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
@@ -66,49 +66,26 @@ int32_t MaxSplits(Band band, int32_t max_kv_len) {
   return static_cast<int32_t>(std::max<int64_t>(std::min(all, of_sinks + of_band), 1));
 }
 
-// How K and V reach shared memory. A stage holds K or V: of 16 tokens in a warp's own ring (cp.async), or of a page in
-// a ring of the CTA that a fifth warp keeps full (TMA: a 16-KiB load each, where it is at its best).
-template <bool kTma>
-struct Loads;
-template <>
-struct Loads<false> {
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kTokens = 16;
-  static constexpr int FewStages(int head_dim) { return 3 * 128 / head_dim; }  // four CTAs fit an SM of sm_90
-};
-template <>
-struct Loads<true> {
-  static constexpr int kThreads = 32 * (kWarps + 1);
-  static constexpr int kTokens = kPageTokens;
-  static constexpr int FewStages(int head_dim) { return 4 * 128 / head_dim; }    // three CTAs
-  static constexpr int ManyStages(int head_dim) { return 12 * 128 / head_dim; }  // one, for launches of few CTAs
-};
-
-template <int kHeadTiles, bool kTma, bool kMany>
-constexpr int MinCtas() {
-  if (kMany) return 1;
-  return !kTma && kHeadTiles == 1 ? 4 : 3;
-}
+// Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
+// the launch has few, so that what one has in flight makes up for the others' absence.
+constexpr int Stages(int head_dim, int share) { return 12 / share * 128 / head_dim; }
+constexpr int MostPerSm(int head_tiles) { return head_tiles == 1 ? 4 : 3; }  // by registers
 
 // kHeadTiles: 8 query heads each.
-template <int kHeadDim, int kHeadTiles, bool kTma, int kStages>
-__global__ void __launch_bounds__(Loads<kTma>::kThreads,
-                                  (MinCtas<kHeadTiles, kTma, (kStages > Loads<kTma>::FewStages(kHeadDim))>()))
-    DecodeMmaKernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap pool_map) {
-  constexpr int kThreads = Loads<kTma>::kThreads;
+template <int kHeadDim, int kHeadTiles, int kShare>
+__global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTiles)))
+    DecodeMmaKernel(const __grid_constant__ Params p) {
+  constexpr int kStages = Stages(kHeadDim, kShare);
   constexpr int kRowBytes = 2 * kHeadDim;
   constexpr int kChunks = kRowBytes / 16;  // 16-byte chunks per token
-  constexpr int kStageTokens = Loads<kTma>::kTokens;
-  constexpr int kStageBytes = kStageTokens * kRowBytes;  // [64-column block][token][64], 128-byte swizzled
+  constexpr int kStageBytes = 16 * kRowBytes;
   constexpr int kRingBytes = kStages * kStageBytes;
-  constexpr int kSmemBytes = (kTma ? 1 : kWarps) * kRingBytes;
-  constexpr int kCopies = 16 * kRowBytes / (32 * 16);  // per lane
-  constexpr int kMergeStride = kHeadDim + 4;           // floats; keeps the four lanes of a quad apart
+  constexpr int kCopies = kStageBytes / (32 * 16);  // per lane
+  constexpr int kMergeStride = kHeadDim + 4;        // floats; keeps the four lanes of a quad apart
   constexpr int kMergeBytes = 8 * kHeadTiles * kMergeStride * 4;
-  static_assert(kTma ? kWarps * kMergeBytes <= kRingBytes : kMergeBytes <= kRingBytes);
+  static_assert(kMergeBytes <= kRingBytes);
   extern __shared__ __align__(1024) char smem[];
   __shared__ float2 warp_max_sum[kWarps][8 * kHeadTiles];
-  __shared__ uint64_t landed[kStages], used[kStages];
   __shared__ bool is_last;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -131,18 +108,6 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
     return;
   }
   const int32_t first_page = splits.At(slot_in_head) * kSplitPages;
-  if constexpr (kTma) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kStages; ++i) {
-        MbarrierInit(SmemAddress(&landed[i]), 1);
-        MbarrierInit(SmemAddress(&used[i]), kWarps);
-      }
-      MbarrierInitFence();
-      PrefetchTensorMap(&pool_map);
-    }
-    __syncthreads();
-  }
-
   // Lane i looks up page i of the split.
   int32_t physical = kNoPage;
   if (lane < kSplitPages) {
@@ -152,74 +117,40 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
   }
   const unsigned pages = __ballot_sync(0xffffffffu, physical >= 0);
 
-  // K and V of one page after the other go through the ring as separate stages.
-  const uint32_t ring = SmemAddress(smem) + (kTma ? 0 : warp * kRingBytes);
+  // K and V of one page after the other go through the ring.
+  const uint32_t ring = SmemAddress(smem) + warp * kRingBytes;
   unsigned to_load = pages, to_use = pages;
-  if constexpr (kTma) {
-    if (warp == kWarps) {
-      Ring<kStages> load_ring;
-      for (; to_load != 0; to_load &= to_load - 1) {
-        const int32_t page = __shfl_sync(0xffffffffu, physical, __ffs(to_load) - 1);
-        for (int half = 0; half < 2; ++half) {
-          if (lane == 0) {
-            const uint32_t barrier = SmemAddress(&landed[load_ring.stage]);
-            MbarrierWait(SmemAddress(&used[load_ring.stage]), load_ring.phase ^ 1);
-            MbarrierArriveExpect(barrier, kStageBytes);
-            TmaLoad3(ring + load_ring.stage * kStageBytes, &pool_map, barrier, 0, (page * 2 + half) * kPageTokens, 0);
-          }
-          load_ring.Advance();
-        }
-      }
-    }
-  }
   bool load_v = false;
-  Ring<kStages> load_ring, use_ring;
+  int load_stage = 0, use_stage = 0;
   const auto copy_next = [&] {
     if (to_load != 0) {
       const int i = __ffs(to_load) - 1;
       const int32_t page = __shfl_sync(0xffffffffu, physical, i);
       const int64_t row = (static_cast<int64_t>(page) * 2 + load_v) * kPageTokens + 16 * warp;
       const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
-      const uint32_t stage = ring + load_ring.stage * kStageBytes;
       const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
 #pragma unroll
       for (int n = 0; n < kCopies; ++n) {
         const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-        CpAsync16(stage + chunk / 8 * (kStageTokens * 128) + Swizzled<128>(token, chunk % 8),
+        CpAsync16(ring + load_stage * kStageBytes + Swizzled<kRowBytes>(token, chunk),
                   source + token * kRowBytes + chunk * 16, begin + token < kv_len);
       }
       if (load_v) to_load &= to_load - 1;
       load_v = !load_v;
     }
     CpAsyncCommit();
-    load_ring.Advance();
+    if (++load_stage == kStages) load_stage = 0;
   };
-  // Waits for the next stage and returns where this warp's 16 tokens of it begin; done_with gives it back.
   const auto next_stage = [&] {
-    if constexpr (kTma) {
-      MbarrierWait(SmemAddress(&landed[use_ring.stage]), use_ring.phase);
-      return ring + use_ring.stage * kStageBytes + warp * (16 * 128);
-    } else {
-      CpAsyncWait<kStages - 2>();
-      __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled now
-      copy_next();
-      return ring + use_ring.stage * kStageBytes;
-    }
+    CpAsyncWait<kStages - 2>();
+    __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled now
+    copy_next();
+    const uint32_t stage = ring + use_stage * kStageBytes;
+    if (++use_stage == kStages) use_stage = 0;
+    return stage;
   };
-  const auto done_with_stage = [&] {
-    if constexpr (kTma) {
-      __syncwarp();
-      if (lane == 0) MbarrierArrive(SmemAddress(&used[use_ring.stage]));
-    }
-    use_ring.Advance();
-  };
-  const auto chunk_at = [](uint32_t tile, int token, int chunk) {
-    return tile + chunk / 8 * (kStageTokens * 128) + Swizzled<128>(token, chunk % 8);
-  };
-  if constexpr (!kTma) {
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_next();
-  }
+  for (int i = 0; i < kStages - 1; ++i) copy_next();
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -240,7 +171,7 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) m[t][0] = m[t][1] = -INFINITY, l[t][0] = l[t][1] = 0;
 
-  while (warp < kWarps && to_use != 0) {
+  while (to_use != 0) {
     const int i = __ffs(to_use) - 1;
     to_use &= to_use - 1;
     const uint32_t k_tile = next_stage();
@@ -249,11 +180,10 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       uint32_t a[4];
-      LdMatrix4(a, chunk_at(k_tile, lane & 15, 2 * k + lane / 16));
+      LdMatrix4(a, k_tile + Swizzled<kRowBytes>(lane & 15, 2 * k + lane / 16));
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) Mma16816(s[t], a, q[t][k][0], q[t][k][1]);
     }
-    done_with_stage();
     const int32_t j = (first_page + i) * kPageTokens + 16 * warp + g;
     const bool visible0 = j < kv_len && (j < splits.sinks || j >= splits.band_begin);
     const bool visible1 = j + 8 < kv_len && (j + 8 < splits.sinks || j + 8 >= splits.band_begin);
@@ -288,57 +218,33 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
       weights[t][1] = TransposeMatrix(PackBf16(s[t][2], s[t][3]));
     }
     const uint32_t v_tile = next_stage();
-    if constexpr (kTma) {
-      // Slots past kv_len may hold NaN, and 0 * NaN is NaN. (Only the last page has any: nothing is loaded over these
-      // zeros. cp.async has written its own.)
-      const int written = kv_len - (first_page + i) * kPageTokens - 16 * warp;
-      if (written < 16) {
-        for (int at = max(written, 0) * 8 + lane; at < 16 * 8; at += 32) {
-#pragma unroll
-          for (int block = 0; block < kHeadDim / 64; ++block) {
-            asm volatile(
-                "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_tile + block * (kStageTokens * 128) + at * 16),
-                "r"(0)
-                : "memory");
-          }
-        }
-        __syncwarp();
-      }
-    }
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       uint32_t a[4];
-      LdMatrix4Trans(a, chunk_at(v_tile, lane / 16 * 8 + (lane & 7), 2 * k + (lane >> 3 & 1)));
+      LdMatrix4Trans(a, v_tile + Swizzled<kRowBytes>(lane / 16 * 8 + (lane & 7), 2 * k + (lane >> 3 & 1)));
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) Mma16816(o[t][k], a, weights[t][0], weights[t][1]);
     }
-    done_with_stage();
   }
-  // Merge the warps: each writes its sums over the ring.
-  if constexpr (kTma) {
-    __syncthreads();
-  } else {
-    CpAsyncWait<0>();
-    __syncwarp();
-  }
-  constexpr int kMergeStep = kTma ? kMergeBytes : kRingBytes;  // from warp to warp
-  if (warp < kWarps) {
-    float* merge = reinterpret_cast<float*>(smem + warp * kMergeStep);
+  CpAsyncWait<0>();
+  __syncwarp();
+
+  // Merge the warps: each writes its sums over its own ring.
+  float* merge = reinterpret_cast<float*>(smem + warp * kRingBytes);
 #pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
+  for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float sum = l[t][h];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        const int column = 8 * t + 2 * c + h;
-        if (g == 0) warp_max_sum[warp][column] = float2{m[t][h], sum};
+    for (int h = 0; h < 2; ++h) {
+      float sum = l[t][h];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+      const int column = 8 * t + 2 * c + h;
+      if (g == 0) warp_max_sum[warp][column] = float2{m[t][h], sum};
 #pragma unroll
-        for (int k = 0; k < kHeadDim / 16; ++k) {
-          merge[column * kMergeStride + 16 * k + g] = o[t][k][h];
-          merge[column * kMergeStride + 16 * k + g + 8] = o[t][k][2 + h];
-        }
+      for (int k = 0; k < kHeadDim / 16; ++k) {
+        merge[column * kMergeStride + 16 * k + g] = o[t][k][h];
+        merge[column * kMergeStride + 16 * k + g + 8] = o[t][k][2 + h];
       }
     }
   }
@@ -367,7 +273,7 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
       const float weight = Exp2(warp_max_sum[w][row].x - base);
       sum += weight * warp_max_sum[w][row].y;
       const float4 y =
-          *reinterpret_cast<const float4*>(smem + w * kMergeStep + (row * kMergeStride + 4 * quad) * sizeof(float));
+          *reinterpret_cast<const float4*>(smem + w * kRingBytes + (row * kMergeStride + 4 * quad) * sizeof(float));
       x = float4{x.x + weight * y.x, x.y + weight * y.y, x.z + weight * y.z, x.w + weight * y.w};
     }
     if (splits.count == 1) {
@@ -393,7 +299,7 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
   // Adds up n parts in ascending order; done(row, quad, x, max, sum) per thread.
   const auto add_up = [&](const float4* parts, const float2* max_sums, int n_parts, const auto& done) {
     auto* some = reinterpret_cast<float2*>(smem);
-    const int at_once = kSmemBytes / static_cast<int>(sizeof(float2)) / p.group;
+    const int at_once = kWarps * kRingBytes / static_cast<int>(sizeof(float2)) / p.group;
     for (int first = 0; first < p.group * kQuads; first += kThreads) {
       const int at = min(first + static_cast<int>(threadIdx.x), p.group * kQuads - 1);
       const int row = at / kQuads, quad = at % kQuads;
@@ -457,44 +363,43 @@ __global__ void __launch_bounds__(Loads<kTma>::kThreads,
   add_up(p.group_out + first_group * p.group * kQuads, p.group_max_sum + first_group * p.group, groups, write);
 }
 
-template <int kHeadDim, int kHeadTiles, bool kTma, int kStages>
-cudaError_t LaunchKernel(const Params& p, const CUtensorMap& map, int num_sequences, cudaStream_t stream) {
-  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kTma, kStages>;
-  constexpr int kSmemBytes = kStages * kPageTokens * 2 * kHeadDim;  // both kinds of ring
+template <int kHeadDim, int kHeadTiles, int kShare>
+cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
+  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare>;
+  constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
-  const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
-  kernel<<<grid, Loads<kTma>::kThreads, kSmemBytes, stream>>>(p, map);
+  kernel<<<grid, kThreads, kSmemBytes, stream>>>(p);
   return cudaGetLastError();
 }
 
+// smem_per_block: the most a CTA may have; sm_80 to sm_89 may not have enough for the deep ring.
 template <int kHeadDim, int kHeadTiles>
-cudaError_t Launch(const Params& p, bool tma, int num_sms, int num_sequences, cudaStream_t stream) {
-  CUtensorMap map{};
-  if (!tma)
-    return LaunchKernel<kHeadDim, kHeadTiles, false, Loads<false>::FewStages(kHeadDim)>(p, map, num_sequences, stream);
-  if (!EncodeBlocks(&map, p.batch.pool.base, uint64_t{2 * kPageTokens} * p.batch.pool.num_pages, 2 * kHeadDim,
-                    kHeadDim / 64, kPageTokens, kHeadDim / 64)) {
-    return cudaErrorNotSupported;
+cudaError_t Launch(const Params& p, int num_sms, int smem_per_block, int num_sequences, cudaStream_t stream) {
+  const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
+  const int64_t ctas = int64_t{grid.x} * grid.y;
+  if (smem_per_block >= (200 << 10)) {
+    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, 1>(p, grid, stream);
+    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, 2>(p, grid, stream);
   }
-  if (int64_t{p.slot_begin[p.num_kv_heads]} * num_sequences <= num_sms) {
-    return LaunchKernel<kHeadDim, kHeadTiles, true, Loads<true>::ManyStages(kHeadDim)>(p, map, num_sequences, stream);
-  }
-  return LaunchKernel<kHeadDim, kHeadTiles, true, Loads<true>::FewStages(kHeadDim)>(p, map, num_sequences, stream);
+  return LaunchShare<kHeadDim, kHeadTiles, 4>(p, grid, stream);
 }
 
 int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
 
-cudaError_t Decode(const DecodeArgs& a, bool tma, cudaStream_t stream) {
-  int capability = 0, num_sms = 0;
-  if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
+}  // namespace
+
+cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
+  int capability = 0, num_sms = 0, device = 0, smem_per_block = 0;
+  cudaError_t e = DeviceInfo(&capability, &num_sms);
+  if (e == cudaSuccess) e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (e != cudaSuccess) return e;
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
-  if ((tma ? capability != 90 : capability < 80) ||
-      !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) || group > kMaxDecodeGroup ||
-      a.batch.num_sequences > 65535) {
+  if (capability < 80 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||
+      group > kMaxDecodeGroup || a.batch.num_sequences > 65535) {
     return cudaErrorNotSupported;
   }
-  if (tma && reinterpret_cast<uintptr_t>(a.batch.pool.base) % 128 != 0) return cudaErrorNotSupported;
   if (!Aligned16(a.workspace)) return cudaErrorInvalidValue;
   Params p{};
   p.rules = a.rules;
@@ -526,10 +431,8 @@ cudaError_t Decode(const DecodeArgs& a, bool tma, cudaStream_t stream) {
 
   const auto launch = a.heads.head_dim == 64 ? (group <= 8 ? Launch<64, 1> : Launch<64, 2>)
                                              : (group <= 8 ? Launch<128, 1> : Launch<128, 2>);
-  return launch(p, tma, num_sms, a.batch.num_sequences, stream);
+  return launch(p, num_sms, smem_per_block, a.batch.num_sequences, stream);
 }
-
-}  // namespace
 
 // All heads kFull is the most that can be needed.
 size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
@@ -537,8 +440,5 @@ size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, 
   const size_t parts = static_cast<size_t>(num_sequences) * heads.num_qo_heads * (splits + Groups(splits));
   return kCounters * sizeof(unsigned) + parts * (heads.head_dim * sizeof(float) + sizeof(float2));
 }
-
-cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream) { return Decode(args, false, stream); }
-cudaError_t DecodeSm90(const DecodeArgs& args, cudaStream_t stream) { return Decode(args, true, stream); }
 
 }  // namespace spl::kernels::cuda

@@ -300,8 +300,13 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     MbarrierWait(SmemAddress(&smem.q_full[q_ring.stage]), q_ring.phase);
     const Work& work = smem.work[work_ring.stage];
     if (work.num_rows < 0) break;
-    const uint32_t q_address = SmemAddress(smem.q[q_ring.stage]) + group * 64 * 128;
-    uint64_t* q_empty = &smem.q_empty[q_ring.stage];
+    uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      LdMatrix4(q[step], SmemAddress(smem.q[q_ring.stage][step / 4]) +
+                             Swizzled<128>(group * 64 + warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
+    }
+    release(&smem.q_empty[q_ring.stage]);
     q_ring.Advance();
     work_ring.Advance();
     // Rows past the end have position -1: they see nothing and are not written.
@@ -322,9 +327,8 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaFence();
 #pragma unroll
       for (int step = 0; step < kHeadDim / 16; ++step) {
-        const uint32_t in_block = step % 4 * 32;
-        WgmmaSs128(s, WgmmaDescriptor(q_address + step / 4 * (kTileRows * 128) + in_block, 16, 1024),
-                   WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + in_block, 16, 1024), step != 0);
+        WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
+                    step != 0);
       }
       WgmmaCommit();
     };
@@ -352,7 +356,6 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     WgmmaPin(s);
     release(&smem.k_empty[k_ring.stage]);
     k_ring.Advance();
-    if (k_tile & kLast) release(q_empty);
     mask(k_tile);
     Softmax(s, p.scale, state, shrink);
     PackWeights(s, weights);
@@ -369,7 +372,6 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaPin(s);
       release(&smem.k_empty[k_ring.stage]);
       k_ring.Advance();
-      if (k_tile & kLast) release(q_empty);
       mask(k_tile);
       Softmax(s, p.scale, state, shrink);
       // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
