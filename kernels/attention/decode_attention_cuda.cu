@@ -1,6 +1,6 @@
 // Decode attention with tensor cores (mma m16n8k16, sm_80 and later), split along the context.
 //
-// One CTA computes one split (kDecodeSplitTokens positions of one KV head of one sequence) for all query heads of that
+// One CTA computes one split (SplitTokens positions of one KV head of one sequence) for all query heads of that
 // KV head, so K and V are read once. Its warps are independent: warp w owns slots [16 w, 16 w + 16) of every page,
 // loads them into its own ring in shared memory (TMA on sm_90, else cp.async) and keeps its own running softmax; they
 // meet once, at the end. Scores are computed transposed (rows are tokens, columns are query heads) so that 8 heads fill
@@ -16,10 +16,17 @@ namespace {
 
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplitPages = kDecodeSplitTokens / kPageTokens;
 constexpr int kGroupSplits = 16;
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
-static_assert(kSplitPages <= 32);
+
+// Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
+// order: short splits spread a short context over the device, long ones cost less per token.
+constexpr int kMidContext = 8192, kLongContext = 65536;
+__host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len) {
+  return kv_len <= kMidContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
+}
+constexpr int kMaxSplitPages = 2048 / kPageTokens;
+static_assert(kMaxSplitPages <= 32, "one lane looks up one page");
 
 struct Params {
   HeadRules rules;
@@ -44,26 +51,32 @@ struct Params {
 
 // Splits that hold something visible, in ascending order.
 struct ActiveSplits {
+  int32_t split;              // positions
   int32_t sinks, band_begin;  // visible: [0, sinks) and [band_begin, kv_len)
   int32_t sink_splits, first_band_split, count;
 
-  __host__ __device__ ActiveSplits(Band band, int32_t kv_len) {
+  __device__ ActiveSplits(Band band, int32_t kv_len) : split(SplitTokens(kv_len)) {
     band_begin = kv_len > band.window ? kv_len - band.window : 0;
     sinks = band.sinks < band_begin ? band.sinks : band_begin;
-    first_band_split = band_begin / kDecodeSplitTokens;
-    sink_splits = (sinks + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-    if (sink_splits > first_band_split) sink_splits = first_band_split;
-    count = kv_len <= 0 ? 0 : sink_splits + (kv_len - 1) / kDecodeSplitTokens - first_band_split + 1;
+    first_band_split = band_begin / split;
+    sink_splits = min((sinks + split - 1) / split, first_band_split);
+    count = kv_len <= 0 ? 0 : sink_splits + (kv_len - 1) / split - first_band_split + 1;
   }
   __device__ int32_t At(int i) const { return i < sink_splits ? i : first_band_split + i - sink_splits; }
 };
 
 // The most splits that can be active for any kv_len up to max_kv_len.
 int32_t MaxSplits(Band band, int32_t max_kv_len) {
-  const int64_t all = (int64_t{max_kv_len} + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-  const int64_t of_sinks = (int64_t{band.sinks} + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-  const int64_t of_band = (int64_t{band.window} + kDecodeSplitTokens - 2) / kDecodeSplitTokens + 1;
-  return static_cast<int32_t>(std::max<int64_t>(std::min(all, of_sinks + of_band), 1));
+  const auto splits = [](int64_t tokens, int64_t split) { return (tokens + split - 1) / split; };
+  int64_t all = 1;
+  for (const int32_t longest : {kMidContext, kLongContext, kMaxDecodeKvLen}) {
+    const int32_t tokens = std::min(max_kv_len, longest);
+    all = std::max(all, splits(tokens, SplitTokens(tokens)));
+  }
+  // A window of w tokens touches no more splits than when its first token is the last of one.
+  constexpr int kShortest = SplitTokens(1);
+  const int64_t of_band = splits(band.sinks, kShortest) + splits(int64_t{band.window} - 1, kShortest) + 1;
+  return static_cast<int32_t>(std::min(all, of_band));
 }
 
 // Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
@@ -107,10 +120,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
     if (p.lse != nullptr && threadIdx.x < p.group) p.lse[first_row_head + threadIdx.x] = -INFINITY;
     return;
   }
-  const int32_t first_page = splits.At(slot_in_head) * kSplitPages;
+  const int32_t first_page = splits.At(slot_in_head) * (splits.split / kPageTokens);
   // Lane i looks up page i of the split.
   int32_t physical = kNoPage;
-  if (lane < kSplitPages) {
+  if (lane < splits.split / kPageTokens) {
     const int32_t begin = (first_page + lane) * kPageTokens;
     const bool visible = begin < kv_len && (begin < splits.sinks || begin + kPageTokens > splits.band_begin);
     if (visible) physical = table[first_page + lane];

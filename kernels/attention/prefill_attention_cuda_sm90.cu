@@ -127,12 +127,11 @@ __device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
       smem.plan.table = table;
       smem.plan.seen = seen;
     }
-    __syncwarp();
-    if (lane == 0) MbarrierArrive(SmemAddress(&smem.plan_full));
-  }
-  if (lane == 0) {
-    smem.plan.work.num_rows = -1;
     MbarrierArrive(SmemAddress(&smem.plan_full));
+  }
+  if (lane == 0) smem.plan.work.num_rows = -1;
+  MbarrierArrive(SmemAddress(&smem.plan_full));
+  if (lane == 0) {
     // The last CTA leaves the counters at zero for the next launch.
     if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
   }
@@ -165,9 +164,8 @@ __device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
     const int32_t* table = smem.plan.table;
     unsigned seen = smem.plan.seen;
     int32_t row = smem.plan.pool_row[lane];
-    __syncwarp();
+    MbarrierArrive(SmemAddress(&smem.plan_empty));
     if (lane == 0) {
-      MbarrierArrive(SmemAddress(&smem.plan_empty));
       const uint32_t full = SmemAddress(&smem.q_full[q_ring.stage]);
       MbarrierWait(SmemAddress(&smem.q_empty[q_ring.stage]), q_ring.phase ^ 1);
       smem.work[work_ring.stage] = work;
@@ -349,8 +347,13 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       if (k_tile & kNeedsMask) MaskScores(s, k_tile, work.band, position0, position1);
     };
 
-    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-    int32_t k_tile = smem.k_tile[k_ring.stage];
+    // Lane 0 reads for its warp: it is also the one that gives the stage back.
+    const auto wait_for_k = [&] {
+      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
+      return __shfl_sync(0xffffffffu, lane == 0 ? smem.k_tile[k_ring.stage] : 0, 0);
+    };
+
+    int32_t k_tile = wait_for_k();
     issue_scores();
     WgmmaWait<0>();
     WgmmaPin(s);
@@ -361,8 +364,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     PackWeights(s, weights);
 
     while (!(k_tile & kLast)) {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      k_tile = smem.k_tile[k_ring.stage];
+      k_tile = wait_for_k();
       NamedBarrierSync(my_turn, 128 * kConsumers);
       issue_scores();
       MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
@@ -449,8 +451,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * kConsumers;
-    MbarrierInit(SmemAddress(&smem.plan_full), 1);
-    MbarrierInit(SmemAddress(&smem.plan_empty), 1);
+    MbarrierInit(SmemAddress(&smem.plan_full), 32);
+    MbarrierInit(SmemAddress(&smem.plan_empty), 32);
     for (int i = 0; i < kQueries; ++i) {
       MbarrierInit(SmemAddress(&smem.q_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.q_empty[i]), kWarps);
