@@ -45,12 +45,12 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
       return PrefillGeneric(args, stream);
     case Variant::kMma:
       return PrefillMma(args, stream);
-    case Variant::kWgmma:
-      return PrefillWgmma(args, stream);
+    case Variant::kSm90:
+      return PrefillSm90(args, stream);
     case Variant::kAuto:
       break;
   }
-  cudaError_t e = PrefillWgmma(args, stream);
+  cudaError_t e = PrefillSm90(args, stream);
   if (e == cudaErrorNotSupported) e = PrefillMma(args, stream);
   if (e == cudaErrorNotSupported) e = PrefillGeneric(args, stream);
   return e;
@@ -65,7 +65,7 @@ cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant
       return DecodeGeneric(args, stream);
     case Variant::kMma:
       return DecodeMma(args, stream);
-    case Variant::kWgmma:
+    case Variant::kSm90:
       return cudaErrorNotSupported;
     case Variant::kAuto:
       break;

@@ -7,7 +7,8 @@
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
 // Garbage     slots at or past kv_len, and pages no table lists, may hold NaN: they never reach a result.
-// Results     a row's result depends only on its own query, position, rule and keys, bitwise: not on the other rows or
+// Results     a row's result depends only on its own query, position, rule, keys and (decode) kv_len, bitwise: not on
+// the other rows or
 //             sequences of the launch, on how a prompt is sliced, on where pages lie, on the scheduling, nor (decode)
 //             on max_kv_len. Two variants agree within Tolerance(dtype), not bitwise.
 // Errors      cudaErrorNotSupported: this variant does not serve the shape, types, alignment, rule or device;
@@ -30,7 +31,6 @@ namespace spl::kernels::cuda {
 
 inline constexpr int kMaxKvHeads = 64;
 inline constexpr int kMaxDecodeGroup = 16;        // query heads per KV head that the tensor-core decode serves
-inline constexpr int kDecodeSplitTokens = 512;    // positions per decode split, whatever the batch: see Results
 inline constexpr int kMaxDecodeKvLen = 16 << 20;  // bounds the grid
 
 struct HeadRule {
@@ -86,14 +86,14 @@ struct DecodeArgs {
   int64_t q_row_stride = 0;
   void* out = nullptr;        // [num_sequences, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;       // [num_sequences, num_qo_heads] or null
-  void* workspace = nullptr;  // DecodeWorkspaceBytes(heads, num_sequences, max_kv_len); zeroed before the first launch
+  void* workspace = nullptr;  // DecodeWorkspaceBytes or more; zeroed before the first launch, then for any shape
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
 // kMma      sm_80 and later; bf16; head_dim 64 or 128 (decode: at most kMaxDecodeGroup query heads per KV head).
-// kWgmma    sm_90a; prefill only; as kMma.
+// kSm90     compute capability 9.0 only: wgmma and TMA; prefill; otherwise as kMma.
 // kAuto     the fastest of these that serves the arguments.
-enum class Variant : uint8_t { kAuto, kGeneric, kMma, kWgmma };
+enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
 size_t PrefillWorkspaceBytes();
 size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len);

@@ -1,3 +1,5 @@
+// attention_cuda_bench [all|prefill|decode [part of a case name]]
+//
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
 // each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes.
 #include <cuda_bf16.h>
@@ -46,7 +48,7 @@ __global__ void ReadAll(const uint4* p, int64_t n, uint32_t* sink) {
   for (; i + 7 * step < n; i += 8 * step) {
     uint4 v[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = __ldcs(p + i + k * step);
+    for (int k = 0; k < 8; ++k) v[k] = p[i + k * step];
 #pragma unroll
     for (int k = 0; k < 8; ++k) x ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
   }
@@ -66,8 +68,11 @@ T* Upload(const std::vector<T>& v) {
   return p;
 }
 
+// Read, not written, between launches: lines left dirty would be written back at the next launch's expense.
 constexpr size_t kFlushBytes = 256 << 20;
-void* flush_buffer = nullptr;
+uint4* flush_buffer = nullptr;
+uint32_t* sink = nullptr;
+std::string filter;  // of case names
 
 template <typename F>
 double MedianMs(int reps, F launch) {
@@ -75,7 +80,7 @@ double MedianMs(int reps, F launch) {
   std::vector<cudaEvent_t> events(2 * reps);
   for (cudaEvent_t& e : events) CHECK_CUDA(cudaEventCreate(&e));
   for (int i = 0; i < reps; ++i) {
-    CHECK_CUDA(cudaMemsetAsync(flush_buffer, i, kFlushBytes));
+    ReadAll<<<528, 256>>>(flush_buffer, kFlushBytes / 16, sink);
     CHECK_CUDA(cudaEventRecord(events[2 * i]));
     launch();
     CHECK_CUDA(cudaEventRecord(events[2 * i + 1]));
@@ -91,6 +96,7 @@ double MedianMs(int reps, F launch) {
 struct Case {
   int qo_heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
   int32_t kv_len = 0, rows = 0;  // rows: the last ones; 0 is decode
+  bool shuffled = true;          // physical pages
   int band_heads = 0;            // of the KV heads; window 256, 64 sinks
 };
 
@@ -108,7 +114,7 @@ class Setup {
     const int num_pages = pages * c.kv_heads * c.batch;
     std::vector<int32_t> tables(num_pages);
     std::iota(tables.begin(), tables.end(), 0);
-    std::shuffle(tables.begin(), tables.end(), std::mt19937(1));
+    if (c.shuffled) std::shuffle(tables.begin(), tables.end(), std::mt19937(1));
     std::vector<int64_t> offsets(c.batch);
     for (int i = 0; i < c.batch; ++i) offsets[i] = int64_t{i} * pages * c.kv_heads;
     batch.page_tables = Keep(Upload(tables));
@@ -158,6 +164,7 @@ class Setup {
 };
 
 void Prefill(const char* name, const Case& c, Variant variant, const char* variant_name, int reps) {
+  if (std::strstr(name, filter.c_str()) == nullptr) return;
   Setup s(c);
   PrefillArgs a{s.heads,      Rules(c), s.batch,    s.row_begin, s.positions, c.rows * c.batch, c.kv_len,
                 DType::kBF16, s.q,      s.q_stride, s.out,       nullptr,     s.workspace};
@@ -173,6 +180,7 @@ void Prefill(const char* name, const Case& c, Variant variant, const char* varia
 }
 
 void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
+  if (std::strstr(name, filter.c_str()) == nullptr) return;
   Setup s(c);
   DecodeArgs a{s.heads, Rules(c), s.batch,    std::max(bucket, c.kv_len), DType::kBF16, s.q, s.q_stride,
                s.out,   nullptr,  s.workspace};
@@ -186,10 +194,13 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
 
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
-  flush_buffer = Alloc<std::byte>(kFlushBytes);
+  if (argc > 2) filter = argv[2];
+  flush_buffer = Alloc<uint4>(kFlushBytes / 16);
+  CHECK_CUDA(cudaMemset(flush_buffer, 1, kFlushBytes));
+  sink = Alloc<uint32_t>(1);
   const bool all = what == "all";
   if (all || what == "prefill") {
-    const auto sm90 = [](const char* n, const Case& c, int reps) { Prefill(n, c, Variant::kWgmma, "wgmma", reps); };
+    const auto sm90 = [](const char* n, const Case& c, int reps) { Prefill(n, c, Variant::kSm90, "sm90", reps); };
     sm90("prefill causal 2K", {.kv_len = 2048, .rows = 2048}, 50);
     sm90("prefill causal 4K", {.kv_len = 4096, .rows = 4096}, 30);
     sm90("prefill causal 8K", {.kv_len = 8192, .rows = 8192}, 30);
@@ -205,11 +216,10 @@ int Main(int argc, char** argv) {
     Prefill("prefill causal 2K", {.kv_len = 2048, .rows = 2048}, Variant::kMma, "mma", 20);
   }
   if (all || what == "decode") {
-    {
+    if (filter.empty()) {
       const int64_t n = int64_t{4} << 30;
       auto* p = Alloc<uint4>(n / 16);
       FillNormal<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(p), n / 2, 3);
-      auto* sink = Alloc<uint32_t>(1);
       double best = 1e9;
       for (const int blocks : {132 * 4, 132 * 8, 132 * 16}) {
         best = std::min(best, MedianMs(10, [&] { ReadAll<<<blocks, 256>>>(p, n / 16, sink); }));
@@ -226,6 +236,8 @@ int Main(int argc, char** argv) {
     Decode("decode B8 32K", {.batch = 8, .kv_len = 32768}, 50);
     Decode("decode B32 8K", {.batch = 32, .kv_len = 8192}, 50);
     Decode("decode B32 32K", {.batch = 32, .kv_len = 32768}, 20);
+    Decode("decode B32 32K, pages in order", {.batch = 32, .kv_len = 32768, .shuffled = false}, 20);
+    Decode("decode B1 16K", {.kv_len = 16384}, 100);
     Decode("decode B32 32K Hq64", {.qo_heads = 64, .batch = 32, .kv_len = 32768}, 20);
     Decode("decode B8 32K Hq128 (G16)", {.qo_heads = 128, .batch = 8, .kv_len = 32768}, 20);
     Decode("decode B8 32K half BAND 256+64", {.batch = 8, .kv_len = 32768, .band_heads = 4}, 50);

@@ -15,7 +15,7 @@ namespace spl::kernels::cuda {
 // One file each; all take checked arguments and return cudaErrorNotSupported for what they do not serve.
 cudaError_t PrefillGeneric(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t PrefillMma(const PrefillArgs& args, cudaStream_t stream);
-cudaError_t PrefillWgmma(const PrefillArgs& args, cudaStream_t stream);
+cudaError_t PrefillSm90(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t DecodeGeneric(const DecodeArgs& args, cudaStream_t stream);
 cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
 

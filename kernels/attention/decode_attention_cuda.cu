@@ -1,10 +1,13 @@
 // Decode attention with tensor cores (mma m16n8k16, sm_80 and later), split along the context.
 //
-// One CTA computes one split (kDecodeSplitTokens positions of one KV head of one sequence) for all query heads of that
+// One CTA computes one split (SplitTokens positions of one KV head of one sequence) for all query heads of that
 // KV head, so K and V are read once. Its warps are independent: warp w owns slots [16 w, 16 w + 16) of every page,
-// copies them into its own ring in shared memory and keeps its own running softmax; they meet once, at the end. Scores
-// are computed transposed (rows are tokens, columns are query heads) so that 8 heads fill an mma. The last CTA of a KV
-// head to finish adds the splits up in ascending order: the same bits whatever the timing.
+// loads them into its own ring in shared memory (TMA on sm_90, else cp.async) and keeps its own running softmax; they
+// meet once, at the end. Scores are computed transposed (rows are tokens, columns are query heads) so that 8 heads fill
+// an mma.
+//
+// The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
+// head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_ptx.h"
 
@@ -13,61 +16,85 @@ namespace {
 
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplitPages = kDecodeSplitTokens / kPageTokens;
-static_assert(kSplitPages <= 32);
+constexpr int kGroupSplits = 16;
+constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
+
+// Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
+// order: short splits spread a short context over the device, long ones cost less per token.
+constexpr int kMidContext = 8192, kLongContext = 65536;
+__host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len) {
+  return kv_len <= kMidContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
+}
+constexpr int kMaxSplitPages = 2048 / kPageTokens;
+static_assert(kMaxSplitPages <= 32, "one lane looks up one page");
 
 struct Params {
   HeadRules rules;
   PagedBatch batch;
-  int32_t slot_begin[kMaxKvHeads + 1];  // of KV head h among the blocks of a sequence
+  int32_t slot_begin[kMaxKvHeads + 1];   // of KV head h among the splits of a sequence
+  int32_t group_begin[kMaxKvHeads + 1];  // and among the groups
   const __nv_bfloat16* q;
   int64_t q_row_stride;
   __nv_bfloat16* out;
   float* lse;
-  unsigned* counters;  // [num_sequences, num_kv_heads]
-  float2* max_sum;     // [num_sequences, slots, group]: running maximum (log2 units) and sum of a split
-  float* partial;      // [num_sequences, slots, group, head_dim], not yet divided by the sum
+  unsigned* head_counters;   // [num_sequences, num_kv_heads]
+  unsigned* group_counters;  // [num_sequences, groups]
+  // Of splits and of groups: [num_sequences, slots or groups, query heads of a KV head] x head_dim floats, not yet
+  // divided by the sum, and the running maximum (log2 units) and the sum.
+  float4* split_out;
+  float2* split_max_sum;
+  float4* group_out;
+  float2* group_max_sum;
   int32_t num_kv_heads, group;
   float scale;
 };
 
 // Splits that hold something visible, in ascending order.
 struct ActiveSplits {
+  int32_t split;              // positions
   int32_t sinks, band_begin;  // visible: [0, sinks) and [band_begin, kv_len)
   int32_t sink_splits, first_band_split, count;
 
-  __host__ __device__ ActiveSplits(Band band, int32_t kv_len) {
+  __device__ ActiveSplits(Band band, int32_t kv_len) : split(SplitTokens(kv_len)) {
     band_begin = kv_len > band.window ? kv_len - band.window : 0;
     sinks = band.sinks < band_begin ? band.sinks : band_begin;
-    first_band_split = band_begin / kDecodeSplitTokens;
-    sink_splits = (sinks + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-    if (sink_splits > first_band_split) sink_splits = first_band_split;
-    count = kv_len <= 0 ? 0 : sink_splits + (kv_len - 1) / kDecodeSplitTokens - first_band_split + 1;
+    first_band_split = band_begin / split;
+    sink_splits = min((sinks + split - 1) / split, first_band_split);
+    count = kv_len <= 0 ? 0 : sink_splits + (kv_len - 1) / split - first_band_split + 1;
   }
   __device__ int32_t At(int i) const { return i < sink_splits ? i : first_band_split + i - sink_splits; }
 };
 
 // The most splits that can be active for any kv_len up to max_kv_len.
 int32_t MaxSplits(Band band, int32_t max_kv_len) {
-  const int64_t all = (int64_t{max_kv_len} + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-  const int64_t of_sinks = (int64_t{band.sinks} + kDecodeSplitTokens - 1) / kDecodeSplitTokens;
-  const int64_t of_band = (int64_t{band.window} + kDecodeSplitTokens - 2) / kDecodeSplitTokens + 1;
-  return static_cast<int32_t>(std::max<int64_t>(std::min(all, of_sinks + of_band), 1));
+  const auto splits = [](int64_t tokens, int64_t split) { return (tokens + split - 1) / split; };
+  int64_t all = 1;
+  for (const int32_t longest : {kMidContext, kLongContext, kMaxDecodeKvLen}) {
+    const int32_t tokens = std::min(max_kv_len, longest);
+    all = std::max(all, splits(tokens, SplitTokens(tokens)));
+  }
+  // A window of w tokens touches no more splits than when its first token is the last of one.
+  constexpr int kShortest = SplitTokens(1);
+  const int64_t of_band = splits(band.sinks, kShortest) + splits(int64_t{band.window} - 1, kShortest) + 1;
+  return static_cast<int32_t>(std::min(all, of_band));
 }
 
-// Stages of a warp's ring: four CTAs fit an SM of sm_90, and 128 KiB are in flight.
-constexpr int Stages(int head_dim) { return 3 * 128 / head_dim; }
+// Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
+// the launch has few, so that what one has in flight makes up for the others' absence.
+constexpr int Stages(int head_dim, int share) { return 12 / share * 128 / head_dim; }
+constexpr int MostPerSm(int head_tiles) { return head_tiles == 1 ? 4 : 3; }  // by registers
 
 // kHeadTiles: 8 query heads each.
-template <int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKernel(const __grid_constant__ Params p) {
+template <int kHeadDim, int kHeadTiles, int kShare>
+__global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTiles)))
+    DecodeMmaKernel(const __grid_constant__ Params p) {
+  constexpr int kStages = Stages(kHeadDim, kShare);
   constexpr int kRowBytes = 2 * kHeadDim;
-  constexpr int kChunks = kRowBytes / 16;     // 16-byte chunks per token
-  constexpr int kHalfBytes = 16 * kRowBytes;  // K or V of one warp's 16 tokens: a stage of the ring
-  constexpr int kStages = Stages(kHeadDim);
-  constexpr int kRingBytes = kStages * kHalfBytes;
-  constexpr int kCopies = kHalfBytes / (32 * 16);  // per lane and half
-  constexpr int kMergeStride = kHeadDim + 4;       // floats; keeps the four lanes of a quad apart
+  constexpr int kChunks = kRowBytes / 16;  // 16-byte chunks per token
+  constexpr int kStageBytes = 16 * kRowBytes;
+  constexpr int kRingBytes = kStages * kStageBytes;
+  constexpr int kCopies = kStageBytes / (32 * 16);  // per lane
+  constexpr int kMergeStride = kHeadDim + 4;        // floats; keeps the four lanes of a quad apart
   constexpr int kMergeBytes = 8 * kHeadTiles * kMergeStride * 4;
   static_assert(kMergeBytes <= kRingBytes);
   extern __shared__ __align__(1024) char smem[];
@@ -93,16 +120,50 @@ __global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKe
     if (p.lse != nullptr && threadIdx.x < p.group) p.lse[first_row_head + threadIdx.x] = -INFINITY;
     return;
   }
-  const int32_t first_page = splits.At(slot_in_head) * kSplitPages;
-
+  const int32_t first_page = splits.At(slot_in_head) * (splits.split / kPageTokens);
   // Lane i looks up page i of the split.
   int32_t physical = kNoPage;
-  if (lane < kSplitPages) {
+  if (lane < splits.split / kPageTokens) {
     const int32_t begin = (first_page + lane) * kPageTokens;
     const bool visible = begin < kv_len && (begin < splits.sinks || begin + kPageTokens > splits.band_begin);
     if (visible) physical = table[first_page + lane];
   }
   const unsigned pages = __ballot_sync(0xffffffffu, physical >= 0);
+
+  // K and V of one page after the other go through the ring.
+  const uint32_t ring = SmemAddress(smem) + warp * kRingBytes;
+  unsigned to_load = pages, to_use = pages;
+  bool load_v = false;
+  int load_stage = 0, use_stage = 0;
+  const auto copy_next = [&] {
+    if (to_load != 0) {
+      const int i = __ffs(to_load) - 1;
+      const int32_t page = __shfl_sync(0xffffffffu, physical, i);
+      const int64_t row = (static_cast<int64_t>(page) * 2 + load_v) * kPageTokens + 16 * warp;
+      const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
+      const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
+#pragma unroll
+      for (int n = 0; n < kCopies; ++n) {
+        const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
+        CpAsync16(ring + load_stage * kStageBytes + Swizzled<kRowBytes>(token, chunk),
+                  source + token * kRowBytes + chunk * 16, begin + token < kv_len);
+      }
+      if (load_v) to_load &= to_load - 1;
+      load_v = !load_v;
+    }
+    CpAsyncCommit();
+    if (++load_stage == kStages) load_stage = 0;
+  };
+  const auto next_stage = [&] {
+    CpAsyncWait<kStages - 2>();
+    __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled now
+    copy_next();
+    const uint32_t stage = ring + use_stage * kStageBytes;
+    if (++use_stage == kStages) use_stage = 0;
+    return stage;
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages - 1; ++i) copy_next();
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -118,52 +179,11 @@ __global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKe
     }
   }
 
-  // K and V of one page after the other go through the ring as separate stages.
-  const uint32_t ring = SmemAddress(smem) + warp * kRingBytes;
-  unsigned to_load = pages, to_use = pages;
-  bool load_v = false;
-  uint32_t load_at = ring, use_at = ring;
-  const auto advance = [&](uint32_t& at) {
-    at += kHalfBytes;
-    if (at == ring + kRingBytes) at = ring;
-  };
-  const auto issue = [&] {
-    if (to_load != 0) {
-      const int i = __ffs(to_load) - 1;
-      const int32_t page = __shfl_sync(0xffffffffu, physical, i);
-      const char* source = reinterpret_cast<const char*>(p.batch.pool.base) +
-                           (static_cast<int64_t>(page) * 2 + load_v) * (kPageTokens * kRowBytes) + warp * kHalfBytes;
-      const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
-#pragma unroll
-      for (int n = 0; n < kCopies; ++n) {
-        const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-        const int32_t j = begin + token;
-        const bool visible = j < kv_len && (j < splits.sinks || j >= splits.band_begin);
-        CpAsync16(load_at + Swizzled<kRowBytes>(token, chunk), source + token * kRowBytes + chunk * 16, visible);
-      }
-      if (load_v) to_load &= to_load - 1;
-      load_v = !load_v;
-    }
-    CpAsyncCommit();
-    advance(load_at);
-  };
-  // The next stage to use has landed for every lane, and every lane is done with the one that is refilled now.
-  const auto next_stage = [&] {
-    CpAsyncWait<kStages - 2>();
-    __syncwarp();
-    issue();
-    const uint32_t at = use_at;
-    advance(use_at);
-    return at;
-  };
-
   float o[kHeadTiles][kHeadDim / 16][4] = {};  // rows: dims 16 i + g (+8); columns: heads 2 c, 2 c + 1
   float m[kHeadTiles][2], l[kHeadTiles][2];
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) m[t][0] = m[t][1] = -INFINITY, l[t][0] = l[t][1] = 0;
 
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) issue();
   while (to_use != 0) {
     const int i = __ffs(to_use) - 1;
     to_use &= to_use - 1;
@@ -220,9 +240,9 @@ __global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKe
     }
   }
   CpAsyncWait<0>();
+  __syncwarp();
 
   // Merge the warps: each writes its sums over its own ring.
-  __syncwarp();
   float* merge = reinterpret_cast<float*>(smem + warp * kRingBytes);
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
@@ -245,9 +265,8 @@ __global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKe
 
   // From here on a thread owns four dims of a query head.
   constexpr int kQuads = kHeadDim / 4;
-  const int64_t slots = p.slot_begin[p.num_kv_heads];
-  const int64_t head_slot = sequence * slots + p.slot_begin[head];
-  const int64_t my_slot = head_slot + slot_in_head;
+  const int64_t first_slot = static_cast<int64_t>(sequence) * p.slot_begin[p.num_kv_heads] + p.slot_begin[head];
+  const int64_t my_slot = first_slot + slot_in_head;
   const auto write = [&](int row, int quad, float4 x, float max, float sum) {
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
     uint2 packed{PackBf16(x.x * inverse, x.y * inverse), PackBf16(x.z * inverse, x.w * inverse)};
@@ -273,102 +292,122 @@ __global__ void __launch_bounds__(kThreads, kHeadTiles == 1 ? 4 : 3) DecodeMmaKe
     if (splits.count == 1) {
       write(row, quad, x, max, sum);
     } else {
-      if (quad == 0) p.max_sum[my_slot * p.group + row] = float2{max, sum};
-      reinterpret_cast<float4*>(p.partial)[(my_slot * p.group + row) * kQuads + quad] = x;
+      if (quad == 0) p.split_max_sum[my_slot * p.group + row] = float2{max, sum};
+      p.split_out[(my_slot * p.group + row) * kQuads + quad] = x;
     }
   }
   if (splits.count == 1) return;
 
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    // Wraps to zero at the last arrival: ready for the next launch.
-    const unsigned before = atomicInc(&p.counters[sequence * p.num_kv_heads + head], splits.count - 1);
-    is_last = before == static_cast<unsigned>(splits.count) - 1;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  const float2* max_sum = p.max_sum + head_slot * p.group;
-  const float4* partial = reinterpret_cast<const float4*>(p.partial) + head_slot * p.group * kQuads;
-  auto* some_max_sum = reinterpret_cast<float2*>(smem);
-  const int at_once = kWarps * kRingBytes / static_cast<int>(sizeof(float2)) / p.group;  // splits
-  for (int first = 0; first < p.group * kQuads; first += kThreads) {
-    const int at = min(first + static_cast<int>(threadIdx.x), p.group * kQuads - 1);
-    const int row = at / kQuads, quad = at % kQuads;
-    float max = -INFINITY, sum = 0;
-    float4 x{0, 0, 0, 0};
-    for (int begin = 0; begin < splits.count; begin += at_once) {
-      const int n = min(at_once, splits.count - begin);
-      constexpr int kAhead = 16;
-      float4 y[kAhead];
-      const auto load = [&](int i) {
+  // True in the CTA that arrives last of n; the counter is back at zero then. What the others wrote before is visible.
+  const auto arrive_last = [&](unsigned* counter, int n) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();  // cumulative: covers what the barrier ordered before it
+      is_last = atomicInc(counter, n - 1) == static_cast<unsigned>(n) - 1;
+      __threadfence();
+    }
+    __syncthreads();
+    return is_last;
+  };
+  // Adds up n parts in ascending order; done(row, quad, x, max, sum) per thread.
+  const auto add_up = [&](const float4* parts, const float2* max_sums, int n_parts, const auto& done) {
+    auto* some = reinterpret_cast<float2*>(smem);
+    const int at_once = kWarps * kRingBytes / static_cast<int>(sizeof(float2)) / p.group;
+    for (int first = 0; first < p.group * kQuads; first += kThreads) {
+      const int at = min(first + static_cast<int>(threadIdx.x), p.group * kQuads - 1);
+      const int row = at / kQuads, quad = at % kQuads;
+      float max = -INFINITY, sum = 0;
+      float4 x{0, 0, 0, 0};
+      for (int begin = 0; begin < n_parts; begin += at_once) {
+        const int n = min(at_once, n_parts - begin);
+        float4 y[kGroupSplits];
+        const auto load = [&](int i) {
 #pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          if (i + k < n) y[k] = __ldcg(&partial[(static_cast<int64_t>(begin + i + k) * p.group + row) * kQuads + quad]);
+          for (int k = 0; k < kGroupSplits; ++k) {
+            if (i + k < n) y[k] = __ldcg(&parts[(static_cast<int64_t>(begin + i + k) * p.group + row) * kQuads + quad]);
+          }
+        };
+        load(0);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n * p.group; i += kThreads) {
+          some[i] = __ldcg(&max_sums[static_cast<int64_t>(begin) * p.group + i]);
         }
-      };
-      load(0);
-      __syncthreads();
-      for (int i = threadIdx.x; i < n * p.group; i += kThreads) {
-        some_max_sum[i] = __ldcg(&max_sum[static_cast<int64_t>(begin) * p.group + i]);
-      }
-      __syncthreads();
-      float next = max;
-      for (int i = 0; i < n; ++i) next = fmaxf(next, some_max_sum[i * p.group + row].x);
-      const float base = next == -INFINITY ? 0.0f : next;
-      const float shrink = Exp2(max - base);
-      max = next;
-      sum *= shrink;
-      x = float4{x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
-      for (int i = 0; i < n; i += kAhead) {
-        if (i > 0) load(i);
+        __syncthreads();
+        float next = max;
+        for (int i = 0; i < n; ++i) next = fmaxf(next, some[i * p.group + row].x);
+        const float base = next == -INFINITY ? 0.0f : next;
+        const float shrink = Exp2(max - base);
+        max = next;
+        sum *= shrink;
+        x = float4{x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
+        for (int i = 0; i < n; i += kGroupSplits) {
+          if (i > 0) load(i);
 #pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          if (i + k < n) {
-            const float2 ms = some_max_sum[(i + k) * p.group + row];
-            const float weight = Exp2(ms.x - base);
-            sum += weight * ms.y;
-            x = float4{x.x + weight * y[k].x, x.y + weight * y[k].y, x.z + weight * y[k].z, x.w + weight * y[k].w};
+          for (int k = 0; k < kGroupSplits; ++k) {
+            if (i + k < n) {
+              const float2 ms = some[(i + k) * p.group + row];
+              const float weight = Exp2(ms.x - base);
+              sum += weight * ms.y;
+              x = float4{x.x + weight * y[k].x, x.y + weight * y[k].y, x.z + weight * y[k].z, x.w + weight * y[k].w};
+            }
           }
         }
       }
+      if (first + static_cast<int>(threadIdx.x) < p.group * kQuads) done(row, quad, x, max, sum);
     }
-    if (first + threadIdx.x < p.group * kQuads) write(row, quad, x, max, sum);
-  }
+  };
+
+  const int group = slot_in_head / kGroupSplits, groups = (splits.count + kGroupSplits - 1) / kGroupSplits;
+  const int in_group = min(kGroupSplits, splits.count - group * kGroupSplits);
+  const int64_t first_group = static_cast<int64_t>(sequence) * p.group_begin[p.num_kv_heads] + p.group_begin[head];
+  const int64_t my_group = first_group + group;
+  if (!arrive_last(&p.group_counters[my_group], in_group)) return;
+  const int64_t group_slot = (first_slot + group * kGroupSplits) * p.group;
+  add_up(p.split_out + group_slot * kQuads, p.split_max_sum + group_slot, in_group,
+         [&](int row, int quad, float4 x, float max, float sum) {
+           if (groups == 1) {
+             write(row, quad, x, max, sum);
+             return;
+           }
+           if (quad == 0) p.group_max_sum[my_group * p.group + row] = float2{max, sum};
+           p.group_out[(my_group * p.group + row) * kQuads + quad] = x;
+         });
+  if (groups == 1 || !arrive_last(&p.head_counters[sequence * p.num_kv_heads + head], groups)) return;
+  add_up(p.group_out + first_group * p.group * kQuads, p.group_max_sum + first_group * p.group, groups, write);
 }
 
-template <int kHeadDim, int kHeadTiles>
-cudaError_t Launch(const Params& p, int num_sequences, cudaStream_t stream) {
-  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles>;
-  constexpr int kSmemBytes = kWarps * Stages(kHeadDim) * 16 * 2 * kHeadDim;
+template <int kHeadDim, int kHeadTiles, int kShare>
+cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
+  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare>;
+  constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
-  const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
   kernel<<<grid, kThreads, kSmemBytes, stream>>>(p);
   return cudaGetLastError();
 }
 
-size_t CounterBytes(const AttentionHeads& heads, int32_t num_sequences) {
-  return (static_cast<size_t>(num_sequences) * heads.num_kv_heads * sizeof(unsigned) + 255) / 256 * 256;
+// smem_per_block: the most a CTA may have; sm_80 to sm_89 may not have enough for the deep ring.
+template <int kHeadDim, int kHeadTiles>
+cudaError_t Launch(const Params& p, int num_sms, int smem_per_block, int num_sequences, cudaStream_t stream) {
+  const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
+  const int64_t ctas = int64_t{grid.x} * grid.y;
+  if (smem_per_block >= (200 << 10)) {
+    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, 1>(p, grid, stream);
+    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, 2>(p, grid, stream);
+  }
+  return LaunchShare<kHeadDim, kHeadTiles, 4>(p, grid, stream);
 }
 
-// Per split: a float2 per query head, then head_dim floats per query head.
-size_t SplitCount(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
-  return static_cast<size_t>(num_sequences) * heads.num_kv_heads * MaxSplits(Band{0, kFullWindow}, max_kv_len);
-}
+int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
 
 }  // namespace
 
-size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
-  const size_t group = heads.num_qo_heads / std::max(heads.num_kv_heads, 1);
-  return CounterBytes(heads, num_sequences) +
-         SplitCount(heads, num_sequences, max_kv_len) * group * (sizeof(float2) + heads.head_dim * sizeof(float));
-}
-
 cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
-  int capability = 0, num_sms = 0;
-  if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
+  int capability = 0, num_sms = 0, device = 0, smem_per_block = 0;
+  cudaError_t e = DeviceInfo(&capability, &num_sms);
+  if (e == cudaSuccess) e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (e != cudaSuccess) return e;
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
   if (capability < 80 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||
       group > kMaxDecodeGroup || a.batch.num_sequences > 65535) {
@@ -379,28 +418,40 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.rules = a.rules;
   p.batch = a.batch;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    p.slot_begin[h + 1] = p.slot_begin[h] + MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    const int32_t splits = MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    p.slot_begin[h + 1] = p.slot_begin[h] + splits;
+    p.group_begin[h + 1] = p.group_begin[h] + Groups(splits);
   }
   p.q = static_cast<const __nv_bfloat16*>(a.q);
   p.q_row_stride = a.q_row_stride;
   p.out = static_cast<__nv_bfloat16*>(a.out);
   p.lse = a.lse;
-  char* workspace = static_cast<char*>(a.workspace);
-  p.counters = reinterpret_cast<unsigned*>(workspace);
-  workspace += CounterBytes(a.heads, a.batch.num_sequences);
-  // Sized for all heads kFull; fewer slots are used when some are not. The sums come first: 16-byte aligned pieces.
-  p.partial = reinterpret_cast<float*>(workspace);
-  const size_t slots = static_cast<size_t>(a.batch.num_sequences) * p.slot_begin[a.heads.num_kv_heads];
-  p.max_sum = reinterpret_cast<float2*>(p.partial + slots * group * a.heads.head_dim);
   p.num_kv_heads = a.heads.num_kv_heads;
   p.group = group;
   p.scale = a.heads.sm_scale * kLog2e;
-  if (a.heads.head_dim == 64) {
-    return group <= 8 ? Launch<64, 1>(p, a.batch.num_sequences, stream)
-                      : Launch<64, 2>(p, a.batch.num_sequences, stream);
-  }
-  return group <= 8 ? Launch<128, 1>(p, a.batch.num_sequences, stream)
-                    : Launch<128, 2>(p, a.batch.num_sequences, stream);
+
+  const size_t num_sequences = a.batch.num_sequences;
+  const size_t groups = num_sequences * p.group_begin[a.heads.num_kv_heads];
+  const size_t slots = num_sequences * p.slot_begin[a.heads.num_kv_heads];
+  if (num_sequences * a.heads.num_kv_heads + groups > kCounters) return cudaErrorNotSupported;
+  p.head_counters = static_cast<unsigned*>(a.workspace);
+  p.group_counters = p.head_counters + num_sequences * a.heads.num_kv_heads;
+  // The 16-byte pieces first.
+  p.split_out = reinterpret_cast<float4*>(p.head_counters + kCounters);
+  p.group_out = p.split_out + slots * group * (a.heads.head_dim / 4);
+  p.split_max_sum = reinterpret_cast<float2*>(p.group_out + groups * group * (a.heads.head_dim / 4));
+  p.group_max_sum = p.split_max_sum + slots * group;
+
+  const auto launch = a.heads.head_dim == 64 ? (group <= 8 ? Launch<64, 1> : Launch<64, 2>)
+                                             : (group <= 8 ? Launch<128, 1> : Launch<128, 2>);
+  return launch(p, num_sms, smem_per_block, a.batch.num_sequences, stream);
+}
+
+// All heads kFull is the most that can be needed.
+size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
+  const int32_t splits = MaxSplits(Band{0, kFullWindow}, max_kv_len);
+  const size_t parts = static_cast<size_t>(num_sequences) * heads.num_qo_heads * (splits + Groups(splits));
+  return kCounters * sizeof(unsigned) + parts * (heads.head_dim * sizeof(float) + sizeof(float2));
 }
 
 }  // namespace spl::kernels::cuda

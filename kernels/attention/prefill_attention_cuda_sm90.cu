@@ -9,10 +9,9 @@
 //
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
-#include <cuda.h>
-
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/attention/attention_cuda_tensor_map.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -23,8 +22,8 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kStages = 2;    // of the K ring and of the V ring
 constexpr int kQueries = 2;   // tiles whose q is in shared memory
 constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+[[maybe_unused]] constexpr int kProducerRegisters = 40;
+[[maybe_unused]] constexpr int kConsumerRegisters = 232;
 
 // What consumers need to know of a tile.
 struct Work {
@@ -74,19 +73,6 @@ struct Params {
   int32_t* counters;  // [0] tiles taken, [1] CTAs done
   int32_t num_qo_heads, num_kv_heads, group;
   float scale;  // sm_scale * log2(e)
-};
-
-// Position in a ring.
-template <int kLength>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void Advance() {
-    if (++stage == kLength) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -141,12 +127,11 @@ __device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
       smem.plan.table = table;
       smem.plan.seen = seen;
     }
-    __syncwarp();
-    if (lane == 0) MbarrierArrive(SmemAddress(&smem.plan_full));
-  }
-  if (lane == 0) {
-    smem.plan.work.num_rows = -1;
     MbarrierArrive(SmemAddress(&smem.plan_full));
+  }
+  if (lane == 0) smem.plan.work.num_rows = -1;
+  MbarrierArrive(SmemAddress(&smem.plan_full));
+  if (lane == 0) {
     // The last CTA leaves the counters at zero for the next launch.
     if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
   }
@@ -179,9 +164,8 @@ __device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
     const int32_t* table = smem.plan.table;
     unsigned seen = smem.plan.seen;
     int32_t row = smem.plan.pool_row[lane];
-    __syncwarp();
+    MbarrierArrive(SmemAddress(&smem.plan_empty));
     if (lane == 0) {
-      MbarrierArrive(SmemAddress(&smem.plan_empty));
       const uint32_t full = SmemAddress(&smem.q_full[q_ring.stage]);
       MbarrierWait(SmemAddress(&smem.q_empty[q_ring.stage]), q_ring.phase ^ 1);
       smem.work[work_ring.stage] = work;
@@ -314,8 +298,13 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     MbarrierWait(SmemAddress(&smem.q_full[q_ring.stage]), q_ring.phase);
     const Work& work = smem.work[work_ring.stage];
     if (work.num_rows < 0) break;
-    const uint32_t q_address = SmemAddress(smem.q[q_ring.stage]) + group * 64 * 128;
-    uint64_t* q_empty = &smem.q_empty[q_ring.stage];
+    uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      LdMatrix4(q[step], SmemAddress(smem.q[q_ring.stage][step / 4]) +
+                             Swizzled<128>(group * 64 + warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
+    }
+    release(&smem.q_empty[q_ring.stage]);
     q_ring.Advance();
     work_ring.Advance();
     // Rows past the end have position -1: they see nothing and are not written.
@@ -336,9 +325,8 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaFence();
 #pragma unroll
       for (int step = 0; step < kHeadDim / 16; ++step) {
-        const uint32_t in_block = step % 4 * 32;
-        WgmmaSs128(s, WgmmaDescriptor(q_address + step / 4 * (kTileRows * 128) + in_block, 16, 1024),
-                   WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + in_block, 16, 1024), step != 0);
+        WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
+                    step != 0);
       }
       WgmmaCommit();
     };
@@ -359,21 +347,24 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       if (k_tile & kNeedsMask) MaskScores(s, k_tile, work.band, position0, position1);
     };
 
-    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-    int32_t k_tile = smem.k_tile[k_ring.stage];
+    // Lane 0 reads for its warp: it is also the one that gives the stage back.
+    const auto wait_for_k = [&] {
+      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
+      return __shfl_sync(0xffffffffu, lane == 0 ? smem.k_tile[k_ring.stage] : 0, 0);
+    };
+
+    int32_t k_tile = wait_for_k();
     issue_scores();
     WgmmaWait<0>();
     WgmmaPin(s);
     release(&smem.k_empty[k_ring.stage]);
     k_ring.Advance();
-    if (k_tile & kLast) release(q_empty);
     mask(k_tile);
     Softmax(s, p.scale, state, shrink);
     PackWeights(s, weights);
 
     while (!(k_tile & kLast)) {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      k_tile = smem.k_tile[k_ring.stage];
+      k_tile = wait_for_k();
       NamedBarrierSync(my_turn, 128 * kConsumers);
       issue_scores();
       MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
@@ -383,7 +374,6 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaPin(s);
       release(&smem.k_empty[k_ring.stage]);
       k_ring.Advance();
-      if (k_tile & kLast) release(q_empty);
       mask(k_tile);
       Softmax(s, p.scale, state, shrink);
       // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
@@ -461,8 +451,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * kConsumers;
-    MbarrierInit(SmemAddress(&smem.plan_full), 1);
-    MbarrierInit(SmemAddress(&smem.plan_empty), 1);
+    MbarrierInit(SmemAddress(&smem.plan_full), 32);
+    MbarrierInit(SmemAddress(&smem.plan_empty), 32);
     for (int i = 0; i < kQueries; ++i) {
       MbarrierInit(SmemAddress(&smem.q_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.q_empty[i]), kWarps);
@@ -493,42 +483,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's encoder, found at run time so that nothing links against the driver.
-EncodeTiled FindEncodeTiled() {
-  void* f = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess) {
-    return nullptr;
-  }
-  return reinterpret_cast<EncodeTiled>(f);
-}
-
-// A bf16 matrix [rows][64 * blocks] with a row stride in bytes, as [block][row][64]; boxes of box_rows x box_blocks.
-bool EncodeMap(EncodeTiled encode, CUtensorMap* map, const void* base, uint64_t rows, uint64_t row_bytes,
-               uint32_t blocks, uint32_t box_rows, uint32_t box_blocks) {
-  const cuuint64_t dims[3] = {64, rows, blocks};
-  const cuuint64_t strides[2] = {row_bytes, 128};
-  const cuuint32_t box[3] = {64, box_rows, box_blocks};
-  const cuuint32_t element_strides[3] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides, box, element_strides,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int kHeadDim>
 cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cudaStream_t stream) {
-  static const EncodeTiled encode = FindEncodeTiled();
-  if (encode == nullptr) return cudaErrorNotSupported;
   constexpr uint32_t kBlocks = kHeadDim / 64;
   CUtensorMap q_map, k_map, v_map;
   const uint64_t pool_rows = uint64_t{2 * kPageTokens} * a.batch.pool.num_pages;
-  if (!EncodeMap(encode, &q_map, a.q, a.num_rows, 2 * a.q_row_stride, a.heads.num_qo_heads * kBlocks, kTileRows,
-                 kBlocks) ||
-      !EncodeMap(encode, &k_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, 1) ||
-      !EncodeMap(encode, &v_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, kBlocks)) {
+  if (!EncodeBlocks(&q_map, a.q, a.num_rows, 2 * a.q_row_stride, a.heads.num_qo_heads * kBlocks, kTileRows, kBlocks) ||
+      !EncodeBlocks(&k_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, 1) ||
+      !EncodeBlocks(&v_map, a.batch.pool.base, pool_rows, 2 * kHeadDim, kBlocks, kPageTokens, kBlocks)) {
     return cudaErrorNotSupported;
   }
   constexpr int kSmemBytes = sizeof(Smem<kHeadDim>) + 1024;
@@ -543,7 +505,7 @@ cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cuda
 
 }  // namespace
 
-cudaError_t PrefillWgmma(const PrefillArgs& a, cudaStream_t stream) {
+cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   int capability = 0, num_sms = 0;
   if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
   if (capability != 90 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||

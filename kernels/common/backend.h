@@ -65,6 +65,24 @@ class Backend {
     return Copy(kind, {&op, 1});
   }
 
+  // Page-locks host memory that the caller owns, so that Copy reaches it at the speed of the link. Undone before the
+  // memory is freed. Nothing to do on the host.
+  virtual absl::Status PinHost(void* /*data*/, size_t /*bytes*/) const { return absl::OkStatus(); }
+  virtual void UnpinHost(void* /*data*/) const {}
+
+  // Opaque bytes by which a backend of any process on this host reaches the same device memory; Copy(kWithin) then
+  // moves between the two. Import's result must go before the exporting process reuses the memory for something else.
+  // Unimplemented on the host, where transports map memory themselves. FailedPrecondition: another host or device
+  // that this one cannot reach.
+  virtual absl::StatusOr<std::string> Export(const Buffer& /*buffer*/) const {
+    return absl::UnimplementedError(name() + ": host memory is not exported");
+  }
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> Import(const std::string& /*handle*/) const {
+    return absl::UnimplementedError(name() + ": host memory is not imported");
+  }
+  // out[i] = CRC32C of page pages[i] of `pool`, in device memory. Complete on return; any thread may call.
+  virtual absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const = 0;
+
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const = 0;

@@ -6,6 +6,7 @@
 #include "kernels/common/backend.h"
 #include "kernels/common/host_buffer.h"
 #include "kernels/common/host_session.h"
+#include "kernels/kv_copy/crc32c.h"
 
 namespace spl::kernels {
 
@@ -20,6 +21,10 @@ class HostBackend : public Backend {
     for (const CopyOp& op : ops) {
       if (op.bytes > 0) std::memcpy(op.to, op.from, op.bytes);
     }
+    return absl::OkStatus();
+  }
+  absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const override {
+    for (size_t i = 0; i < pages.size(); ++i) out[i] = Crc32cExtend(0, pool.k(pages[i]), pool.page_bytes());
     return absl::OkStatus();
   }
 };

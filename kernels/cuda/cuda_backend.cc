@@ -4,8 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +26,7 @@
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/kv_copy/crc32c_cuda.h"
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
@@ -31,6 +35,40 @@
 
 namespace spl::kernels::cuda {
 namespace {
+
+// What Export makes: where the memory is for its own process, and CUDA's handle for the others of the host.
+struct MemoryHandle {
+  uint64_t process[2] = {};
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  char gpu[16] = {};
+  cudaIpcMemHandle_t ipc{};
+};
+
+class ImportedBuffer final : public Buffer {
+ public:
+  ImportedBuffer(void* data, size_t size, bool opened) : data_(data), size_(size), opened_(opened) {}
+  ~ImportedBuffer() override {
+    if (opened_) (void)cudaIpcCloseMemHandle(data_);
+  }
+  void* data() const override { return data_; }
+  size_t size() const override { return size_; }
+
+ private:
+  void* const data_;
+  const size_t size_;
+  const bool opened_;
+};
+
+// Page-locked memory is read and written by the device itself.
+bool IsPinned(const void* host) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, host) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  return attributes.type == cudaMemoryTypeHost;
+}
 
 constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them keep disk, memory and link busy
 
@@ -68,6 +106,63 @@ class CudaBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
     return AllocateDevice(bytes);
+  }
+
+  absl::Status PinHost(void* data, size_t bytes) const override {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    return ToStatus(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "page-locking host memory");
+  }
+  void UnpinHost(void* data) const override { (void)cudaHostUnregister(data); }
+
+  absl::StatusOr<std::string> Export(const Buffer& buffer) const override {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    MemoryHandle handle{.address = reinterpret_cast<uint64_t>(buffer.data()), .bytes = buffer.size()};
+    std::memcpy(handle.process, ThisProcess().data(), sizeof(handle.process));
+    std::memcpy(handle.gpu, properties_.uuid.bytes, sizeof(handle.gpu));
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaIpcGetMemHandle(&handle.ipc, buffer.data()), "exporting device memory");
+    return std::string(reinterpret_cast<const char*>(&handle), sizeof(handle));
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> Import(const std::string& bytes) const override {
+    MemoryHandle handle;
+    if (bytes.size() != sizeof(handle)) return absl::InvalidArgumentError("cuda: not a handle of device memory");
+    std::memcpy(&handle, bytes.data(), sizeof(handle));
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    // CUDA does not open a handle in the process that made it, and need not.
+    if (std::memcmp(handle.process, ThisProcess().data(), sizeof(handle.process)) == 0) {
+      if (absl::Status s = EnablePeer(handle.gpu); !s.ok()) return s;
+      return std::make_unique<ImportedBuffer>(reinterpret_cast<void*>(handle.address), handle.bytes, false);
+    }
+    void* data = nullptr;
+    if (const cudaError_t error = cudaIpcOpenMemHandle(&data, handle.ipc, cudaIpcMemLazyEnablePeerAccess);
+        error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return absl::FailedPreconditionError(
+          absl::StrCat("cuda: the peer's device memory cannot be reached from here: ", cudaGetErrorString(error)));
+    }
+    return std::make_unique<ImportedBuffer>(data, handle.bytes, true);
+  }
+
+  absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const override {
+    if (pages.empty()) return absl::OkStatus();
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    const size_t bytes = pages.size() * sizeof(int32_t);
+    if (checksums_ == nullptr || checksums_->size() < 2 * bytes) {
+      checksums_.reset();
+      auto memory = AllocateDevice(std::bit_ceil(2 * bytes));
+      if (!memory.ok()) return memory.status();
+      checksums_ = *std::move(memory);
+    }
+    auto* device_pages = static_cast<int32_t*>(checksums_->data());
+    auto* device_out = reinterpret_cast<uint32_t*>(device_pages + pages.size());
+    SPLICE_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(device_pages, pages.data(), bytes, cudaMemcpyHostToDevice, copy_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(
+        cuda::PageChecksums(pool, device_pages, static_cast<int64_t>(pages.size()), device_out, copy_stream_),
+        "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(out, device_out, bytes, cudaMemcpyDeviceToHost, copy_stream_),
+                                "page checksums");
+    return ToStatus(cudaStreamSynchronize(copy_stream_), "page checksums");
   }
 
   using Backend::Copy;
@@ -239,6 +334,35 @@ class CudaBackend final : public Backend {
     return wide;
   }
 
+  // Drawn once: process ids are reused and differ between containers.
+  static const std::array<uint64_t, 2>& ThisProcess() {
+    static const std::array<uint64_t, 2> id = [] {
+      std::random_device random;
+      const auto word = [&] { return static_cast<uint64_t>(random()) << 32 | random(); };
+      return std::array<uint64_t, 2>{word(), word()};
+    }();
+    return id;
+  }
+
+  // Lets this GPU write memory of another one of the process.
+  absl::Status EnablePeer(const char (&gpu)[16]) const {
+    if (std::memcmp(gpu, properties_.uuid.bytes, sizeof(gpu)) == 0) return absl::OkStatus();
+    int count = 0;
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&count), "looking for GPUs");
+    for (int peer = 0; peer < count; ++peer) {
+      cudaDeviceProp properties{};
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, peer), "reading a GPU's properties");
+      if (std::memcmp(gpu, properties.uuid.bytes, sizeof(gpu)) != 0) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+      if (error == cudaSuccess) return absl::OkStatus();
+      (void)cudaGetLastError();
+      if (error == cudaErrorPeerAccessAlreadyEnabled) return absl::OkStatus();
+      return absl::FailedPreconditionError(
+          absl::StrCat("cuda: GPU ", device_, " cannot reach GPU ", peer, ": ", cudaGetErrorString(error)));
+    }
+    return absl::FailedPreconditionError("cuda: the peer's GPU is not of this machine");
+  }
+
   static AttentionHeads Heads(const AttentionShape& s) {
     return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
   }
@@ -287,6 +411,11 @@ class CudaBackend final : public Backend {
     int turn = 0;
     size_t used = 0;
     for (const CopyOp& op : ops) {
+      if (IsPinned(op.from)) {
+        SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyHostToDevice, copy_stream_),
+                                    "copying to the GPU");
+        continue;
+      }
       for (size_t done = 0; done < op.bytes;) {
         if (used == kCopyChunkBytes) {
           SPLICE_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_[turn], copy_stream_), "copying to the GPU");
@@ -324,6 +453,11 @@ class CudaBackend final : public Backend {
       return absl::OkStatus();
     };
     for (const CopyOp& op : ops) {
+      if (IsPinned(op.to)) {
+        SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyDeviceToHost, copy_stream_),
+                                    "copying from the GPU");
+        continue;
+      }
       for (size_t done = 0; done < op.bytes;) {
         if (used == kCopyChunkBytes) {
           if (absl::Status s = drain(); !s.ok()) return s;
@@ -349,6 +483,7 @@ class CudaBackend final : public Backend {
   cudaStream_t copy_stream_ = nullptr;
   cudaEvent_t copied_[2] = {};
   mutable std::unique_ptr<Buffer> pinned_[2];
+  mutable std::unique_ptr<Buffer> checksums_;
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const CudaOptions& options) {

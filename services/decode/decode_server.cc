@@ -17,12 +17,27 @@ constexpr std::chrono::milliseconds kGaugePeriod{250};
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
                                                                   const DecodeServerOptions& options) {
   auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
+  server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
   const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
-  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(pool_bytes + kScratchBytes));
-  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
-  server->pool_ = std::make_unique<engine::PagePool>(view);
+  const kernels::Backend& backend = model->backend();
+  const bool on_host = backend.host_memory();
+  const uint64_t registered_pages =
+      on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model->page_bytes();
+  const uint64_t registered_bytes = registered_pages * model->page_bytes();
+  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(registered_bytes + kScratchBytes));
+  kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
+  std::string device_handle;
+  if (!on_host) {
+    SPLICE_RETURN_IF_ERROR(backend.PinHost(server->memory_->data(), server->memory_->size()));
+    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, backend.Allocate(pool_bytes));
+    SPLICE_ASSIGN_OR_RETURN(device_handle, backend.Export(*server->device_memory_));
+    server->landing_ = std::make_unique<engine::PagePool>(
+        kernels::KvPoolView{view.base, view.dtype, view.head_dim, static_cast<int32_t>(registered_pages)});
+    view.base = static_cast<std::byte*>(server->device_memory_->data());
+  }
+  server->pool_ = std::make_unique<engine::PagePool>(view, &backend);
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
 
   const RandomId epoch = RandomId::Make();
@@ -34,15 +49,17 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   endpoint.set_ucx_address(server->transport_->listen_address());
   endpoint.set_pool_rkey(server->memory_->packed_rkey());
   endpoint.set_pool_base(reinterpret_cast<uint64_t>(server->memory_->data()));
-  endpoint.set_pool_bytes(pool_bytes + kScratchBytes);
+  endpoint.set_pool_bytes(registered_bytes + kScratchBytes);
+  endpoint.set_device_handle(device_handle);
+  endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(num_pages));
   endpoint.set_page_bytes(static_cast<uint32_t>(model->page_bytes()));
   endpoint.set_layout_digest(wire::ToBytes(model->layout_digest()));
-  endpoint.set_scratch_offset(pool_bytes);
+  endpoint.set_scratch_offset(registered_bytes);
   endpoint.set_scratch_bytes(kScratchBytes);
   endpoint.set_host_id(transport::HostId());
 
-  server->service_ =
-      std::make_unique<DecodeService>(*server->engine_, *server->pool_, endpoint, options.service, server->metrics_);
+  server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, server->landing_.get(), endpoint,
+                                                     options.service, server->metrics_);
   ServiceHostOptions host;
   host.name = "decode";
   host.listen = options.listen;
@@ -71,6 +88,8 @@ void DecodeServer::Stop() {
   if (host_) host_->Stop();
   if (service_) service_->Stop();
   if (engine_) engine_->Stop();
+  if (landing_ && memory_) model_->backend().UnpinHost(memory_->data());
+  landing_.reset();
   if (transport_) transport_->Stop();
 }
 

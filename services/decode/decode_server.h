@@ -19,7 +19,9 @@ struct DecodeServerOptions {
   std::string listen = "127.0.0.1:0";          // gRPC
   std::string metrics_listen = "127.0.0.1:0";  // empty: none
   std::string worker_id;                       // empty: decode-<random>
-  uint64_t kv_bytes = 1ull << 30;              // of the page pool; registered with the transport
+  uint64_t kv_bytes = 1ull << 30;              // of the page pool; on the host registered with the transport
+  // A pool on a GPU: host memory that remote prefill workers write, and from which commits are copied to the GPU.
+  uint64_t landing_bytes = 1ull << 30;
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;
   transport::TransportOptions transport;
@@ -41,11 +43,14 @@ class DecodeServer {
  private:
   DecodeServer() = default;
 
+  std::shared_ptr<const engine::Model> model_;
   Metrics metrics_;
   std::unique_ptr<transport::KvTransport> transport_;
-  std::unique_ptr<transport::RegisteredMemory> memory_;
+  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or with a pool on a GPU the landing memory
+  std::unique_ptr<kernels::Buffer> device_memory_;       // the pages of a model on a GPU
   std::unique_ptr<engine::PagePool> pool_;
-  std::unique_ptr<DecodeService> service_;  // outlives the engine, whose callbacks reach it
+  std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
+  std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it
   std::unique_ptr<engine::DecodeEngine> engine_;
   std::unique_ptr<ServiceHost> host_;
   std::unique_ptr<Periodic> gauges_;

@@ -23,10 +23,11 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
 
 }  // namespace
 
-DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, const v1::DecodeEndpoint& endpoint,
-                             const DecodeServiceOptions& options, Metrics& metrics)
+DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
+                             const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics)
     : engine_(engine),
       pool_(pool),
+      landing_pool_(landing),
       options_(options),
       endpoint_(endpoint),
       tickets_(options.max_tickets),
@@ -142,6 +143,10 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
                   pool_.num_free(), pool_.num_pages());
   ticket->kv = std::make_unique<engine::SequenceKv>(pool_, shape);
   SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
+  if (landing_pool_ != nullptr) {
+    ticket->landing = std::make_unique<engine::SequenceKv>(*landing_pool_, shape);
+    if (!ticket->landing->Reserve(tokens).ok()) ticket->landing.reset();  // a GPU of this host can still write the pool
+  }
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
   ticket->prompt_tokens = tokens;
@@ -154,6 +159,10 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   const std::vector<int32_t> pages = ticket->kv->AllPages();
   response.set_ticket_id(ticket->id.ToBytes());
   response.mutable_page_ids()->Assign(pages.begin(), pages.end());
+  if (ticket->landing != nullptr) {
+    const std::vector<int32_t> landing = ticket->landing->AllPages();
+    response.mutable_landing_page_ids()->Assign(landing.begin(), landing.end());
+  }
   response.set_num_pages_per_stream(static_cast<uint32_t>(ticket->kv->num_pages_per_stream()));
   response.set_num_layers(static_cast<uint32_t>(shape.num_layers));
   response.set_num_kv_heads(static_cast<uint32_t>(shape.num_kv_heads));
@@ -218,31 +227,55 @@ void DecodeService::Land(LandingTask task) {
   task.done(status);
 }
 
-// The writer has flushed before it committed, so the bytes are all here.
-absl::Status DecodeService::Verify(const Ticket& ticket, const v1::CommitRequest& request) const {
+// The writer has flushed before it committed, so the bytes are all here: in the pool, or in landing pages, from which
+// they go to the pool once they are known to be right.
+absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& request) {
   const engine::KvShape& shape = ticket.kv->shape();
-  const kernels::KvPoolView& view = pool_.view();
+  const size_t page_bytes = pool_.view().page_bytes();
   if (request.num_tokens() != ticket.prompt_tokens)
     return InvalidArgument("commit of {} tokens, {} were reserved", request.num_tokens(), ticket.prompt_tokens);
   if (request.crc32c_size() != shape.num_streams())
     return InvalidArgument("commit has {} checksums, {} are needed", request.crc32c_size(), shape.num_streams());
+  if (request.in_landing_pages() && ticket.landing == nullptr)
+    return InvalidArgument("commit of landing pages, the ticket has none");
+  const bool landed = request.in_landing_pages();
+  const engine::SequenceKv& kv = landed ? *ticket.landing : *ticket.kv;
   const FaultOutcome fault = landing_fault.Hit();
   SPLICE_RETURN_IF_ERROR(fault.status);
-  if (fault.corrupt) view.k(ticket.kv->stream(0, 0)[0])[0] ^= std::byte{1};
-  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
-    for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-      uint32_t crc = 0;
-      for (int32_t page : ticket.kv->stream(layer, head))
-        crc = kernels::Crc32cExtend(crc, view.k(page), view.page_bytes());
-      if (crc == request.crc32c(layer * shape.num_kv_heads + head)) continue;
-      checksum_failures_.Increment();
-      return Errorf(absl::StatusCode::kDataLoss,
-                    "the KV of layer {} head {} arrived damaged: checksum {:08x}, sent {:08x}", layer, head, crc,
-                    request.crc32c(layer * shape.num_kv_heads + head));
-    }
+  if (fault.corrupt) SPLICE_RETURN_IF_ERROR(FlipAByte(kv));
+  const std::vector<int32_t> pages = kv.AllPages();
+  std::vector<uint32_t> crcs(pages.size());
+  SPLICE_RETURN_IF_ERROR(kv.pool().ChecksumPages(pages, crcs.data()));
+  const uint32_t page_shift = kernels::Crc32cShift(page_bytes);
+  const int32_t per_stream = kv.num_pages_per_stream();
+  for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
+    uint32_t crc = 0;
+    for (int32_t i = 0; i < per_stream; ++i)
+      crc = kernels::Crc32cMultiply(page_shift, crc) ^ crcs[static_cast<size_t>(stream) * per_stream + i];
+    if (crc == request.crc32c(stream)) continue;
+    checksum_failures_.Increment();
+    return Errorf(absl::StatusCode::kDataLoss,
+                  "the KV of layer {} head {} arrived damaged: checksum {:08x}, sent {:08x}",
+                  stream / shape.num_kv_heads, stream % shape.num_kv_heads, crc, request.crc32c(stream));
   }
-  bytes_in_.Increment(static_cast<double>(ticket.kv->AllPages().size() * view.page_bytes()));
+  if (landed) {
+    std::vector<const std::byte*> from;
+    from.reserve(pages.size());
+    for (int32_t page : pages) from.push_back(landing_pool_->view().k(page));
+    SPLICE_RETURN_IF_ERROR(pool_.WritePagesFrom(ticket.kv->AllPages(), from));
+  }
+  ticket.landing.reset();
+  bytes_in_.Increment(static_cast<double>(pages.size() * page_bytes));
   return absl::OkStatus();
+}
+
+// For tests of the checksums.
+absl::Status DecodeService::FlipAByte(const engine::SequenceKv& kv) {
+  const int32_t page = kv.stream(0, 0)[0];
+  std::vector<std::byte> bytes(kv.pool().view().page_bytes());
+  SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages({&page, 1}, bytes.data()));
+  bytes[0] ^= std::byte{1};
+  return kv.pool().WritePages({&page, 1}, bytes.data());
 }
 
 absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request) {

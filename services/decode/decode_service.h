@@ -26,8 +26,9 @@ struct DecodeServiceOptions {
 // Borrows engine, pool and metrics. gRPC threads only validate and enqueue; one landing thread verifies checksums.
 class DecodeService final : public v1::Decode::CallbackService {
  public:
-  DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, const v1::DecodeEndpoint& endpoint,
-                const DecodeServiceOptions& options, Metrics& metrics);
+  // `landing` is null unless the pool is on a GPU.
+  DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
+                const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics);
   ~DecodeService() override;
 
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest* request,
@@ -60,11 +61,13 @@ class DecodeService final : public v1::Decode::CallbackService {
   absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done);
   void LandingLoop();
   void Land(LandingTask task);
-  absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request) const;
+  absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);
+  static absl::Status FlipAByte(const engine::SequenceKv& kv);
   absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request);
 
   engine::DecodeEngine& engine_;
   engine::PagePool& pool_;
+  engine::PagePool* const landing_pool_;
   const DecodeServiceOptions options_;
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.executor.max_rows = flags.max_sequences;
                           options.transport = flags.transport;
+                          options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
+                          options.landing_bytes = flags.host_kv_bytes;
                           return spl::decode::DecodeServer::Start(std::move(model), options);
                         });
 }

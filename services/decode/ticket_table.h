@@ -31,7 +31,8 @@ struct Ticket {
   TicketState state = TicketState::kReserved;
   std::chrono::steady_clock::time_point expires;
   std::chrono::milliseconds ttl{0};
-  std::unique_ptr<engine::SequenceKv> kv;  // moves to the engine when running
+  std::unique_ptr<engine::SequenceKv> kv;       // moves to the engine when running
+  std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null without, or when it was full
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   std::string selector;

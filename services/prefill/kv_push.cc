@@ -38,11 +38,19 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
     return InvalidArgument("the ticket has {} pages ({} layers, {} heads, {} each); a prompt of {} tokens needs {}",
                            ticket.page_ids_size(), ticket.num_layers(), ticket.num_kv_heads(),
                            ticket.num_pages_per_stream(), num_tokens, shape.num_streams() * pages);
-  const uint64_t pool_pages = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
+  const uint64_t registered = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
+  const uint64_t pool_pages = endpoint.device_handle().empty() ? registered : endpoint.device_pool_pages();
   for (uint32_t page : ticket.page_ids()) {
     if (page >= pool_pages)
       return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),
                              pool_pages);
+  }
+  if (!ticket.landing_page_ids().empty() && ticket.landing_page_ids_size() != ticket.page_ids_size())
+    return InvalidArgument("the ticket has {} pages and {} landing pages", ticket.page_ids_size(),
+                           ticket.landing_page_ids_size());
+  for (uint32_t page : ticket.landing_page_ids()) {
+    if (page >= registered)
+      return InvalidArgument("the ticket names landing page {}, '{}' has {}", page, endpoint.worker_id(), registered);
   }
   return absl::OkStatus();
 }
@@ -65,10 +73,24 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       ticket_(ticket),
       shape_(engine::KvShapeOf(model.config())),
       page_bytes_(model.page_bytes()),
+      page_shift_(kernels::Crc32cShift(page_bytes_)),
       request_id_(std::move(request_id)),
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
+      sender_(peer_->MakeSender()),
       crc_(shape_.num_streams(), 0) {
   worker_.PushStarted();
+}
+
+absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
+                                                       const v1::Ticket& ticket, const engine::Model& model,
+                                                       std::string request_id) {
+  auto push = std::shared_ptr<KvPush>(new KvPush(worker, std::move(peer), ticket, model, std::move(request_id)));
+  if (push->sender_->uses_landing_pages() && ticket.landing_page_ids().empty()) {
+    worker.PushEnded();
+    return Errorf(absl::StatusCode::kResourceExhausted, "the landing memory of decode worker '{}' is full",
+                  push->peer_->endpoint.worker_id());
+  }
+  return push;
 }
 
 int64_t KvPush::num_bytes() const {
@@ -98,26 +120,44 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   }
   const FaultOutcome fault = push_fault.Hit();
   if (!fault.status.ok()) return Fail(fault.status);
-  const kernels::KvPoolView& view = ready.kv->pool().view();
-  std::vector<transport::PutOp> ops;
+  if (ready.fence != nullptr) {
+    if (const absl::Status written = ready.fence->Wait(); !written.ok()) return Fail(written);
+  }
+  const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
+  std::vector<int32_t> local;
+  std::vector<uint32_t> remote;
   for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
     const int32_t stream = ready.layer * shape_.num_kv_heads + head;
-    const std::span<const int32_t> local = ready.kv->stream(ready.layer, head);
-    for (int32_t i = ready.first_page; i < ready.first_page + ready.num_pages; ++i) {
-      const std::byte* page = view.k(local[i]);
-      crc_[stream] = kernels::Crc32cExtend(crc_[stream], page, page_bytes_);
-      const uint64_t remote_page = ticket_.page_ids(stream * static_cast<int32_t>(ticket_.num_pages_per_stream()) + i);
-      ops.push_back({page, remote_page * page_bytes_, page_bytes_});
-    }
+    const std::span<const int32_t> pages =
+        ready.kv->stream(ready.layer, head).subspan(ready.first_page, ready.num_pages);
+    local.insert(local.end(), pages.begin(), pages.end());
+    for (int32_t i = ready.first_page; i < ready.first_page + ready.num_pages; ++i)
+      remote.push_back(targets[stream * static_cast<int32_t>(ticket_.num_pages_per_stream()) + i]);
   }
-  if (fault.drop) return;
-  const absl::Status posted =
-      peer_->channel->Put(std::move(ops), [self = shared_from_this(), kv = ready.kv](const absl::Status& status) {
-        if (!status.ok()) self->Fail(status);
-      });
-  if (!posted.ok()) {
+  if (fault.drop) {  // what a lost write looks like: the checksums are right, the bytes never leave
+    std::vector<uint32_t> crcs(local.size());
+    if (ready.kv->pool().ChecksumPages(local, crcs.data()).ok()) JoinChecksums(ready, crcs);
+    return;
+  }
+  std::vector<uint32_t> crcs(local.size());
+  const absl::Status posted = sender_->Send(ready.kv->pool(), {local, remote}, crcs.data(), lease_end_,
+                                            [self = shared_from_this(), kv = ready.kv](const absl::Status& status) {
+                                              if (!status.ok()) self->Fail(status);
+                                            });
+  if (posted.ok()) {
+    JoinChecksums(ready, crcs);
+  } else {
     worker_.metrics().failures_lost.Increment();
     Fail(posted);
+  }
+}
+
+// Pages of a stream come in order, so the stream's checksum is built by joining theirs.
+void KvPush::JoinChecksums(const engine::LayerReady& ready, std::span<const uint32_t> crcs) {
+  for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+    uint32_t& crc = crc_[ready.layer * shape_.num_kv_heads + head];
+    for (int32_t i = 0; i < ready.num_pages; ++i)
+      crc = kernels::Crc32cMultiply(page_shift_, crc) ^ crcs[head * ready.num_pages + i];
   }
 }
 
@@ -168,6 +208,7 @@ void KvPush::SendCommit() {
   commit_.set_ticket_id(ticket_.ticket_id());
   commit_.set_generation(ticket_.generation());
   commit_.mutable_crc32c()->Assign(crc_.begin(), crc_.end());
+  commit_.set_in_landing_pages(sender_->uses_landing_pages());
   const FaultOutcome fault = commit_fault.Hit();
   if (fault.corrupt) commit_.set_crc32c(0, commit_.crc32c(0) ^ 1u);
   if (fault.drop) {

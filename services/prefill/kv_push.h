@@ -14,6 +14,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
 #include "services/engine/engine.h"
+#include "services/prefill/page_sender.h"
 #include "services/prefill/peer_table.h"
 #include "spl/v1/decode.pb.h"
 
@@ -39,8 +40,10 @@ class PushWorker;
 // worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
 class KvPush : public std::enable_shared_from_this<KvPush> {
  public:
-  KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
-         std::string request_id);
+  // ResourceExhausted: the only way to this decode worker leads through landing pages, and the ticket has none.
+  static absl::StatusOr<std::shared_ptr<KvPush>> Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
+                                                        const v1::Ticket& ticket, const engine::Model& model,
+                                                        std::string request_id);
 
   void OnLayer(const engine::LayerReady& ready);
   // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
@@ -52,8 +55,10 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const Peer& peer() const { return *peer_; }
 
  private:
-  friend class PushWorker;
+  KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
+         std::string request_id);
   void DoLayer(const engine::LayerReady& ready);
+  void JoinChecksums(const engine::LayerReady& ready, std::span<const uint32_t> crcs);
   void DoCommit();
   void DoAbort(const absl::Status& why, std::function<void()> done);
   void SendCommit();
@@ -66,11 +71,13 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const v1::Ticket ticket_;
   const engine::KvShape shape_;
   const size_t page_bytes_;
+  const uint32_t page_shift_;  // Crc32cShift(page_bytes_)
   const std::string request_id_;
   const std::chrono::steady_clock::time_point lease_end_;
 
   // Push thread only.
-  std::vector<uint32_t> crc_;  // [layer][kv_head], extended page by page
+  const std::unique_ptr<PageSender> sender_;
+  std::vector<uint32_t> crc_;  // [layer][kv_head], joined page by page
   v1::CommitRequest commit_;
   std::shared_ptr<const engine::SequenceKv> kv_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was there

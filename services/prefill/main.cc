@@ -19,6 +19,9 @@ int main(int argc, char** argv) {
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
         options.transport = flags.transport;
+        options.staging_bytes = flags.host_kv_bytes;
+        options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;
+        options.SetKvTransport(flags.kv_transport);
         return spl::prefill::PrefillServer::Start(std::move(model), options);
       });
 }

@@ -22,8 +22,18 @@ constexpr int kSelfTestRounds = 8;
 
 }  // namespace
 
-PeerTable::PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model)
-    : transport_(transport), model_(std::move(model)), tasks_(kMaxWaiting), thread_([this] { Loop(); }) {}
+std::unique_ptr<PageSender> Peer::MakeSender() const {
+  if (device_pool != nullptr) return MakeDeviceSender(*backend, *device_pool);
+  const bool to_landing_pages = !endpoint.device_handle().empty();
+  if (staging != nullptr) return MakeStagedSender(*channel, *staging, to_landing_pages);
+  return MakeHostSender(*channel, to_landing_pages);
+}
+
+PeerTable::PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
+                     const PeerOptions& options)
+    : transport_(transport), model_(std::move(model)), options_(options), tasks_(kMaxWaiting), thread_([this] {
+        Loop();
+      }) {}
 
 PeerTable::~PeerTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
 
@@ -74,9 +84,34 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   peer->endpoint = endpoint;
   SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
   SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, SelfTest(*peer->channel, endpoint));
+  const kernels::Backend& backend = model_->backend();
+  if (!backend.host_memory()) {
+    peer->backend = &backend;
+    peer->staging = options_.staging;
+  }
+  std::string why_not_device = "this worker's KV is in host memory";
+  if (peer->backend != nullptr && endpoint.device_handle().empty()) why_not_device = "its KV is in host memory";
+  if (peer->backend != nullptr && !endpoint.device_handle().empty() && options_.use_device) {
+    auto pool = backend.Import(endpoint.device_handle());
+    if (pool.ok()) {
+      SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, DeviceSelfTest(**pool));
+      peer->device_pool = *std::move(pool);
+    } else {
+      why_not_device = MessageOf(pool.status());
+    }
+  }
+  if (options_.require_device && peer->device_pool == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition, "decode worker '{}' cannot be written from GPU to GPU: {}",
+                  endpoint.worker_id(), why_not_device);
+  const std::string carrier = peer->carrier();
+  if (peer->bytes_per_s < options_.min_bytes_per_s)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "KV reaches decode worker '{}' over {} at {:.2f} GB/s, less than the {:.2f} GB/s that "
+                  "--kv-min-gb-per-s asks for",
+                  endpoint.worker_id(), carrier, peer->bytes_per_s / 1e9, options_.min_bytes_per_s / 1e9);
   peer->decode = v1::Decode::NewStub(grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
-            log::F("carrier", peer->channel->carrier()), log::F("GB_per_s", peer->bytes_per_s / 1e9));
+            log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9));
   std::shared_ptr<const Peer> old;
   {
     std::lock_guard lock(mutex_);
@@ -98,6 +133,19 @@ absl::StatusOr<double> PeerTable::SelfTest(transport::KvChannel& channel, const 
     SPLICE_RETURN_IF_ERROR(channel.FlushAndWait(kConnectTimeout));
     best = std::max(
         best, static_cast<double>(bytes) / std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count()));
+  }
+  return best;
+}
+
+// Reads the peer's pool back into memory of our own: what is in it stays as it is.
+absl::StatusOr<double> PeerTable::DeviceSelfTest(const kernels::Buffer& pool) {
+  const size_t bytes = std::min<size_t>(pool.size(), 64 << 20);
+  SPLICE_ASSIGN_OR_RETURN(const auto scratch, model_->backend().Allocate(bytes));
+  double best = 0;
+  for (int round = 0; round < kSelfTestRounds; ++round) {
+    const auto start = Clock::now();
+    SPLICE_RETURN_IF_ERROR(model_->backend().Copy(kernels::CopyKind::kWithin, scratch->data(), pool.data(), bytes));
+    best = std::max(best, static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - start).count());
   }
   return best;
 }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
 #include "services/engine/engine.h"
+#include "services/prefill/page_sender.h"
 #include "services/transport/kv_transport.h"
 #include "spl/v1/decode.grpc.pb.h"
 
@@ -24,17 +25,33 @@ struct Peer {
   v1::DecodeEndpoint endpoint;
   std::shared_ptr<transport::KvChannel> channel;
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
-  double bytes_per_s = 0;                    // measured when it was connected
+  double bytes_per_s = 0;                    // measured when it was connected, on the way that is used
+  // Ways that are not the plain one from host memory.
+  const kernels::Backend* backend = nullptr;     // of a prefill worker on a GPU
+  StagingPages* staging = nullptr;               // likewise
+  std::unique_ptr<kernels::Buffer> device_pool;  // the decode worker's pool on a GPU, when this one reaches it
+
+  std::unique_ptr<PageSender> MakeSender() const;
+  std::string carrier() const { return MakeSender()->carrier(); }
+};
+
+struct PeerOptions {
+  StagingPages* staging = nullptr;  // needed when the model is on a GPU; outlives the table
+  bool use_device = true;           // write a pool on a GPU directly where that is possible
+  bool require_device = false;      // and refuse every other way
+  double min_bytes_per_s = 0;       // a slower way is an error when the decode worker is connected
 };
 
 // Owns the channels and one thread that connects and closes, because both may take seconds. Any thread may call.
 class PeerTable {
  public:
-  PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model);
+  PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
+            const PeerOptions& options = {});
   ~PeerTable();  // Stop() must have been called
 
   // Connects in the background and calls `done` on the table's thread. A live connection to the same epoch is kept.
-  // FailedPrecondition: another page layout. ResourceExhausted: too many connects wait.
+  // FailedPrecondition: another page layout, or no way that the options allow. ResourceExhausted: too many connects
+  // wait.
   using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Peer>>)>;
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, Done done);
 
@@ -52,9 +69,11 @@ class PeerTable {
   void Loop();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<double> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
+  absl::StatusOr<double> DeviceSelfTest(const kernels::Buffer& pool);
 
   transport::KvTransport& transport_;
   const std::shared_ptr<const engine::Model> model_;
+  const PeerOptions options_;
   BoundedQueue<Task> tasks_;
   mutable std::mutex mutex_;                                  // guards peers_
   std::map<std::string, std::shared_ptr<const Peer>> peers_;  // by worker id

@@ -19,16 +19,27 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
+  const bool on_host = model->backend().host_memory();
+  const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   // Registered, so that the transport need not pin or copy what it sends.
-  SPLICE_ASSIGN_OR_RETURN(server->memory_,
-                          server->transport_->Allocate(static_cast<uint64_t>(num_pages) * model->page_bytes()));
-  const kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
+  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
+  kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
+  PeerOptions peer_options{.use_device = options.use_device_transfer,
+                           .require_device = options.require_device_transfer,
+                           .min_bytes_per_s = options.min_transfer_bytes_per_s};
+  if (!on_host) {
+    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, model->backend().Allocate(pool_bytes));
+    view.base = static_cast<std::byte*>(server->device_memory_->data());
+    SPLICE_ASSIGN_OR_RETURN(server->staging_, StagingPages::Create(server->memory_->data(), server->memory_->size(),
+                                                                   model->page_bytes(), model->backend()));
+    peer_options.staging = server->staging_.get();
+  }
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));
   }
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, view, engine_options));
-  server->peers_ = std::make_unique<PeerTable>(*server->transport_, model);
+  server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);
   server->pushes_ =
       std::make_unique<PushWorker>(*model, server->metrics_, [engine = server->engine_.get()] { engine->Wake(); });
 

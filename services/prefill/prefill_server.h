@@ -25,6 +25,18 @@ struct PrefillServerOptions {
   std::string store_address;                   // HOST:PORT of a splice-kvstore; empty: none
   engine::PrefillEngineOptions engine;         // its store is set from store_address
   transport::TransportOptions transport;
+  // A model on a GPU: host memory through which its pages reach decode workers that they cannot be written to directly.
+  uint64_t staging_bytes = 256ull << 20;
+  bool require_device_transfer = false;  // from GPU to GPU or not at all
+  bool use_device_transfer = true;
+  double min_transfer_bytes_per_s = 0;  // see PeerOptions
+
+  // "auto", "device", "shm" or "tcp", as the programs take it.
+  void SetKvTransport(const std::string& name) {
+    require_device_transfer = name == "device";
+    use_device_transfer = name == "device" || name == "auto";
+    transport.carriers = name == "device" ? "auto" : name;
+  }
   std::chrono::milliseconds drain_timeout{30'000};
 };
 
@@ -46,7 +58,9 @@ class PrefillServer {
   Metrics metrics_;
   std::shared_ptr<const engine::Model> model_;
   std::unique_ptr<transport::KvTransport> transport_;
-  std::unique_ptr<transport::RegisteredMemory> memory_;
+  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or of a model on a GPU the staging memory
+  std::unique_ptr<kernels::Buffer> device_memory_;       // the pages of a model on a GPU
+  std::unique_ptr<StagingPages> staging_;
   std::unique_ptr<engine::PrefillEngine> engine_;
   std::unique_ptr<PeerTable> peers_;
   std::unique_ptr<PushWorker> pushes_;

@@ -125,7 +125,7 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
   auto* reactor = context->DefaultReactor();
   const auto done = [reactor, response](const absl::StatusOr<std::shared_ptr<const Peer>>& peer) {
     if (peer.ok()) {
-      response->set_transport((*peer)->channel->carrier());
+      response->set_transport((*peer)->carrier());
       response->set_bytes_per_s((*peer)->bytes_per_s);
     }
     reactor->Finish(ToGrpcStatus(peer.status()));
@@ -163,7 +163,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
-  auto push = std::make_shared<KvPush>(pushes_, peer, request.ticket(), engine_.model(), prefill.id);
+  SPLICE_ASSIGN_OR_RETURN(auto push, KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), prefill.id));
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
   prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](
                         const absl::Status& status, engine::PrefillOutcome outcome) {
@@ -178,7 +178,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     receipt.set_decode_selector(selector);
     receipt.set_prefill_worker(worker_id_);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
-    receipt.set_transport(push->peer().channel->carrier());
+    receipt.set_transport(push->peer().carrier());
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     push->Commit(std::move(outcome.kv), outcome.first_tokens);

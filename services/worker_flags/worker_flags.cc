@@ -40,9 +40,19 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
       },
       "memory of the KV page pool, e.g. 4GiB (default 1GiB)");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
-  app.add_option("--kv-transport", flags.transport.carriers, "how KV travels: auto, shm or tcp")
-      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+  app.add_option("--kv-transport", flags.kv_transport,
+                 "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
+      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
+  app.add_option_function<std::string>(
+      "--host-kv-bytes",
+      [&flags](const std::string& text) {
+        const auto bytes = ParseByteSize(text);
+        if (!bytes.ok()) throw CLI::ValidationError("--host-kv-bytes", MessageOf(bytes.status()));
+        flags.host_kv_bytes = *bytes;
+      },
+      "with a GPU: page-locked host memory through which KV reaches workers that are not written directly (default "
+      "256MiB)");
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")
       ->capture_default_str();
@@ -54,6 +64,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
         ->check(CLI::Range(64, 65536))
         ->capture_default_str();
+    app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
+                   "refuse decode workers that KV reaches more slowly than this; 0: any")
+        ->check(CLI::NonNegativeNumber);
     app.add_option("--store", flags.store, "HOST:PORT of a splice-kvstore; empty: none");
   }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();

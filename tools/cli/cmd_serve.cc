@@ -65,8 +65,9 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
   app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  app.add_option("--kv-transport", c.kv_transport, "how KV travels from prefill to decode: auto, shm or tcp")
-      ->check(CLI::IsMember({"auto", "shm", "tcp"}))
+  app.add_option("--kv-transport", c.kv_transport,
+                 "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
+      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
   AddBytes(app, "--kv-bytes", c.kv_bytes, "memory of each of the two KV page pools, e.g. 4GiB");
   AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");

@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode.kv_bytes = options.kv_bytes;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
-  decode.transport.carriers = options.kv_transport;
+  decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(model, decode));
 
   prefill::PrefillServerOptions prefill;
@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.kv_bytes = options.kv_bytes;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
-  prefill.transport.carriers = options.kv_transport;
+  prefill.SetKvTransport(options.kv_transport);
   SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
 
   router::RouterOptions router;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
 #include "services/base/status.h"
 
@@ -51,11 +52,29 @@ absl::Status PagePool::ReadPages(std::span<const int32_t> pages, std::byte* out)
   return Copy(kernels::CopyKind::kDownload, ops);
 }
 
+absl::Status PagePool::ReadPagesTo(std::span<const int32_t> pages, std::span<std::byte* const> out) const {
+  std::vector<kernels::CopyOp> ops;
+  for (size_t i = 0; i < pages.size(); ++i) ops.push_back({out[i], view_.k(pages[i]), view_.page_bytes()});
+  return Copy(kernels::CopyKind::kDownload, ops);
+}
+
+absl::Status PagePool::WritePagesFrom(std::span<const int32_t> pages, std::span<const std::byte* const> in) {
+  std::vector<kernels::CopyOp> ops;
+  for (size_t i = 0; i < pages.size(); ++i) ops.push_back({view_.k(pages[i]), in[i], view_.page_bytes()});
+  return Copy(kernels::CopyKind::kUpload, ops);
+}
+
 absl::Status PagePool::WritePages(std::span<const int32_t> pages, const std::byte* in) {
   std::vector<kernels::CopyOp> ops;
   for (size_t i = 0; i < pages.size(); ++i)
     ops.push_back({view_.k(pages[i]), in + i * view_.page_bytes(), view_.page_bytes()});
   return Copy(kernels::CopyKind::kUpload, ops);
+}
+
+absl::Status PagePool::ChecksumPages(std::span<const int32_t> pages, uint32_t* out) const {
+  if (backend_ != nullptr) return backend_->PageChecksums(view_, pages, out);
+  for (size_t i = 0; i < pages.size(); ++i) out[i] = kernels::Crc32cExtend(0, view_.k(pages[i]), view_.page_bytes());
+  return absl::OkStatus();
 }
 
 absl::Status PagePool::CopyPages(std::span<const int32_t> to, std::span<const int32_t> from) {

@@ -35,7 +35,11 @@ class PagePool {
 
   // Contents, complete on return; the caller holds a share of the pages and no pass is writing them.
   absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out) const;  // [pages.size()] pages, contiguous
+  absl::Status ReadPagesTo(std::span<const int32_t> pages, std::span<std::byte* const> out) const;  // a place for each
+  absl::Status WritePagesFrom(std::span<const int32_t> pages, std::span<const std::byte* const> in);
   absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in);
+  absl::Status ChecksumPages(std::span<const int32_t> pages, uint32_t* out) const;  // CRC32C of each
+  bool host_memory() const { return backend_ == nullptr || backend_->host_memory(); }
   absl::Status CopyPages(std::span<const int32_t> to, std::span<const int32_t> from);
 
   void CheckInvariants() const;  // aborts on a broken one

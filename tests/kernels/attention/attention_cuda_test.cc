@@ -195,6 +195,50 @@ class Problem {
     return r;
   }
 
+  // Decode captured once, then replayed with each of these lengths (of every sequence) in device memory, against plain
+  // launches with the same lengths: bit for bit.
+  void ExpectReplaysEqualLaunches(Variant variant, int32_t bucket, const std::vector<int32_t>& lengths) {
+    const AttentionHeads& h = spec_.heads;
+    Upload();
+    const size_t bytes = static_cast<size_t>(num_rows()) * h.num_qo_heads * h.head_dim * DTypeBytes(spec_.dtype);
+    DeviceBuffer<std::byte> out(bytes), workspace(DecodeWorkspaceBytes(h, num_rows(), bucket));
+    workspace.Fill(0);
+    PagedBatch batch{tables_device_->get() + kTableSlack,
+                     offsets_device_->get(),
+                     head_stride_,
+                     kv_len_device_->get(),
+                     {pool_device_->get(), spec_.kv_dtype, h.head_dim, num_pages_},
+                     num_rows()};
+    const DecodeArgs a{h,         spec_.rules, batch,   bucket,         spec_.dtype, q_device_->get(),
+                       q_stride_, out.get(),   nullptr, workspace.get()};
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK_CUDA(cudaStreamCreate(&stream));
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_CUDA(DecodeAttention(a, stream, variant));
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    std::vector<std::byte> previous;
+    for (const int32_t length : lengths) {
+      const std::vector<int32_t> all(num_rows(), length);
+      CHECK_CUDA(cudaMemcpy(kv_len_device_->get(), all.data(), 4 * all.size(), cudaMemcpyHostToDevice));
+      out.Fill(0xff);
+      CHECK_CUDA(cudaGraphLaunch(exec, stream));
+      CHECK_CUDA(cudaStreamSynchronize(stream));
+      const std::vector<std::byte> replayed = out.Read();
+      out.Fill(0xff);
+      CHECK_CUDA(DecodeAttention(a, stream, variant));
+      CHECK_CUDA(cudaStreamSynchronize(stream));
+      EXPECT_TRUE(replayed == out.Read()) << length;
+      EXPECT_FALSE(replayed == previous) << "the length made no difference";
+      previous = replayed;
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+
   // One (row, head) in double precision; returns lse.
   double Oracle(int sequence, int32_t position, int head, double* out) const {
     const AttentionHeads& h = spec_.heads;
@@ -412,8 +456,8 @@ std::string VariantName(Variant v) {
       return "Generic";
     case Variant::kMma:
       return "Mma";
-    case Variant::kWgmma:
-      return "Wgmma";
+    case Variant::kSm90:
+      return "Sm90";
     case Variant::kAuto:
       break;
   }
@@ -426,7 +470,7 @@ class CudaAttention : public testing::TestWithParam<Variant> {
     int count = 0, major = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
     CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    if (GetParam() == Variant::kWgmma && major != 9) GTEST_SKIP() << "needs compute capability 9.0";
+    if (GetParam() == Variant::kSm90 && major != 9) GTEST_SKIP() << "needs compute capability 9.0";
   }
 };
 class CudaPrefill : public CudaAttention {};
@@ -571,7 +615,7 @@ TEST_P(CudaPrefill, HeadCountsAndQueueOrder) {
   ExpectClose(r, p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kWgmma),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
                          [](const auto& i) { return VariantName(i.param); });
 
 TEST_P(CudaDecode, MatchesOracleOnLengths) {
@@ -615,7 +659,7 @@ TEST_P(CudaDecode, BitsDoNotDependOnPagesRunsBucketOrMates) {
   Spec s;
   s.heads = Heads(16, 4, 128);
   s.rules = MixedRules();
-  s.sequences = {{3000, {}}, {1, {}}, {777, {}}, {2048, {}}};
+  s.sequences = {{3000, {}}, {1, {}}, {9777, {}}, {2048, {}}};
   Problem all(s, true);
   const Problem::Result expected = all.Run(GetParam());
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(SameBits(expected, all.Run(GetParam()))) << "run " << i;
@@ -627,7 +671,7 @@ TEST_P(CudaDecode, BitsDoNotDependOnPagesRunsBucketOrMates) {
     Spec one = s;
     one.sequences = {s.sequences[i]};
     one.ids = {i};
-    EXPECT_TRUE(SameBits(Rows(all, expected, i, 1), Problem(one, true).Run(GetParam(), 4096 << i))) << i;
+    EXPECT_TRUE(SameBits(Rows(all, expected, i, 1), Problem(one, true).Run(GetParam(), 4096 << (2 * i)))) << i;
   }
 }
 
@@ -642,6 +686,14 @@ TEST_P(CudaDecode, WideBandEqualsFull) {
   }
 }
 
+TEST_P(CudaDecode, GraphReplaysFollowTheLengths) {
+  Spec s;
+  s.heads = Heads(8, 2, 128);  // all heads kFull: every page up to kv_len is listed
+  s.sequences = {{9000, {}}, {9000, {}}};
+  Problem p(s, true);
+  p.ExpectReplaysEqualLaunches(GetParam(), 16384, {1, 511, 512, 513, 4000, 8192, 8193, 9000});
+}
+
 TEST_P(CudaDecode, EmptySequenceGivesZeros) {
   Spec s;
   s.heads = Heads(8, 2, 64);
@@ -652,12 +704,12 @@ TEST_P(CudaDecode, EmptySequenceGivesZeros) {
   for (int i = 8; i < 16; ++i) EXPECT_TRUE(std::isfinite(r.lse[i]));
 }
 
-TEST_P(CudaDecode, AgreesWithGenericAt32K) {
+TEST_P(CudaDecode, AgreesWithGenericAtLongContext) {
   if (GetParam() == Variant::kGeneric) GTEST_SKIP();
   Spec s;
   s.heads = Heads(32, 2, 128);
   s.rules.head[1] = BandRule(64, 5000);
-  s.sequences = {{32768, {}}, {30001, {}}};
+  s.sequences = {{32768, {}}, {70001, {}}};  // decode's split length differs
   s.magnitude = 6;
   Problem p(s, true);
   ExpectClose(p.Run(GetParam()), p.Run(Variant::kGeneric), DType::kBF16);
@@ -707,7 +759,7 @@ TEST(CudaAttentionErrors, SaysWhatItDoesNotServe) {
   d.q = d.out = d.workspace = memory;
   d.q_row_stride = 8 * 96;
   EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kMma), cudaErrorNotSupported);
-  EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kWgmma), cudaErrorNotSupported);
+  EXPECT_EQ(DecodeAttention(d, nullptr, Variant::kSm90), cudaErrorNotSupported);
   DecodeArgs bad = d;
   bad.q_row_stride = 8 * 96 - 1;
   EXPECT_EQ(DecodeAttention(bad, nullptr), cudaErrorInvalidValue);
@@ -731,7 +783,7 @@ TEST(CudaAttentionErrors, SaysWhatItDoesNotServe) {
   f.q_row_stride = 8 * 96;
   EXPECT_EQ(PrefillAttention(f, nullptr), cudaErrorInvalidValue);  // no positions
   f.row_begin = f.positions = reinterpret_cast<int32_t*>(memory);
-  EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kWgmma), cudaErrorNotSupported);
+  EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kSm90), cudaErrorNotSupported);
   EXPECT_EQ(PrefillAttention(f, nullptr, Variant::kMma), cudaErrorNotSupported);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }

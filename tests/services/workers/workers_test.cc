@@ -16,6 +16,7 @@
 #include "services/decode/decode_server.h"
 #include "services/prefill/prefill_server.h"
 #include "services/wire/convert.h"
+#include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
 
 namespace spl {
@@ -24,22 +25,37 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-class WorkersTest : public testing::TestWithParam<const char*> {
+// Which way the KV goes. With a device the pools cannot be reached by the host.
+struct Way {
+  const char* kv_transport;
+  bool device;
+  const char* carrier;  // what the workers say they use
+};
+
+class WorkersTest : public testing::TestWithParam<Way> {
  protected:
-  static void SetUpTestSuite() {
-    auto model = engine::Model::Load(test::kTinyModel, kernels::MakeCpuBackend());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
+  static std::shared_ptr<const engine::Model> LoadOnce(bool device) {
+    static std::shared_ptr<const engine::Model> models[2];
+    auto& model = models[device ? 1 : 0];
+    if (model == nullptr) {
+      std::shared_ptr<const kernels::Backend> backend = kernels::MakeCpuBackend();
+      if (device) backend = std::make_shared<test::FakeDeviceBackend>();
+      auto loaded = engine::Model::Load(test::kTinyModel, backend);
+      EXPECT_TRUE(loaded.ok()) << loaded.status();
+      model = *loaded;
+    }
+    return model;
   }
-  static void TearDownTestSuite() { model_.reset(); }
 
   void SetUp() override {
+    model_ = LoadOnce(GetParam().device);
     decode::DecodeServerOptions d;
     d.worker_id = "d";
     d.metrics_listen = "";
     d.kv_bytes = 128 << 20;
     d.drain_timeout = 500ms;
-    d.transport.carriers = GetParam();
+    d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
+    d.landing_bytes = 96 << 20;
     auto decode = decode::DecodeServer::Start(model_, d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
@@ -47,7 +63,8 @@ class WorkersTest : public testing::TestWithParam<const char*> {
     p.worker_id = "p";
     p.metrics_listen = "";
     p.kv_bytes = 128 << 20;
-    p.transport.carriers = GetParam();
+    p.SetKvTransport(GetParam().kv_transport);
+    p.staging_bytes = 4 << 20;      // less than one prompt: it is used in turns
     p.engine.prefix_cache = false;  // every page of a finished request must be free again
     auto prefill = prefill::PrefillServer::Start(model_, p);
     ASSERT_TRUE(prefill.ok()) << prefill.status();
@@ -189,7 +206,7 @@ class WorkersTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(WorkersTest, TokensEqualThePlainModelForEveryPageEdge) {
-  EXPECT_EQ(carrier_, GetParam());
+  EXPECT_EQ(carrier_, GetParam().carrier);
   for (size_t length : {1, 63, 64, 65, 255, 256, 257, 600}) {
     const auto prompt = Prompt(static_cast<uint32_t>(length), length);
     const Result result = Generate(prompt, Sampling(12));
@@ -256,7 +273,7 @@ TEST_P(WorkersTest, CancellingThePrefillFreesBothSidesWithin100Ms) {
   context.TryCancel();
   EXPECT_TRUE(PagesComeBack());
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - cancelled);
-  std::printf("%s: pages back after %lld ms\n", GetParam(), static_cast<long long>(took.count()));
+  std::printf("%s: pages back after %lld ms\n", GetParam().carrier, static_cast<long long>(took.count()));
   EXPECT_LT(took, 100ms);
   std::unique_lock lock(mutex);
   ASSERT_TRUE(changed.wait_for(lock, 10s, [&] { return done; }));
@@ -350,7 +367,15 @@ TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
   EXPECT_EQ(Reserve(Prompt(1, 8000), Sampling(1)).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-INSTANTIATE_TEST_SUITE_P(Carriers, WorkersTest, testing::Values("shm", "tcp"));
+INSTANTIATE_TEST_SUITE_P(Carriers, WorkersTest,
+                         testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},
+                                         Way{"device", true, "device"}, Way{"shm", true, "staged+shm"},
+                                         Way{"tcp", true, "staged+tcp"}),
+                         [](const auto& info) {
+                           std::string name = info.param.carrier;
+                           std::replace(name.begin(), name.end(), '+', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace spl

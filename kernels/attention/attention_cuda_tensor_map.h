@@ -1,0 +1,37 @@
+// Tensor maps for TMA loads of bf16 matrices as 128-byte swizzled blocks of 64 columns (host side).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace spl::kernels::cuda {
+
+// The driver's encoder, found at run time so that nothing links against the driver; null when there is none.
+inline decltype(&cuTensorMapEncodeTiled) FindEncodeTiled() {
+  void* f = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess) {
+    return nullptr;
+  }
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f);
+}
+
+// A matrix [rows][64 * blocks] with a row stride in bytes, seen as [block][row][64]; boxes of box_rows x box_blocks.
+// base: 16-byte aligned, as row_bytes. False when the driver refuses.
+inline bool EncodeBlocks(CUtensorMap* map, const void* base, uint64_t rows, uint64_t row_bytes, uint32_t blocks,
+                         uint32_t box_rows, uint32_t box_blocks) {
+  static const auto encode = FindEncodeTiled();
+  if (encode == nullptr) return false;
+  const cuuint64_t dims[3] = {64, rows, blocks};
+  const cuuint64_t strides[2] = {row_bytes, 128};
+  const cuuint32_t box[3] = {64, box_rows, box_blocks};
+  const cuuint32_t element_strides[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides, box, element_strides,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace spl::kernels::cuda

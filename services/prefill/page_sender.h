@@ -1,0 +1,71 @@
+// Three ways for pages to reach a decode worker: straight from host memory through the transport, from a GPU through
+// page-locked staging memory and the transport, or from GPU to GPU.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+#include "services/engine/engine.h"
+#include "services/transport/kv_transport.h"
+
+namespace spl::prefill {
+
+// Page-locked host pages that a GPU's pages pass through on their way to the transport. Any thread may call.
+class StagingPages {
+ public:
+  // `memory` and `backend` outlive it; the memory is page-locked for the backend's device.
+  static absl::StatusOr<std::unique_ptr<StagingPages>> Create(std::byte* memory, size_t bytes, size_t page_bytes,
+                                                              const kernels::Backend& backend);
+  ~StagingPages();
+
+  // Waits until `count` pages are free. DeadlineExceeded; InvalidArgument when there are fewer in all.
+  absl::StatusOr<std::vector<std::byte*>> Acquire(size_t count, std::chrono::steady_clock::time_point deadline);
+  void Release(std::span<std::byte* const> pages);
+  size_t num_pages() const { return num_pages_; }
+
+ private:
+  StagingPages(std::byte* memory, const kernels::Backend& backend) : memory_(memory), backend_(backend) {}
+
+  std::byte* const memory_;
+  const kernels::Backend& backend_;
+  size_t num_pages_ = 0;
+  std::mutex mutex_;  // guards free_
+  std::condition_variable freed_;
+  std::vector<std::byte*> free_;  // ascending from the back, so that neighbours are given out together
+};
+
+// Where the pages of one ticket go. Borrowed for the call.
+struct PageRun {
+  std::span<const int32_t> local;    // pages of the prefill worker's pool
+  std::span<const uint32_t> remote;  // as many pages of the target memory
+};
+
+class PageSender {
+ public:
+  virtual ~PageSender() = default;
+  virtual std::string carrier() const = 0;
+  // True when pages go into the landing memory of a decode worker whose pool is on a GPU.
+  virtual bool uses_landing_pages() const = 0;
+  // Starts to write the pages, which are final, and fills crcs [local.size()] with their CRC32C. Blocks for what must
+  // be done before the pages may be read by something else; `done` runs once, when the source may change again, with
+  // the outcome. When Send fails, `done` does not run. One thread at a time.
+  virtual absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
+                            std::chrono::steady_clock::time_point deadline, std::function<void(absl::Status)> done) = 0;
+};
+
+std::unique_ptr<PageSender> MakeHostSender(transport::KvChannel& channel, bool to_landing_pages);
+std::unique_ptr<PageSender> MakeStagedSender(transport::KvChannel& channel, StagingPages& staging,
+                                             bool to_landing_pages);
+// `remote_pool` is the decode worker's pool, imported.
+std::unique_ptr<PageSender> MakeDeviceSender(const kernels::Backend& backend, const kernels::Buffer& remote_pool);
+
+}  // namespace spl::prefill

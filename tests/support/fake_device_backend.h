@@ -1,0 +1,87 @@
+// The CPU backend in the clothes of a device: its memory may only be reached through Copy, its page checksums and its
+// handles. What the workers do for a GPU is tested with it on machines that have none.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "kernels/common/backend.h"
+
+namespace spl::test {
+
+class FakeDeviceBackend final : public kernels::Backend {
+ public:
+  std::string name() const override { return "fake-device"; }
+  std::string description() const override { return "a device made of host memory, for tests"; }
+  bool host_memory() const override { return false; }
+  absl::StatusOr<std::unique_ptr<kernels::Session>> NewSession(const kernels::SessionOptions& options) const override {
+    return cpu_->NewSession(options);
+  }
+  using kernels::Backend::Copy;
+  absl::Status Copy(kernels::CopyKind kind, std::span<const kernels::CopyOp> ops) const override {
+    return cpu_->Copy(kind, ops);
+  }
+  absl::StatusOr<std::string> Export(const kernels::Buffer& buffer) const override {
+    const uint64_t words[] = {reinterpret_cast<uint64_t>(buffer.data()), buffer.size()};
+    return std::string(reinterpret_cast<const char*>(words), sizeof(words));
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Import(const std::string& handle) const override {
+    uint64_t words[2];
+    if (handle.size() != sizeof(words)) return absl::InvalidArgumentError("not a handle");
+    std::memcpy(words, handle.data(), sizeof(words));
+    return std::make_unique<View>(reinterpret_cast<void*>(words[0]), words[1]);
+  }
+  absl::Status PageChecksums(const kernels::KvPoolView& pool, std::span<const int32_t> pages,
+                             uint32_t* out) const override {
+    return cpu_->PageChecksums(pool, pages, out);
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Allocate(size_t bytes) const override {
+    return cpu_->Allocate(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> PackLinear(const kernels::WeightView& w) const override {
+    return cpu_->PackLinear(w);
+  }
+  absl::Status Linear(const kernels::KernelContext& ctx, const kernels::LinearArgs& a) const override {
+    return cpu_->Linear(ctx, a);
+  }
+  absl::Status RmsNorm(const kernels::KernelContext& ctx, const kernels::RmsNormArgs& a) const override {
+    return cpu_->RmsNorm(ctx, a);
+  }
+  absl::Status SiluMul(const kernels::KernelContext& ctx, const kernels::SiluMulArgs& a) const override {
+    return cpu_->SiluMul(ctx, a);
+  }
+  absl::Status GatherRows(const kernels::KernelContext& ctx, const kernels::GatherRowsArgs& a) const override {
+    return cpu_->GatherRows(ctx, a);
+  }
+  absl::Status RopeWriteKv(const kernels::KernelContext& ctx, const kernels::RopeWriteKvArgs& a) const override {
+    return cpu_->RopeWriteKv(ctx, a);
+  }
+  absl::Status PrefillAttention(const kernels::KernelContext& ctx,
+                                const kernels::PrefillAttentionArgs& a) const override {
+    return cpu_->PrefillAttention(ctx, a);
+  }
+  absl::Status DecodeAttention(const kernels::KernelContext& ctx,
+                               const kernels::DecodeAttentionArgs& a) const override {
+    return cpu_->DecodeAttention(ctx, a);
+  }
+  absl::Status Argmax(const kernels::KernelContext& ctx, const kernels::ArgmaxArgs& a) const override {
+    return cpu_->Argmax(ctx, a);
+  }
+
+ private:
+  class View final : public kernels::Buffer {
+   public:
+    View(void* data, size_t size) : data_(data), size_(size) {}
+    void* data() const override { return data_; }
+    size_t size() const override { return size_; }
+
+   private:
+    void* const data_;
+    const size_t size_;
+  };
+
+  const std::unique_ptr<kernels::Backend> cpu_ = kernels::MakeCpuBackend();
+};
+
+}  // namespace spl::test
