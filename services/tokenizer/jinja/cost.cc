@@ -60,7 +60,7 @@ int64_t FilterCost(std::string_view name, const Value& input, const Arguments& a
 }
 
 int64_t TestCost(std::string_view name, const Value& input, const Arguments& arguments) {
-  return ArgumentsCost(arguments) + (IsOneOf(name, {"lower", "upper"}) ? TextOnlyCost(input) : 0);
+  return ArgumentsCost(arguments) + (IsOneOf(name, {"lower", "upper"}) ? 2 * TextOnlyCost(input) : 0);
 }
 
 int64_t MethodCost(const Value& object, const Arguments& arguments) {

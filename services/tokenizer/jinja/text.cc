@@ -43,7 +43,8 @@ int64_t LengthOf(std::string_view text) {
 }
 
 size_t FindText(std::string_view text, std::string_view part, size_t from) {
-  if (part.empty()) return from;
+  constexpr size_t kShort = 32;  // then even the worst case of find is linear, and its usual case faster
+  if (part.size() <= kShort) return text.find(part, from);
   const void* const found = memmem(text.data() + from, text.size() - from, part.data(), part.size());
   if (found == nullptr) return std::string_view::npos;
   return static_cast<size_t>(static_cast<const char*>(found) - text.data());
