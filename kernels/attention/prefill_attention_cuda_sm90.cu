@@ -52,8 +52,8 @@ struct alignas(1024) Smem {
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   uint64_t plan_full, plan_empty;
   int32_t k_tile[kStages];  // KTile
-  // Two: the entry of a tile is overwritten once q of the next tile has been released, and by then every consumer warp
-  // is past the tile.
+  // Two: the entry of a tile is overwritten once every consumer thread has released q of the next tile, and by then all
+  // are past the tile.
   Work work[2];
   Plan plan;
 };
@@ -301,7 +301,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       LdMatrix4(q[step], SmemAddress(smem.q[step / 4]) +
                              Swizzled<128>(group * 64 + warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
     }
-    release(&smem.q_empty);
+    MbarrierArrive(SmemAddress(&smem.q_empty));
     q_ring.Advance();
     work_ring.Advance();
     // Rows past the end have position -1: they see nothing and are not written.
@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     MbarrierInit(SmemAddress(&smem.plan_full), 32);
     MbarrierInit(SmemAddress(&smem.plan_empty), 32);
     MbarrierInit(SmemAddress(&smem.q_full), 1);
-    MbarrierInit(SmemAddress(&smem.q_empty), kWarps);
+    MbarrierInit(SmemAddress(&smem.q_empty), 128 * kConsumers);
     for (int i = 0; i < kStages; ++i) {
       MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
