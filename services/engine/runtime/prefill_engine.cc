@@ -4,6 +4,7 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
@@ -405,6 +406,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
 }
 
 void PrefillEngine::PublishLoop() {
+  SetThreadPriority(ThreadPriority::kBackground);
   while (true) {
     std::optional<PublishTask> task = publish_queue_.Pop(kIdleWait);
     if (!task) {
