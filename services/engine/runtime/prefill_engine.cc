@@ -358,9 +358,21 @@ void PrefillEngine::RunStep() {
   const absl::Status failed = status.ok() ? logits.status() : status;
   if (status.ok()) UpdateLoad(computed, Seconds(Clock::now() - start));
   if (!failed.ok()) {
+    const bool lost = IsDeviceLost(failed);
+    const absl::Status ended = lost ? absl::UnavailableError(MessageOf(failed)) : failed;
     for (const auto& job : status.ok() ? complete : batch) {
       running_.remove(job);
-      FinishJob(job, failed);
+      FinishJob(job, ended);
+    }
+    if (lost) {
+      for (const auto& job : waiting_) FinishJob(job, ended);
+      waiting_.clear();
+      while (!running_.empty()) {
+        const auto job = running_.front();
+        running_.pop_front();
+        FinishJob(job, ended);
+      }
+      options_.on_device_lost(failed);
     }
     return;
   }
