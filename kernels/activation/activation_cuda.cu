@@ -8,8 +8,8 @@ namespace {
 
 __device__ __forceinline__ float Silu(float x) { return x / (1.0f + __expf(-x)); }
 
-template <typename T>
-__global__ void SiluMulKernel(const T* gate_up, T* out, int64_t num_vectors, int width) {
+template <typename In, typename Out>
+__global__ void SiluMulKernel(const In* gate_up, Out* out, int64_t num_vectors, int width) {
   const int vectors_per_row = width / 4;
   for (int64_t v = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; v < num_vectors;
        v += static_cast<int64_t>(gridDim.x) * blockDim.x) {
@@ -20,12 +20,12 @@ __global__ void SiluMulKernel(const T* gate_up, T* out, int64_t num_vectors, int
   }
 }
 
-template <typename T>
+template <typename In, typename Out>
 cudaError_t Launch(const SiluMulArgs& a, cudaStream_t stream) {
   const int64_t vectors = a.num_rows * (a.width / 4);
   const int64_t blocks = std::min<int64_t>((vectors + 255) / 256, 1 << 16);
-  SiluMulKernel<T><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-      static_cast<const T*>(a.gate_up.data), static_cast<T*>(a.out.data), vectors, static_cast<int>(a.width));
+  SiluMulKernel<In, Out><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+      static_cast<const In*>(a.gate_up.data), static_cast<Out*>(a.out.data), vectors, static_cast<int>(a.width));
   return cudaGetLastError();
 }
 
@@ -33,9 +33,11 @@ cudaError_t Launch(const SiluMulArgs& a, cudaStream_t stream) {
 
 cudaError_t SiluMul(const SiluMulArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (a.width % 4 != 0 || a.gate_up.dtype != a.out.dtype) return cudaErrorNotSupported;
-  if (a.out.dtype == DType::kF32) return Launch<float>(a, stream);
-  if (a.out.dtype == DType::kBF16) return Launch<__nv_bfloat16>(a, stream);
+  if (a.width % 4 != 0) return cudaErrorNotSupported;
+  const DType in = a.gate_up.dtype, out = a.out.dtype;
+  if (in == DType::kF32 && out == DType::kF32) return Launch<float, float>(a, stream);
+  if (in == DType::kF32 && out == DType::kBF16) return Launch<float, __nv_bfloat16>(a, stream);
+  if (in == DType::kBF16 && out == DType::kBF16) return Launch<__nv_bfloat16, __nv_bfloat16>(a, stream);
   return cudaErrorNotSupported;
 }
 

@@ -7,8 +7,8 @@
 
 namespace spl::kernels::cuda {
 
-// Asynchronous on `stream`. gate_up and out have one type, f32 or bf16; width is a multiple of 4. cudaErrorNotSupported
-// otherwise.
+// Asynchronous on `stream`. gate_up and out are f32 or bf16 (not bf16 to f32); width is a multiple of 4.
+// cudaErrorNotSupported otherwise.
 cudaError_t SiluMul(const SiluMulArgs& args, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

@@ -88,13 +88,6 @@ __device__ inline uint4 QuadTranspose(uint32_t x0, uint32_t x1, uint32_t x2, uin
 }
 
 // ---- sm_90 ----------------------------------------------------------------------------------------------------------
-// Kernels for several architectures choose at run time: what they do not run elsewhere must still compile there.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define SPL_SM90 1
-#else
-#define SPL_SM90 0
-#endif
-
 // Position in a ring of stages; the phase flips with every turn.
 template <int kLength>
 struct Ring {
@@ -109,24 +102,15 @@ struct Ring {
 };
 
 __device__ inline void MbarrierInit(uint32_t bar, int count) {
-#if SPL_SM90
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-#else
-  __trap();
-#endif
 }
 __device__ inline void MbarrierArrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 __device__ inline void MbarrierArriveExpect(uint32_t bar, int bytes) {
-#if SPL_SM90
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-#else
-  __trap();
-#endif
 }
 __device__ inline void MbarrierWait(uint32_t bar, uint32_t parity) {
-#if SPL_SM90
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -138,37 +122,20 @@ __device__ inline void MbarrierWait(uint32_t bar, uint32_t parity) {
       "}\n" ::"r"(bar),
       "r"(parity)
       : "memory");
-#else
-  __trap();
-#endif
 }
-__device__ inline void MbarrierInitFence() {
-#if SPL_SM90
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-  __trap();
-#endif
-}
+__device__ inline void MbarrierInitFence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void FenceProxyAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ inline void NamedBarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ inline void NamedBarrierArrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // One box of a 3-D tensor map; coordinates past the tensor give zeros.
 __device__ inline void TmaLoad3(uint32_t smem, const void* map, uint32_t bar, int c0, int c1, int c2) {
-#if SPL_SM90
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(smem),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
-#else
-  __trap();
-#endif
 }
 __device__ inline void PrefetchTensorMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -214,14 +181,6 @@ __device__ inline void WgmmaPin(float (&d)[kN]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d[64 x 128] (+)= a[64 x 16] b[128 x 16]^T, both K-major in shared memory.
-__device__ inline void WgmmaSs128(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SPL_R64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
-      : SPL_D32(d, 0), SPL_D32(d, 32)
-      : "l"(a), "l"(b), "r"(accumulate));
-}
 // d[64 x 128] (+)= a[64 x 16] b[128 x 16]^T, a in registers, b K-major in shared memory.
 __device__ inline void WgmmaRsK128(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   asm volatile(
@@ -245,7 +204,6 @@ __device__ inline void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b, in
       : SPL_D32(d, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
-#undef SPL_SM90
 #undef SPL_D8
 #undef SPL_D32
 #undef SPL_R32

@@ -2,10 +2,10 @@
 //
 // One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A planner warp finds the
 // next tile and its first pages while a loader warp walks the pages that this one sees and keeps two rings of 128-token
-// K and V stages full; each consumer warpgroup computes S = Q K^T (operands in shared memory), an online softmax in
-// base 2, and O += P V (P from registers). The product of the next K overlaps the softmax of this one inside a
-// warpgroup, and named barriers make the two warpgroups take turns at the tensor cores so that one's softmax hides
-// behind the other's products. (The scheme of FlashAttention-3: Shah et al., 2024, sections 3.1 and 3.2.)
+// K and V stages full. Each consumer warpgroup computes S = Q K^T (Q in registers: shared memory then carries K and V
+// alone), an online softmax in base 2, and O += P V (P in registers). S of the next tile and P V of this one run on the
+// tensor cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2); the two warpgroups are
+// left to drift apart by themselves: making them take turns (section 3.1) was no faster here with q in registers.
 //
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
@@ -19,8 +19,7 @@ namespace {
 constexpr int kTileKeys = 2 * kPageTokens;
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 2;    // of the K ring and of the V ring
-constexpr int kQueries = 2;   // tiles whose q is in shared memory
+constexpr int kStages = 3;    // of the K ring and of the V ring
 constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
 [[maybe_unused]] constexpr int kProducerRegisters = 40;
 [[maybe_unused]] constexpr int kConsumerRegisters = 232;
@@ -31,7 +30,7 @@ struct Work {
   int32_t num_rows;  // < 0: no more tiles
   int32_t qo_head;
   int32_t kv_len;
-  int32_t low, high;  // positions of the first and the last row
+  int32_t low, high;  // positions of the first and the last row (the loader's business)
   Band band;
 };
 
@@ -46,16 +45,16 @@ struct Plan {
 // All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
 template <int kHeadDim>
 struct alignas(1024) Smem {
-  __nv_bfloat16 q[kQueries][kHeadDim / 64][kTileRows][64];
+  __nv_bfloat16 q[kHeadDim / 64][kTileRows][64];
   __nv_bfloat16 k[kStages][kHeadDim / 64][kTileKeys][64];
   __nv_bfloat16 v[kStages][2][kHeadDim / 64][kPageTokens][64];
-  uint64_t q_full[kQueries], q_empty[kQueries];
+  uint64_t q_full, q_empty;
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   uint64_t plan_full, plan_empty;
   int32_t k_tile[kStages];  // KTile
-  // One more than there are q: the entry of a tile is overwritten when q of the next but one has been released, which
-  // takes every consumer warp past the tile.
-  Work work[kQueries + 1];
+  // Two: the entry of a tile is overwritten once every consumer thread has released q of the next tile, and by then all
+  // are past the tile.
+  Work work[2];
   Plan plan;
 };
 
@@ -143,8 +142,8 @@ __device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
   constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
   const int lane = threadIdx.x % 32;
   const int32_t absent_row = p.batch.pool.num_pages * kPoolRowsPerPage;
-  Ring<kQueries> q_ring;
-  Ring<kQueries + 1> work_ring;
+  Ring<1> q_ring;
+  Ring<2> work_ring;
   Ring<kStages> k_ring, v_ring;
 
   const auto load_v = [&](int32_t row0, int32_t row1) {
@@ -166,14 +165,14 @@ __device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
     int32_t row = smem.plan.pool_row[lane];
     MbarrierArrive(SmemAddress(&smem.plan_empty));
     if (lane == 0) {
-      const uint32_t full = SmemAddress(&smem.q_full[q_ring.stage]);
-      MbarrierWait(SmemAddress(&smem.q_empty[q_ring.stage]), q_ring.phase ^ 1);
+      const uint32_t full = SmemAddress(&smem.q_full);
+      MbarrierWait(SmemAddress(&smem.q_empty), q_ring.phase ^ 1);
       smem.work[work_ring.stage] = work;
       if (work.num_rows < 0) {
         MbarrierArrive(full);
       } else {
         MbarrierArriveExpect(full, kTileRows * kHeadDim * 2);
-        TmaLoad3(SmemAddress(smem.q[q_ring.stage]), &q_map, full, 0, work.row, work.qo_head * (kHeadDim / 64));
+        TmaLoad3(SmemAddress(smem.q), &q_map, full, 0, work.row, work.qo_head * (kHeadDim / 64));
       }
     }
     if (work.num_rows < 0) return;
@@ -283,11 +282,9 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
   const int group = threadIdx.x / 128 - 1;  // 0 or 1
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
-  const int my_turn = 1 + group, other_turn = 2 - group;  // named barriers
-  Ring<kQueries> q_ring;
-  Ring<kQueries + 1> work_ring;
+  Ring<1> q_ring;
+  Ring<2> work_ring;
   Ring<kStages> k_ring, v_ring;
-  if (group == 1) NamedBarrierArrive(other_turn, 128 * kConsumers);  // group 0 goes first
 
   const auto release = [&](uint64_t* barrier) {
     __syncwarp();
@@ -295,16 +292,16 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
   };
 
   for (;;) {
-    MbarrierWait(SmemAddress(&smem.q_full[q_ring.stage]), q_ring.phase);
+    MbarrierWait(SmemAddress(&smem.q_full), q_ring.phase);
     const Work& work = smem.work[work_ring.stage];
     if (work.num_rows < 0) break;
     uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-      LdMatrix4(q[step], SmemAddress(smem.q[q_ring.stage][step / 4]) +
+      LdMatrix4(q[step], SmemAddress(smem.q[step / 4]) +
                              Swizzled<128>(group * 64 + warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
     }
-    release(&smem.q_empty[q_ring.stage]);
+    MbarrierArrive(SmemAddress(&smem.q_empty));
     q_ring.Advance();
     work_ring.Advance();
     // Rows past the end have position -1: they see nothing and are not written.
@@ -347,14 +344,12 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       if (k_tile & kNeedsMask) MaskScores(s, k_tile, work.band, position0, position1);
     };
 
-    // Lane 0 reads for its warp: it is also the one that gives the stage back.
-    const auto wait_for_k = [&] {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      return __shfl_sync(0xffffffffu, lane == 0 ? smem.k_tile[k_ring.stage] : 0, 0);
-    };
+    // Read while the tensor cores are busy. Lane 0 reads for its warp: it is also the one that gives the stage back.
+    const auto read_k_tile = [&] { return __shfl_sync(0xffffffffu, lane == 0 ? smem.k_tile[k_ring.stage] : 0, 0); };
 
-    int32_t k_tile = wait_for_k();
+    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
     issue_scores();
+    int32_t k_tile = read_k_tile();
     WgmmaWait<0>();
     WgmmaPin(s);
     release(&smem.k_empty[k_ring.stage]);
@@ -364,12 +359,11 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
     PackWeights(s, weights);
 
     while (!(k_tile & kLast)) {
-      k_tile = wait_for_k();
-      NamedBarrierSync(my_turn, 128 * kConsumers);
+      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
       issue_scores();
       MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
       issue_values();
-      NamedBarrierArrive(other_turn, 128 * kConsumers);
+      k_tile = read_k_tile();
       WgmmaWait<1>();
       WgmmaPin(s);
       release(&smem.k_empty[k_ring.stage]);
@@ -403,7 +397,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
         }
       }
       FenceProxyAsync();
-      NamedBarrierSync(3 + group, 128);
+      NamedBarrierSync(1 + group, 128);
     }
     issue_values();
     // The row sums meanwhile.
@@ -437,7 +431,6 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       }
     }
   }
-  if (group == 0) NamedBarrierSync(my_turn, 128 * kConsumers);  // the turn that group 1 gave last
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -453,10 +446,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kWarps = 4 * kConsumers;
     MbarrierInit(SmemAddress(&smem.plan_full), 32);
     MbarrierInit(SmemAddress(&smem.plan_empty), 32);
-    for (int i = 0; i < kQueries; ++i) {
-      MbarrierInit(SmemAddress(&smem.q_full[i]), 1);
-      MbarrierInit(SmemAddress(&smem.q_empty[i]), kWarps);
-    }
+    MbarrierInit(SmemAddress(&smem.q_full), 1);
+    MbarrierInit(SmemAddress(&smem.q_empty), 128 * kConsumers);
     for (int i = 0; i < kStages; ++i) {
       MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
@@ -509,7 +500,7 @@ cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   int capability = 0, num_sms = 0;
   if (cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
   if (capability != 90 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||
-      reinterpret_cast<uintptr_t>(a.batch.pool.base) % 128 != 0) {
+      reinterpret_cast<uintptr_t>(a.batch.pool.base) % 128 != 0 || a.batch.pool.num_pages >= (1 << 24)) {
     return cudaErrorNotSupported;
   }
   Params p{};

@@ -75,7 +75,7 @@ constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them k
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
-      : device_(options.device), gemm_(options.gemm), properties_(properties) {}
+      : device_(options.device), gemm_(options.gemm), properties_(properties), gemm_plans_(options.deterministic) {}
   ~CudaBackend() override {
     if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
     for (cudaEvent_t event : copied_) {

@@ -15,6 +15,8 @@ struct CudaOptions {
   // kF32: 16-bit weights are widened and every product is in f32, for comparisons; otherwise bf16 weights are
   // multiplied in bf16 with f32 sums.
   GemmCompute gemm = GemmCompute::kAuto;
+  // A row's result does not depend on the other rows of a pass: one algorithm for every number of rows, no split sums.
+  bool deterministic = false;
 };
 
 // Opens the plug-in (see OpenPlugin; SPLICE_CUDA_PLUGIN) and makes its backend. SPLICE_CUDA_LIBS lists folders,

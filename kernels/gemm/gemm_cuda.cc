@@ -22,7 +22,7 @@ struct GemmPlans::Plan {
   }
 };
 
-GemmPlans::GemmPlans() = default;
+GemmPlans::GemmPlans(bool deterministic) : deterministic_(deterministic) {}
 GemmPlans::~GemmPlans() = default;
 
 // cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
@@ -47,9 +47,30 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
                                                                &ctx.workspace_bytes, sizeof(ctx.workspace_bytes));
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
-  if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
-                                            &result, &count);
+  if (!deterministic_) {
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
+                                              &result, &count);
+  } else {
+    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
+                                                    sizeof(no_split));
+    cublasLtMatrixLayout_t x = nullptr, y = nullptr;
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatrixLayoutCreate(&x, DataType(a.x.dtype), in, kDeterministicRows, weight.in_features());
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatrixLayoutCreate(&y, DataType(a.y.dtype), out, kDeterministicRows, weight.out_features());
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status =
+          cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, x, y, y, preference, 1, &result, &count);
+    if (x != nullptr) (void)cublasLtMatrixLayoutDestroy(x);
+    if (y != nullptr) (void)cublasLtMatrixLayoutDestroy(y);
+    cublasLtMatmulHeuristicResult_t checked{};
+    if (status == CUBLAS_STATUS_SUCCESS && count > 0)
+      status =
+          cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &result.algo, &checked);
+  }
   (void)cublasLtMatmulPreferenceDestroy(preference);
   SPLICE_CUDA_RETURN_IF_ERROR(status, "choosing a GEMM");
   if (count == 0) return absl::UnimplementedError("cublasLt: no algorithm for this product");

@@ -38,14 +38,15 @@ struct GemmContext {
 // Descriptors and the chosen algorithm per shape. Any thread may call.
 class GemmPlans {
  public:
-  GemmPlans();
+  explicit GemmPlans(bool deterministic);
   ~GemmPlans();
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
   // y = x Wᵀ: x of the weight's type (f32 in full f32, or bf16 with f32 accumulation), y of that type or f32.
-  // Asynchronous on ctx.stream. The result of a row may depend on num_rows in its last bits: cuBLASLt chooses its
-  // algorithm by the shape. The bias is not added here.
+  // Asynchronous on ctx.stream. The result of a row may depend on num_rows in its last bits, because cuBLASLt chooses
+  // its algorithm by the shape, unless deterministic: then the algorithm is that of kDeterministicRows rows for every
+  // number. The bias is not added here.
   absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
 
  private:
@@ -53,6 +54,8 @@ class GemmPlans {
   using Key = std::array<int64_t, 4>;  // rows, out, in, element types
   absl::Status Make(const GemmContext& ctx, const LinearArgs& args, Plan& plan);
 
+  static constexpr int64_t kDeterministicRows = 512;
+  const bool deterministic_;
   std::mutex mutex_;  // guards plans_
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };

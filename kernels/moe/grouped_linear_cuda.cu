@@ -68,11 +68,17 @@ __device__ __forceinline__ void Mma(float (&d)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void StorePair(float* p, float a, float b) { *reinterpret_cast<float2*>(p) = {a, b}; }
+__device__ __forceinline__ void StorePair(__nv_bfloat16* p, float a, float b) {
+  *reinterpret_cast<__nv_bfloat162*>(p) = __floats2bfloat162_rn(a, b);
+}
+
 // Four warps; each computes 64 x 32 of the tile. The order of the sum over in_features is that of k, whatever else the
 // call holds.
+template <typename Out>
 __global__ void __launch_bounds__(kThreads)
     Bf16Kernel(const __nv_bfloat16* x, const int32_t* rows, const int32_t* offsets, const __nv_bfloat16* weights,
-               __nv_bfloat16* y, int num_experts, int n, int k) {
+               Out* y, int num_experts, int n, int k) {
   extern __shared__ __align__(128) unsigned char shared[];
   const Tile tile = FindTile(offsets, num_experts, blockIdx.y);
   if (tile.expert < 0) return;
@@ -148,8 +154,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int half = 0; half < 2; ++half) {
         const int place = tile.begin + m * 16 + lane / 4 + half * 8;
         if (place < tile.end)
-          *reinterpret_cast<__nv_bfloat162*>(y + static_cast<int64_t>(place) * n + c) =
-              __floats2bfloat162_rn(sums[m][j][half * 2], sums[m][j][half * 2 + 1]);
+          StorePair(y + static_cast<int64_t>(place) * n + c, sums[m][j][half * 2], sums[m][j][half * 2 + 1]);
       }
     }
   }
@@ -185,13 +190,30 @@ __global__ void CombineKernel(const T* y, const int32_t* places, const float* we
   }
 }
 
+template <typename Out>
+cudaError_t LaunchBf16(const GroupedLinearArgs& a, const DeviceGroupedWeight& w, unsigned row_tiles,
+                       cudaStream_t stream) {
+  constexpr int kShared = kStages * (kTileM + kTileN) * kRowBytes;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(Bf16Kernel<Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+      error != cudaSuccess)
+    return error;
+  const int n = static_cast<int>(w.out_features());
+  const dim3 grid(static_cast<unsigned>((n + kTileN - 1) / kTileN), row_tiles);
+  Bf16Kernel<Out><<<grid, kThreads, kShared, stream>>>(
+      static_cast<const __nv_bfloat16*>(a.x.data), a.rows, a.offsets, static_cast<const __nv_bfloat16*>(w.data()),
+      static_cast<Out*>(a.y.data), w.num_experts(), n, static_cast<int>(w.in_features()));
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t GroupedLinear(const GroupedLinearArgs& a, cudaStream_t stream) {
   if (a.num_places == 0) return cudaSuccess;
   const auto& w = static_cast<const DeviceGroupedWeight&>(*a.weight);
   const int n = static_cast<int>(w.out_features()), k = static_cast<int>(w.in_features());
-  if (n % 8 != 0 || k % 8 != 0 || a.x.dtype != w.dtype() || a.y.dtype != w.dtype()) return cudaErrorNotSupported;
+  if (n % 8 != 0 || k % 8 != 0 || a.x.dtype != w.dtype() || (a.y.dtype != w.dtype() && a.y.dtype != DType::kF32))
+    return cudaErrorNotSupported;
   // Every expert may end in a tile that is not full.
   const unsigned row_tiles = static_cast<unsigned>(
       std::min<int64_t>(a.num_places, a.num_places / kTileM + std::min<int64_t>(w.num_experts(), a.num_places)));
@@ -202,15 +224,8 @@ cudaError_t GroupedLinear(const GroupedLinearArgs& a, cudaStream_t stream) {
                                              w.num_experts(), n, k);
     return cudaGetLastError();
   }
-  constexpr int kShared = kStages * (kTileM + kTileN) * kRowBytes;
-  if (const cudaError_t error = cudaFuncSetAttribute(Bf16Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-      error != cudaSuccess)
-    return error;
-  const dim3 grid(static_cast<unsigned>((n + kTileN - 1) / kTileN), row_tiles);
-  Bf16Kernel<<<grid, kThreads, kShared, stream>>>(static_cast<const __nv_bfloat16*>(a.x.data), a.rows, a.offsets,
-                                                  static_cast<const __nv_bfloat16*>(w.data()),
-                                                  static_cast<__nv_bfloat16*>(a.y.data), w.num_experts(), n, k);
-  return cudaGetLastError();
+  return a.y.dtype == DType::kF32 ? LaunchBf16<float>(a, w, row_tiles, stream)
+                                  : LaunchBf16<__nv_bfloat16>(a, w, row_tiles, stream);
 }
 
 cudaError_t CombineExperts(const CombineExpertsArgs& a, cudaStream_t stream) {

@@ -49,6 +49,9 @@ struct RopeWriteKvArgs {
   std::span<const RopeSequence> sequences;
   int32_t layer = 0;  // of the batch staged on the context's session, which CUDA reads instead of `sequences`
   QkNorm qk_norm = {};
+  // [num_rows, num_qo_heads * head_dim], contiguous, where the rotated q goes instead of back into qkv; null: into qkv.
+  // CUDA only, for attention that reads q in another type than the product left it.
+  Activations q_out;
 };
 
 namespace ref {

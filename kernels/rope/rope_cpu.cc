@@ -32,6 +32,7 @@ void RotateRow(const RopeKernels& kernels, const RopeWriteKvArgs& a, const RopeS
 
 absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) {
   if (absl::Status s = ValidateRopeWriteKv(a); !s.ok()) return s;
+  if (a.q_out.data != nullptr) return absl::UnimplementedError("RopeWriteKv: q_out on the host");
   const RopeKernels& kernels = RopeKernelsFor(ctx.isa);
   const int64_t row_floats = static_cast<int64_t>(a.num_qo_heads + 2 * a.num_kv_heads) * a.head_dim;
   const int64_t grain = (int64_t{32} << 10) / row_floats;

@@ -17,8 +17,8 @@ struct Params {
 };
 
 // One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied.
-template <typename T, typename Kv>
-__global__ void RopeKernel(T* qkv, Params p) {
+template <typename T, typename Q, typename Kv>
+__global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
   const int lane = threadIdx.x % 32;
   const int heads = p.num_qo_heads + 2 * p.num_kv_heads;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
@@ -59,6 +59,10 @@ __global__ void RopeKernel(T* qkv, Params p) {
     if (to != nullptr) {
       to[c] = FromF<Kv>(low);
       to[c + half] = FromF<Kv>(high);
+    } else if (q_out != nullptr) {
+      Q* q = q_out + (static_cast<int64_t>(row) * p.num_qo_heads + head) * d;
+      q[c] = FromF<Q>(low);
+      q[c + half] = FromF<Q>(high);
     } else {
       x[c] = FromF<T>(low);
       x[c + half] = FromF<T>(high);
@@ -66,28 +70,35 @@ __global__ void RopeKernel(T* qkv, Params p) {
   }
 }
 
-template <typename T, typename Kv>
+template <typename T, typename Q, typename Kv>
 cudaError_t Launch(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
   const Params params{a.table.cos,    a.table.sin,    a.pool.base, static_cast<int64_t>(a.pool.half_bytes()),
                       a.num_qo_heads, a.num_kv_heads, a.head_dim,  batch,
                       a.qk_norm};
   const int heads = a.num_qo_heads + 2 * a.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.num_rows), static_cast<unsigned>((heads + kWarps - 1) / kWarps));
-  RopeKernel<T, Kv><<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), params);
+  RopeKernel<T, Q, Kv>
+      <<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), static_cast<Q*>(a.q_out.data), params);
   return cudaGetLastError();
+}
+
+template <typename T, typename Q>
+cudaError_t LaunchForPool(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
+  if (a.pool.dtype == DType::kF32) return Launch<T, Q, float>(a, batch, stream);
+  if (a.pool.dtype == DType::kBF16) return Launch<T, Q, __nv_bfloat16>(a, batch, stream);
+  return cudaErrorNotSupported;
 }
 
 }  // namespace
 
 cudaError_t RopeWriteKv(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
   if (batch.num_rows == 0) return cudaSuccess;
-  const bool kv_f32 = a.pool.dtype == DType::kF32;
-  if (!kv_f32 && a.pool.dtype != DType::kBF16) return cudaErrorNotSupported;
-  if (a.qkv.dtype == DType::kF32)
-    return kv_f32 ? Launch<float, float>(a, batch, stream) : Launch<float, __nv_bfloat16>(a, batch, stream);
-  if (a.qkv.dtype == DType::kBF16)
-    return kv_f32 ? Launch<__nv_bfloat16, float>(a, batch, stream)
-                  : Launch<__nv_bfloat16, __nv_bfloat16>(a, batch, stream);
+  const DType q_type = a.q_out.data == nullptr ? a.qkv.dtype : a.q_out.dtype;
+  if (a.qkv.dtype == DType::kF32 && q_type == DType::kF32) return LaunchForPool<float, float>(a, batch, stream);
+  if (a.qkv.dtype == DType::kF32 && q_type == DType::kBF16)
+    return LaunchForPool<float, __nv_bfloat16>(a, batch, stream);
+  if (a.qkv.dtype == DType::kBF16 && q_type == DType::kBF16)
+    return LaunchForPool<__nv_bfloat16, __nv_bfloat16>(a, batch, stream);
   return cudaErrorNotSupported;
 }
 

@@ -57,6 +57,7 @@ void Row(const RopeWriteKvArgs& a, const RopeSequence& s, int index) {
 
 absl::Status RopeWriteKv(const KernelContext&, const RopeWriteKvArgs& a) {
   if (absl::Status s = ValidateRopeWriteKv(a); !s.ok()) return s;
+  if (a.q_out.data != nullptr) return absl::UnimplementedError("RopeWriteKv: q_out on the host");
   for (const RopeSequence& s : a.sequences) {
     for (int i = 0; i < s.row_end - s.row_begin; ++i) Row(a, s, i);
   }

@@ -7,6 +7,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/base/thread_priority.h"
 #include "services/wire/convert.h"
 
 namespace spl::decode {
@@ -207,6 +208,7 @@ absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::func
 }
 
 void DecodeService::LandingLoop() {
+  SetThreadPriority(ThreadPriority::kTransfer);
   while (true) {
     std::optional<LandingTask> task = landing_.Pop(kIdleWait);
     if (task)

@@ -9,6 +9,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/base/thread_priority.h"
 #include "services/wire/convert.h"
 
 namespace spl::prefill {
@@ -282,6 +283,7 @@ PushWorker::PushWorker(const engine::Model& model, Metrics& metrics, std::functi
 PushWorker::~PushWorker() { Stop(); }
 
 void PushWorker::Loop() {
+  SetThreadPriority(ThreadPriority::kTransfer);
   while (true) {
     auto task = tasks_.Pop(kIdleWait);
     if (task)

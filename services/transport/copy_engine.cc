@@ -5,6 +5,8 @@
 #include <cstring>
 #include <optional>
 
+#include "services/base/thread_priority.h"
+
 namespace spl::transport {
 namespace {
 
@@ -48,6 +50,7 @@ void CopyEngine::Stop() {
 }
 
 void CopyEngine::Loop() {
+  SetThreadPriority(ThreadPriority::kTransfer);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });

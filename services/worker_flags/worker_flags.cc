@@ -1,6 +1,7 @@
 #include "services/worker_flags/worker_flags.h"
 
 #include <charconv>
+#include <cstdlib>
 
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
@@ -73,17 +74,23 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name) {
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& wanted) {
+  std::string name = wanted;
+  if (const char* set = std::getenv("SPLICE_BACKEND"); wanted == "auto" && set != nullptr && *set != '\0') name = set;
   if (name == "cpu") return kernels::MakeCpuBackend();
   const bool is_auto = name == "auto";
-  int device = 0;
-  if (!is_auto && name != "cuda") {
-    const std::string number = name.starts_with("cuda:") ? name.substr(5) : "";
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), device);
-    if (number.empty() || error != std::errc() || end != number.data() + number.size() || device < 0)
-      return InvalidArgument("--backend is '{}', not auto, cpu, cuda or cuda:GPU", name);
+  kernels::CudaOptions options;
+  if (!is_auto) {
+    std::string rest = name;
+    options.deterministic = rest.ends_with("+deterministic");
+    if (options.deterministic) rest.resize(rest.size() - std::string("+deterministic").size());
+    const std::string number = rest.starts_with("cuda:") ? rest.substr(5) : rest == "cuda" ? "0" : "";
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), options.device);
+    if (number.empty() || error != std::errc() || end != number.data() + number.size() || options.device < 0)
+      return InvalidArgument("--backend is '{}', not auto, cpu, cuda, cuda:GPU or one of these with +deterministic",
+                             name);
   }
-  auto cuda = kernels::MakeCudaBackend({.device = device});
+  auto cuda = kernels::MakeCudaBackend(options);
   if (cuda.ok() || !is_auto) return cuda;
   log::Info("backend.no_cuda", log::F("why", cuda.status()));
   return kernels::MakeCpuBackend();

@@ -54,8 +54,9 @@ void AddModelSourceFlags(CLI::App& app, ModelSource& source);
 // The same as a group of which exactly one must be given.
 void RequireModelSource(CLI::App& app, ModelSource& source);
 
-// auto: the first GPU when there is one that can be used, the CPU otherwise (the log says why). cpu, cuda, cuda:N: that
-// one or an error.
+// auto: what SPLICE_BACKEND says, or else the first GPU when there is one that can be used, or else the CPU (the log
+// says why). cpu, cuda, cuda:N: that one or an error. cuda+deterministic: a row's result does not depend on what else
+// is in its batch, as on the CPU; slower.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
 
 // The backend by name and the model from its source. InvalidArgument names the flag or file.

@@ -2,6 +2,7 @@
 // handles. What the workers do for a GPU is tested with it on machines that have none.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -12,6 +13,8 @@ namespace spl::test {
 
 class FakeDeviceBackend final : public kernels::Backend {
  public:
+  std::atomic<bool> lost{false};  // from here on products fail as on a GPU whose context is gone
+
   std::string name() const override { return "fake-device"; }
   std::string description() const override { return "a device made of host memory, for tests"; }
   bool host_memory() const override { return false; }
@@ -43,6 +46,7 @@ class FakeDeviceBackend final : public kernels::Backend {
     return cpu_->PackLinear(w);
   }
   absl::Status Linear(const kernels::KernelContext& ctx, const kernels::LinearArgs& a) const override {
+    if (lost) return absl::DataLossError("fake device: an illegal memory access was encountered");
     return cpu_->Linear(ctx, a);
   }
   absl::Status RmsNorm(const kernels::KernelContext& ctx, const kernels::RmsNormArgs& a) const override {

@@ -52,9 +52,10 @@ absl::Status Executor::AllocateWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.residual, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.delta, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.normed, c.hidden_size, act));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.qkv, c.q_size() + 2 * c.kv_size(), act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.qkv, c.q_size() + 2 * c.kv_size(), kernels::DType::kF32));
+  if (act != kernels::DType::kF32) SPLICE_RETURN_IF_ERROR(allocate(ws_.q, c.q_size(), act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.attention, c.q_size(), act));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.gate_up, 2ll * c.intermediate_size, act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.gate_up, 2ll * c.intermediate_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.activated, c.intermediate_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 1, kernels::DType::kF32));
@@ -76,9 +77,9 @@ absl::Status Executor::AllocateExpertWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_offsets, c.moe.num_experts + 1, sizeof(int32_t)));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.place_rows, places, sizeof(int32_t)));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.row_places, places, sizeof(int32_t)));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_gate_up, places * 2 * c.moe.intermediate_size, act));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_gate_up, places * 2 * c.moe.intermediate_size, sizeof(float)));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.expert_activated, places * c.moe.intermediate_size, act));
-  return allocate(ws_.expert_out, places * c.hidden_size, act);
+  return allocate(ws_.expert_out, places * c.hidden_size, sizeof(float));
 }
 
 kernels::AttentionShape Executor::attention_shape() const {
@@ -139,8 +140,8 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, int32
   }
   return model_->backend().PrefillAttention(context(), {.shape = attention_shape(),
                                                         .pool = pool_,
-                                                        .q = Act(ws_.qkv),
-                                                        .q_row_stride = c.q_size() + 2ll * c.kv_size(),
+                                                        .q = query(),
+                                                        .q_row_stride = query_stride(),
                                                         .out = Act(ws_.attention),
                                                         .sequences = prefill_sequences_,
                                                         .layer = layer});
@@ -160,6 +161,8 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   }
   SPLICE_RETURN_IF_ERROR(Stage());
   SPLICE_RETURN_IF_ERROR(ReserveLogits(num_rows_));
+  // The only address in the step that ever changes: a recording holds it.
+  key = (key ^ reinterpret_cast<uint64_t>(ws_.logits->data())) * kDecodeStep + 1;
   const auto step = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(Run(nullptr, [&](int32_t layer) { return AttendDecode(rows, layer); }));
     return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
@@ -179,8 +182,8 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
   }
   return model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
                                                        .pool = pool_,
-                                                       .q = Act(ws_.qkv),
-                                                       .q_row_stride = c.q_size() + 2ll * c.kv_size(),
+                                                       .q = query(),
+                                                       .q_row_stride = query_stride(),
                                                        .out = Act(ws_.attention),
                                                        .streams = stream_views_,
                                                        .layer = layer});
@@ -203,7 +206,7 @@ absl::Status Executor::Run(const OnLayer& on_layer, const std::function<absl::St
     SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = Act(ws_.normed),
                                                       .weight = weights.qkv.get(),
                                                       .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
-                                                      .y = Act(ws_.qkv),
+                                                      .y = F32(ws_.qkv),
                                                       .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
     if (on_layer && !on_layer(layer)) return absl::CancelledError("the pass was cancelled");
@@ -242,7 +245,7 @@ absl::Status Executor::WriteKv(int32_t layer) {
   const LayerWeights& weights = model_->layer(layer);
   kernels::QkNorm qk_norm;
   if (c.qk_norm) qk_norm = {F32(weights.q_norm), F32(weights.k_norm), c.rms_norm_eps};
-  return model_->backend().RopeWriteKv(context(), {.qkv = Act(ws_.qkv),
+  return model_->backend().RopeWriteKv(context(), {.qkv = F32(ws_.qkv),
                                                    .num_qo_heads = c.num_qo_heads,
                                                    .num_kv_heads = c.num_kv_heads,
                                                    .head_dim = c.head_dim,
@@ -250,15 +253,16 @@ absl::Status Executor::WriteKv(int32_t layer) {
                                                    .pool = pool_,
                                                    .sequences = rope_sequences_,
                                                    .layer = layer,
-                                                   .qk_norm = qk_norm});
+                                                   .qk_norm = qk_norm,
+                                                   .q_out = ws_.q ? Act(ws_.q) : kernels::Activations()});
 }
 
 absl::Status Executor::FeedForward(const LayerWeights& weights) {
   const kernels::Backend& backend = model_->backend();
   SPLICE_RETURN_IF_ERROR(backend.Linear(
       context(),
-      {.x = Act(ws_.normed), .weight = weights.gate_up.get(), .y = Act(ws_.gate_up), .num_rows = num_rows_}));
-  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = Act(ws_.gate_up),
+      {.x = Act(ws_.normed), .weight = weights.gate_up.get(), .y = F32(ws_.gate_up), .num_rows = num_rows_}));
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = F32(ws_.gate_up),
                                                      .out = Act(ws_.activated),
                                                      .num_rows = num_rows_,
                                                      .width = model_->config().intermediate_size}));
@@ -289,9 +293,9 @@ absl::Status Executor::RunExperts(const LayerWeights& weights) {
                                                            .rows = Int32(ws_.place_rows),
                                                            .offsets = Int32(ws_.expert_offsets),
                                                            .weight = weights.expert_gate_up.get(),
-                                                           .y = Act(ws_.expert_gate_up),
+                                                           .y = F32(ws_.expert_gate_up),
                                                            .num_places = places}));
-  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = Act(ws_.expert_gate_up),
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = F32(ws_.expert_gate_up),
                                                      .out = Act(ws_.expert_activated),
                                                      .num_rows = places,
                                                      .width = c.moe.intermediate_size}));
@@ -299,9 +303,9 @@ absl::Status Executor::RunExperts(const LayerWeights& weights) {
                                                            .num_x_rows = places,
                                                            .offsets = Int32(ws_.expert_offsets),
                                                            .weight = weights.expert_down.get(),
-                                                           .y = Act(ws_.expert_out),
+                                                           .y = F32(ws_.expert_out),
                                                            .num_places = places}));
-  return backend.CombineExperts(context(), {.y = Act(ws_.expert_out),
+  return backend.CombineExperts(context(), {.y = F32(ws_.expert_out),
                                             .places = Int32(ws_.row_places),
                                             .weights = F32(ws_.expert_weights),
                                             .out = F32(ws_.delta),

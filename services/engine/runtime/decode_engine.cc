@@ -244,7 +244,15 @@ void DecodeEngine::RunStep() {
     status = sampled_or.status();
   }
   if (!status.ok()) {
-    for (auto& sequence : running_) Finish(*sequence, status);
+    // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
+    const bool lost = IsDeviceLost(status);
+    const absl::Status ended = lost ? absl::UnavailableError(MessageOf(status)) : status;
+    for (auto& sequence : running_) Finish(*sequence, ended);
+    if (lost) {
+      for (auto& sequence : waiting_) Finish(*sequence, ended);
+      waiting_.clear();
+      options_.on_device_lost(status);
+    }
     return;
   }
   std::vector<SampledToken>& sampled = *sampled_or;

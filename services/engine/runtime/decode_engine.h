@@ -45,6 +45,7 @@ struct DecodeRequest {
 struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
   size_t max_queued = 256;                   // sequences that wait for a place in the batch
+  OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
 struct DecodeLoad {

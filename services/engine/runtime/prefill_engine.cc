@@ -4,6 +4,7 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
@@ -357,9 +358,21 @@ void PrefillEngine::RunStep() {
   const absl::Status failed = status.ok() ? logits.status() : status;
   if (status.ok()) UpdateLoad(computed, Seconds(Clock::now() - start));
   if (!failed.ok()) {
+    const bool lost = IsDeviceLost(failed);
+    const absl::Status ended = lost ? absl::UnavailableError(MessageOf(failed)) : failed;
     for (const auto& job : status.ok() ? complete : batch) {
       running_.remove(job);
-      FinishJob(job, failed);
+      FinishJob(job, ended);
+    }
+    if (lost) {
+      for (const auto& job : waiting_) FinishJob(job, ended);
+      waiting_.clear();
+      while (!running_.empty()) {
+        const auto job = running_.front();
+        running_.pop_front();
+        FinishJob(job, ended);
+      }
+      options_.on_device_lost(failed);
     }
     return;
   }
@@ -405,6 +418,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
 }
 
 void PrefillEngine::PublishLoop() {
+  SetThreadPriority(ThreadPriority::kBackground);
   while (true) {
     std::optional<PublishTask> task = publish_queue_.Pop(kIdleWait);
     if (!task) {

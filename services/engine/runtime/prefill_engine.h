@@ -18,6 +18,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/model/executor.h"
+#include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
@@ -76,6 +77,7 @@ struct PrefillEngineOptions {
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
   size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
+  OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
 struct PrefillLoad {

@@ -7,6 +7,7 @@
 
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
+#include "kernels/kv_copy/crc32c.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/paged_kv.h"
 
@@ -120,6 +121,28 @@ TEST_P(CudaBackendTest, Linear) {
     ExpectOk(ref_->Linear({}, {x.host.data(), ref_packed.get(), bias.host.data(), want.data(), rows}));
     ExpectClose(Download(y), want, GetParam(), "Linear");
   }
+}
+
+TEST_P(CudaBackendTest, DeterministicLinearDoesNotDependOnTheOtherRows) {
+  auto deterministic = MakeCudaBackend({.deterministic = true}).value();
+  auto session =
+      deterministic->NewSession({.max_rows = 512, .max_sequences = 1, .num_layers = 1, .num_kv_heads = 1}).value();
+  Random random(6);
+  const int64_t rows = 500, in = 1024, out = 384;
+  const Tensor x = Upload(random.Normals(rows * in));
+  const std::vector<std::byte> w = Encode(random.Normals(out * in), GetParam());
+  const auto packed = deterministic->PackLinear({w.data(), GetParam(), out, in}).value();
+  const auto multiply = [&](int64_t count) {
+    Tensor y = Empty(rows * out);
+    ExpectOk(deterministic->Linear(session->context(), {x.act(), packed.get(), nullptr, y.act(), count}));
+    ExpectOk(session->Synchronize());
+    std::vector<float> values = Download(y);
+    values.resize(static_cast<size_t>(count * out));
+    return values;
+  };
+  const std::vector<float> all = multiply(rows);
+  for (const int64_t count : {1, 2, 7, 64, 65, 300})
+    EXPECT_TRUE(BitwiseEqual(multiply(count), std::span(all).first(static_cast<size_t>(count * out)))) << count;
 }
 
 TEST_P(CudaBackendTest, RmsNormAndSiluMul) {
@@ -407,6 +430,23 @@ TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
     pass({100, 1}, false);
     pass({1, 1}, true);
     pass({1, 1}, true);
+  }
+}
+
+TEST_P(CudaBackendTest, PageChecksumsAreThoseOfTheHost) {
+  Random random(7);
+  for (const int32_t dim : {32, 64, 128}) {
+    const KvPoolView host_view{nullptr, GetParam(), dim, 40};
+    std::vector<std::byte> bytes(host_view.page_bytes() * 40);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random.Int(0, 255));
+    auto memory = cuda_->Allocate(bytes.size()).value();
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), bytes.data(), bytes.size()));
+    const KvPoolView pool{static_cast<std::byte*>(memory->data()), GetParam(), dim, 40};
+    const std::vector<int32_t> pages = {39, 0, 7, 7, 20};
+    std::vector<uint32_t> got(pages.size());
+    ExpectOk(cuda_->PageChecksums(pool, pages, got.data()));
+    for (size_t i = 0; i < pages.size(); ++i)
+      EXPECT_EQ(got[i], Crc32cExtend(0, &bytes[pages[i] * pool.page_bytes()], pool.page_bytes())) << dim;
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/common/backend.h"
 #include "services/engine/engine.h"
+#include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {
@@ -131,6 +132,12 @@ class EnginesTest : public testing::Test {
       std::memcpy(decode_pool_->view().k(target[i]), from.pool().view().k(source[i]), model_->page_bytes());
     to->set_num_tokens(from.num_tokens());
     return to;
+  }
+
+  bool EventuallyRunning() {
+    const auto deadline = std::chrono::steady_clock::now() + 20s;
+    while (decode_->load().running == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return decode_->load().running > 0;
   }
 
   std::shared_ptr<Outcome> Submit(const std::vector<int32_t>& prompt, const SamplingParams& sampling,
@@ -356,6 +363,49 @@ TEST_F(EnginesTest, AFullPoolPreemptsTheYoungestAndTheOthersFinish) {
   }
   EXPECT_EQ(preempted, 1);
   EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, ALostDeviceEndsEverySequenceWithUnavailableAndIsReportedOnce) {
+  const auto model = model_;
+  auto backend = std::make_shared<test::FakeDeviceBackend>();
+  auto on_device = Model::Load(test::kTinyModel, backend);
+  ASSERT_TRUE(on_device.ok()) << on_device.status();
+  model_ = *on_device;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> reports;
+  const auto report = [&](const absl::Status& status) {
+    std::lock_guard lock(mutex);
+    reports.emplace_back(status.message());
+    changed.notify_all();
+  };
+  const auto wait_reports = [&](size_t n) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, 20s, [&] { return reports.size() >= n; });
+  };
+  PrefillEngineOptions prefill;
+  prefill.on_device_lost = report;
+  DecodeEngineOptions decode;
+  decode.on_device_lost = report;
+  Start(8192, 8192, prefill, decode);
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  sampling.max_tokens = 4000;
+  sampling.ignore_eos = true;
+  const std::vector<int32_t> prompt(100, 7);
+  // One that decodes when the device goes, one that comes after: both ends are heard of, by their own engine.
+  auto decoding = Submit(prompt, sampling);
+  ASSERT_TRUE(EventuallyRunning());
+  backend->lost = true;
+  auto later = Submit(prompt, sampling);
+  ASSERT_TRUE(decoding->Wait());
+  ASSERT_TRUE(later->Wait());
+  EXPECT_EQ(decoding->status.code(), absl::StatusCode::kUnavailable) << decoding->status;
+  EXPECT_EQ(later->status.code(), absl::StatusCode::kUnavailable) << later->status;
+  ASSERT_TRUE(wait_reports(2));
+  EXPECT_THAT(reports, testing::Each(testing::HasSubstr("illegal memory access")));
+  StopAll();
+  model_ = model;
 }
 
 TEST_F(EnginesTest, BadPromptsAndFullQueuesAreRefusedWithNumbers) {
