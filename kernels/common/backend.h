@@ -16,11 +16,15 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/fill/fill.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/kv_copy/align_copy.h"
 #include "kernels/moe/grouped_linear.h"
 #include "kernels/moe/routing.h"
 #include "kernels/norm/norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
+#include "kernels/selection/column_scores.h"
+#include "kernels/selection/top_k.h"
+#include "kernels/selection/value_deviation.h"
 
 namespace spl::kernels {
 
@@ -108,6 +112,10 @@ class Backend {
   virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
   virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;
   virtual absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args) const = 0;
+  virtual absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& args) const = 0;
+  virtual absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& args) const = 0;
+  virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
+  virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
   virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no mixture of experts");
   }

@@ -48,6 +48,18 @@ class CpuBackend final : public HostBackend {
     return cpu::DecodeAttention(ctx, a);
   }
   absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return cpu::Argmax(ctx, a); }
+  absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) const override {
+    return cpu::AlignCopy(ctx, a);
+  }
+  absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
+    return cpu::ColumnScores(ctx, a);
+  }
+  absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override {
+    return cpu::TopK(ctx, a);
+  }
+  absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
+    return cpu::ValueDeviation(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return cpu::RouteExperts(ctx, a);
   }

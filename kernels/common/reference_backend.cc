@@ -37,6 +37,18 @@ class ReferenceBackend final : public HostBackend {
     return ref::DecodeAttention(ctx, a);
   }
   absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return ref::Argmax(ctx, a); }
+  absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) const override {
+    return ref::AlignCopy(ctx, a);
+  }
+  absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
+    return ref::ColumnScores(ctx, a);
+  }
+  absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override {
+    return ref::TopK(ctx, a);
+  }
+  absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
+    return ref::ValueDeviation(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return ref::RouteExperts(ctx, a);
   }

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -26,12 +27,16 @@
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/kv_copy/align_copy_cuda.h"
 #include "kernels/kv_copy/crc32c_cuda.h"
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
+#include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/top_k_cuda.h"
+#include "kernels/selection/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -246,14 +251,7 @@ class CudaBackend final : public Backend {
   }
   absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
     CudaSession& session = CudaSession::Of(ctx);
-    const DeviceBatch& b = session.batch();
-    const RopeBatch rows{.positions = b.positions,
-                         .row_sequence = b.row_sequence,
-                         .page_tables = b.page_tables + a.layer * b.layer_stride,
-                         .table_offset = b.table_offset,
-                         .head_stride = b.head_stride,
-                         .num_rows = b.num_rows};
-    return ToStatus(cuda::RopeWriteKv(a, rows, session.stream()), "RopeWriteKv");
+    return ToStatus(cuda::RopeWriteKv(a, Rows(session.batch(), a.layer), session.stream()), "RopeWriteKv");
   }
 
   absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
@@ -299,6 +297,58 @@ class CudaBackend final : public Backend {
     if (!workspace.ok()) return workspace.status();
     args.workspace = *workspace;
     return ToStatus(cuda::DecodeAttention(args, session.stream()), "DecodeAttention");
+  }
+
+  absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) const override {
+    if (absl::Status s = ValidateAlignCopy(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    auto staged = session.StageArrays(CudaSession::Use::kAlignCopy, 0,
+                                      {std::as_bytes(a.runs), std::as_bytes(a.src_pages), std::as_bytes(a.dst_pages),
+                                       std::as_bytes(a.cos), std::as_bytes(a.sin)});
+    if (!staged.ok()) return staged.status();
+    const AlignCopyTables tables{.runs = reinterpret_cast<const AlignRun*>((*staged)[0]),
+                                 .src_pages = reinterpret_cast<const int32_t*>((*staged)[1]),
+                                 .dst_pages = reinterpret_cast<const int32_t*>((*staged)[2]),
+                                 .cos = reinterpret_cast<const float*>((*staged)[3]),
+                                 .sin = reinterpret_cast<const float*>((*staged)[4])};
+    return ToStatus(cuda::AlignCopy(a, tables, session.stream()), "AlignCopy");
+  }
+  absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
+    if (absl::Status s = ValidateColumnScores(a); !s.ok()) return s;
+    if (a.probes.empty() || a.columns.empty()) return absl::OkStatus();
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    std::vector<int32_t> heads(a.kv_heads.begin(), a.kv_heads.end());
+    if (heads.empty()) {
+      heads.resize(static_cast<size_t>(a.shape.num_kv_heads));
+      std::iota(heads.begin(), heads.end(), 0);
+    }
+    ColumnTables tables{.num_probes = static_cast<int32_t>(a.probes.size()),
+                        .num_kv_heads = static_cast<int32_t>(heads.size())};
+    const std::vector<ColumnPart> parts = ColumnParts(a.columns, &tables.num_scores);
+    tables.num_parts = static_cast<int32_t>(parts.size());
+    const size_t partial_bytes = heads.size() * static_cast<size_t>(tables.num_scores) * sizeof(float);
+    auto staged = session.StageArrays(
+        CudaSession::Use::kColumnScores, partial_bytes,
+        {std::as_bytes(a.probes), std::as_bytes(std::span(heads)), std::as_bytes(std::span(parts))});
+    if (!staged.ok()) return staged.status();
+    tables.probes = reinterpret_cast<const int32_t*>((*staged)[0]);
+    tables.kv_heads = reinterpret_cast<const int32_t*>((*staged)[1]);
+    tables.parts = reinterpret_cast<const ColumnPart*>((*staged)[2]);
+    auto partial = session.Scratch(CudaSession::Use::kColumnScores, partial_bytes);
+    if (!partial.ok()) return partial.status();
+    tables.partial = static_cast<float*>(*partial);
+    return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
+                    "ColumnScores");
+  }
+  absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override {
+    if (absl::Status s = ValidateTopK(a); !s.ok()) return s;
+    return ToStatus(cuda::TopK(a, CudaSession::Of(ctx).stream()), "TopK");
+  }
+  absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
+    if (absl::Status s = ValidateValueDeviation(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    return ToStatus(cuda::ValueDeviation(a, Rows(session.batch(), a.layer), session.stream()), "ValueDeviation");
   }
 
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
@@ -373,6 +423,28 @@ class CudaBackend final : public Backend {
             .kv_len = b.kv_len,
             .pool = pool,
             .num_sequences = b.num_sequences};
+  }
+
+  static RopeBatch Rows(const DeviceBatch& b, int32_t layer) {
+    return {.positions = b.positions,
+            .row_sequence = b.row_sequence,
+            .page_tables = b.page_tables + layer * b.layer_stride,
+            .table_offset = b.table_offset,
+            .head_stride = b.head_stride,
+            .num_rows = b.num_rows};
+  }
+  static std::vector<ColumnPart> ColumnParts(std::span<const PositionRange> columns, int32_t* num_scores) {
+    std::vector<ColumnPart> parts;
+    *num_scores = 0;
+    for (const PositionRange& range : columns) {
+      for (int32_t j = range.begin; j < range.end;) {
+        const int32_t slot = j % kPageTokens, count = std::min(range.end - j, kPageTokens - slot);
+        parts.push_back({j / kPageTokens, slot, count, *num_scores});
+        *num_scores += count;
+        j += count;
+      }
+    }
+    return parts;
   }
 
   // The rules of one sequence's heads; those of the later sequences must be the same.

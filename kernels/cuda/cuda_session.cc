@@ -287,6 +287,29 @@ absl::StatusOr<void*> CudaSession::Scratch(Use use, size_t bytes) {
   return blocks.back()->data();
 }
 
+absl::StatusOr<std::vector<std::byte*>> CudaSession::StageArrays(
+    Use use, size_t reserved, std::initializer_list<std::span<const std::byte>> arrays) {
+  constexpr size_t kAlignment = 16;
+  const auto aligned = [](size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
+  size_t bytes = 0;
+  for (const auto& array : arrays) bytes += aligned(array.size());
+  auto block = Scratch(use, aligned(reserved) + bytes);
+  if (!block.ok()) return block.status();
+  auto pinned = Pinned(bytes);
+  if (!pinned.ok()) return pinned.status();
+  std::byte* const to = static_cast<std::byte*>(*block) + aligned(reserved);
+  std::vector<std::byte*> staged;
+  size_t at = 0;
+  for (const auto& array : arrays) {
+    if (!array.empty()) std::memcpy(*pinned + at, array.data(), array.size());
+    staged.push_back(to + at);
+    at += aligned(array.size());
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, *pinned, bytes, cudaMemcpyHostToDevice, stream_), "copying tables");
+  if (absl::Status s = PinnedUsed(); !s.ok()) return s;
+  return staged;
+}
+
 absl::StatusOr<const int32_t*> CudaSession::StageIds(std::span<const int32_t> ids) {
   const size_t bytes = ids.size() * sizeof(int32_t);
   if (bytes > ids_->size())

@@ -52,8 +52,12 @@ class CudaSession final : public Session {
 
   // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid, since
   // recorded steps point into them.
-  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kNumUses };
+  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kAlignCopy, kColumnScores, kNumUses };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
+  // Device copies of host arrays, each 16-byte aligned, behind `reserved` bytes at the start of the block of `use`;
+  // the block is the same at every call unless it must grow.
+  absl::StatusOr<std::vector<std::byte*>> StageArrays(Use use, size_t reserved,
+                                                      std::initializer_list<std::span<const std::byte>> arrays);
   // A device copy of host ids for the operations that follow.
   absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
 

@@ -72,6 +72,18 @@ class FakeDeviceBackend final : public kernels::Backend {
   absl::Status Argmax(const kernels::KernelContext& ctx, const kernels::ArgmaxArgs& a) const override {
     return cpu_->Argmax(ctx, a);
   }
+  absl::Status AlignCopy(const kernels::KernelContext& ctx, const kernels::AlignCopyArgs& a) const override {
+    return cpu_->AlignCopy(ctx, a);
+  }
+  absl::Status ColumnScores(const kernels::KernelContext& ctx, const kernels::ColumnScoresArgs& a) const override {
+    return cpu_->ColumnScores(ctx, a);
+  }
+  absl::Status TopK(const kernels::KernelContext& ctx, const kernels::TopKArgs& a) const override {
+    return cpu_->TopK(ctx, a);
+  }
+  absl::Status ValueDeviation(const kernels::KernelContext& ctx, const kernels::ValueDeviationArgs& a) const override {
+    return cpu_->ValueDeviation(ctx, a);
+  }
 
  private:
   class View final : public kernels::Buffer {
