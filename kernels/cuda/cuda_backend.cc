@@ -325,6 +325,7 @@ class CudaBackend final : public Backend {
     }
     ColumnTables tables{.num_probes = static_cast<int32_t>(a.probes.size()),
                         .num_kv_heads = static_cast<int32_t>(heads.size())};
+    if (absl::Status s = TakeRules(a.rows.heads, true, tables.rules); !s.ok()) return s;
     const std::vector<ColumnPart> parts = ColumnParts(a.columns, &tables.num_scores);
     tables.num_parts = static_cast<int32_t>(parts.size());
     const size_t partial_bytes = heads.size() * static_cast<size_t>(tables.num_scores) * sizeof(float);

@@ -19,7 +19,8 @@ absl::Status ValidatePages(const AlignCopyArgs& a, std::span<const int32_t> page
 }  // namespace
 
 absl::Status ValidateAlignCopy(const AlignCopyArgs& a) {
-  if (a.pool.dtype != DType::kF32 && a.pool.dtype != DType::kBF16) return InvalidCall("AlignCopy: pages are f32 or bf16");
+  if (a.pool.dtype != DType::kF32 && a.pool.dtype != DType::kBF16)
+    return InvalidCall("AlignCopy: pages are f32 or bf16");
   if (a.num_streams <= 0 || a.rotary_dim < 0 || a.rotary_dim % 2 != 0 || a.rotary_dim > a.pool.head_dim)
     return InvalidCall("AlignCopy: ", a.num_streams, " streams, rotary_dim ", a.rotary_dim, " of ", a.pool.head_dim);
   if (a.cos.size() != a.sin.size() || (a.rotary_dim > 0 && a.cos.size() % (a.rotary_dim / 2) != 0))

@@ -34,7 +34,8 @@ absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) {
   const int64_t grain = kBytesPerTask / static_cast<int64_t>(a.pool.page_bytes());
   ParallelRows(ctx, num_copies, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      CopyRun(kernels, a, a.runs[i / streams], a.src_pages[static_cast<size_t>(i)], a.dst_pages[static_cast<size_t>(i)]);
+      CopyRun(kernels, a, a.runs[i / streams], a.src_pages[static_cast<size_t>(i)],
+              a.dst_pages[static_cast<size_t>(i)]);
   });
   return absl::OkStatus();
 }

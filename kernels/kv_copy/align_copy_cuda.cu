@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) AlignKernel(Params p) {
 
 cudaError_t AlignCopy(const AlignCopyArgs& a, const AlignCopyTables& tables, cudaStream_t stream) {
   if (a.runs.empty()) return cudaSuccess;
-  const Params params{a.pool.base,  static_cast<int64_t>(a.pool.half_bytes()),
+  const Params params{a.pool.base,   static_cast<int64_t>(a.pool.half_bytes()),
                       a.num_streams, a.pool.head_dim,
                       a.rotary_dim,  a.interleaved,
                       tables};

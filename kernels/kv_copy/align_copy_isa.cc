@@ -27,7 +27,8 @@ void RotateRows(const void* from, DType dtype, int32_t num_tokens, int32_t width
   }
   for (int32_t c = 2 * half; c < width; c += kLanes) {
     const int n = width - c < kLanes ? width - c : kLanes;
-    for (int64_t t = 0; t < num_tokens; ++t) StoreAs(to, dtype, t * width + c, LoadAs(from, dtype, t * width + c, n), n);
+    for (int64_t t = 0; t < num_tokens; ++t)
+      StoreAs(to, dtype, t * width + c, LoadAs(from, dtype, t * width + c, n), n);
   }
 }
 

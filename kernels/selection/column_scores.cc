@@ -13,6 +13,8 @@ absl::Status ValidateColumns(const ColumnScoresArgs& a) {
     end = range.end;
   }
   for (const HeadStreamView& head : a.rows.heads) {
+    if (head.visibility.rule != VisibilityRule::kFull && head.visibility.rule != VisibilityRule::kBand)
+      return InvalidCall("ColumnScores: rows see everything or a band, not lists");
     if (end > head.kv_len) return InvalidCall("ColumnScores: columns up to ", end, ", kv_len is ", head.kv_len);
     if (head.page_table.size() * kPageTokens < static_cast<size_t>(end))
       return InvalidCall("ColumnScores: a page table of ", head.page_table.size(), " pages for columns up to ", end);

@@ -1,10 +1,10 @@
 // How much attention each cached position gets from a set of rows: SparseX's Sparse-Q score (SparseX 4.3;
 // algorithms.md section 1, formula 5, kernel K2).
 //
-//   s_j = Σ_h Σ_{i ∈ rows, p_i >= j} exp(sm_scale · <q_i,h, K_j> - lse_i,h),  h over the query heads of `kv_heads`
+//   s_j = Σ_h Σ_{i ∈ rows, i sees j} exp(sm_scale · <q_i,h, K_j> - lse_i,h),  h over the query heads of `kv_heads`
 //
-// lse is the log-sum-exp of the row's full causal attention in that layer, so Σ_j s_j over all positions is
-// rows · heads. Only the columns asked for are computed.
+// lse is the log-sum-exp of the row's attention in that layer, so Σ_j s_j over all positions is rows · heads. What a
+// row sees is the visibility of its head, kFull or kBand. Only the columns asked for are computed.
 #pragma once
 
 #include <cstdint>

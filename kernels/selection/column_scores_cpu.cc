@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_isa.h"
+#include "kernels/attention/visible_pages.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/selection/column_scores.h"
@@ -58,13 +59,6 @@ HeadQueries Pack(const ColumnScoresArgs& a, int32_t kv_head) {
   return out;
 }
 
-// Bit j: the row sees slot j of the page.
-uint64_t SlotsSeen(int32_t position, int32_t page) {
-  const int64_t n = int64_t{position} + 1 - int64_t{page} * kPageTokens;
-  if (n <= 0) return 0;
-  return n >= kPageTokens ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
-}
-
 void AddPage(const KernelContext& ctx, const ColumnScoresArgs& a, std::span<const HeadQueries> queries,
              const PageColumns& part) {
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads, dim = a.shape.head_dim;
@@ -75,10 +69,6 @@ void AddPage(const KernelContext& ctx, const ColumnScoresArgs& a, std::span<cons
   const size_t skipped = static_cast<size_t>(first - a.probes.begin()), rows = (a.probes.size() - skipped) * group;
   if (rows == 0) return;
   thread_local std::vector<uint64_t> visible;
-  visible.clear();
-  for (auto probe = first; probe != a.probes.end(); ++probe)
-    visible.insert(visible.end(), static_cast<size_t>(group),
-                   SlotsSeen(a.rows.positions[static_cast<size_t>(*probe)], part.page));
   thread_local Scratch scratch;
   float* keys = scratch.Floats(static_cast<size_t>(dim) * kPageTokens);
   alignas(64) float sums[kPageTokens] = {};
@@ -86,6 +76,11 @@ void AddPage(const KernelContext& ctx, const ColumnScoresArgs& a, std::span<cons
     const HeadStreamView& stream = a.rows.heads[static_cast<size_t>(head.kv_head)];
     const int32_t physical = stream.page_table[static_cast<size_t>(part.page)];
     if (physical == kNoPage) continue;
+    const VisiblePages slots(stream.visibility);
+    visible.clear();
+    for (auto probe = first; probe != a.probes.end(); ++probe)
+      visible.insert(visible.end(), static_cast<size_t>(group),
+                     slots.Slots(part.page, a.rows.positions[static_cast<size_t>(*probe)]));
     const int32_t num_tokens = std::min(kPageTokens, stream.kv_len - part.page * kPageTokens);
     AttentionKernelsFor(ctx.isa).transpose_keys(a.pool.k(physical), a.pool.dtype, dim, num_tokens, keys);
     const size_t skip = skipped * static_cast<size_t>(group);

@@ -23,9 +23,21 @@ struct Params {
   ColumnTables tables;
 };
 
+// A row at or past a column sees it when it is a sink or in the window.
+struct Seen {
+  int32_t sinks, window;
+  __device__ bool operator()(int row, int column) const {
+    return row >= column && (column < sinks || row - column < window);
+  }
+};
+
+__device__ __forceinline__ Seen SeenBy(const Params& p, int kv_head) {
+  const HeadRule& rule = p.tables.rules.head[kv_head];
+  return rule.rule == VisibilityRule::kBand ? Seen{rule.num_sinks, rule.window} : Seen{0, 1 << 30};
+}
+
 __device__ __forceinline__ const std::byte* KeyPage(const Params& p, int kv_head, int page) {
-  const int64_t physical =
-      p.batch.page_tables[p.batch.table_offset[p.sequence] + kv_head * p.batch.head_stride + page];
+  const int64_t physical = p.batch.page_tables[p.batch.table_offset[p.sequence] + kv_head * p.batch.head_stride + page];
   return physical < 0 ? nullptr : p.batch.pool.base + physical * p.page_bytes;
 }
 
@@ -38,12 +50,13 @@ __global__ void __launch_bounds__(kPageTokens) GenericKernel(Params p) {
   if (slot < part.first_slot || slot >= part.first_slot + part.num_slots) return;
   const int column = part.page * kPageTokens + slot;
   const auto* keys = reinterpret_cast<const Kv*>(KeyPage(p, kv_head, part.page));
+  const Seen seen = SeenBy(p, kv_head);
   float sum = 0;
   if (keys != nullptr) {
     const Kv* k = keys + static_cast<int64_t>(slot) * d;
     for (int i = 0; i < p.tables.num_probes; ++i) {
       const int probe = p.tables.probes[i];
-      if (p.positions[probe] < column) continue;
+      if (!seen(p.positions[probe], column)) continue;
       const int64_t row = p.row_begin + probe;
       for (int h = kv_head * p.group; h < (kv_head + 1) * p.group; ++h) {
         const Q* q = static_cast<const Q*>(p.q) + row * p.q_row_stride + static_cast<int64_t>(h) * d;
@@ -60,8 +73,8 @@ __global__ void __launch_bounds__(kPageTokens) GenericKernel(Params p) {
 // A warp keeps the keys of 32 slots in registers as the left operand and runs all (probe, head) pairs past them. Four
 // pages share the queries of a block, which arrive in a ring of two tiles.
 constexpr int kPages = 4, kWarps = 2 * kPages, kThreads = 32 * kWarps;
-constexpr int kPairs = 64;       // (probe, head) pairs in a tile
-constexpr int kWarpSlots = 32;   // of a page, two left operands of 16
+constexpr int kPairs = 64;      // (probe, head) pairs in a tile
+constexpr int kWarpSlots = 32;  // of a page, two left operands of 16
 
 template <int kDim>
 struct TileMemory {
@@ -145,6 +158,7 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) column[m][r] = part.page * kPageTokens + first_slot + 16 * m + 8 * r + g;
   }
+  const Seen seen = SeenBy(p, kv_head);
   float sums[2][2] = {};
   if (tile < num_tiles) LoadTile<kDim>(p, kv_head, tile, 0, memory);
   CpAsyncCommit();
@@ -174,14 +188,15 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float a = Exp2(scores[m][2 * r] * p.scale - lse.x), b = Exp2(scores[m][2 * r + 1] * p.scale - lse.y);
-          sums[m][r] += (position.x >= column[m][r] ? a : 0.0f) + (position.y >= column[m][r] ? b : 0.0f);
+          sums[m][r] += (seen(position.x, column[m][r]) ? a : 0.0f) + (seen(position.y, column[m][r]) ? b : 0.0f);
         }
       }
     }
     __syncthreads();  // the tile after the next overwrites this one
   }
   if (!has_part) return;
-  float* out = p.tables.partial + static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset - part.first_slot;
+  float* out =
+      p.tables.partial + static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset - part.first_slot;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -254,7 +269,7 @@ cudaError_t ColumnScores(const ColumnScoresArgs& a, const PagedBatch& batch, con
   if (const cudaError_t error = LaunchPartial(a, p, stream); error != cudaSuccess) return error;
   const int threads = 256, blocks = (tables.num_scores + threads - 1) / threads;
   SumHeadsKernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(tables.partial, tables.num_kv_heads,
-                                                                       tables.num_scores, a.scores);
+                                                                        tables.num_scores, a.scores);
   return cudaGetLastError();
 }
 

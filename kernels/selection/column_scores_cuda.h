@@ -25,6 +25,7 @@ struct ColumnTables {
   int32_t num_parts = 0;
   int32_t num_scores = 0;
   float* partial = nullptr;  // device scratch, [num_kv_heads, num_scores]
+  HeadRules rules;           // of all KV heads of the model
 };
 
 // Asynchronous on `stream`; positions and page tables come from `batch` (positions: of all rows of the pass). Fast for

@@ -18,13 +18,18 @@ double Dot(const KvPoolView& pool, int32_t page, int32_t slot, const float* q) {
   return sum;
 }
 
+bool Sees(const HeadVisibility& v, int32_t row, int32_t column) {
+  if (column > row) return false;
+  return v.rule == VisibilityRule::kFull || column < v.num_sinks || column > int64_t{row} - v.window;
+}
+
 double Column(const ColumnScoresArgs& a, std::span<const int32_t> kv_heads, int32_t position) {
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
   double sum = 0;
   for (const int32_t kv_head : kv_heads) {
     const int32_t page = a.rows.heads[kv_head].page_table[position / kPageTokens];
     for (const int32_t probe : a.probes) {
-      if (a.rows.positions[probe] < position) continue;
+      if (!Sees(a.rows.heads[kv_head].visibility, a.rows.positions[probe], position)) continue;
       const int64_t row = a.rows.row_begin + probe;
       for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
         const float* q = a.q + row * a.q_row_stride + static_cast<int64_t>(h) * a.shape.head_dim;

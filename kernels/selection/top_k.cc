@@ -47,8 +47,7 @@ absl::Status cpu::TopK(const KernelContext&, const TopKArgs& a) {
   std::vector<uint32_t> sorted = bits;
   std::nth_element(sorted.begin(), sorted.begin() + (a.k - 1), sorted.end(), std::greater<>());
   const uint32_t threshold = sorted[static_cast<size_t>(a.k - 1)];
-  const int64_t num_above =
-      std::count_if(bits.begin(), bits.end(), [&](uint32_t value) { return value > threshold; });
+  const int64_t num_above = std::count_if(bits.begin(), bits.end(), [&](uint32_t value) { return value > threshold; });
   int64_t ties_left = a.k - num_above;
   int32_t* out = a.out;
   for (size_t i = 0; i < bits.size(); ++i) {

@@ -40,8 +40,8 @@ __device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums, int* tota
   return base + sum - count;
 }
 
-// Thread t holds the consecutive scores [t * each, (t + 1) * each), so that an ordered pass needs no sort. kInRegisters:
-// each <= kRegisterScores and scores stay in registers over the passes.
+// Thread t holds the consecutive scores [t * each, (t + 1) * each), so that an ordered pass needs no sort.
+// kInRegisters: each <= kRegisterScores and scores stay in registers over the passes.
 template <bool kInRegisters>
 __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int num_scores, int k, int32_t* out) {
   __shared__ int histogram[kDigits];

@@ -15,8 +15,8 @@ template <typename Sum>
 float Deviation(const ValueDeviationArgs& a, int64_t index) {
   const int64_t stride = static_cast<int64_t>(a.num_qo_heads + 2 * a.num_kv_heads) * a.head_dim;
   const int32_t position = a.rows.positions[static_cast<size_t>(index)];
-  const float* v = a.qkv + (a.rows.row_begin + index) * stride +
-                   static_cast<int64_t>(a.num_qo_heads + a.num_kv_heads) * a.head_dim;
+  const float* v =
+      a.qkv + (a.rows.row_begin + index) * stride + static_cast<int64_t>(a.num_qo_heads + a.num_kv_heads) * a.head_dim;
   Sum sum = 0;
   for (int32_t h = 0; h < a.num_kv_heads; ++h) {
     const int32_t page = a.rows.page_tables[static_cast<size_t>(h)][static_cast<size_t>(position / kPageTokens)];

@@ -18,7 +18,7 @@ struct ValueDeviationArgs {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   KvPoolView pool;
-  RopeSequence rows;     // CUDA reads the staged batch instead: `sequence` is the number there
+  RopeSequence rows;  // CUDA reads the staged batch instead: `sequence` is the number there
   int32_t sequence = 0;
   int32_t layer = 0;
   float* scores = nullptr;  // [rows.row_end - rows.row_begin], device memory; overwritten

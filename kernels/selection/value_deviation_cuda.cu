@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < num_kv_heads * head_dim; i += kThreads) {
     const int64_t page = table[i / head_dim * batch.head_stride];
     if (page < 0) continue;
-    const Kv* cached = reinterpret_cast<const Kv*>(pool + (2 * page + 1) * half_bytes) + position % kPageTokens * head_dim;
+    const Kv* cached =
+        reinterpret_cast<const Kv*>(pool + (2 * page + 1) * half_bytes) + position % kPageTokens * head_dim;
     const float d = v[i] - ToF(cached[i % head_dim]);
     sum += d * d;
   }

@@ -157,7 +157,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
       ValidateTicket(request.ticket(), peer->endpoint, engine_.model(), static_cast<int64_t>(prefill.tokens.size())));
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
-  prefill.policy = request.reuse().policy();
+  prefill.reuse.policy = request.reuse().policy();
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
                           engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));

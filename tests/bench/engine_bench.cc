@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "services/base/status.h"
 #include "services/engine/engine.h"
@@ -105,7 +106,8 @@ absl::Status RunBench(const Flags& flags) {
         const auto start = Clock::now();
         for (int32_t done = 0; done < length;) {
           const int32_t rows = std::min(flags.slice, length - done);
-          const engine::PrefillSlice slice{std::span(prompt).subspan(done, rows), done, &kv, &policy};
+          const engine::PrefillSlice slice{std::span(prompt).subspan(done, rows),
+                                           std::span(positions).subspan(done, rows), &kv, &policy};
           SPLICE_RETURN_IF_ERROR(executor->Prefill({&slice, 1}));
           done += rows;
           kv.set_num_tokens(done);

@@ -8,8 +8,7 @@ namespace spl::engine {
 
 absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key,
                                        const Model& model) {
-  SPLICE_CHECK(kv.provenance() == chunk::Provenance::kExact, "only exact KV may be published");
-  SPLICE_CHECK((page_idx + 1) * kernels::kPageTokens <= kv.num_tokens(), "only full pages may be published");
+  SPLICE_CHECK((page_idx + 1) * kernels::kPageTokens <= kv.exact_tokens(), "only full pages of exact KV are published");
   chunk::Chunk chunk;
   chunk.payload.resize(ChunkPayloadBytes(model));
   SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages(kv.PagesOfChunk(page_idx), chunk.payload.data()));
@@ -18,7 +17,7 @@ absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, c
                   .layout_digest = model.layout_digest(),
                   .num_tokens = kernels::kPageTokens,
                   .first_position = static_cast<uint32_t>(page_idx * kernels::kPageTokens),
-                  .provenance = kv.provenance(),
+                  .provenance = chunk::Provenance::kExact,
                   .payload_bytes = chunk.payload.size(),
                   .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size())};
   return chunk;

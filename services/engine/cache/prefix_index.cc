@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "services/base/check.h"
-
 namespace spl::engine {
 
 PrefixIndex::~PrefixIndex() {
@@ -33,8 +31,7 @@ size_t PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys) const {
 }
 
 void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv) {
-  SPLICE_CHECK(kv.provenance() == chunk::Provenance::kExact, "only exact KV may enter the prefix index");
-  const size_t full = std::min<size_t>(keys.size(), static_cast<size_t>(kv.num_tokens() / kernels::kPageTokens));
+  const size_t full = std::min<size_t>(keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
   std::lock_guard lock(mutex_);
   for (size_t i = full; i-- > 0;) {
     auto [it, inserted] = entries_.try_emplace(keys[i]);

@@ -14,7 +14,7 @@
 
 namespace spl::engine {
 
-// Owns a share of every page it lists. Holds EXACT KV only (algorithms.md 6.3, P2): Insert aborts on anything else.
+// Owns a share of every page it lists. Holds EXACT KV only (algorithms.md 6.3, P2): Insert takes nothing else.
 // Any thread may call. Eviction is least recently used, deepest chunk of a prompt first, and frees only entries that
 // nobody else uses.
 class PrefixIndex {
@@ -29,8 +29,8 @@ class PrefixIndex {
   // How many leading chunks are here; does not count as use.
   size_t CountLeading(std::span<const chunk::ChunkKey> keys) const;
 
-  // Indexes chunk i of `kv` under keys[i] for every full chunk that is written; chunks already present stay as they
-  // are.
+  // Indexes chunk i of `kv` under keys[i] for every full chunk that is written and exact; chunks already present stay
+  // as they are.
   void Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv);
 
   // Drops unused entries until the pool has `num_free` free pages or no entry can be freed. True when it has.

@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
   }
   fork->num_tokens_ = num_tokens_;
   fork->provenance_ = provenance_;
+  fork->exact_end_ = exact_end_;
   return fork;
 }
 

@@ -1,7 +1,9 @@
 // The KV of one sequence: a head stream (page list) for every (layer, KV head).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -56,7 +58,14 @@ class SequenceKv {
   int64_t num_tokens() const { return num_tokens_; }  // positions written in every layer
   void set_num_tokens(int64_t n) { num_tokens_ = n; }
   chunk::Provenance provenance() const { return provenance_; }
-  void LowerProvenance(chunk::Provenance p) { provenance_ = std::min(provenance_, p); }
+  // From `position` on the KV is of this provenance at best (P1: so is everything behind it).
+  void LowerProvenance(chunk::Provenance p, int64_t position) {
+    if (p >= chunk::Provenance::kExact) return;
+    provenance_ = std::min(provenance_, p);
+    exact_end_ = std::min(exact_end_, position);
+  }
+  // Leading positions that are written and exact.
+  int64_t exact_tokens() const { return std::min(num_tokens_, exact_end_); }
   const KvShape& shape() const { return shape_; }
   PagePool& pool() const { return pool_; }
 
@@ -68,6 +77,7 @@ class SequenceKv {
   int64_t num_tokens_ = 0;
   // The minimum over everything the pages were computed from (algorithms.md 6.3, P1).
   chunk::Provenance provenance_ = chunk::Provenance::kExact;
+  int64_t exact_end_ = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace spl::engine

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "services/base/check.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
@@ -103,33 +105,91 @@ absl::Status Executor::Stage() {
   return session_->Stage({tokens_, positions_, batch_sequences_});
 }
 
-absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer) {
+absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, LayerRange layers, const OnLayer& on_layer) {
+  const int32_t num_layers = model_->config().num_layers;
+  SPLICE_CHECK(layers.begin >= 0 && layers.begin < layers.end && layers.end <= num_layers, "layers of the model");
   spans_.clear();
   tokens_.clear();
   positions_.clear();
+  bool any_columns = false;
   for (const PrefillSlice& slice : slices) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
-    const int64_t end_position = slice.first_position + static_cast<int64_t>(slice.tokens.size());
-    for (int64_t position = slice.first_position; position < end_position; ++position)
-      positions_.push_back(static_cast<int32_t>(position));
-    spans_.push_back({begin, static_cast<int32_t>(tokens_.size()), end_position, slice.kv});
+    positions_.insert(positions_.end(), slice.positions.begin(), slice.positions.end());
+    spans_.push_back({begin, static_cast<int32_t>(tokens_.size()), slice.positions.back() + 1, slice.kv});
+    any_columns |= slice.score != nullptr && slice.score->kind == ScoreKind::kColumnMass;
+  }
+  if (any_columns && ws_.lse == nullptr) {
+    const size_t bytes = sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads;
+    SPLICE_ASSIGN_OR_RETURN(ws_.lse, model_->backend().Allocate(bytes));
   }
   SPLICE_RETURN_IF_ERROR(Stage());
-  const absl::Status run = Run(on_layer, [&](int32_t layer) { return AttendPrefill(slices, layer); });
+  const LayerHooks hooks{[&](int32_t layer) { return ScoreDeviation(slices, layer); }, on_layer,
+                         [&](int32_t layer) { return AttendPrefill(slices, layer); }};
+  const auto run = [&]() -> absl::Status {
+    SPLICE_RETURN_IF_ERROR(layers.begin == 0 ? Embed() : LoadHidden(slices));
+    SPLICE_RETURN_IF_ERROR(RunLayers(layers, hooks));
+    return layers.end < num_layers ? KeepHidden(slices, layers.end) : absl::OkStatus();
+  };
+  const absl::Status ran = run();
   // Also after an error: the caller may give the pages to somebody else.
   const absl::Status done = session_->Synchronize();
-  return run.ok() ? done : run;
+  return ran.ok() ? done : ran;
+}
+
+absl::Status Executor::GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out) {
+  return model_->backend().GatherRows(context(), {.table = table,
+                                                  .dtype = kernels::DType::kF32,
+                                                  .num_table_rows = num_table_rows,
+                                                  .width = model_->config().hidden_size,
+                                                  .ids = ids,
+                                                  .out = out});
+}
+
+absl::Status Executor::LoadHidden(std::span<const PrefillSlice> slices) {
+  const int64_t width = model_->config().hidden_size;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const HiddenStates& hidden = *slices[s].hidden;
+    row_ids_.clear();
+    for (const int32_t position : slices[s].positions) row_ids_.push_back(position - hidden.first_position);
+    const auto num_rows = static_cast<int64_t>(hidden.memory->size() / (sizeof(float) * static_cast<size_t>(width)));
+    SPLICE_RETURN_IF_ERROR(
+        GatherRows(hidden.memory->data(), num_rows, row_ids_, F32(ws_.residual) + spans_[s].begin * width));
+  }
+  return absl::OkStatus();
+}
+
+// The norm in front of the next layer is what adds the last layer's result to the residual stream.
+absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices, int32_t next_layer) {
+  const int64_t width = model_->config().hidden_size;
+  bool any = false;
+  for (const PrefillSlice& slice : slices) any |= slice.hidden != nullptr;
+  if (!any) return absl::OkStatus();
+  SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *model_->layer(next_layer).attention_norm));
+  for (size_t s = 0; s < slices.size(); ++s) {
+    if (slices[s].hidden == nullptr) continue;
+    SPLICE_CHECK(slices[s].positions.back() - slices[s].positions.front() + 1 ==
+                     static_cast<int32_t>(slices[s].positions.size()),
+                 "hidden states are kept of neighbouring rows");
+    row_ids_.resize(slices[s].tokens.size());
+    std::iota(row_ids_.begin(), row_ids_.end(), spans_[s].begin);
+    float* to = F32(slices[s].hidden->memory) + (slices[s].positions[0] - slices[s].hidden->first_position) * width;
+    SPLICE_RETURN_IF_ERROR(GatherRows(ws_.residual->data(), num_rows_, row_ids_, to));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, int32_t layer) {
   const ModelConfig& c = model_->config();
+  bool any_scores = false;
   stream_views_.clear();
   for (size_t s = 0; s < slices.size(); ++s) {
     const LayerPlan plan = slices[s].policy->PlanLayer(layer);
     for (int32_t h = 0; h < c.num_kv_heads; ++h)
       stream_views_.push_back(
           {spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), plan.visibility[h]});
+    const ScoreTask* score = slices[s].score;
+    any_scores |= score != nullptr && score->kind == ScoreKind::kColumnMass && score->layer == layer;
   }
   prefill_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
@@ -138,13 +198,64 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, int32
                                   std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
                                   std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
-  return model_->backend().PrefillAttention(context(), {.shape = attention_shape(),
-                                                        .pool = pool_,
-                                                        .q = query(),
-                                                        .q_row_stride = query_stride(),
-                                                        .out = Act(ws_.attention),
-                                                        .sequences = prefill_sequences_,
-                                                        .layer = layer});
+  SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), {.shape = attention_shape(),
+                                                                        .pool = pool_,
+                                                                        .q = query(),
+                                                                        .q_row_stride = query_stride(),
+                                                                        .out = Act(ws_.attention),
+                                                                        .lse = any_scores ? F32(ws_.lse) : nullptr,
+                                                                        .sequences = prefill_sequences_,
+                                                                        .layer = layer}));
+  return any_scores ? ScoreColumns(slices, layer) : absl::OkStatus();
+}
+
+absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer) {
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const ScoreTask* score = slices[s].score;
+    if (score == nullptr || score->kind != ScoreKind::kColumnMass || score->layer != layer) continue;
+    SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), {.shape = attention_shape(),
+                                                                      .pool = pool_,
+                                                                      .q = query(),
+                                                                      .q_row_stride = query_stride(),
+                                                                      .lse = F32(ws_.lse),
+                                                                      .rows = prefill_sequences_[s],
+                                                                      .sequence = static_cast<int32_t>(s),
+                                                                      .layer = layer,
+                                                                      .probes = score->probes,
+                                                                      .columns = score->candidates,
+                                                                      .scores = score->scores}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer) {
+  const ModelConfig& c = model_->config();
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const ScoreTask* score = slices[s].score;
+    if (score == nullptr || score->kind != ScoreKind::kValueDeviation || score->layer != layer) continue;
+    ViewPageTables(layer);
+    const kernels::RopeSequence all = RopeRows(s);
+    float* to = score->scores;
+    for (const PositionRange& range : score->candidates) {
+      const auto first = std::lower_bound(all.positions.begin(), all.positions.end(), range.begin);
+      const int32_t begin = static_cast<int32_t>(first - all.positions.begin());
+      kernels::RopeSequence rows = all;
+      rows.row_begin = all.row_begin + begin;
+      rows.row_end = rows.row_begin + range.size();
+      rows.positions = all.positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(range.size()));
+      SPLICE_RETURN_IF_ERROR(model_->backend().ValueDeviation(context(), {.qkv = F32(ws_.qkv),
+                                                                          .num_qo_heads = c.num_qo_heads,
+                                                                          .num_kv_heads = c.num_kv_heads,
+                                                                          .head_dim = c.head_dim,
+                                                                          .pool = pool_,
+                                                                          .rows = rows,
+                                                                          .sequence = static_cast<int32_t>(s),
+                                                                          .layer = layer,
+                                                                          .scores = to}));
+      to += range.size();
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
@@ -164,7 +275,9 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   // The only address in the step that ever changes: a recording holds it.
   key = (key ^ reinterpret_cast<uint64_t>(ws_.logits->data())) * kDecodeStep + 1;
   const auto step = [&]() -> absl::Status {
-    SPLICE_RETURN_IF_ERROR(Run(nullptr, [&](int32_t layer) { return AttendDecode(rows, layer); }));
+    SPLICE_RETURN_IF_ERROR(Embed());
+    SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
+                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer); }}));
     return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
   };
   SPLICE_RETURN_IF_ERROR(session_->RunStep(key, step));
@@ -189,18 +302,21 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
                                                        .layer = layer});
 }
 
-absl::Status Executor::Run(const OnLayer& on_layer, const std::function<absl::Status(int32_t)>& attend) {
+absl::Status Executor::Embed() {
   const ModelConfig& c = model_->config();
+  return model_->backend().GatherRows(context(), {.table = model_->embedding(),
+                                                  .dtype = model_->embedding_dtype(),
+                                                  .num_table_rows = c.vocab_size,
+                                                  .width = c.hidden_size,
+                                                  .ids = tokens_,
+                                                  .out = F32(ws_.residual),
+                                                  .ids_are_batch_tokens = true});
+}
+
+absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
   const kernels::Backend& backend = model_->backend();
-  SPLICE_RETURN_IF_ERROR(backend.GatherRows(context(), {.table = model_->embedding(),
-                                                        .dtype = model_->embedding_dtype(),
-                                                        .num_table_rows = c.vocab_size,
-                                                        .width = c.hidden_size,
-                                                        .ids = tokens_,
-                                                        .out = F32(ws_.residual),
-                                                        .ids_are_batch_tokens = true}));
   kernels::ConstActivations delta;
-  for (int32_t layer = 0; layer < c.num_layers; ++layer) {
+  for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
     const LayerWeights& weights = model_->layer(layer);
     SPLICE_RETURN_IF_ERROR(Normalize(delta, *weights.attention_norm));
     SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = Act(ws_.normed),
@@ -208,9 +324,10 @@ absl::Status Executor::Run(const OnLayer& on_layer, const std::function<absl::St
                                                       .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
                                                       .y = F32(ws_.qkv),
                                                       .num_rows = num_rows_}));
+    if (hooks.before_kv) SPLICE_RETURN_IF_ERROR(hooks.before_kv(layer));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
-    if (on_layer && !on_layer(layer)) return absl::CancelledError("the pass was cancelled");
-    SPLICE_RETURN_IF_ERROR(attend(layer));
+    if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");
+    SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     SPLICE_RETURN_IF_ERROR(backend.Linear(
         context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
@@ -230,18 +347,25 @@ absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels:
                                                .eps = model_->config().rms_norm_eps});
 }
 
-absl::Status Executor::WriteKv(int32_t layer) {
-  const ModelConfig& c = model_->config();
+void Executor::ViewPageTables(int32_t layer) {
   table_views_.clear();
   for (const RowSpan& rows : spans_) {
-    for (int32_t h = 0; h < c.num_kv_heads; ++h) table_views_.push_back(rows.kv->stream(layer, h));
+    for (int32_t h = 0; h < model_->config().num_kv_heads; ++h) table_views_.push_back(rows.kv->stream(layer, h));
   }
+}
+
+kernels::RopeSequence Executor::RopeRows(size_t sequence) const {
+  const RowSpan& rows = spans_[sequence];
+  const size_t heads = static_cast<size_t>(model_->config().num_kv_heads);
+  return {rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
+          std::span(table_views_).subspan(sequence * heads, heads)};
+}
+
+absl::Status Executor::WriteKv(int32_t layer) {
+  const ModelConfig& c = model_->config();
+  ViewPageTables(layer);
   rope_sequences_.clear();
-  for (size_t s = 0; s < spans_.size(); ++s) {
-    const RowSpan& rows = spans_[s];
-    rope_sequences_.push_back({rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
-                               std::span(table_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
-  }
+  for (size_t s = 0; s < spans_.size(); ++s) rope_sequences_.push_back(RopeRows(s));
   const LayerWeights& weights = model_->layer(layer);
   kernels::QkNorm qk_norm;
   if (c.qk_norm) qk_norm = {F32(weights.q_norm), F32(weights.k_norm), c.rms_norm_eps};
@@ -357,6 +481,36 @@ absl::Status Executor::Project(kernels::Activations residual, kernels::Activatio
                                                      .eps = c.rms_norm_eps}));
   return backend.Linear(
       context(), {.x = Act(ws_.normed), .weight = &model_->lm_head(), .y = F32(ws_.logits), .num_rows = num_rows});
+}
+
+absl::StatusOr<HiddenStates> Executor::AllocateHidden(PositionRange positions) const {
+  HiddenStates hidden{nullptr, positions.begin};
+  const size_t bytes = sizeof(float) * static_cast<size_t>(positions.size()) * model_->config().hidden_size;
+  SPLICE_ASSIGN_OR_RETURN(hidden.memory, model_->backend().Allocate(bytes));
+  return hidden;
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::AllocateScores(int64_t count) const {
+  return model_->backend().Allocate(sizeof(float) * static_cast<size_t>(std::max<int64_t>(count, 1)));
+}
+
+absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores, int64_t k) {
+  if (k == 0) return std::vector<int32_t>();
+  const size_t bytes = sizeof(int32_t) * static_cast<size_t>(k);
+  if (ws_.top == nullptr || ws_.top->size() < bytes) {
+    SPLICE_RETURN_IF_ERROR(session_->Synchronize());
+    SPLICE_ASSIGN_OR_RETURN(ws_.top, model_->backend().Allocate(bytes));
+  }
+  SPLICE_RETURN_IF_ERROR(
+      model_->backend().TopK(context(), {static_cast<const float*>(scores.data()), num_scores, k, Int32(ws_.top)}));
+  SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(ws_.top->data(), bytes));
+  const auto* indices = static_cast<const int32_t*>(host);
+  return std::vector<int32_t>(indices, indices + k);
+}
+
+absl::Status Executor::AlignCopy(const AlignPlan& plan) {
+  if (plan.runs.empty()) return absl::OkStatus();
+  return model_->backend().AlignCopy(context(), plan.Args(pool_, model_->config().head_dim));
 }
 
 absl::StatusOr<std::span<float>> Executor::Logits() {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "services/engine/cache/align_plan.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -24,12 +25,34 @@ struct ExecutorOptions {
   kernels::CpuIsa isa = kernels::DetectCpuIsa();
 };
 
-// Tokens of one prompt slice: positions [first_position, first_position + tokens.size()), whose pages are reserved.
+// Hidden states of rows between two passes that share the layers, f32 [num_rows, hidden_size] in device memory: row r
+// is position first_position + r.
+struct HiddenStates {
+  std::unique_ptr<kernels::Buffer> memory;
+  int32_t first_position = 0;
+};
+
+// Scores that a pass adds to device memory, see ScoreRequest.
+struct ScoreTask {
+  ScoreKind kind = ScoreKind::kNone;
+  int32_t layer = 0;
+  std::span<const int32_t> probes;  // rows of the slice, ascending
+  // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
+  // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.
+  std::span<const PositionRange> candidates;
+  float* scores = nullptr;
+};
+
+// Some rows of one prompt, whose pages are reserved.
 struct PrefillSlice {
   std::span<const int32_t> tokens;
-  int64_t first_position = 0;
+  std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
+  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that ends below the
+  // last layer. May be null in the latter: nothing is kept then.
+  HiddenStates* hidden = nullptr;
+  const ScoreTask* score = nullptr;  // null: none
 };
 
 // One token of one running sequence, at position kv->num_tokens(), whose page is reserved.
@@ -51,8 +74,19 @@ class Executor {
   // ends the pass early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens.
-  absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr);
+  // Runs some of the layers. Complete on return. ResourceExhausted when the slices together have more than max_rows
+  // tokens.
+  absl::Status Prefill(std::span<const PrefillSlice> slices, LayerRange layers, const OnLayer& on_layer = nullptr);
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
+    return Prefill(slices, {0, model_->config().num_layers}, on_layer);
+  }
+  // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
+  absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
+  // The indices of the k largest scores, ascending (kernels/selection/top_k.h).
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int64_t k);
+  // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).
+  absl::Status AlignCopy(const AlignPlan& plan);
   // One step, with the logits of every row.
   absl::Status Decode(std::span<const DecodeRow> rows);
 
@@ -75,8 +109,20 @@ class Executor {
   absl::Status AllocateWorkspace();
   // Checks the pass against the limits and puts it where the device reads it.
   absl::Status Stage();
-  // What a pass does, whoever asks for it: embeds, then every layer with `attend` in the middle.
-  absl::Status Run(const OnLayer& on_layer, const std::function<absl::Status(int32_t layer)>& attend);
+  // What a pass does, whoever asks for it.
+  struct LayerHooks {
+    std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
+    OnLayer on_layer;                                      // may be null
+    std::function<absl::Status(int32_t layer)> attend;
+  };
+  absl::Status Embed();
+  absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
+  absl::Status LoadHidden(std::span<const PrefillSlice> slices);
+  absl::Status KeepHidden(std::span<const PrefillSlice> slices, int32_t next_layer);
+  absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
+  kernels::RopeSequence RopeRows(size_t sequence) const;
+  void ViewPageTables(int32_t layer);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status ReserveLogits(int64_t num_rows);
@@ -86,6 +132,7 @@ class Executor {
   absl::Status RunExperts(const LayerWeights& weights);
   absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
+  absl::Status GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out);
   kernels::ConstActivations query() const {
     return ws_.q ? Act(ws_.q) : kernels::Activations(ws_.qkv->data(), kernels::DType::kF32);
   }
@@ -121,6 +168,7 @@ class Executor {
   std::vector<kernels::HeadStreamView> stream_views_;
   std::vector<kernels::PrefillSequence> prefill_sequences_;
   std::vector<kernels::BatchSequence> batch_sequences_;
+  std::vector<int32_t> row_ids_;
   std::vector<float> host_logits_;  // of a device whose memory the host cannot change
 
   struct Workspace {
@@ -133,6 +181,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]
     std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
+    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
+    std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]

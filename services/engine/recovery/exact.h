@@ -1,8 +1,6 @@
-// Policy `exact`: causal prefill with the model's own visibility (all positions, or its sliding window); the oracle
-// that every other policy is measured against (algorithms.md 6.2).
+// Policy `exact`: causal prefill of every row with the model's own visibility; the oracle that every other policy is
+// measured against (algorithms.md 6.2).
 #pragma once
-
-#include <algorithm>
 
 #include "services/engine/recovery/recovery_policy.h"
 
@@ -10,17 +8,9 @@ namespace spl::engine {
 
 class ExactPolicy final : public RecoveryPolicy {
  public:
-  explicit ExactPolicy(const ModelConfig& config) : config_(config), visibility_(config.num_kv_heads) {}
+  using RecoveryPolicy::RecoveryPolicy;
   std::string_view name() const override { return "exact"; }
-  bool is_exact() const override { return true; }
-  LayerPlan PlanLayer(int32_t layer) override {
-    std::fill(visibility_.begin(), visibility_.end(), config_.visibility(layer));
-    return {visibility_};
-  }
-
- private:
-  const ModelConfig& config_;  // of the model, which outlives its requests
-  std::vector<kernels::HeadVisibility> visibility_;
+  bool reuses_segments() const override { return false; }
 };
 
 }  // namespace spl::engine

@@ -1,14 +1,67 @@
 #include "services/engine/recovery/recovery_policy.h"
 
+#include <algorithm>
+
+#include "kernels/selection/top_k.h"
 #include "services/base/status.h"
+#include "services/engine/recovery/cacheblend.h"
+#include "services/engine/recovery/epic.h"
 #include "services/engine/recovery/exact.h"
+#include "services/engine/recovery/naive.h"
+#include "services/engine/recovery/sparsex.h"
 
 namespace spl::engine {
 
-std::vector<std::string> RecoveryPolicyNames() { return {"exact"}; }
+LayerPlan RecoveryPolicy::PlanLayer(int32_t layer) {
+  std::fill(visibility_.begin(), visibility_.end(), config_.visibility(layer));
+  return {visibility_};
+}
 
-absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(std::string_view name, const ModelConfig& config) {
+PrefillStage RecoveryPolicy::AllRows(const ReuseLayout& layout) const {
+  return {.rows = {layout.active()}, .layers = {0, config_.num_layers}};
+}
+
+PrefillStage RecoveryPolicy::FirstStage(const ReuseLayout& layout) {
+  return layout.reused.empty() ? AllRows(layout) : FirstReuseStage(layout);
+}
+
+PrefillStage RecoveryPolicy::FirstReuseStage(const ReuseLayout& layout) { return AllRows(layout); }
+
+std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::span<const int32_t>) {
+  return std::nullopt;
+}
+
+absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
+  const auto integer = [](const char* field, int64_t value, int64_t low, int64_t high) -> absl::Status {
+    if (value >= low && value <= high) return absl::OkStatus();
+    return InvalidArgument("{} is {}, it must be {} to {}", field, value, low, high);
+  };
+  const auto share = [](const char* field, double value) -> absl::Status {
+    if (value >= 0 && value <= 1) return absl::OkStatus();
+    return InvalidArgument("{} is {}, it must be 0 to 1", field, value);
+  };
+  SPLICE_RETURN_IF_ERROR(integer("dense_layers", o.dense_layers, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(share("recompute_share", o.recompute_share));
+  SPLICE_RETURN_IF_ERROR(integer("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(integer("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(integer("overflow_tokens", o.overflow_tokens, 0, 4096));
+  SPLICE_RETURN_IF_ERROR(integer("tail_tokens", o.tail_tokens, 1, 4096));
+  SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
+  SPLICE_RETURN_IF_ERROR(share("blend_share", o.blend_share));
+  return integer("epic_tokens", o.epic_tokens, 0, 4096);
+}
+
+std::vector<std::string> RecoveryPolicyNames() { return {"exact", "sparsex", "naive", "cacheblend", "epic"}; }
+
+absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
+                                                                   const ModelConfig& config) {
+  SPLICE_RETURN_IF_ERROR(ValidateReuseOptions(options, config));
+  const std::string& name = options.policy;
   if (name.empty() || name == "auto" || name == "exact") return std::make_unique<ExactPolicy>(config);
+  if (name == "sparsex") return std::make_unique<SparseXPolicy>(config, options);
+  if (name == "naive") return std::make_unique<NaivePolicy>(config);
+  if (name == "cacheblend") return std::make_unique<CacheBlendPolicy>(config, options.blend_share);
+  if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
   return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
                 fmt::join(RecoveryPolicyNames(), ", "));
 }

@@ -1,7 +1,11 @@
-// A prefill method as a plan for the layer-by-layer executor (DESIGN section 2).
+// A prefill method as a plan for the layer-by-layer executor (DESIGN section 2; algorithms.md 6.2).
+//
+// A plan is one or more stages. A stage computes some rows in some layers; between two stages the executor may have
+// scored cached positions, and the policy turns the best of them into the rows of the next stage. Layers only ascend.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
 #include "services/engine/model/model_config.h"
+#include "services/engine/recovery/ranges.h"
 
 namespace spl::engine {
 
@@ -19,22 +24,106 @@ struct LayerPlan {
   std::span<const kernels::HeadVisibility> visibility;
 };
 
+// Layers [begin, end).
+struct LayerRange {
+  int32_t begin = 0;
+  int32_t end = 0;
+  bool operator==(const LayerRange&) const = default;
+};
+
+// Where a prompt's KV is already, in its final place.
+struct ReuseLayout {
+  int32_t num_tokens = 0;
+  int32_t num_prefix = 0;  // exact prefix hits: never computed again
+  // Copies of segments, turned to their new positions: ascending, disjoint, behind the prefix. One range for each
+  // copied run, so that two neighbours stay two.
+  std::vector<PositionRange> reused;
+  // Whether each of `reused` was computed by itself instead of behind other text.
+  std::vector<bool> isolated;
+
+  PositionRange active() const { return {num_prefix, num_tokens}; }  // whatever is not the prefix
+  PositionRanges fresh() const { return ComplementOf(reused, active()); }
+};
+
+enum class ScoreKind : uint8_t {
+  kNone,
+  kColumnMass,      // attention that the probes pay to each candidate (kernels/selection/column_scores.h)
+  kValueDeviation,  // distance of fresh values from cached ones (kernels/selection/value_deviation.h)
+};
+
+struct ScoreRequest {
+  ScoreKind kind = ScoreKind::kNone;
+  int32_t layer = 0;          // of the stage
+  PositionRanges candidates;  // scored
+  PositionRanges probes;      // kColumnMass: the rows that score; rows of the stage
+  int64_t k = 0;              // candidates that the next stage is given, at most all
+};
+
+struct PrefillStage {
+  PositionRanges rows;  // never empty
+  LayerRange layers;
+  // The rows' hidden states behind the stage's last layer are kept; a stage that begins above layer 0 reads them.
+  bool keep_hidden = false;
+  // K and V of these layers are final behind the last row: they may be sent away.
+  bool kv_is_final = true;
+  ScoreRequest score;
+};
+
 // One object per request; used by the engine thread only. A policy decides and never allocates pages, copies or runs
 // kernels: that is the executor's part.
 class RecoveryPolicy {
  public:
+  explicit RecoveryPolicy(const ModelConfig& config) : config_(config), visibility_(config.num_kv_heads) {}
   virtual ~RecoveryPolicy() = default;
   virtual std::string_view name() const = 0;
-  // True when the KV it produces from exact keys is exact (algorithms.md 6.3): the model's own causal
-  // attention (its sliding window where it has one), its own feed-forward, every row, every layer. Only then may its
-  // pages enter the prefix index and the chunk store.
-  virtual bool is_exact() const = 0;
-  virtual LayerPlan PlanLayer(int32_t layer) = 0;
+  // Whether copies of segments are wanted at all. Without a copy every policy computes every row in every layer, and
+  // its KV is exact.
+  virtual bool reuses_segments() const = 0;
+  // The first layer whose cached K and V are read; copies of the layers below are not needed.
+  virtual int32_t first_cached_layer() const { return 0; }
+
+  // The model's own: everything before the row, or its sliding window.
+  virtual LayerPlan PlanLayer(int32_t layer);
+
+  // REQUIRES: layout.num_prefix < layout.num_tokens. The last position is a row of the last stage.
+  PrefillStage FirstStage(const ReuseLayout& layout);
+  // `selected`: the best candidates of the stage before, ascending. Null behind the last stage.
+  virtual std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected);
+
+ protected:
+  // With something reused.
+  virtual PrefillStage FirstReuseStage(const ReuseLayout& layout);
+  PrefillStage AllRows(const ReuseLayout& layout) const;
+  const ModelConfig& config() const { return config_; }
+
+ private:
+  const ModelConfig& config_;  // of the model, which outlives its requests
+  std::vector<kernels::HeadVisibility> visibility_;
 };
 
-// By name; "" and "auto" choose the best policy this build has for the model. Unimplemented for an unknown one, with
-// the names there are.
-absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(std::string_view name, const ModelConfig& config);
+// What a request may set; the defaults are those of algorithms.md section 1 and 7.
+struct ReuseOptions {
+  std::string policy;  // "" and "auto": the best this build has for the model
+  // SparseX.
+  int32_t dense_layers = -1;      // layers before the boundary, where every row is computed; -1: by the model
+  double recompute_share = 0.05;  // k as a share of the reused tokens, bounded by the next two
+  int32_t recompute_min = 64;
+  int32_t recompute_max = 4096;
+  int32_t overflow_tokens = 16;  // on each side of fresh text
+  int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that is reused there
+  int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones
+  // CacheBlend.
+  double blend_share = 0.16;
+  // EPIC.
+  int32_t epic_tokens = 16;
+};
+
+// InvalidArgument: the field, its value and its range.
+absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);
+
+// Unimplemented for an unknown policy, with the names there are.
+absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
+                                                                   const ModelConfig& config);
 std::vector<std::string> RecoveryPolicyNames();
 
 }  // namespace spl::engine

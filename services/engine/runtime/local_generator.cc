@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "services/base/status.h"
+#include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sample_rows.h"
 
 namespace spl::engine {
@@ -46,16 +47,16 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
 absl::StatusOr<std::unique_ptr<SequenceKv>> LocalGenerator::RunPrompt(
     std::span<const int32_t> prompt, const std::function<absl::Status(int32_t)>& on_slice) {
   SPLICE_RETURN_IF_ERROR(ValidatePrompt(prompt, model_->config()));
-  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy(options_.reuse, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = options_.reuse}, model_->config()));
   auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
   SPLICE_RETURN_IF_ERROR(kv->Reserve(static_cast<int64_t>(prompt.size())));
-  for (size_t done = 0; done < prompt.size();) {
-    const auto slice = prompt.subspan(done, std::min<size_t>(executor_->max_rows(), prompt.size() - done));
-    const PrefillSlice part{slice, static_cast<int64_t>(done), kv.get(), policy.get()};
-    SPLICE_RETURN_IF_ERROR(executor_->Prefill({&part, 1}));
-    done += slice.size();
-    kv->set_num_tokens(static_cast<int64_t>(done));
-    SPLICE_RETURN_IF_ERROR(on_slice(static_cast<int32_t>(slice.size())));
+  PromptRun run(prompt, {}, *kv, *policy);
+  SPLICE_RETURN_IF_ERROR(run.Begin(*executor_));
+  while (!run.done()) {
+    const PrefillSlice slice = run.Next(executor_->max_rows());
+    SPLICE_RETURN_IF_ERROR(executor_->Prefill({&slice, 1}, run.layers()));
+    SPLICE_RETURN_IF_ERROR(run.Finish(*executor_));
+    SPLICE_RETURN_IF_ERROR(on_slice(static_cast<int32_t>(slice.tokens.size())));
   }
   return kv;
 }

@@ -1,6 +1,8 @@
 #include "services/engine/runtime/prefill_engine.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
@@ -20,6 +22,8 @@ constexpr std::chrono::seconds kMaxDelay{2};
 constexpr std::chrono::milliseconds kIdleWait{100};
 constexpr int32_t kWarmUpTokens = 192;
 constexpr double kSmoothing = 0.2;
+// A shorter copy costs more than it saves: its edges are computed afresh anyway (algorithms.md 6.4: two blocks).
+constexpr int32_t kSegmentTokensMin = 32;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -34,10 +38,13 @@ struct PrefillEngine::Job {
   std::vector<SampledToken> first_tokens;
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
-  int64_t done = 0;        // positions whose KV is there
-  bool announced = false;  // cached pages were given to on_layer
+  std::unique_ptr<PromptRun> run;  // once the first pass is near
+  int64_t queued = 0;              // its part of queued_tokens_
 
-  int64_t remaining() const { return static_cast<int64_t>(request.tokens.size()) - done; }
+  double remaining() const {
+    return run ? run->remaining_work() : static_cast<double>(request.tokens.size()) - static_cast<double>(cached());
+  }
+  int64_t cached() const { return kv ? kv->num_tokens() : 0; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
   // The last prompt position is always computed: its logits give the first token.
   std::span<const chunk::ChunkKey> reusable_keys() const {
@@ -50,6 +57,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::
     : model_(std::move(model)),
       pool_(pool, &model_->backend()),
       index_(pool_),
+      segments_(model_->fingerprint()),
       options_(options),
       fetch_queue_(options.max_concurrent),
       publish_queue_(options.max_publish_queued) {}
@@ -81,6 +89,8 @@ absl::Status PrefillEngine::WarmUp() {
   const ModelConfig& config = model_->config();
   const int32_t length = std::min({kWarmUpTokens, config.max_positions - 1, executor_->max_rows()});
   const std::vector<int32_t> tokens(length, 0);
+  std::vector<int32_t> positions(length);
+  std::iota(positions.begin(), positions.end(), 0);
   ExactPolicy policy(config);
   SequenceKv kv(pool_, KvShapeOf(config));
   if (!kv.Reserve(length).ok())
@@ -88,7 +98,7 @@ absl::Status PrefillEngine::WarmUp() {
                            length);
   for (int pass = 0; pass < 2; ++pass) {
     const auto start = Clock::now();
-    const PrefillSlice slice{tokens, 0, &kv, &policy};
+    const PrefillSlice slice{tokens, positions, &kv, &policy};
     SPLICE_RETURN_IF_ERROR(executor_->Prefill({&slice, 1}));
     tokens_per_s_ = length / std::max(1e-6, Seconds(Clock::now() - start));
   }
@@ -110,11 +120,18 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
                            max_prompt_tokens());
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
+  int32_t end = 0;
+  for (const ReuseSpan& segment : request.segments) {
+    if (segment.range.begin < end || segment.range.size() <= 0 || segment.range.end > length)
+      return InvalidArgument("segment [{}, {}) behind position {} in a prompt of {} tokens", segment.range.begin,
+                             segment.range.end, end, length);
+    end = segment.range.end;
+  }
   auto job = std::make_shared<Job>();
-  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.policy, config));
+  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
   job->stats.policy = std::string(job->policy->name());
-  job->stats.exact = job->policy->is_exact();
   job->stats.prompt_tokens = length;
+  job->queued = length;
   if (options_.prefix_cache)
     job->keys = chunk::MakePrefixKeys(model_->fingerprint(), request.namespace_key, request.tokens);
   job->request = std::move(request);
@@ -236,11 +253,10 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const size_t hits = index_.AppendLeading(keys, *kv);
   const int64_t needed =
       PagesForTokens(model_->config(), length) - static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
-  if (pool_.num_free() < needed && !index_.EvictUntilFree(needed)) return false;
+  if (!MakeRoom(needed)) return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
-  job->done = job->kv->num_tokens();
-  job->stats.cached_tokens = job->done;
+  job->stats.cached_tokens = job->cached();
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
   if (options_.store && hits < keys.size() && fetch_queue_.TryPush(job)) {
@@ -248,6 +264,14 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   } else {
     job->started = Clock::now();
     running_.push_back(job);
+  }
+  return true;
+}
+
+// Segment sources and prefix entries share pages, so a page is free when both let go of it.
+bool PrefillEngine::MakeRoom(int64_t num_pages) {
+  while (pool_.num_free() < num_pages && !index_.EvictUntilFree(num_pages)) {
+    if (!segments_.EvictOne()) return false;
   }
   return true;
 }
@@ -267,7 +291,8 @@ void PrefillEngine::FetchLoop() {
 // Copies the leading chunks that the store has into the job's pages. A store that fails costs time, never a request.
 void PrefillEngine::Fetch(Job& job) {
   const auto start = Clock::now();
-  const size_t first = static_cast<size_t>(job.done / kernels::kPageTokens);
+  const int64_t cached = job.cached();
+  const size_t first = static_cast<size_t>(cached / kernels::kPageTokens);
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
   int32_t page = static_cast<int32_t>(first);
   const auto take = [&](chunk::Chunk&& chunk) {
@@ -279,9 +304,8 @@ void PrefillEngine::Fetch(Job& job) {
   const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
   (void)options_.store->GetLeading(keys, deadline, take);
   job.kv->set_num_tokens(static_cast<int64_t>(page) * kernels::kPageTokens);
-  job.stats.stored_tokens = job.kv->num_tokens() - job.done;
-  job.done = job.kv->num_tokens();
-  job.stats.cached_tokens = job.done;
+  job.stats.stored_tokens = job.cached() - cached;
+  job.stats.cached_tokens = job.cached();
   job.stats.fetch_s = Seconds(Clock::now() - start);
 }
 
@@ -296,92 +320,142 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
   return order;
 }
 
+// What of the prompt's segments, and of its other text where the request says so, has KV in the local pages. The prefix
+// is exact and wins; what is left of a segment behind it must be worth a copy (algorithms.md 6.4).
+std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
+  if (!job.policy->reuses_segments()) return {};
+  const PrefillRequest& request = job.request;
+  const auto length = static_cast<int32_t>(request.tokens.size()), prefix = static_cast<int32_t>(job.cached());
+  std::vector<SegmentHit> hits;
+  for (const ReuseSpan& segment : request.segments) {
+    if (segment.range.end <= prefix) continue;
+    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range);
+    hits.insert(hits.end(), found.begin(), found.end());
+    const int32_t rest = found.empty() ? segment.range.begin : found.back().target + found.back().num_tokens;
+    const auto more =
+        segments_.FindText(segment.namespace_key, request.tokens, {std::max(rest, prefix), segment.range.end});
+    hits.insert(hits.end(), more.begin(), more.end());
+  }
+  if (request.reuse_auto) {
+    PositionRanges marked;
+    for (const ReuseSpan& segment : request.segments) marked.push_back(segment.range);
+    for (const PositionRange& range : ComplementOf(marked, {prefix, length})) {
+      const auto found = segments_.FindText(request.namespace_key, request.tokens, range);
+      hits.insert(hits.end(), found.begin(), found.end());
+    }
+    std::sort(hits.begin(), hits.end(), [](const SegmentHit& a, const SegmentHit& b) { return a.target < b.target; });
+  }
+  for (SegmentHit& hit : hits) {
+    const int32_t cut = std::clamp(prefix - hit.target, 0, hit.num_tokens);
+    hit.offset += cut;
+    hit.target += cut;
+    hit.num_tokens -= cut;
+  }
+  std::erase_if(hits, [](const SegmentHit& hit) { return hit.num_tokens < kSegmentTokensMin; });
+  return hits;
+}
+
+absl::Status PrefillEngine::StartRun(Job& job) {
+  const auto start = Clock::now();
+  job.run = std::make_unique<PromptRun>(job.request.tokens, FindSegments(job), *job.kv, *job.policy);
+  job.stats.exact = job.run->exact();
+  job.stats.aligned_tokens = job.run->reused_tokens();
+  job.stats.computed_tokens = job.stats.prompt_tokens - job.stats.cached_tokens - job.stats.aligned_tokens;
+  SPLICE_RETURN_IF_ERROR(job.run->Begin(*executor_));
+  job.stats.lookup_s += Seconds(Clock::now() - start);
+  if (job.request.on_layer && job.cached() > 0) {
+    for (int32_t layer = 0; layer < model_->config().num_layers; ++layer)
+      job.request.on_layer({job.kv, layer, 0, PagesFor(job.cached()), nullptr});
+  }
+  std::lock_guard lock(mutex_);
+  const auto work = static_cast<int64_t>(std::ceil(job.run->remaining_work()));
+  queued_tokens_ += work - job.queued;
+  job.queued = work;
+  return absl::OkStatus();
+}
+
 void PrefillEngine::RunStep() {
   const auto start = Clock::now();
   std::vector<std::shared_ptr<Job>> batch;
   std::vector<PrefillSlice> slices;
-  int64_t room = executor_->max_rows();
+  LayerRange layers;
+  int32_t room = executor_->max_rows();
   for (const auto& job : ChooseBatch()) {
-    int64_t rows = std::min(room, job->remaining());
-    // A slice ends on a page edge unless it is the prompt's last: a page is pushed once, when it is full.
-    if (rows < job->remaining()) rows -= rows % kernels::kPageTokens;
-    if (rows == 0) continue;
-    if (!job->announced && job->done > 0 && job->request.on_layer) {
-      for (int32_t layer = 0; layer < model_->config().num_layers; ++layer)
-        job->request.on_layer({job->kv, layer, 0, PagesFor(job->done), nullptr});
+    if (job->run == nullptr) {
+      if (const absl::Status started = StartRun(*job); !started.ok()) return FailAll({job}, started);
     }
-    job->announced = true;
-    slices.push_back(
-        {std::span(job->request.tokens).subspan(job->done, rows), job->done, job->kv.get(), job->policy.get()});
+    if (!batch.empty() && (job->run->alone() || job->run->layers() != layers)) continue;
+    const PrefillSlice slice = job->run->Next(room);
+    if (slice.tokens.empty()) continue;
+    layers = job->run->layers();
+    slices.push_back(slice);
     batch.push_back(job);
-    room -= rows;
+    room -= static_cast<int32_t>(slice.tokens.size());
+    if (job->run->alone()) break;
   }
   const auto on_layer = [&](int32_t layer) {
     bool any_alive = false;
     const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence();
-    for (size_t i = 0; i < batch.size(); ++i) {
-      Job& job = *batch[i];
-      any_alive |= !job.cancelled();
-      const int32_t first = static_cast<int32_t>(job.done / kernels::kPageTokens);
-      const int32_t end = PagesFor(job.done + static_cast<int64_t>(slices[i].tokens.size()));
-      if (job.request.on_layer) job.request.on_layer({job.kv, layer, first, end - first, fence});
+    for (const auto& job : batch) {
+      any_alive |= !job->cancelled();
+      const auto [first, end] = job->run->final_pages();
+      if (job->request.on_layer && first < end) job->request.on_layer({job->kv, layer, first, end - first, fence});
     }
     return any_alive;
   };
-  const absl::Status status = executor_->Prefill(slices, on_layer);
+  absl::Status status = executor_->Prefill(slices, layers, on_layer);
   if (status.code() == absl::StatusCode::kCancelled) return;  // DropDead ends them
 
   // Logits of the prompts that are complete now, in one product.
   std::vector<int32_t> last_rows;
   std::vector<std::shared_ptr<Job>> complete;
   int32_t row = 0;
-  int64_t computed = 0;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const int64_t rows = static_cast<int64_t>(slices[i].tokens.size());
-    row += static_cast<int32_t>(rows);
-    computed += rows;
-    if (!status.ok()) continue;
-    batch[i]->done += rows;
-    batch[i]->stats.computed_tokens += rows;
-    batch[i]->kv->set_num_tokens(batch[i]->done);
-    if (batch[i]->remaining() > 0) continue;
+  double work = 0;
+  for (size_t i = 0; i < batch.size() && status.ok(); ++i) {
+    Job& job = *batch[i];
+    row += static_cast<int32_t>(slices[i].tokens.size());
+    work += job.run->pass_work();
+    UpdateLoad(job, job.run->pass_work());
+    status = job.run->Finish(*executor_);
+    if (!status.ok() || !job.run->done()) continue;
+    job.stats.recomputed_tokens = job.run->recomputed_tokens();
     last_rows.push_back(row - 1);
     complete.push_back(batch[i]);
   }
+  if (!status.ok()) return FailAll(batch, status);
+  UpdateRate(work, Seconds(Clock::now() - start));
+  if (complete.empty()) return;
   absl::StatusOr<std::span<float>> logits = std::span<float>();
-  if (!complete.empty()) {
-    if (const absl::Status computed_logits = executor_->ComputeLogits(last_rows); computed_logits.ok())
-      logits = executor_->Logits();
-    else
-      logits = computed_logits;
-  }
-  const absl::Status failed = status.ok() ? logits.status() : status;
-  if (status.ok()) UpdateLoad(computed, Seconds(Clock::now() - start));
-  if (!failed.ok()) {
-    const bool lost = IsDeviceLost(failed);
-    const absl::Status ended = lost ? absl::UnavailableError(MessageOf(failed)) : failed;
-    for (const auto& job : status.ok() ? complete : batch) {
-      running_.remove(job);
-      FinishJob(job, ended);
-    }
-    if (lost) {
-      for (const auto& job : waiting_) FinishJob(job, ended);
-      waiting_.clear();
-      while (!running_.empty()) {
-        const auto job = running_.front();
-        running_.pop_front();
-        FinishJob(job, ended);
-      }
-      options_.on_device_lost(failed);
-    }
-    return;
-  }
+  if (const absl::Status computed = executor_->ComputeLogits(last_rows); computed.ok())
+    logits = executor_->Logits();
+  else
+    logits = computed;
+  if (!logits.ok()) return FailAll(complete, logits.status());
   const int32_t vocab = model_->config().vocab_size;
   for (size_t i = 0; i < complete.size(); ++i) {
     running_.remove(complete[i]);
     SampleFirstTokens(*complete[i], logits->subspan(i * vocab, vocab));
     FinishJob(complete[i], absl::OkStatus());
   }
+}
+
+// Ends the batch; and everything else, too, when the device is lost.
+void PrefillEngine::FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed) {
+  const bool lost = IsDeviceLost(failed);
+  const absl::Status ended = lost ? absl::UnavailableError(MessageOf(failed)) : failed;
+  for (const auto& job : batch) {
+    running_.remove(job);
+    FinishJob(job, ended);
+  }
+  if (!lost) return;
+  for (const auto& job : waiting_) FinishJob(job, ended);
+  waiting_.clear();
+  while (!running_.empty()) {
+    const auto job = running_.front();
+    running_.pop_front();
+    FinishJob(job, ended);
+  }
+  options_.on_device_lost(failed);
 }
 
 void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
@@ -397,18 +471,39 @@ void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
   }
 }
 
+// Offers what is exact to later requests: the prompt from its start, and its segments wherever they stand. KV behind
+// the first copy is approximate and stays private (algorithms.md 6.3).
+void PrefillEngine::Index(const Job& job) {
+  const SequenceKv& kv = *job.kv;
+  const std::span<const int32_t> tokens = job.request.tokens;
+  if (options_.prefix_cache) {
+    index_.Insert(job.keys, kv);
+    const auto exact = std::min(job.keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
+    const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
+    if (options_.store && options_.publish && known < exact)
+      (void)publish_queue_.TryPush({job.kv, {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)}, known});
+  }
+  for (const ReuseSpan& segment : job.request.segments) {
+    const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(kv.exact_tokens()));
+    if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
+      continue;
+    segments_.Insert(segment.namespace_key,
+                     std::make_shared<SegmentSource>(kv, segment.range.begin,
+                                                     tokens.subspan(static_cast<size_t>(segment.range.begin),
+                                                                    static_cast<size_t>(end - segment.range.begin)),
+                                                     segment.range.begin == 0));
+  }
+}
+
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
   if (job->started != Clock::time_point{}) job->stats.prefill_s = Seconds(Clock::now() - job->started);
   {
     std::lock_guard lock(mutex_);
-    queued_tokens_ -= job->remaining() + job->stats.cached_tokens;
+    queued_tokens_ -= job->queued;
+    job->queued = 0;
   }
-  if (status.ok() && job->policy->is_exact() && options_.prefix_cache) {
-    index_.Insert(job->keys, *job->kv);
-    const size_t known = static_cast<size_t>(job->stats.cached_tokens / kernels::kPageTokens);
-    if (options_.store && options_.publish && known < job->keys.size())
-      (void)publish_queue_.TryPush({job->kv, job->keys, known});
-  }
+  if (status.ok()) Index(*job);
+  job->run.reset();  // gives its sources back
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
@@ -434,11 +529,16 @@ void PrefillEngine::PublishLoop() {
   }
 }
 
-void PrefillEngine::UpdateLoad(int64_t computed, double seconds) {
+void PrefillEngine::UpdateLoad(Job& job, double work) {
   std::lock_guard lock(mutex_);
-  queued_tokens_ -= computed;
-  const double rate = static_cast<double>(computed) / std::max(seconds, 1e-6);
-  tokens_per_s_ += kSmoothing * (rate - tokens_per_s_);
+  const int64_t tokens = std::min(job.queued, static_cast<int64_t>(work));
+  queued_tokens_ -= tokens;
+  job.queued -= tokens;
+}
+
+void PrefillEngine::UpdateRate(double work, double seconds) {
+  std::lock_guard lock(mutex_);
+  tokens_per_s_ += kSmoothing * (work / std::max(seconds, 1e-6) - tokens_per_s_);
 }
 
 }  // namespace spl::engine

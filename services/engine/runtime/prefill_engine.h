@@ -17,8 +17,10 @@
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
 #include "services/engine/cache/prefix_index.h"
+#include "services/engine/cache/segment_index.h"
 #include "services/engine/model/executor.h"
 #include "services/engine/runtime/device_lost.h"
+#include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
@@ -36,13 +38,16 @@ struct LayerReady {
   std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
 };
 
+// Tokens: prompt = cached + aligned + computed.
 struct PrefillStats {
   std::string policy;
-  bool exact = false;
+  bool exact = false;  // whether the KV is that of a plain prefill
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;  // exact prefix hits: local pages or chunk store
-  int64_t stored_tokens = 0;  // of these, from the chunk store
-  int64_t computed_tokens = 0;
+  int64_t cached_tokens = 0;      // exact prefix hits: local pages or chunk store
+  int64_t stored_tokens = 0;      // of these, from the chunk store
+  int64_t aligned_tokens = 0;     // copies of segments, turned to their new positions
+  int64_t recomputed_tokens = 0;  // of these, computed afresh in the layers above the dense ones
+  int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
 };
@@ -53,13 +58,22 @@ struct PrefillOutcome {
   PrefillStats stats;
 };
 
+// A part of a prompt that may be found in, and is offered to, the segment index.
+struct ReuseSpan {
+  PositionRange range;
+  chunk::Digest namespace_key{};
+};
+
 struct PrefillRequest {
   std::string id;
   std::vector<int32_t> tokens;
   int64_t num_output_tokens = 0;  // tail of `tokens` that was generated earlier (a resumed continuation)
   SamplingParams sampling;
-  std::string policy;
+  ReuseOptions reuse;
   chunk::Digest namespace_key{};
+  std::vector<ReuseSpan> segments;  // ascending, disjoint
+  // Text outside of `segments` may be found, too, under namespace_key.
+  bool reuse_auto = false;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Both run on the engine thread and must not block. on_layer runs for cached pages first, then for every slice and
@@ -105,6 +119,7 @@ class PrefillEngine {
 
   PrefillLoad load() const;
   void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
+  SegmentIndex::Stats segment_stats() const { return segments_.stats(); }
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
   const PagePool& pool() const { return pool_; }
   const Model& model() const { return *model_; }
@@ -129,18 +144,25 @@ class PrefillEngine {
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
+  bool MakeRoom(int64_t num_pages);
   void FetchLoop();
   void Fetch(Job& job);
   void PublishLoop();
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();
+  absl::Status StartRun(Job& job);
+  std::vector<SegmentHit> FindSegments(const Job& job);
+  void FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed);
+  void Index(const Job& job);
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void SampleFirstTokens(Job& job, std::span<const float> logits);
-  void UpdateLoad(int64_t computed, double seconds);
+  void UpdateLoad(Job& job, double work);
+  void UpdateRate(double work, double seconds);
 
   std::shared_ptr<const Model> model_;
   PagePool pool_;
   PrefixIndex index_;
+  SegmentIndex segments_;
   const PrefillEngineOptions options_;
   std::unique_ptr<Executor> executor_;
 

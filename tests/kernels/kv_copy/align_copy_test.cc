@@ -114,8 +114,12 @@ TEST_P(AlignCopy, EqualsTheRotationInDouble) {
   Random random(81);
   TestContext t(GetParam(), 3);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto& [dim, rotary, interleaved] :
-         {std::tuple{128, 128, false}, {64, 64, false}, {40, 40, false}, {128, 32, false}, {64, 64, true}, {8, 0, false}}) {
+    for (const auto& [dim, rotary, interleaved] : {std::tuple{128, 128, false},
+                                                   {64, 64, false},
+                                                   {40, 40, false},
+                                                   {128, 32, false},
+                                                   {64, 64, true},
+                                                   {8, 0, false}}) {
       const Problem p(random, dtype, dim, rotary, interleaved);
       if (rotary == 0) continue;
       for (const auto op : {ref::AlignCopy, cpu::AlignCopy}) {

@@ -93,7 +93,8 @@ TEST_P(ColumnScores, TakesSomeColumnsHeadsAndProbesAndAdds) {
     }
     p.kv_heads = i % 3 == 0 ? std::vector<int32_t>{1} : std::vector<int32_t>{};
     p.probes.clear();
-    for (int32_t row = 0; row < static_cast<int32_t>(p.positions.size()); row += random.Int(1, 5)) p.probes.push_back(row);
+    for (int32_t row = 0; row < static_cast<int32_t>(p.positions.size()); row += random.Int(1, 5))
+      p.probes.push_back(row);
     size_t count = 0;
     for (const PositionRange& range : p.columns) count += static_cast<size_t>(range.size());
     std::vector<float> want(count, 1.0f), got(count, 1.0f);
@@ -101,6 +102,29 @@ TEST_P(ColumnScores, TakesSomeColumnsHeadsAndProbesAndAdds) {
     ASSERT_TRUE(cpu::ColumnScores(t.ctx, p.Args(got)).ok());
     ExpectClose(got, want, DType::kF32, "scores");
   }
+}
+
+TEST_P(ColumnScores, CountsOnlyWhatABandLetsARowSee) {
+  Random random(98);
+  TestContext t(GetParam(), 2);
+  Problem p(random, DType::kBF16, 64);
+  for (HeadStreamView& view : p.views) view.visibility = {VisibilityRule::kBand, 5, 70, {}};
+  std::vector<float> out(p.q.size());
+  const PrefillSequence sequence{0, static_cast<int32_t>(p.positions.size()), p.positions, p.views};
+  ASSERT_TRUE(ref::PrefillAttention({}, {.shape = p.shape,
+                                         .pool = p.pool.view(),
+                                         .q = p.q.data(),
+                                         .q_row_stride = int64_t{kQoHeads} * 64,
+                                         .out = out.data(),
+                                         .lse = p.lse.data(),
+                                         .sequences = {&sequence, 1}})
+                  .ok());
+  std::vector<float> want(kLen), got(kLen);
+  ASSERT_TRUE(ref::ColumnScores(t.ctx, p.Args(want)).ok());
+  ASSERT_TRUE(cpu::ColumnScores(t.ctx, p.Args(got)).ok());
+  ExpectClose(got, want, DType::kF32, "scores");
+  const double sum = std::accumulate(got.begin(), got.end(), 0.0);
+  EXPECT_NEAR(sum, static_cast<double>(p.positions.size()) * kQoHeads, 1e-4 * sum);
 }
 
 TEST_P(ColumnScores, DoesNotDependOnThreads) {

@@ -7,8 +7,8 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
-std::vector<int32_t> Largest(absl::Status (*op)(const KernelContext&, const TopKArgs&), const std::vector<float>& scores,
-                         int64_t k) {
+std::vector<int32_t> Largest(absl::Status (*op)(const KernelContext&, const TopKArgs&),
+                             const std::vector<float>& scores, int64_t k) {
   std::vector<int32_t> out(static_cast<size_t>(k), -1);
   EXPECT_TRUE(op({}, {scores.data(), static_cast<int64_t>(scores.size()), k, out.data()}).ok());
   return out;

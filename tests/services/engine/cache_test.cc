@@ -163,10 +163,12 @@ TEST_F(CacheTest, EvictionIsLeastRecentDeepestFirstAndSparesWhatIsUsed) {
 TEST_F(CacheTest, ApproximateKvNeverEntersThePrefixIndex) {
   PrefixIndex index(pool_);
   SequenceKv kv(pool_, kShape);
-  ASSERT_TRUE(kv.Reserve(64).ok());
-  kv.set_num_tokens(64);
-  kv.LowerProvenance(chunk::Provenance::kCanon);
-  EXPECT_DEATH(index.Insert(Keys(1, 1), kv), "only exact KV");
+  ASSERT_TRUE(kv.Reserve(192).ok());
+  kv.set_num_tokens(192);
+  kv.LowerProvenance(chunk::Provenance::kApprox, 127);
+  const auto keys = Keys(1, 3);
+  index.Insert(keys, kv);
+  EXPECT_EQ(index.CountLeading(keys), 1u);  // what stands in front of the first approximate position is exact
 }
 
 }  // namespace

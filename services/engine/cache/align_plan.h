@@ -1,0 +1,30 @@
+// From segment hits to the arguments of one align copy (kernels/kv_copy/align_copy.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kv_copy/align_copy.h"
+#include "services/engine/cache/segment_source.h"
+#include "services/engine/model/model_config.h"
+
+namespace spl::engine {
+
+// Copies into the layers from first_layer on.
+struct AlignPlan {
+  std::vector<kernels::AlignRun> runs;
+  std::vector<int32_t> src_pages, dst_pages;  // [runs][num_streams]
+  std::vector<float> cos, sin;                // [distances][head_dim / 2]
+  int32_t num_streams = 0;
+
+  // Valid while the plan is.
+  kernels::AlignCopyArgs Args(const kernels::KvPoolView& pool, int32_t head_dim) const;
+};
+
+// REQUIRES: pages of `kv` for every target. Cosine and sine of each distance are computed in double from the model's
+// scaled frequencies; the magnitude factor of YaRN is in the cached keys already.
+AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+                        const ModelConfig& config);
+
+}  // namespace spl::engine

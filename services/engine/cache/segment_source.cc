@@ -1,0 +1,33 @@
+#include "services/engine/cache/segment_source.h"
+
+#include "services/base/check.h"
+
+namespace spl::engine {
+
+SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated)
+    : pool_(kv.pool()), begin_(begin), tokens_(tokens.begin(), tokens.end()), isolated_(isolated) {
+  const int32_t end = begin + static_cast<int32_t>(tokens.size());
+  SPLICE_CHECK(!tokens.empty() && begin >= 0 && end <= kv.exact_tokens(), "a source is written and exact");
+  const int32_t first_page = begin / kernels::kPageTokens, num_pages = PagesFor(end) - first_page;
+  for (int32_t layer = 0; layer < kv.shape().num_layers; ++layer) {
+    for (int32_t head = 0; head < kv.shape().num_kv_heads; ++head) {
+      const auto pages =
+          kv.stream(layer, head).subspan(static_cast<size_t>(first_page), static_cast<size_t>(num_pages));
+      pool_.Share(pages);
+      pages_.emplace_back(pages.begin(), pages.end());
+    }
+  }
+}
+
+SegmentSource::~SegmentSource() {
+  for (const auto& pages : pages_) pool_.Release(pages);
+}
+
+bool SegmentSource::sole_owner() const {
+  for (const int32_t page : pages_[0]) {
+    if (pool_.owners(page) > 1) return false;
+  }
+  return true;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,57 @@
+// Tokens whose KV is in pages and may be copied elsewhere: what segment lookups find.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "services/engine/cache/page_pool.h"
+#include "services/engine/cache/sequence_kv.h"
+
+namespace spl::engine {
+
+// A share of the pages that hold positions [begin, begin + tokens.size()) of some sequence. Immutable; any thread.
+// Only KV that was exact where it was computed may be a source (algorithms.md 6.3, P3): the constructor aborts on
+// anything else. Recovered KV therefore stays with its request.
+class SegmentSource {
+ public:
+  // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens.
+  SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated);
+  ~SegmentSource();
+  SegmentSource(const SegmentSource&) = delete;
+  SegmentSource& operator=(const SegmentSource&) = delete;
+
+  std::span<const int32_t> tokens() const { return tokens_; }
+  int32_t begin() const { return begin_; }  // position of tokens()[0] where it was computed
+  bool isolated() const { return isolated_; }
+  // Of the source's token `offset`, in stream [layer][kv_head].
+  int32_t page(int32_t stream, int32_t offset) const {
+    return pages_[static_cast<size_t>(stream)]
+                 [static_cast<size_t>((begin_ + offset) / kernels::kPageTokens - begin_ / kernels::kPageTokens)];
+  }
+  int32_t slot(int32_t offset) const { return (begin_ + offset) % kernels::kPageTokens; }
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * pages_[0].size()); }
+  // Whether nobody but this source owns its pages.
+  bool sole_owner() const;
+
+ private:
+  PagePool& pool_;
+  const int32_t begin_;
+  const std::vector<int32_t> tokens_;
+  const bool isolated_;
+  std::vector<std::vector<int32_t>> pages_;  // [stream][page]
+};
+
+// Tokens of a prompt that a source has: prompt positions [target, target + num_tokens) are the source's tokens from
+// `offset` on.
+struct SegmentHit {
+  std::shared_ptr<const SegmentSource> source;
+  int32_t offset = 0;
+  int32_t target = 0;
+  int32_t num_tokens = 0;
+
+  int32_t distance() const { return target - (source->begin() + offset); }  // how far the keys must turn
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,26 @@
+// Sets of positions as ascending, disjoint, non-empty ranges.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/selection/column_scores.h"
+
+namespace spl::engine {
+
+using kernels::PositionRange;
+using PositionRanges = std::vector<PositionRange>;
+
+// Ranges that overlap or touch become one; empty ones vanish. Any order.
+PositionRanges MergeRanges(PositionRanges ranges);
+PositionRanges UnionOf(std::span<const PositionRange> a, std::span<const PositionRange> b);
+PositionRanges IntersectionOf(std::span<const PositionRange> a, std::span<const PositionRange> b);
+// What of `within` is not in `ranges`.
+PositionRanges ComplementOf(std::span<const PositionRange> ranges, PositionRange within);
+// Ascending positions as ranges.
+PositionRanges RangesOf(std::span<const int32_t> positions);
+int64_t CountOf(std::span<const PositionRange> ranges);
+bool ContainsPosition(std::span<const PositionRange> ranges, int32_t position);
+
+}  // namespace spl::engine

@@ -1,0 +1,89 @@
+#include "services/engine/recovery/sparsex.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace spl::engine {
+namespace {
+
+constexpr int32_t kLinkTokensIsolated = 8;
+constexpr int64_t kSmallModelWeights = 20'000'000'000;
+
+// Weights of the linear layers, roughly: enough to tell a small model from a large one.
+int64_t NumWeights(const ModelConfig& c) {
+  const int64_t attention = int64_t{c.hidden_size} * (2 * c.q_size() + 2 * c.kv_size());
+  return c.num_layers * (attention + int64_t{3} * c.hidden_size * c.intermediate_size);
+}
+
+}  // namespace
+
+int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config) {
+  const bool small = config.moe.num_experts == 0 && NumWeights(config) < kSmallModelWeights;
+  return std::max(1, static_cast<int32_t>(std::lround(config.num_layers / (small ? 6.0 : 8.0))));
+}
+
+SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options)
+    : RecoveryPolicy(config),
+      options_(options),
+      dense_layers_(
+          std::min(config.num_layers, options.dense_layers >= 0 ? options.dense_layers : DefaultDenseLayers(config))) {}
+
+PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
+  if (dense_layers_ >= config().num_layers) return AllRows(layout);
+  selecting_ = true;
+  const int64_t reused = CountOf(layout.reused);
+  const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * static_cast<double>(reused)));
+  const PositionRanges probes = UnionOf(layout.fresh(), Tail(layout));
+  PrefillStage stage;
+  if (dense_layers_ == 0) {
+    // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
+    stage = {.rows = probes, .layers = {0, 1}, .kv_is_final = false};
+  } else {
+    stage = {.rows = {layout.active()}, .layers = {0, dense_layers_}, .keep_hidden = true};
+  }
+  stage.score = {.kind = ScoreKind::kColumnMass,
+                 .layer = std::max(0, dense_layers_ - 1),
+                 .candidates = layout.reused,
+                 .probes = probes,
+                 .k = std::min(reused, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max))};
+  return stage;
+}
+
+std::optional<PrefillStage> SparseXPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) {
+  if (!selecting_) return std::nullopt;
+  selecting_ = false;
+  PositionRanges rows = layout.fresh();
+  for (const PositionRanges& more : {RangesOf(selected), Overflow(layout), Tail(layout), Links(layout)})
+    rows.insert(rows.end(), more.begin(), more.end());
+  rows.push_back({layout.num_tokens - 1, layout.num_tokens});
+  return PrefillStage{.rows = MergeRanges(std::move(rows)), .layers = {dense_layers_, config().num_layers}};
+}
+
+PositionRanges SparseXPolicy::Tail(const ReuseLayout& layout) const {
+  const PositionRange& last = layout.reused.back();
+  if (last.end < layout.num_tokens) return {};
+  return MergeRanges({{std::max(last.begin, last.end - options_.tail_tokens), last.end}});
+}
+
+PositionRanges SparseXPolicy::Overflow(const ReuseLayout& layout) const {
+  PositionRanges sides;
+  for (const PositionRange& fresh : layout.fresh()) {
+    sides.push_back({std::max(layout.num_prefix, fresh.begin - options_.overflow_tokens), fresh.begin});
+    sides.push_back({fresh.end, std::min(layout.num_tokens, fresh.end + options_.overflow_tokens)});
+  }
+  return IntersectionOf(MergeRanges(std::move(sides)), MergeRanges(layout.reused));
+}
+
+PositionRanges SparseXPolicy::Links(const ReuseLayout& layout) const {
+  PositionRanges links;
+  for (size_t i = 0; i < layout.reused.size(); ++i) {
+    const PositionRange& range = layout.reused[i];
+    const int32_t count = options_.link_tokens >= 0 ? options_.link_tokens
+                          : layout.isolated[i]      ? kLinkTokensIsolated
+                                                    : 0;
+    links.push_back({range.begin, std::min(range.end, range.begin + count)});
+  }
+  return MergeRanges(std::move(links));
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,171 @@
+#include "services/engine/runtime/prompt_run.h"
+
+#include <algorithm>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+
+namespace spl::engine {
+
+PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv,
+                     RecoveryPolicy& policy)
+    : tokens_(tokens),
+      hits_(std::move(hits)),
+      kv_(kv),
+      policy_(policy),
+      num_layers_(kv.shape().num_layers),
+      layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
+  int32_t end = layout_.num_prefix;
+  for (const SegmentHit& hit : hits_) {
+    SPLICE_CHECK(hit.target >= end && hit.num_tokens > 0 && hit.target + hit.num_tokens <= layout_.num_tokens,
+                 "hits ascend behind the prefix");
+    end = hit.target + hit.num_tokens;
+    layout_.reused.push_back({hit.target, end});
+    layout_.isolated.push_back(hit.source->isolated());
+  }
+  if (!hits_.empty()) kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
+}
+
+absl::Status PromptRun::Begin(Executor& executor) {
+  const AlignPlan plan = MakeAlignPlan(hits_, kv_, policy_.first_cached_layer(), executor.model().config());
+  SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plan));
+  final_.end = layout_.num_prefix / kernels::kPageTokens;
+  return Enter(executor, policy_.FirstStage(layout_));
+}
+
+absl::Status PromptRun::Enter(Executor& executor, PrefillStage stage) {
+  SPLICE_CHECK(!stage.rows.empty() && stage.layers.begin < stage.layers.end && stage.layers.end <= num_layers_,
+               "a stage has rows and layers");
+  stage_ = std::move(stage);
+  num_rows_ = CountOf(stage_.rows);
+  next_row_ = 0;
+  final_ = {0, layout_.num_prefix / kernels::kPageTokens};
+  if (stage_.keep_hidden && hidden_.memory == nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
+  }
+  if (stage_.score.kind != ScoreKind::kNone) {
+    SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
+  }
+  return absl::OkStatus();
+}
+
+int32_t PromptRun::RowAt(int64_t index) const {
+  for (const PositionRange& range : stage_.rows) {
+    if (index < range.size()) return range.begin + static_cast<int32_t>(index);
+    index -= range.size();
+  }
+  return layout_.num_tokens;
+}
+
+PrefillSlice PromptRun::Next(int32_t room) {
+  int64_t count = std::min<int64_t>(room, num_rows_ - next_row_);
+  const int64_t end_row = next_row_ + count;
+  if (end_row < num_rows_ && !alone()) {
+    // A slice ends on a page edge where its rows reach one: a page is sent once, when it is full.
+    const int32_t next = RowAt(end_row), over = next % kernels::kPageTokens;
+    if (over >= count) {
+      count = 0;
+    } else if (RowAt(end_row - over) == next - over) {
+      count -= over;
+    }
+  }
+  pass_positions_.clear();
+  int64_t skip = next_row_;
+  for (const PositionRange& range : stage_.rows) {
+    if (static_cast<int64_t>(pass_positions_.size()) == count) break;
+    if (skip >= range.size()) {
+      skip -= range.size();
+      continue;
+    }
+    for (int32_t p = range.begin + static_cast<int32_t>(skip);
+         p < range.end && static_cast<int64_t>(pass_positions_.size()) < count; ++p)
+      pass_positions_.push_back(p);
+    skip = 0;
+  }
+  pass_tokens_.clear();
+  for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[static_cast<size_t>(position)]);
+  if (count == 0) return {};
+  const bool last = next_row_ + count == num_rows_;
+  final_.first = final_.end;
+  if (stage_.kv_is_final)
+    final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
+  if (alone()) PrepareScores(pass_positions_);
+  return {.tokens = pass_tokens_,
+          .positions = pass_positions_,
+          .kv = &kv_,
+          .policy = &policy_,
+          .hidden = hidden_.memory != nullptr ? &hidden_ : nullptr,
+          .score = alone() ? &score_task_ : nullptr};
+}
+
+void PromptRun::PrepareScores(std::span<const int32_t> positions) {
+  const ScoreRequest& request = stage_.score;
+  score_task_ = {.kind = request.kind, .layer = request.layer, .scores = static_cast<float*>(scores_->data())};
+  pass_probes_.clear();
+  pass_candidates_ = request.candidates;
+  if (request.kind == ScoreKind::kColumnMass) {
+    for (size_t i = 0; i < positions.size(); ++i) {
+      if (ContainsPosition(request.probes, positions[i])) pass_probes_.push_back(static_cast<int32_t>(i));
+    }
+    // Positions behind the last row are written later, and no row of this pass sees them.
+    const int32_t end = positions.back() + 1;
+    while (!pass_candidates_.empty() && pass_candidates_.back().begin >= end) pass_candidates_.pop_back();
+    if (!pass_candidates_.empty()) pass_candidates_.back().end = std::min(pass_candidates_.back().end, end);
+  } else {
+    const PositionRange rows{positions.front(), positions.back() + 1};
+    pass_candidates_ = IntersectionOf(request.candidates, {&rows, 1});
+    const PositionRange before{0, rows.begin};
+    score_task_.scores += CountOf(IntersectionOf(request.candidates, {&before, 1}));
+  }
+  score_task_.probes = pass_probes_;
+  score_task_.candidates = pass_candidates_;
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(Executor& executor) const {
+  const ScoreRequest& request = stage_.score;
+  if (request.kind == ScoreKind::kNone) return std::vector<int32_t>();
+  SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
+                          executor.SelectTop(*scores_, CountOf(request.candidates), request.k));
+  // From numbers of candidates to positions; both ascend.
+  size_t next = 0;
+  int32_t before = 0;
+  for (const PositionRange& range : request.candidates) {
+    for (; next < indices.size() && indices[next] < before + range.size(); ++next)
+      indices[next] += range.begin - before;
+    before += range.size();
+  }
+  return indices;
+}
+
+absl::Status PromptRun::Finish(Executor& executor) {
+  next_row_ += static_cast<int64_t>(pass_positions_.size());
+  if (next_row_ < num_rows_) return absl::OkStatus();
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));
+  scores_.reset();
+  std::optional<PrefillStage> next = policy_.NextStage(layout_, selected);
+  if (next.has_value()) return Enter(executor, *std::move(next));
+  SPLICE_CHECK(stage_.layers.end == num_layers_ && stage_.rows.back().end == layout_.num_tokens,
+               "the last stage computes the last position");
+  recomputed_ = CountOf(IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
+  hidden_.memory.reset();
+  kv_.set_num_tokens(layout_.num_tokens);
+  done_ = true;
+  return absl::OkStatus();
+}
+
+double PromptRun::pass_work() const {
+  return static_cast<double>(pass_positions_.size()) * (stage_.layers.end - stage_.layers.begin) / num_layers_;
+}
+
+double PromptRun::remaining_work() const {
+  if (done_) return 0;
+  const double share = static_cast<double>(stage_.layers.end - stage_.layers.begin) / num_layers_;
+  double work = static_cast<double>(num_rows_ - next_row_) * share;
+  if (stage_.score.kind != ScoreKind::kNone) {
+    const double rows = static_cast<double>(CountOf(layout_.fresh()) + stage_.score.k);
+    work += rows * (1.0 - (stage_.kv_is_final ? share : 0.0));
+  }
+  return work;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,82 @@
+// One prompt on its way through the stages of its policy: which rows the next pass computes, and what a finished pass
+// means. Used by whoever owns the executor's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/cache/segment_source.h"
+#include "services/engine/model/executor.h"
+#include "services/engine/recovery/recovery_policy.h"
+
+namespace spl::engine {
+
+class PromptRun {
+ public:
+  // `kv` has pages for all tokens and the KV of its first num_tokens() positions, fewer than all. `hits` ascend, are
+  // disjoint and lie behind those; they are copied by Begin. All arguments outlive the run. KV from the first hit on is
+  // marked approximate.
+  PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv, RecoveryPolicy& policy);
+
+  // Copies the hits and makes what the first stage needs. Once, before the first pass.
+  absl::Status Begin(Executor& executor);
+
+  // What the next pass runs; passes that share a batch run the same layers.
+  LayerRange layers() const { return stage_.layers; }
+  // Its scores would depend on the company: no other prompt may share the pass, which has all of the room.
+  bool alone() const { return stage_.score.kind != ScoreKind::kNone; }
+  // The next pass, of at most `room` rows. Valid until Finish. No tokens: the room is too small for a sensible slice.
+  PrefillSlice Next(int32_t room);
+
+  // Pages [first, end) of the pass's layers become final in the pass that Next described: nothing later writes them.
+  struct FinalPages {
+    int32_t first = 0, end = 0;
+  };
+  FinalPages final_pages() const { return final_; }
+
+  // The pass is complete. Chooses the rows of the next stage when the stage is.
+  absl::Status Finish(Executor& executor);
+
+  bool done() const { return done_; }
+  // Rows in this stage and share of the layers, plus about what later stages will add: in rows through all layers.
+  double remaining_work() const;
+  double pass_work() const;  // of the pass that Next described
+
+  bool exact() const { return layout_.reused.empty(); }
+  int64_t reused_tokens() const { return CountOf(layout_.reused); }
+  // Reused tokens whose KV above the dense layers was computed afresh; known when done.
+  int64_t recomputed_tokens() const { return recomputed_; }
+  const ReuseLayout& layout() const { return layout_; }
+
+ private:
+  absl::Status Enter(Executor& executor, PrefillStage stage);
+  absl::StatusOr<std::vector<int32_t>> Selected(Executor& executor) const;
+  int32_t RowAt(int64_t index) const;
+  void PrepareScores(std::span<const int32_t> positions);
+
+  const std::span<const int32_t> tokens_;
+  const std::vector<SegmentHit> hits_;
+  SequenceKv& kv_;
+  RecoveryPolicy& policy_;
+  const int32_t num_layers_;
+  ReuseLayout layout_;
+  PrefillStage stage_;
+  int64_t num_rows_ = 0;  // of the stage
+  int64_t next_row_ = 0;  // of the stage
+  int64_t recomputed_ = 0;
+  bool done_ = false;
+  HiddenStates hidden_;
+  std::unique_ptr<kernels::Buffer> scores_;
+
+  // The pass under way.
+  std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;
+  PositionRanges pass_candidates_;
+  ScoreTask score_task_;
+  FinalPages final_;
+};
+
+}  // namespace spl::engine

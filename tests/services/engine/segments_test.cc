@@ -1,0 +1,428 @@
+// Reuse of segments: the oracles of algorithms.md section 1 on whole models, on the CPU and, where there is one, a GPU.
+// Models are small and random; what they say does not matter, only that two ways to it agree.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/common/backend.h"
+#include "kernels/common/tolerance.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "services/engine/engine.h"
+#include "services/engine/recovery/sparsex.h"
+#include "services/engine/runtime/prompt_run.h"
+
+namespace spl::engine {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+std::string Config(const std::string& more) {
+  return R"({"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":96,"num_hidden_layers":4,
+    "num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":512,"max_position_embeddings":8192,
+    "rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,"torch_dtype":"float32")" +
+         more + "}";
+}
+
+const char* const kLlama3Scaling =
+    R"(,"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+        "original_max_position_embeddings":1024})";
+const char* const kYarnScaling =
+    R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":2048})";
+
+std::mt19937 SeededRandom(const char* test) {
+  const char* fixed = std::getenv("SPLICE_TEST_SEED");
+  const unsigned seed = fixed != nullptr ? std::strtoul(fixed, nullptr, 10) : std::random_device{}();
+  std::printf("%s: SPLICE_TEST_SEED=%u\n", test, seed);
+  return std::mt19937(seed);
+}
+
+Tokens RandomTokens(std::mt19937& random, int64_t count) {
+  Tokens tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 512);
+  return tokens;
+}
+
+int32_t Between(std::mt19937& random, int32_t low, int32_t high) {
+  return std::uniform_int_distribution<int32_t>(low, high)(random);
+}
+
+struct Result {
+  std::shared_ptr<SequenceKv> kv;
+  std::vector<float> logits;  // of the last position
+  std::vector<std::byte> pages;
+  int64_t recomputed = 0;
+};
+
+class SegmentsTest : public testing::TestWithParam<std::string> {
+ protected:
+  static constexpr int32_t kPoolTokens = 32 * 1024;
+
+  void SetUp() override { Load(""); }
+
+  // False: skipped.
+  void Load(const std::string& more, std::optional<kernels::DType> kv_dtype = std::nullopt, int32_t max_rows = 192) {
+    pool_.reset();
+    std::shared_ptr<const kernels::Backend> backend;
+    if (GetParam() == "cuda") {
+      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
+      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+      backend = *std::move(cuda);
+    } else {
+      backend = kernels::MakeCpuBackend();
+    }
+    auto config = ParseModelConfig(Config(more), "test");
+    ASSERT_TRUE(config.ok()) << config.status();
+    auto model = Model::LoadRandom({*config, 7}, backend, {.kv_dtype = kv_dtype});
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+    const int64_t pages = PagesForTokens(model_->config(), kPoolTokens);
+    memory_ = model_->backend().Allocate(pages * model_->page_bytes()).value();
+    // NaN everywhere: whatever is read beyond what was written shows.
+    const std::vector<std::byte> nan(memory_->size(), std::byte{0xff});
+    ASSERT_TRUE(model_->backend().Copy(kernels::CopyKind::kUpload, memory_->data(), nan.data(), nan.size()).ok());
+    view_ = {static_cast<std::byte*>(memory_->data()), model_->kv_dtype(), model_->config().head_dim,
+             static_cast<int32_t>(pages)};
+    pool_ = std::make_unique<PagePool>(view_, &model_->backend());
+    executor_ = Executor::Create(model_, view_, {.num_threads = 2, .max_rows = max_rows}).value();
+  }
+
+  Result Run(const Tokens& tokens, const ReuseOptions& reuse, const std::vector<SegmentHit>& hits = {},
+             std::shared_ptr<SequenceKv> kv = nullptr) {
+    Result result;
+    result.kv = kv ? std::move(kv) : std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+    EXPECT_TRUE(result.kv->Reserve(static_cast<int64_t>(tokens.size())).ok());
+    auto policy = MakeRecoveryPolicy(reuse, model_->config());
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    PromptRun run(tokens, hits, *result.kv, **policy);
+    EXPECT_TRUE(run.Begin(*executor_).ok());
+    int32_t last_row = 0;
+    while (!run.done()) {
+      const PrefillSlice slice = run.Next(executor_->max_rows());
+      last_row = static_cast<int32_t>(slice.tokens.size()) - 1;
+      const absl::Status status = executor_->Prefill({&slice, 1}, run.layers());
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(run.Finish(*executor_).ok());
+      if (!status.ok()) return result;
+    }
+    result.recomputed = run.recomputed_tokens();
+    EXPECT_TRUE(executor_->ComputeLogits({&last_row, 1}).ok());
+    const auto logits = executor_->Logits();
+    EXPECT_TRUE(logits.ok());
+    result.logits.assign(logits->begin(), logits->end());
+    const std::vector<int32_t> pages = result.kv->AllPages();
+    result.pages.resize(pages.size() * model_->page_bytes());
+    EXPECT_TRUE(pool_->ReadPages(pages, result.pages.data()).ok());
+    return result;
+  }
+  Result Exact(const Tokens& tokens) { return Run(tokens, {.policy = "exact"}); }
+
+  // K or V of one token, as floats.
+  std::vector<float> Row(const Result& r, int32_t layer, int32_t head, int32_t position, bool value) const {
+    const int32_t d = model_->config().head_dim, pages = r.kv->num_pages_per_stream();
+    const size_t page = (static_cast<size_t>(layer) * model_->config().num_kv_heads + head) * pages + position / 64;
+    const std::byte* at = r.pages.data() + page * model_->page_bytes() + (value ? model_->page_bytes() / 2 : 0);
+    std::vector<float> row(d);
+    for (int32_t c = 0; c < d; ++c) {
+      const size_t i = static_cast<size_t>(position % 64) * d + c;
+      row[c] = model_->kv_dtype() == kernels::DType::kF32
+                   ? reinterpret_cast<const float*>(at)[i]
+                   : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[i]);
+    }
+    return row;
+  }
+  bool SameKv(const Result& a, const Result& b, int32_t num_tokens) const {
+    for (int32_t layer = 0; layer < model_->config().num_layers; ++layer) {
+      for (int32_t head = 0; head < model_->config().num_kv_heads; ++head) {
+        for (int32_t p = 0; p < num_tokens; ++p) {
+          for (const bool value : {false, true}) {
+            const auto x = Row(a, layer, head, p, value), y = Row(b, layer, head, p, value);
+            if (std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) != 0) {
+              ADD_FAILURE() << "layer " << layer << " head " << head << " position " << p << (value ? " V" : " K");
+              return false;
+            }
+          }
+        }
+      }
+    }
+    return true;
+  }
+  static bool SameLogits(const Result& a, const Result& b) {
+    return a.logits.size() == b.logits.size() &&
+           std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
+  }
+
+  std::shared_ptr<const SegmentSource> SourceOf(const Result& r, const Tokens& tokens, int32_t begin, int32_t end) {
+    return std::make_shared<SegmentSource>(*r.kv, begin, std::span(tokens).subspan(begin, end - begin), begin == 0);
+  }
+
+  // Prompts that were computed exactly, and a prompt pasted together from parts of them and fresh text: fresh text of
+  // any length anywhere, a part used twice, a part of a part, an end that is a part, a cached prefix.
+  struct Layout {
+    Tokens tokens;
+    std::vector<SegmentHit> hits;
+    std::shared_ptr<SequenceKv> prefix;  // null: none
+    std::vector<Result> sources;         // keeps the pages
+  };
+  Layout RandomLayout(std::mt19937& random, int32_t length_max) {
+    Layout layout;
+    std::vector<Tokens> texts;
+    for (int i = Between(random, 1, 3); i > 0; --i) {
+      texts.push_back(RandomTokens(random, Between(random, 40, 300)));
+      layout.sources.push_back(Exact(texts.back()));
+    }
+    if (random() % 3 == 0) {  // the first chunks of a source are the prefix
+      const Result& source = layout.sources[0];
+      const auto chunks = static_cast<int32_t>(texts[0].size()) / 64;
+      if (chunks > 0) {
+        layout.prefix = std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+        for (int32_t i = 0; i < chunks; ++i) layout.prefix->AppendShared(source.kv->PagesOfChunk(i));
+        layout.tokens.assign(texts[0].begin(), texts[0].begin() + chunks * 64);
+      }
+    }
+    const auto add_fresh = [&](int32_t count) {
+      const Tokens fresh = RandomTokens(random, count);
+      layout.tokens.insert(layout.tokens.end(), fresh.begin(), fresh.end());
+    };
+    for (int i = Between(random, 1, 6); i > 0 && static_cast<int32_t>(layout.tokens.size()) < length_max; --i) {
+      if (random() % 3 != 0) add_fresh(Between(random, 1, random() % 2 ? 5 : 150));
+      const size_t which = random() % texts.size();
+      const auto size = static_cast<int32_t>(texts[which].size());
+      const int32_t begin = Between(random, 0, size - 1), end = Between(random, begin + 1, size);
+      layout.hits.push_back({SourceOf(layout.sources[which], texts[which], begin, end), 0,
+                             static_cast<int32_t>(layout.tokens.size()), end - begin});
+      layout.tokens.insert(layout.tokens.end(), texts[which].begin() + begin, texts[which].begin() + end);
+    }
+    if (random() % 2 == 0) add_fresh(Between(random, 1, 60));
+    return layout;
+  }
+
+  std::shared_ptr<const Model> model_;
+  std::unique_ptr<kernels::Buffer> memory_;
+  kernels::KvPoolView view_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<Executor> executor_;
+};
+
+// Oracle (b): K of layer 0 depends on the token and its position alone.
+TEST_P(SegmentsTest, AlignedKeysOfLayerZeroAreThoseOfAFreshPrefill) {
+  std::mt19937 random = SeededRandom("layer zero");
+  for (const char* scaling : {"", kLlama3Scaling, kYarnScaling}) {
+    for (const kernels::DType kv : {kernels::DType::kF32, kernels::DType::kBF16}) {
+      Load(scaling, kv);
+      if (IsSkipped()) return;
+      const Tokens source = RandomTokens(random, 500);
+      const Result cached = Exact(source);
+      Tokens prompt = RandomTokens(random, 901);
+      prompt.insert(prompt.end(), source.begin() + 37, source.begin() + 410);
+      const Tokens question = RandomTokens(random, 20);
+      prompt.insert(prompt.end(), question.begin(), question.end());
+      const SegmentHit hit{SourceOf(cached, source, 37, 410), 0, 901, 373};
+      const Result naive = Run(prompt, {.policy = "naive"}, {hit}), exact = Exact(prompt);
+      // Two roundings instead of one, and the model's own angles are rounded to f32.
+      const kernels::Tolerance t = kernels::ToleranceFor(kernels::DType::kBF16);
+      double error = 0, norm = 0, worst = 0, largest = 0;
+      for (int32_t p = 901; p < 901 + 373; ++p) {
+        for (int32_t head = 0; head < 2; ++head) {
+          for (const bool value : {false, true}) {
+            const auto got = Row(naive, 0, head, p, value), want = Row(exact, 0, head, p, value);
+            for (size_t c = 0; c < got.size(); ++c) {
+              const double d = double{got[c]} - want[c];
+              error += d * d;
+              norm += double{want[c]} * want[c];
+              worst = std::max(worst, std::abs(d));
+              largest = std::max(largest, std::abs(double{want[c]}));
+            }
+          }
+        }
+      }
+      EXPECT_LE(std::sqrt(error / norm), t.relative_l2) << scaling;
+      EXPECT_LE(worst, t.max_abs_of_max_ref * largest) << scaling;
+    }
+  }
+}
+
+// Oracles (c) and (h), over hundreds of layouts, with every boundary and slices smaller than the prompt.
+TEST_P(SegmentsTest, RecomputingEverythingIsExact) {
+  std::mt19937 random = SeededRandom("everything");
+  const int rounds = GetParam() == "cpu" ? 240 : 120;
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const Layout layout = RandomLayout(random, 600);
+    const Result want = Exact(layout.tokens);
+    const auto length = static_cast<int32_t>(layout.tokens.size());
+    const ReuseOptions all{.policy = "sparsex",
+                           .dense_layers = Between(random, 0, 4),
+                           .recompute_share = 1,
+                           .recompute_min = 1 << 20,
+                           .recompute_max = 1 << 20};
+    const Result got = Run(layout.tokens, all, layout.hits, layout.prefix);
+    EXPECT_TRUE(SameKv(got, want, length)) << "round " << round << ", dense layers " << all.dense_layers;
+    EXPECT_TRUE(SameLogits(got, want)) << "round " << round;
+    if (!layout.hits.empty()) {
+      EXPECT_EQ(got.kv->exact_tokens(), layout.hits[0].target);
+      EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox);  // it happens to be right, nobody proved it
+    }
+  }
+}
+
+// Whatever the policy, in any layout: a finished prompt, every position written, no NaN of unwritten memory.
+TEST_P(SegmentsTest, EveryPolicyFinishesEveryLayout) {
+  std::mt19937 random = SeededRandom("policies");
+  for (int round = 0; round < 60 && !HasFailure(); ++round) {
+    const Layout layout = RandomLayout(random, 500);
+    for (const char* policy : {"naive", "sparsex", "cacheblend", "epic"}) {
+      const ReuseOptions reuse{.policy = policy,
+                               .dense_layers = Between(random, -1, 4),
+                               .recompute_share = 0.1,
+                               .recompute_min = Between(random, 0, 20),
+                               .link_tokens = Between(random, -1, 10)};
+      std::shared_ptr<SequenceKv> prefix;
+      if (layout.prefix) prefix = layout.prefix->Fork().value();
+      const Result got = Run(layout.tokens, reuse, layout.hits, prefix);
+      EXPECT_EQ(got.kv->num_tokens(), static_cast<int64_t>(layout.tokens.size()));
+      for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << policy << ", round " << round;
+      for (int32_t layer = 0; layer < 4; ++layer) {
+        for (int32_t p = 0; p < static_cast<int32_t>(layout.tokens.size()); ++p) {
+          for (const float x : Row(got, layer, 0, p, false))
+            ASSERT_TRUE(std::isfinite(x)) << policy << ", round " << round << ", layer " << layer << ", position " << p;
+        }
+      }
+    }
+  }
+}
+
+// Oracle (d).
+TEST_P(SegmentsTest, WithoutHitsEveryPolicyIsExact) {
+  std::mt19937 random = SeededRandom("no hits");
+  const Tokens prompt = RandomTokens(random, 413);
+  const Result want = Exact(prompt);
+  for (const char* policy : {"naive", "sparsex", "cacheblend", "epic"}) {
+    const Result got = Run(prompt, {.policy = policy});
+    EXPECT_TRUE(SameKv(got, want, 413)) << policy;
+    EXPECT_TRUE(SameLogits(got, want)) << policy;
+    EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kExact) << policy;
+  }
+}
+
+// Oracle (e): in its own context and place a copy is what would have been computed, so nothing depends on k.
+TEST_P(SegmentsTest, ASegmentInItsOwnContextIsExact) {
+  std::mt19937 random = SeededRandom("own context");
+  const Tokens prompt = RandomTokens(random, 700);
+  const Result want = Exact(prompt);
+  const SegmentHit hit{SourceOf(want, prompt, 130, 610), 0, 130, 480};
+  for (const int32_t k : {0, 7, 100}) {
+    for (const int32_t dense_layers : {0, 1, 3}) {
+      const Result got = Run(prompt,
+                             {.policy = "sparsex",
+                              .dense_layers = dense_layers,
+                              .recompute_share = 0,
+                              .recompute_min = k,
+                              .recompute_max = k},
+                             {hit});
+      EXPECT_TRUE(SameKv(got, want, 700)) << k << ", " << dense_layers;
+      EXPECT_TRUE(SameLogits(got, want)) << k << ", " << dense_layers;
+    }
+  }
+  EXPECT_TRUE(SameLogits(Run(prompt, {.policy = "naive"}, {hit}), want));
+  EXPECT_TRUE(SameLogits(Run(prompt, {.policy = "cacheblend"}, {hit}), want));
+}
+
+// Composition limit: sparsex without a boundary, scores, edges and links is naive.
+TEST_P(SegmentsTest, SparseXWithNothingToRecomputeIsNaive) {
+  std::mt19937 random = SeededRandom("nothing");
+  for (int round = 0; round < 20 && !HasFailure(); ++round) {
+    Layout layout = RandomLayout(random, 500);
+    if (layout.hits.empty()) continue;
+    const Tokens end = RandomTokens(random, 3);  // so that there is no tail to fall back to
+    layout.tokens.insert(layout.tokens.end(), end.begin(), end.end());
+    std::shared_ptr<SequenceKv> prefix;
+    if (layout.prefix) prefix = layout.prefix->Fork().value();
+    const Result naive = Run(layout.tokens, {.policy = "naive"}, layout.hits, prefix);
+    const Result sparsex = Run(layout.tokens,
+                               {.policy = "sparsex",
+                                .dense_layers = 0,
+                                .recompute_share = 0,
+                                .recompute_min = 0,
+                                .recompute_max = 0,
+                                .overflow_tokens = 0,
+                                .link_tokens = 0},
+                               layout.hits, layout.prefix);
+    EXPECT_TRUE(SameLogits(naive, sparsex));
+    EXPECT_TRUE(SameKv(naive, sparsex, static_cast<int32_t>(layout.tokens.size())));
+    EXPECT_EQ(sparsex.recomputed, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+// ---- which rows, without a model ------------------------------------------------------------------------------------
+
+ModelConfig SmallConfig() { return *ParseModelConfig(Config(""), "test"); }
+
+TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
+  const ModelConfig config = SmallConfig();
+  SparseXPolicy policy(config, {.dense_layers = 1, .overflow_tokens = 16, .tail_tokens = 64, .link_tokens = 2});
+  const ReuseLayout layout{1000, 64, {{100, 400}, {400, 600}, {650, 1000}}, {false, true, false}};
+  const PrefillStage first = policy.FirstStage(layout);
+  EXPECT_EQ(first.rows, (PositionRanges{{64, 1000}}));
+  EXPECT_EQ(first.layers, (LayerRange{0, 1}));
+  EXPECT_TRUE(first.keep_hidden);
+  EXPECT_EQ(first.score.kind, ScoreKind::kColumnMass);
+  EXPECT_EQ(first.score.candidates, layout.reused);
+  EXPECT_EQ(first.score.probes, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
+  EXPECT_EQ(first.score.k, 64);
+  const Tokens selected = {205, 206, 500};
+  const auto second = policy.NextStage(layout, selected);
+  ASSERT_TRUE(second.has_value());
+  // Fresh, 16 beside it, two links a segment, the selected, the tail.
+  EXPECT_EQ(second->rows, (PositionRanges{{64, 116}, {205, 207}, {400, 402}, {500, 501}, {584, 666}, {936, 1000}}));
+  EXPECT_EQ(second->layers, (LayerRange{1, 4}));
+  EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
+}
+
+// Oracle (f): a larger k only adds rows.
+TEST(SparseXPolicyTest, MoreSelectedTokensOnlyAddRows) {
+  const ModelConfig config = SmallConfig();
+  const ReuseLayout layout{500, 0, {{10, 480}}, {false}};
+  Tokens selected;
+  PositionRanges before;
+  for (int32_t p = 20; p < 470; p += 9) {
+    selected.push_back(p);
+    SparseXPolicy policy(config, {});
+    (void)policy.FirstStage(layout);
+    const PositionRanges rows = policy.NextStage(layout, selected)->rows;
+    EXPECT_EQ(CountOf(IntersectionOf(before, rows)), CountOf(before));
+    before = rows;
+  }
+}
+
+TEST(ReuseOptionsTest, BadValuesAreNamed) {
+  const ModelConfig config = SmallConfig();
+  const auto error = [&](const ReuseOptions& options) {
+    return std::string(MakeRecoveryPolicy(options, config).status().message());
+  };
+  EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 5}), testing::HasSubstr("dense_layers is 5"));
+  EXPECT_THAT(error({.policy = "sparsex", .recompute_share = 1.5}), testing::HasSubstr("recompute_share is 1.5"));
+  EXPECT_THAT(error({.policy = "sparsex", .recompute_min = 9, .recompute_max = 8}),
+              testing::HasSubstr("recompute_max"));
+  EXPECT_THAT(error({.policy = "magic"}), testing::AllOf(testing::HasSubstr("magic"), testing::HasSubstr("sparsex")));
+}
+
+TEST(RangesTest, SetOperations) {
+  EXPECT_EQ(MergeRanges({{5, 9}, {1, 3}, {3, 4}, {7, 12}, {20, 20}}), (PositionRanges{{1, 4}, {5, 12}}));
+  const PositionRanges a{{0, 10}, {20, 30}}, b{{5, 25}, {28, 40}};
+  EXPECT_EQ(UnionOf(a, b), (PositionRanges{{0, 40}}));
+  EXPECT_EQ(IntersectionOf(a, b), (PositionRanges{{5, 10}, {20, 25}, {28, 30}}));
+  EXPECT_EQ(ComplementOf(a, {3, 28}), (PositionRanges{{10, 20}}));
+  EXPECT_EQ(ComplementOf({}, {3, 28}), (PositionRanges{{3, 28}}));
+  const Tokens positions{1, 2, 3, 7, 9, 10};
+  EXPECT_EQ(RangesOf(positions), (PositionRanges{{1, 4}, {7, 8}, {9, 11}}));
+  EXPECT_TRUE(ContainsPosition(a, 9));
+  EXPECT_FALSE(ContainsPosition(a, 10));
+}
+
+}  // namespace
+}  // namespace spl::engine
