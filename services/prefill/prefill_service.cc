@@ -33,6 +33,8 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_prompt_tokens(static_cast<uint32_t>(stats.prompt_tokens));
   receipt.set_cached_tokens(static_cast<uint32_t>(stats.cached_tokens));
   receipt.set_stored_tokens(static_cast<uint32_t>(stats.stored_tokens));
+  receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
+  receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
@@ -77,6 +79,10 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
       reused_prefix_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
+      reused_segment_(
+          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "segment"}})),
+      recomputed_(metrics.Counter("splice_recomputed_tokens_total",
+                                  "Tokens of segments that were computed afresh above the dense layers.")),
       reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
       fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
       stage_queue_(StageHistogram(metrics, "queue")),
@@ -157,7 +163,13 @@ absl::Status PrefillService::StartRun(RunCall& call) {
       ValidateTicket(request.ticket(), peer->endpoint, engine_.model(), static_cast<int64_t>(prefill.tokens.size())));
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
-  prefill.reuse.policy = request.reuse().policy();
+  prefill.reuse = wire::FromProto(request.reuse());
+  prefill.reuse_auto = request.reuse().auto_segments();
+  prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
+  for (const v1::TokenSegment& segment : request.segments()) {
+    SPLICE_ASSIGN_OR_RETURN(const auto key, wire::DigestFromBytes(segment.namespace_key(), "segments.namespace_key"));
+    prefill.segments.push_back({{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())}, key});
+  }
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
                           engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
@@ -192,6 +204,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
 void PrefillService::Count(const engine::PrefillStats& stats) {
   prompt_tokens_.Increment(static_cast<double>(stats.prompt_tokens));
   reused_prefix_.Increment(static_cast<double>(stats.cached_tokens));
+  reused_segment_.Increment(static_cast<double>(stats.aligned_tokens));
+  recomputed_.Increment(static_cast<double>(stats.recomputed_tokens));
   reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
   fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
   stage_queue_.Observe(stats.queue_s);

@@ -48,6 +48,8 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& pages_used_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
+  prometheus::Counter& reused_segment_;
+  prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;
   prometheus::Counter& fetched_bytes_;
   prometheus::Histogram& stage_queue_;

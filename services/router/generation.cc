@@ -68,7 +68,7 @@ Generation::~Generation() {
 // ---- preparation
 
 void Generation::Start() {
-  absl::StatusOr<std::vector<TokenId>> tokens = [&]() -> absl::StatusOr<std::vector<TokenId>> {
+  absl::StatusOr<TokenizedPrompt> tokens = [&]() -> absl::StatusOr<TokenizedPrompt> {
     SPLICE_RETURN_IF_ERROR(ValidateRequest(request_));
     SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request_.model));
     return core_.model().Tokenize(request_.prompt, request_.add_special_tokens);
@@ -76,15 +76,16 @@ void Generation::Start() {
   namespace_key_ = core_.namespace_keys().Derive(request_.caller, request_.namespace_name);
   if (tokens.ok()) {
     const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
-    if (fleet->model.known) prefix_keys_ = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, *tokens);
+    if (fleet->model.known) prefix_keys_ = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, tokens->ids);
   }
   Post([this, tokens = std::move(tokens)]() mutable { OnPrepared(std::move(tokens)); });
 }
 
-void Generation::OnPrepared(absl::StatusOr<std::vector<TokenId>> tokens) {
+void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   if (done_) return;
   if (!tokens.ok()) return Fail(tokens.status());
-  prompt_ = *std::move(tokens);
+  prompt_ = std::move(tokens->ids);
+  segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
@@ -221,8 +222,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_request_id(request_.request_id);
   request.set_prompt_tokens(static_cast<uint32_t>(prompt_.size() + output_.size()));
   *request.mutable_sampling() = ToProto(request_.sampling);
-  request.mutable_reuse()->set_policy(request_.reuse_policy);
-  request.mutable_reuse()->set_decode(request_.decode_selector);
+  *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
   request.set_ttl_ms(core_.options().ticket_ttl_ms);
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
@@ -294,9 +294,16 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   const std::vector<uint32_t> tokens = CurrentTokens();
   request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   *request.mutable_sampling() = ToProto(request_.sampling);
-  request.mutable_reuse()->set_policy(request_.reuse_policy);
-  request.mutable_reuse()->set_decode(request_.decode_selector);
+  *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_namespace_key(namespace_key_.data(), namespace_key_.size());
+  for (const TokenSegment& segment : segments_) {
+    v1::TokenSegment& out = *request.add_segments();
+    out.set_begin(segment.begin);
+    out.set_end(segment.end);
+    const std::string& name = segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name;
+    const chunk::Digest key = core_.namespace_keys().Derive(request_.caller, name);
+    out.set_namespace_key(key.data(), key.size());
+  }
   *request.mutable_ticket() = attempt->ticket;
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;
@@ -542,7 +549,9 @@ void Generation::Succeed() {
   core_.metrics().prompt_tokens.Increment(static_cast<double>(prompt_.size()));
   core_.metrics().prompt_tokens_per_request.Observe(static_cast<double>(prompt_.size()));
   core_.metrics().reuse_prefix_tokens.Increment(receipt_.cached_tokens);
-  core_.metrics().reuse_miss_tokens.Increment(static_cast<double>(prompt_.size()) - receipt_.cached_tokens);
+  core_.metrics().reuse_segment_tokens.Increment(receipt_.aligned_tokens);
+  core_.metrics().reuse_miss_tokens.Increment(static_cast<double>(prompt_.size()) - receipt_.cached_tokens -
+                                              receipt_.aligned_tokens);
   Finish(absl::OkStatus());
 }
 

@@ -66,7 +66,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   using AttemptPtr = std::shared_ptr<Attempt>;
 
   // Preparation.
-  void OnPrepared(absl::StatusOr<std::vector<TokenId>> tokens);
+  void OnPrepared(absl::StatusOr<TokenizedPrompt> tokens);
   absl::Status CheckAndClamp(const FleetSnapshot& fleet);
   absl::Status CheckTokenIds(uint32_t vocab_size) const;
   void ArmDeadline();
@@ -124,6 +124,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   double queue_seconds_ = 0;
 
   std::vector<TokenId> prompt_;
+  std::vector<TokenSegment> segments_;  // of the prompt
   std::vector<chunk::ChunkKey> prefix_keys_;
   chunk::Digest namespace_key_{};
   std::vector<std::unique_ptr<Continuation>> continuations_;

@@ -204,7 +204,19 @@ void ObjectReader::Uint32(const char* name, uint32_t* out) {
   if (value.has_value()) *out = static_cast<uint32_t>(*value);
 }
 
+void ObjectReader::Uint32(const char* name, std::optional<uint32_t>* out) {
+  std::optional<uint64_t> value;
+  Uint(name, std::numeric_limits<uint32_t>::max(), &value);
+  if (value.has_value()) *out = static_cast<uint32_t>(*value);
+}
+
 void ObjectReader::Float(const char* name, float* out) {
+  std::optional<double> number;
+  Number(name, &number);
+  if (number.has_value()) *out = static_cast<float>(*number);
+}
+
+void ObjectReader::Number(const char* name, std::optional<double>* out) {
   const Json* value = Raw(name);
   if (value == nullptr) return;
   if (!value->is_number()) return FailType(name, "a number", *value);
@@ -212,7 +224,7 @@ void ObjectReader::Float(const char* name, float* out) {
   if (!(std::abs(number) <= 1e30)) {
     return Fail(ParamError(path_ + name, "is out of range: {}", value->dump()));
   }
-  *out = static_cast<float>(number);
+  *out = number;
 }
 
 void ObjectReader::Seed(const char* name, std::optional<uint64_t>* out) {

@@ -36,7 +36,9 @@ class ObjectReader {
   // An integer in [0, max]. A number with a fraction is refused, 3.0 is not.
   void Uint(const char* name, uint64_t max, std::optional<uint64_t>* out);
   void Uint32(const char* name, uint32_t* out);
+  void Uint32(const char* name, std::optional<uint32_t>* out);
   void Float(const char* name, float* out);
+  void Number(const char* name, std::optional<double>* out);
   // Any integer of 64 bits, negative ones wrapped (OpenAI's seed is signed).
   void Seed(const char* name, std::optional<uint64_t>* out);
   // A list of token ids: integers in [0, 2^31).

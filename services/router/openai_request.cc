@@ -71,14 +71,55 @@ void ReadStream(ObjectReader& reader, StreamOptions* out) {
   reader.Fail(inner.Finish());
 }
 
-// The Splice extensions: {"reuse","decode","namespace"}.
-void ReadSplice(ObjectReader& reader, GenerationRequest* request) {
+// [{"begin","end","namespace"}, …] of a prompt of token ids.
+absl::StatusOr<std::vector<TokenSegment>> ReadTokenSegments(const Json& value) {
+  if (!value.is_array()) return ParamError("splice.segments", "must be a list, got {}", TypeName(value));
+  std::vector<TokenSegment> segments;
+  for (size_t i = 0; i < value.size(); ++i) {
+    ObjectReader reader(value[i], fmt::format("splice.segments[{}].", i));
+    TokenSegment segment;
+    reader.Uint32("begin", &segment.begin);
+    reader.Uint32("end", &segment.end);
+    reader.String("namespace", &segment.namespace_name);
+    SPLICE_RETURN_IF_ERROR(reader.Finish());
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+// The Splice extensions, the object "splice" in a body; see ReuseOptions in proto/spl/v1/common.proto.
+// `token_segments` is null where a prompt of token ids is not served.
+void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<TokenSegment>* token_segments) {
   const Json* options = reader.Raw("splice");
   if (options == nullptr) return;
   ObjectReader inner(*options, "splice.");
-  inner.String("reuse", &request->reuse_policy);
-  inner.String("decode", &request->decode_selector);
+  ReuseRequest& reuse = request->reuse;
+  inner.String("reuse", &reuse.policy);
+  inner.String("decode", &reuse.decode);
+  inner.String("quality", &reuse.quality);
   inner.String("namespace", &request->namespace_name);
+  inner.Bool("reuse_auto", &reuse.auto_segments);
+  inner.Bool("publish", &reuse.publish);
+  inner.Uint32("dense_layers", &reuse.dense_layers);
+  inner.Number("recompute_share", &reuse.recompute_share);
+  inner.Uint32("recompute_min", &reuse.recompute_min);
+  inner.Uint32("recompute_max", &reuse.recompute_max);
+  inner.Uint32("overflow_tokens", &reuse.overflow_tokens);
+  inner.Uint32("tail_tokens", &reuse.tail_tokens);
+  inner.Uint32("link_tokens", &reuse.link_tokens);
+  inner.Number("blend_share", &reuse.blend_share);
+  inner.Uint32("epic_tokens", &reuse.epic_tokens);
+  inner.Number("max_recompute_fraction", &reuse.max_recompute_fraction);
+  if (const Json* segments = inner.Raw("segments"); segments != nullptr) {
+    absl::StatusOr<std::vector<TokenSegment>> read = ReadTokenSegments(*segments);
+    if (!read.ok()) return reader.Fail(read.status());
+    if (token_segments == nullptr) {
+      return reader.Fail(ParamError("splice.segments",
+                                    "is for prompts of token ids; mark text with content parts of "
+                                    "type \"segment\""));
+    }
+    *token_segments = *std::move(read);
+  }
   reader.Fail(inner.Finish());
 }
 
@@ -112,31 +153,31 @@ void ReadBestOf(ObjectReader& reader, uint32_t n) {
   }
 }
 
-// [{"type":"text","text":…}, …] joined; other parts are refused by name.
-absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field) {
+// [{"type":"text","text":…}, {"type":"segment","text":…,"namespace":…}, …] joined, with marks for the segments; other
+// parts are refused by name.
+absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field, SegmentMarks* segments) {
   std::string text;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string path = fmt::format("{}[{}]", field, i);
     ObjectReader part(parts[i], path + ".");
     std::string type;
     part.String("type", &type);
-    if (type != "text") {
+    if (type != "text" && type != "segment") {
       if (!parts[i].is_object()) return part.Finish();
-      if (type == "segment") {
-        return ParamError(path, "content parts of type \"segment\" are not served by this build");
-      }
-      return ParamError(path + ".type", "\"{}\" is not served; content parts must be of type \"text\"", type);
+      return ParamError(path + ".type", "\"{}\" is not served; content parts are of type \"text\" or \"segment\"",
+                        type);
     }
-    std::string piece;
-    part.String("text", &piece);
+    PromptSegment piece;
+    part.String("text", &piece.text);
+    if (type == "segment") part.String("namespace", &piece.namespace_name);
     if (!part.Has("text")) return ParamError(path + ".text", "is required");
     SPLICE_RETURN_IF_ERROR(part.Finish());
-    text += piece;
+    text += type == "text" ? std::move(piece.text) : segments->Add(std::move(piece));
   }
   return text;
 }
 
-absl::StatusOr<tokenizer::ChatMessage> ReadMessage(const Json& value, const std::string& path) {
+absl::StatusOr<tokenizer::ChatMessage> ReadMessage(const Json& value, const std::string& path, SegmentMarks* segments) {
   ObjectReader reader(value, path + ".");
   tokenizer::ChatMessage message;
   reader.String("role", &message.role);
@@ -152,7 +193,7 @@ absl::StatusOr<tokenizer::ChatMessage> ReadMessage(const Json& value, const std:
   if (content->is_string()) {
     message.content = content->get<std::string>();
   } else if (content->is_array()) {
-    SPLICE_ASSIGN_OR_RETURN(message.content, ReadContentParts(*content, path + ".content"));
+    SPLICE_ASSIGN_OR_RETURN(message.content, ReadContentParts(*content, path + ".content", segments));
   } else {
     return ParamError(path + ".content", "must be a string or a list of parts, got {}", TypeName(*content));
   }
@@ -166,7 +207,7 @@ absl::StatusOr<ChatPrompt> ReadMessages(const Json* messages) {
   ChatPrompt chat;
   for (size_t i = 0; i < messages->size(); ++i) {
     SPLICE_ASSIGN_OR_RETURN(tokenizer::ChatMessage message,
-                            ReadMessage((*messages)[i], fmt::format("messages[{}]", i)));
+                            ReadMessage((*messages)[i], fmt::format("messages[{}]", i), &chat.segments));
     chat.messages.push_back(std::move(message));
   }
   return chat;
@@ -174,26 +215,38 @@ absl::StatusOr<ChatPrompt> ReadMessages(const Json* messages) {
 
 std::vector<TokenId> ToTokenIds(const std::vector<uint32_t>& ids) { return {ids.begin(), ids.end()}; }
 
-// A string, a list of token ids, or a list with exactly one of these.
-absl::StatusOr<Prompt> ReadPrompt(const Json* prompt) {
+// A string, a list of token ids, a list with exactly one of these, or a list of content parts.
+absl::StatusOr<Prompt> ReadPrompt(const Json* prompt, std::vector<TokenSegment> token_segments) {
+  const auto of_ids = [&](const std::vector<uint32_t>& ids) {
+    return token_segments.empty() ? Prompt(ToTokenIds(ids)) : TokenizedPrompt{ToTokenIds(ids), token_segments};
+  };
+  const auto of_text = [&](Prompt text) -> absl::StatusOr<Prompt> {
+    if (token_segments.empty()) return text;
+    return ParamError("splice.segments", "is for prompts of token ids; mark text with parts of type \"segment\"");
+  };
   if (prompt == nullptr) return ParamError("prompt", "is required");
-  if (prompt->is_string()) return Prompt(prompt->get<std::string>());
+  if (prompt->is_string()) return of_text(prompt->get<std::string>());
   if (!prompt->is_array()) {
-    return ParamError("prompt", "must be a string or a list of token ids, got {}", TypeName(*prompt));
+    return ParamError("prompt", "must be a string, a list of token ids or a list of parts, got {}", TypeName(*prompt));
   }
   if (prompt->empty()) return ParamError("prompt", "must not be empty");
   const Json& first = prompt->front();
+  if (first.is_object()) {
+    SegmentedText text;
+    SPLICE_ASSIGN_OR_RETURN(text.text, ReadContentParts(*prompt, "prompt", &text.segments));
+    return of_text(std::move(text));
+  }
   if (first.is_string() || first.is_array()) {
     if (prompt->size() > 1) {
       return ParamError("prompt", "holds {} prompts; one prompt per request is served", prompt->size());
     }
-    if (first.is_string()) return Prompt(first.get<std::string>());
+    if (first.is_string()) return of_text(first.get<std::string>());
     if (first.empty()) return ParamError("prompt", "must not be empty");
     SPLICE_ASSIGN_OR_RETURN(std::vector<uint32_t> ids, ReadTokenIds(first, "prompt"));
-    return Prompt(ToTokenIds(ids));
+    return of_ids(ids);
   }
   SPLICE_ASSIGN_OR_RETURN(std::vector<uint32_t> ids, ReadTokenIds(*prompt, "prompt"));
-  return Prompt(ToTokenIds(ids));
+  return of_ids(ids);
 }
 
 // chat: "logprobs" switches, "top_logprobs" counts.
@@ -223,7 +276,7 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body) {
   ReadLogitBias(reader, &request.sampling.logit_bias);
   ReadChatLogprobs(reader, &request.sampling.logprobs);
   ReadStream(reader, &out.stream);
-  ReadSplice(reader, &request);
+  ReadSplice(reader, &request, nullptr);
   ReadCommonRest(reader);
   reader.Bool("echo", &request.echo);
   bool add_generation_prompt = true;
@@ -256,11 +309,12 @@ absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body) {
   reader.Bool("add_special_tokens", &request.add_special_tokens);
   ReadBestOf(reader, request.sampling.n);
   ReadStream(reader, &out.stream);
-  ReadSplice(reader, &request);
+  std::vector<TokenSegment> token_segments;
+  ReadSplice(reader, &request, &token_segments);
   ReadCommonRest(reader);
   const Json* prompt = reader.Raw("prompt");
   SPLICE_RETURN_IF_ERROR(reader.Finish());
-  SPLICE_ASSIGN_OR_RETURN(request.prompt, ReadPrompt(prompt));
+  SPLICE_ASSIGN_OR_RETURN(request.prompt, ReadPrompt(prompt, std::move(token_segments)));
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));
   return out;
 }

@@ -1,5 +1,7 @@
 #include "services/router/request.h"
 
+#include <algorithm>
+
 #include "services/router/api_error.h"
 
 namespace spl::router {
@@ -52,19 +54,58 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
   return absl::OkStatus();
 }
 
+constexpr std::string_view kReusePolicies[] = {"auto", "exact", "sparsex", "naive", "cacheblend", "epic"};
+
+absl::Status CheckName(const char* field, const std::string& name) {
+  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return ParamError(field, "may have {} bytes at most, got {}", kMaxNameBytes, name.size());
+}
+
 absl::Status ValidateReuse(const GenerationRequest& request) {
-  const std::string& reuse = request.reuse_policy;
-  if (!reuse.empty() && reuse != "auto" && reuse != "exact") {
-    return ParamError("splice.reuse", "\"{}\" is not served by this build; use \"auto\" or \"exact\"", reuse);
+  const ReuseRequest& reuse = request.reuse;
+  if (!reuse.policy.empty() &&
+      std::find(std::begin(kReusePolicies), std::end(kReusePolicies), reuse.policy) == std::end(kReusePolicies)) {
+    return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}", reuse.policy,
+                      fmt::join(kReusePolicies, ", "));
   }
-  const std::string& decode = request.decode_selector;
-  if (!decode.empty() && decode != "auto" && decode != "dense") {
-    return ParamError("splice.decode", "\"{}\" is not served by this build; use \"auto\" or \"dense\"", decode);
+  if (!reuse.decode.empty() && reuse.decode != "auto" && reuse.decode != "dense") {
+    return ParamError("splice.decode", "\"{}\" is not served by this build; use \"auto\" or \"dense\"", reuse.decode);
   }
-  if (request.namespace_name.size() > kMaxNameBytes) {
-    return ParamError("splice.namespace", "may have {} bytes at most, got {}", kMaxNameBytes,
-                      request.namespace_name.size());
+  if (!reuse.quality.empty() && reuse.quality != "balanced" && reuse.quality != "strict") {
+    return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality);
   }
+  for (const auto& [field, value] : {std::pair{"splice.recompute_share", reuse.recompute_share},
+                                     {"splice.blend_share", reuse.blend_share},
+                                     {"splice.max_recompute_fraction", reuse.max_recompute_fraction}}) {
+    if (value.has_value()) SPLICE_RETURN_IF_ERROR(CheckRange(field, *value, 0, 1));
+  }
+  return CheckName("splice.namespace", request.namespace_name);
+}
+
+// Of prompts whose segments are marks or ranges; the number and the names.
+absl::Status ValidateSegments(const Prompt& prompt) {
+  size_t count = 0;
+  std::vector<const std::string*> names;
+  const auto marks = [&](const SegmentMarks& segments) {
+    count = segments.size();
+    for (size_t i = 0; i < count; ++i) names.push_back(&segments[i].namespace_name);
+  };
+  if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) marks(chat->segments);
+  if (const auto* text = std::get_if<SegmentedText>(&prompt)) marks(text->segments);
+  if (const auto* tokens = std::get_if<TokenizedPrompt>(&prompt)) {
+    count = tokens->segments.size();
+    uint32_t end = 0;
+    for (const TokenSegment& segment : tokens->segments) {
+      names.push_back(&segment.namespace_name);
+      if (segment.begin < end || segment.end <= segment.begin || segment.end > tokens->ids.size()) {
+        return ParamError("splice.segments", "[{}, {}) must be ascending, disjoint and inside the prompt of {} tokens",
+                          segment.begin, segment.end, tokens->ids.size());
+      }
+      end = segment.end;
+    }
+  }
+  if (count > kMaxSegments) return ParamError("splice.segments", "at most {} are served, got {}", kMaxSegments, count);
+  for (const std::string* name : names) SPLICE_RETURN_IF_ERROR(CheckName("namespace of a segment", *name));
   return absl::OkStatus();
 }
 
@@ -79,6 +120,7 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.echo && request.sampling.logprobs.has_value()) {
     return ParamError("echo", "together with logprobs is not served: log-probabilities of the prompt are not computed");
   }
+  SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt));
   return ValidateReuse(request);
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "services/router/segment_marks.h"
 #include "services/tokenizer/chat_template.h"
 #include "services/tokenizer/tokenizer.h"
 
@@ -52,13 +53,45 @@ inline constexpr size_t kMaxStopBytes = 1024;
 inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
+inline constexpr size_t kMaxSegments = 4096;
 
 struct ChatPrompt {
-  std::vector<tokenizer::ChatMessage> messages;
+  std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them
   bool add_generation_prompt = true;
+  SegmentMarks segments;
 };
 
-using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>>;
+// Text with segments in it, which are marks there.
+struct SegmentedText {
+  std::string text;
+  SegmentMarks segments;
+};
+
+// Tokens [begin, end) of a prompt that are a segment.
+struct TokenSegment {
+  uint32_t begin = 0, end = 0;
+  std::string namespace_name;  // empty: the request's own
+};
+
+// Token ids, with their segments ascending and disjoint.
+struct TokenizedPrompt {
+  std::vector<TokenId> ids;
+  std::vector<TokenSegment> segments;
+};
+
+using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>, SegmentedText, TokenizedPrompt>;
+
+// See ReuseOptions in proto/spl/v1/common.proto; unset numbers are the policy's defaults.
+struct ReuseRequest {
+  std::string policy;
+  std::string decode;
+  std::string quality;  // "", "balanced", "strict"
+  bool auto_segments = false;
+  bool publish = true;
+  std::optional<uint32_t> dense_layers, recompute_min, recompute_max, overflow_tokens, tail_tokens, link_tokens,
+      epic_tokens;
+  std::optional<double> recompute_share, blend_share, max_recompute_fraction;
+};
 
 // Who calls. Two callers never share cached KV unless they are the same identity.
 struct Caller {
@@ -77,8 +110,7 @@ struct GenerationRequest {
   std::vector<std::string> stop;
   bool echo = false;
   bool skip_special_tokens = true;
-  std::string reuse_policy;     // "", "auto", "exact"
-  std::string decode_selector;  // "", "auto", "dense"
+  ReuseRequest reuse;
   std::string namespace_name;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };

@@ -21,6 +21,8 @@ RouterMetrics::RouterMetrics(Metrics& m)
       generation_tokens(m.Counter(metric::kGenerationTokensTotal, "Tokens sent by the workers.")),
       reuse_prefix_tokens(
           m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.", {{"kind", "prefix"}})),
+      reuse_segment_tokens(
+          m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.", {{"kind", "segment"}})),
       reuse_miss_tokens(
           m.Counter(metric::kReuseTokensTotal, "Prompt tokens by where their KV came from.", {{"kind", "miss"}})),
       finished_stop(

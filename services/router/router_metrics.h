@@ -19,6 +19,7 @@ struct RouterMetrics {
   prometheus::Counter& prompt_tokens;
   prometheus::Counter& generation_tokens;
   prometheus::Counter& reuse_prefix_tokens;
+  prometheus::Counter& reuse_segment_tokens;
   prometheus::Counter& reuse_miss_tokens;
   prometheus::Counter& finished_stop;
   prometheus::Counter& finished_length;

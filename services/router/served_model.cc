@@ -72,21 +72,54 @@ absl::Status ServedModel::CheckName(const std::string& requested) const {
                       "model_not_found");
 }
 
-absl::StatusOr<std::vector<TokenId>> ServedModel::Tokenize(const Prompt& prompt, bool add_special_tokens) const {
+absl::Status ServedModel::CheckIds(const std::vector<TokenId>& ids) const {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    // Without a tokenizer only the worker knows the vocabulary, and checks.
+    if (ids[i] >= 0 && (ids[i] < tokenizer_->vocab_size() || tokenizer_->vocab_size() == 0)) continue;
+    return ParamError("prompt", "item {} is token id {}, but the vocabulary has {} ids", i, ids[i],
+                      tokenizer_->vocab_size());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TokenizedPrompt> ServedModel::EncodePieces(std::string_view text, const SegmentMarks& segments,
+                                                          bool add_special_tokens) const {
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> pieces, segments.Split(text));
+  TokenizedPrompt prompt;
+  const auto append = [&](std::string_view piece, bool first) -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids,
+                            tokenizer::EncodePrompt(*tokenizer_, piece, first && add_special_tokens));
+    prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (i == 0 || !pieces[i].empty()) SPLICE_RETURN_IF_ERROR(append(pieces[i], i == 0));
+    if (i == segments.size()) break;
+    const auto begin = static_cast<uint32_t>(prompt.ids.size());
+    SPLICE_RETURN_IF_ERROR(append(segments[i].text, false));
+    const auto end = static_cast<uint32_t>(prompt.ids.size());
+    if (begin < end) prompt.segments.push_back({begin, end, segments[i].namespace_name});
+  }
+  return prompt;
+}
+
+absl::StatusOr<TokenizedPrompt> ServedModel::Tokenize(const Prompt& prompt, bool add_special_tokens) const {
   if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) {
-    for (size_t i = 0; i < ids->size(); ++i) {
-      // Without a tokenizer only the worker knows the vocabulary, and checks.
-      if ((*ids)[i] >= 0 && ((*ids)[i] < tokenizer_->vocab_size() || tokenizer_->vocab_size() == 0)) continue;
-      return ParamError("prompt", "item {} is token id {}, but the vocabulary has {} ids", i, (*ids)[i],
-                        tokenizer_->vocab_size());
-    }
-    return *ids;
+    SPLICE_RETURN_IF_ERROR(CheckIds(*ids));
+    return TokenizedPrompt{*ids, {}};
   }
-  if (const auto* text = std::get_if<std::string>(&prompt)) {
-    absl::StatusOr<std::vector<TokenId>> ids = tokenizer::EncodePrompt(*tokenizer_, *text, add_special_tokens);
-    if (!ids.ok()) return SetParam(Annotate(ids.status(), "prompt"), "prompt");
-    return ids;
+  if (const auto* tokens = std::get_if<TokenizedPrompt>(&prompt)) {
+    SPLICE_RETURN_IF_ERROR(CheckIds(tokens->ids));
+    return *tokens;
   }
+  const auto named = [](absl::StatusOr<TokenizedPrompt> tokens, const char* field) -> absl::StatusOr<TokenizedPrompt> {
+    if (!tokens.ok()) return SetParam(Annotate(tokens.status(), field), field);
+    return tokens;
+  };
+  if (const auto* text = std::get_if<std::string>(&prompt))
+    return named(EncodePieces(*text, SegmentMarks(), add_special_tokens), "prompt");
+  if (const auto* text = std::get_if<SegmentedText>(&prompt))
+    return named(EncodePieces(text->text, text->segments, add_special_tokens), "prompt");
   const ChatPrompt& chat = std::get<ChatPrompt>(prompt);
   if (chat_template_ == nullptr) {
     return ParamError("messages", "the model has no chat template; use /v1/completions");
@@ -94,9 +127,7 @@ absl::StatusOr<std::vector<TokenId>> ServedModel::Tokenize(const Prompt& prompt,
   absl::StatusOr<std::string> text =
       chat_template_->Render(chat.messages, {.add_generation_prompt = chat.add_generation_prompt});
   if (!text.ok()) return SetParam(Annotate(text.status(), "messages"), "messages");
-  absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->Encode(*text, {.add_special_tokens = false});
-  if (!ids.ok()) return SetParam(Annotate(ids.status(), "messages"), "messages");
-  return ids;
+  return named(EncodePieces(*text, chat.segments, false), "messages");
 }
 
 }  // namespace spl::router

@@ -42,6 +42,46 @@ Sampling FromProto(const v1::SamplingParams& p) {
   return out;
 }
 
+v1::ReuseOptions ToProto(const ReuseRequest& r) {
+  v1::ReuseOptions out;
+  out.set_policy(r.policy);
+  out.set_decode(r.decode);
+  out.set_quality(r.quality);
+  out.set_auto_segments(r.auto_segments);
+  out.set_publish(r.publish);
+  if (r.dense_layers.has_value()) out.set_dense_layers(*r.dense_layers);
+  if (r.recompute_share.has_value()) out.set_recompute_share(*r.recompute_share);
+  if (r.recompute_min.has_value()) out.set_recompute_min(*r.recompute_min);
+  if (r.recompute_max.has_value()) out.set_recompute_max(*r.recompute_max);
+  if (r.overflow_tokens.has_value()) out.set_overflow_tokens(*r.overflow_tokens);
+  if (r.tail_tokens.has_value()) out.set_tail_tokens(*r.tail_tokens);
+  if (r.link_tokens.has_value()) out.set_link_tokens(*r.link_tokens);
+  if (r.blend_share.has_value()) out.set_blend_share(*r.blend_share);
+  if (r.epic_tokens.has_value()) out.set_epic_tokens(*r.epic_tokens);
+  if (r.max_recompute_fraction.has_value()) out.set_max_recompute_fraction(*r.max_recompute_fraction);
+  return out;
+}
+
+ReuseRequest FromProto(const v1::ReuseOptions& o) {
+  ReuseRequest out;
+  out.policy = o.policy();
+  out.decode = o.decode();
+  out.quality = o.quality();
+  out.auto_segments = o.auto_segments();
+  out.publish = !o.has_publish() || o.publish();
+  if (o.has_dense_layers()) out.dense_layers = o.dense_layers();
+  if (o.has_recompute_share()) out.recompute_share = o.recompute_share();
+  if (o.has_recompute_min()) out.recompute_min = o.recompute_min();
+  if (o.has_recompute_max()) out.recompute_max = o.recompute_max();
+  if (o.has_overflow_tokens()) out.overflow_tokens = o.overflow_tokens();
+  if (o.has_tail_tokens()) out.tail_tokens = o.tail_tokens();
+  if (o.has_link_tokens()) out.link_tokens = o.link_tokens();
+  if (o.has_blend_share()) out.blend_share = o.blend_share();
+  if (o.has_epic_tokens()) out.epic_tokens = o.epic_tokens();
+  if (o.has_max_recompute_fraction()) out.max_recompute_fraction = o.max_recompute_fraction();
+  return out;
+}
+
 v1::FinishReason ToProto(FinishReason reason) {
   switch (reason) {
     case FinishReason::kNone:

@@ -9,6 +9,9 @@ namespace spl::router {
 v1::SamplingParams ToProto(const Sampling& sampling);
 Sampling FromProto(const v1::SamplingParams& params);
 
+v1::ReuseOptions ToProto(const ReuseRequest& reuse);
+ReuseRequest FromProto(const v1::ReuseOptions& options);
+
 v1::FinishReason ToProto(FinishReason reason);
 FinishReason FromProto(v1::FinishReason reason);
 

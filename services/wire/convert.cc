@@ -31,6 +31,24 @@ engine::SamplingParams FromProto(const v1::SamplingParams& p) {
   return s;
 }
 
+engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
+  // Beyond any limit stays beyond it, so that the check names the field.
+  const auto bounded = [](uint32_t value) { return static_cast<int32_t>(std::min<uint32_t>(value, INT32_MAX)); };
+  engine::ReuseOptions reuse;
+  reuse.policy = proto.quality() == "strict" ? "exact" : proto.policy();
+  if (proto.has_dense_layers()) reuse.dense_layers = bounded(proto.dense_layers());
+  if (proto.has_recompute_share()) reuse.recompute_share = proto.recompute_share();
+  if (proto.has_recompute_min()) reuse.recompute_min = bounded(proto.recompute_min());
+  if (proto.has_recompute_max()) reuse.recompute_max = bounded(proto.recompute_max());
+  if (proto.has_overflow_tokens()) reuse.overflow_tokens = bounded(proto.overflow_tokens());
+  if (proto.has_tail_tokens()) reuse.tail_tokens = bounded(proto.tail_tokens());
+  if (proto.has_link_tokens()) reuse.link_tokens = bounded(proto.link_tokens());
+  if (proto.has_blend_share()) reuse.blend_share = proto.blend_share();
+  if (proto.has_epic_tokens()) reuse.epic_tokens = bounded(proto.epic_tokens());
+  if (proto.has_max_recompute_fraction()) reuse.max_recompute_fraction = proto.max_recompute_fraction();
+  return reuse;
+}
+
 v1::SampledToken ToProto(const engine::SampledToken& token) {
   v1::SampledToken proto;
   proto.set_token_id(static_cast<uint32_t>(token.token));

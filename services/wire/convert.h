@@ -13,6 +13,10 @@ namespace spl::wire {
 // Fills defaults of unset fields. Ranges are checked by engine::ValidateSampling.
 engine::SamplingParams FromProto(const v1::SamplingParams& proto);
 
+// Policy and numbers; unset ones keep the policy's defaults. "strict" quality is the exact policy. Ranges are checked
+// by engine::ValidateReuseOptions.
+engine::ReuseOptions FromProto(const v1::ReuseOptions& proto);
+
 v1::SampledToken ToProto(const engine::SampledToken& token);
 // InvalidArgument: a finish reason that only clients see.
 absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto);

@@ -98,6 +98,8 @@ absl::Status RunBench(const Flags& flags) {
     for (const int32_t length : flags.prefill) {
       std::vector<int32_t> prompt(length);
       for (int32_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 7919ll) % c.vocab_size);
+      std::vector<int32_t> positions(length);
+      std::iota(positions.begin(), positions.end(), 0);
       std::vector<double> times;
       for (int repeat = 0; repeat <= flags.repeats; ++repeat) {
         engine::SequenceKv kv(pool, engine::KvShapeOf(c));

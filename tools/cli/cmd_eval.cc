@@ -3,15 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <map>
 #include <memory>
-#include <tuple>
+#include <random>
 
+#include "services/base/log.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
+#include "tools/cli/eval_method.h"
+#include "tools/cli/eval_report.h"
+#include "tools/cli/local_cluster.h"
 #include "tools/cli/source_flags.h"
 #include "tools/cli/text_generator.h"
 
@@ -25,139 +28,136 @@ struct Flags {
   std::vector<std::string> data, reuse = {"exact"}, decode = {"dense"}, provenance = {"context"};
   std::vector<int64_t> lengths;
   int64_t limit = 0;
-  uint64_t seed = 0;
-  std::string json_file, answers_file;
+  uint64_t kv_bytes = 2ull << 30;
+  std::string json_file, html_file, answers_file;
 };
-
-struct Method {
-  std::string reuse, decode;
-};
-
-// What was seen in one cell of the table.
-struct Cell {
-  int64_t n = 0, correct = 0;
-  std::vector<double> ttft_ms;
-  int64_t prompt_tokens = 0, cached = 0, aligned = 0, recomputed = 0, computed = 0, fetched = 0, wire = 0;
-};
-using CellKey = std::tuple<std::string, int64_t, std::string, std::string>;  // task, length, reuse, decode
-
-// Wilson's interval: sensible at 0 % and 100 % too.
-std::pair<double, double> Confidence95(int64_t correct, int64_t n) {
-  const double z = 1.96, p = double(correct) / double(n), d = 1 + z * z / double(n);
-  const double middle = p + z * z / (2.0 * double(n));
-  const double half = z * std::sqrt(p * (1 - p) / double(n) + z * z / (4.0 * double(n) * double(n)));
-  return {(middle - half) / d, (middle + half) / d};
-}
-
-double Percentile(std::vector<double> values, double p) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(p * static_cast<double>(values.size())))];
-}
 
 class Evaluation {
  public:
   Evaluation(TextGenerator& generator, const Flags& flags) : generator_(generator) {
     if (!flags.answers_file.empty()) answers_.open(flags.answers_file, std::ios::trunc);
+    std::random_device random;
+    nonce_ = fmt::format("{:08x}{:08x}", random(), random());
   }
 
   // Runs every place where the sample wants an answer; the expected answer goes into the history of the next one.
-  absl::Status Run(const EvalSample& sample, const Method& method) {
-    std::vector<int32_t> ids;
+  absl::Status Run(const EvalSample& sample, const EvalMethod& method) {
+    PromptParts parts;
     size_t place = 0;
     for (const EvalSegment& segment : sample.segments) {
       std::string text = segment.text;
       if (segment.kind == EvalSegment::Kind::kAnswer) {
-        SPLICE_RETURN_IF_ERROR(Ask(sample, place, ids, method));
+        SPLICE_RETURN_IF_ERROR(Ask(sample, place, parts, method));
         text = sample.answers[place++] + "<|im_end|>";
       }
-      SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> part, generator_.Tokenize(text));
-      ids.insert(ids.end(), part.begin(), part.end());
+      SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, generator_.Tokenize(text));
+      parts.push_back({std::move(ids), segment.kind == EvalSegment::Kind::kReuse});
     }
-    return place == 0 ? Ask(sample, 0, ids, method) : absl::OkStatus();
+    return place == 0 ? Ask(sample, 0, parts, method) : absl::OkStatus();
   }
 
-  void PrintTable() const;
-  json ToJson() const;
+  const EvalReport& report() const { return report_; }
 
  private:
-  absl::Status Ask(const EvalSample& sample, size_t place, const std::vector<int32_t>& ids, const Method& method) {
-    TextRequest request{
-        .ids = ids, .max_tokens = sample.max_new_tokens, .reuse = method.reuse, .decode = method.decode};
+  struct Part {
+    std::vector<int32_t> ids;
+    bool reusable = false;
+  };
+  using PromptParts = std::vector<Part>;
+
+  static void Append(TextRequest& request, const Part& part) {
+    const auto begin = static_cast<int64_t>(request.ids.size());
+    request.ids.insert(request.ids.end(), part.ids.begin(), part.ids.end());
+    if (part.reusable && !part.ids.empty())
+      request.segments.push_back({begin, static_cast<int64_t>(request.ids.size())});
+  }
+
+  // Every measured request has namespaces of its own, so that it finds what its warm-up left and nothing else.
+  TextRequest NewRequest(const std::string& namespace_name) const {
+    TextRequest request;
+    request.segment_namespace = namespace_name;
+    request.reuse_options = {{"namespace", namespace_name + "-prefix"}};
+    return request;
+  }
+
+  absl::Status WarmUp(const PromptParts& parts, const EvalMethod& method, const std::string& namespace_name) {
+    std::vector<TextRequest> requests;
+    if (method.provenance == Provenance::kIsolated) {
+      for (const Part& part : parts) {
+        if (!part.reusable || part.ids.empty()) continue;
+        Append(requests.emplace_back(NewRequest(namespace_name)), part);
+      }
+    } else {
+      // The same segments in the same order, behind half of the instructions: elsewhere, and in another context.
+      TextRequest& request = requests.emplace_back(NewRequest(namespace_name));
+      size_t last = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].reusable) last = i;
+      }
+      for (size_t i = 0; i <= last; ++i) {
+        Part part = parts[i];
+        if (i == 0 && !part.reusable) part.ids.resize((part.ids.size() + 1) / 2);
+        Append(request, part);
+      }
+    }
+    for (TextRequest& request : requests) {
+      if (request.ids.empty()) continue;
+      request.max_tokens = 1;
+      request.reuse = "exact";
+      SPLICE_RETURN_IF_ERROR(generator_.Generate(request, [](const std::string&) { return true; }).status());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Ask(const EvalSample& sample, size_t place, const PromptParts& parts, const EvalMethod& method) {
+    const std::string namespace_name = fmt::format("eval-{}-{}", nonce_, num_asked_++);
+    TextRequest request = NewRequest(namespace_name);
+    if (method.reuses_segments()) {
+      if (const absl::Status warm = WarmUp(parts, method, namespace_name); !warm.ok())
+        return Annotate(warm, "warm-up of sample " + sample.id);
+    }
+    for (const Part& part : parts) Append(request, part);
+    if (!method.reuses_segments()) request.segments.clear();
+    request.max_tokens = sample.max_new_tokens;
+    request.reuse = method.reuse;
+    request.decode = method.decode;
+    request.reuse_options.update(method.options);
+    request.reuse_options["publish"] = false;
     auto result = generator_.Generate(request, [](const std::string&) { return true; });
     if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);
     const bool correct = result->text == sample.answers[place];
-    Cell& cell = cells_[{sample.task, sample.length, method.reuse, method.decode}];
-    ++cell.n;
-    cell.correct += correct;
-    cell.ttft_ms.push_back(result->ttft_s * 1e3);
-    cell.prompt_tokens += result->prompt_tokens;
-    Add(result->receipt, cell, result->prompt_tokens);
+    report_.Add(sample.task, sample.length, method, *result, correct);
+    CompareFirstToken(sample, place, method, result->text);
     if (answers_.is_open())
-      answers_ << json{{"id", sample.id},         {"place", place},       {"reuse", method.reuse},
-                       {"decode", method.decode}, {"text", result->text}, {"correct", correct}}
+      answers_ << json{{"id", sample.id},         {"place", place},
+                       {"reuse", method.label},   {"provenance", ProvenanceName(method.provenance)},
+                       {"decode", method.decode}, {"text", result->text},
+                       {"correct", correct}}
                       .dump()
                << '\n';
     return absl::OkStatus();
   }
 
-  // In-process runs have no receipt: they compute everything.
-  static void Add(const json& receipt, Cell& cell, int64_t prompt_tokens) {
-    if (!receipt.is_object()) {
-      cell.computed += prompt_tokens;
+  void CompareFirstToken(const EvalSample& sample, size_t place, const EvalMethod& method, const std::string& text) {
+    const std::string where = fmt::format("{}/{}", sample.id, place);
+    if (!method.reuses_segments()) {
+      exact_texts_[where] = text;
       return;
     }
-    const auto number = [&](const char* pointer) { return receipt.value(json::json_pointer(pointer), int64_t{0}); };
-    cell.cached += number("/tokens/cached");
-    cell.aligned += number("/tokens/aligned");
-    cell.recomputed += number("/tokens/recomputed");
-    cell.computed += number("/tokens/computed");
-    cell.fetched += number("/bytes/fetched");
-    cell.wire += number("/bytes/moved");
+    const auto exact = exact_texts_.find(where);
+    if (exact == exact_texts_.end()) return;
+    // Words stand for tokens: the API streams text.
+    const auto first = [](const std::string& s) { return s.substr(0, s.find_first_of(" \n,.")); };
+    report_.AddFirstToken(sample.task, sample.length, method, first(exact->second) == first(text));
   }
 
   TextGenerator& generator_;
-  std::map<CellKey, Cell> cells_;
+  EvalReport report_;
+  std::map<std::string, std::string> exact_texts_;
+  std::string nonce_;
+  int64_t num_asked_ = 0;
   std::ofstream answers_;
 };
-
-void Evaluation::PrintTable() const {
-  fmt::print("{:<18} {:>6} {:<9} {:<8} {:>5} {:>9} {:>15} {:>9} {:>9} {:>9}\n", "task", "length", "reuse", "decode",
-             "n", "accuracy", "95 %", "ttft p50", "ttft p95", "computed");
-  for (const auto& [key, cell] : cells_) {
-    const auto& [task, length, reuse, decode] = key;
-    const auto [low, high] = Confidence95(cell.correct, cell.n);
-    fmt::print("{:<18} {:>6} {:<9} {:<8} {:>5} {:>8.1f}% {:>6.1f} – {:>5.1f}% {:>6.0f} ms {:>6.0f} ms {:>8.1f}%\n",
-               task, length, reuse, decode, cell.n, 100.0 * double(cell.correct) / double(cell.n), 100 * low,
-               100 * high, Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95),
-               100.0 * double(cell.computed) / double(std::max<int64_t>(1, cell.prompt_tokens)));
-  }
-}
-
-json Evaluation::ToJson() const {
-  json rows = json::array();
-  for (const auto& [key, cell] : cells_) {
-    const auto& [task, length, reuse, decode] = key;
-    const auto [low, high] = Confidence95(cell.correct, cell.n);
-    rows.push_back({{"task", task},
-                    {"length", length},
-                    {"reuse", reuse},
-                    {"decode", decode},
-                    {"provenance", "context"},
-                    {"n", cell.n},
-                    {"accuracy", double(cell.correct) / double(cell.n)},
-                    {"ci95", {low, high}},
-                    {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
-                    {"tokens",
-                     {{"prompt", cell.prompt_tokens},
-                      {"cached", cell.cached},
-                      {"aligned", cell.aligned},
-                      {"recomputed", cell.recomputed},
-                      {"computed", cell.computed}}},
-                    {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
-  }
-  return {{"rows", rows}};
-}
 
 // The samples asked for: those of the lengths wanted, and of each (task, length) the first `limit`.
 absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
@@ -177,32 +177,78 @@ absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
   return chosen;
 }
 
-absl::Status RunEval(const Flags& flags) {
+// `exact` first, so that the others can be compared with it; it does not depend on the provenance and runs once.
+absl::StatusOr<std::vector<EvalMethod>> MethodsOf(const Flags& flags) {
+  std::vector<EvalMethod> methods;
   for (const std::string& provenance : flags.provenance) {
-    if (provenance != "context")
-      return Errorf(absl::StatusCode::kUnimplemented,
-                    "--provenance {}: this build reuses exact prefixes only (context)", provenance);
-  }
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
-  SPLICE_ASSIGN_OR_RETURN(auto generator, MakeTextGenerator(flags.source));
-  Evaluation evaluation(*generator, flags);
-  const size_t total = samples.size() * flags.reuse.size() * flags.decode.size();
-  size_t done = 0;
-  const bool progress = ::isatty(STDERR_FILENO) != 0;
-  for (const std::string& reuse : flags.reuse) {
-    for (const std::string& decode : flags.decode) {
-      for (const EvalSample& sample : samples) {
-        SPLICE_RETURN_IF_ERROR(evaluation.Run(sample, {reuse, decode}));
-        if (progress) fmt::print(stderr, "\r{} of {} samples ", ++done, total);
+    for (const std::string& reuse : flags.reuse) {
+      for (const std::string& decode : flags.decode) {
+        SPLICE_ASSIGN_OR_RETURN(EvalMethod method, ParseEvalMethod(reuse, decode, provenance));
+        if (method.reuses_segments() || provenance == flags.provenance.front()) methods.push_back(std::move(method));
       }
     }
   }
+  std::stable_partition(methods.begin(), methods.end(), [](const EvalMethod& m) { return !m.reuses_segments(); });
+  return methods;
+}
+
+// A model folder is served by a cluster of its own in this process when a method reuses segments: only workers do.
+struct Source {
+  std::unique_ptr<LocalCluster> cluster;  // null: none
+  std::unique_ptr<TextGenerator> generator;
+
+  ~Source() {
+    generator.reset();
+    if (cluster) cluster->Stop();
+  }
+};
+
+absl::StatusOr<std::unique_ptr<Source>> OpenSource(const Flags& flags, bool needs_cluster) {
+  auto source = std::make_unique<Source>();
+  if (!needs_cluster || flags.source.model.dir.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(source->generator, MakeTextGenerator(flags.source));
+    return source;
+  }
+  (void)log::SetLevel("warn");
+  LocalClusterOptions options;
+  options.model = flags.source.model;
+  options.tokenizer_dir = flags.source.tokenizer_dir;
+  options.http_listen = "127.0.0.1:0";
+  options.grpc_listen = "127.0.0.1:0";
+  options.backend = flags.source.backend;
+  options.num_threads = flags.source.num_threads;
+  options.kv_bytes = flags.kv_bytes;
+  SPLICE_ASSIGN_OR_RETURN(source->cluster, LocalCluster::Start(options));
+  SPLICE_ASSIGN_OR_RETURN(source->generator, MakeEndpointGenerator("http://" + source->cluster->http_address(), ""));
+  return source;
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  std::ofstream out(path, std::ios::trunc);
+  out << text;
+  return out ? absl::OkStatus() : Errorf(absl::StatusCode::kInternal, "{}: cannot write", path);
+}
+
+absl::Status RunEval(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
+  const bool reuses = std::any_of(methods.begin(), methods.end(), [](const auto& m) { return m.reuses_segments(); });
+  SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, reuses));
+  Evaluation evaluation(*source->generator, flags);
+  size_t done = 0;
+  const bool progress = ::isatty(STDERR_FILENO) != 0;
+  for (const EvalMethod& method : methods) {
+    for (const EvalSample& sample : samples) {
+      SPLICE_RETURN_IF_ERROR(evaluation.Run(sample, method));
+      if (progress) fmt::print(stderr, "\r{} of {} samples ", ++done, samples.size() * methods.size());
+    }
+  }
   if (progress) fmt::print(stderr, "\r{:40}\r", "");
-  evaluation.PrintTable();
-  if (flags.json_file.empty()) return absl::OkStatus();
-  std::ofstream out(flags.json_file, std::ios::trunc);
-  out << evaluation.ToJson().dump(1) << '\n';
-  return out ? absl::OkStatus() : Errorf(absl::StatusCode::kInternal, "{}: cannot write", flags.json_file);
+  evaluation.report().PrintTable();
+  SPLICE_RETURN_IF_ERROR(
+      WriteFile(flags.json_file, flags.json_file.empty() ? "" : evaluation.report().ToJson().dump(1) + "\n"));
+  return WriteFile(flags.html_file, evaluation.report().ToHtml("splice eval: " + source->generator->description()));
 }
 
 }  // namespace
@@ -212,23 +258,27 @@ Command MakeEvalCommand(CLI::App& root) {
   CLI::App& app = *root.add_subcommand("eval", "Accuracy and cost of reuse and decode methods on an evaluation set");
   app.footer(
       "Example:\n"
-      "  splice eval --endpoint http://127.0.0.1:8000 --data qa_names.jsonl.xz,vt.jsonl.xz --limit 50 --json out.json\n"
-      "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.");
+      "  splice eval --model models/splice-tiny --data vt.jsonl.xz,memory.jsonl.xz --lengths 4096 --limit 50 \\\n"
+      "    --reuse exact,naive,sparsex,sparsex:dense_layers=1:recompute_share=0.1 --provenance context,isolated \\\n"
+      "    --json out.json --html out.html\n"
+      "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
+      "Methods other than exact are measured after a warm-up request that leaves the KV of the sample's reusable\n"
+      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.");
   AddSourceFlags(app, flags->source);
   app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->required()->delimiter(',');
-  app.add_option("--reuse", flags->reuse, "prefill methods, separated by commas")
+  app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--decode", flags->decode, "decode methods, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context")
+  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--lengths", flags->lengths, "only samples of these nominal lengths")->delimiter(',');
   app.add_option("--limit", flags->limit, "samples of each task and length; 0: all")->check(CLI::NonNegativeNumber);
-  app.add_option("--seed", flags->seed, "for methods that draw random numbers")->capture_default_str();
   app.add_option("--json", flags->json_file, "write the table as JSON");
+  app.add_option("--html", flags->html_file, "write a page with plots and the table");
   app.add_option("--answers", flags->answers_file, "write every answer as a JSON line");
   return {&app, [flags] { return RunEval(*flags); }};
 }

@@ -1,4 +1,5 @@
 // TextGenerator over the typed gRPC API (grpc://HOST:PORT).
+#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -38,6 +39,32 @@ json ToJson(const v1::Receipt& r) {
           {"transport", r.transport()}};
 }
 
+// The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for three names.
+absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
+  json options = request.reuse_options.is_object() ? request.reuse_options : json::object();
+  if (const auto it = options.find("namespace"); it != options.end()) {
+    proto.set_namespace_name(it->get<std::string>());
+    options.erase(it);
+  }
+  if (const auto it = options.find("reuse_auto"); it != options.end()) {
+    proto.mutable_reuse()->set_auto_segments(it->get<bool>());
+    options.erase(it);
+  }
+  v1::ReuseOptions numbers;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(options.dump(), &numbers);
+  if (!parsed.ok()) return InvalidArgument("reuse options: {}", std::string(parsed.message()));
+  proto.mutable_reuse()->MergeFrom(numbers);
+  proto.mutable_reuse()->set_policy(request.reuse);
+  proto.mutable_reuse()->set_decode(request.decode);
+  for (const TextRequest::Segment& segment : request.segments) {
+    auto* out = proto.mutable_prompt()->mutable_tokens()->add_segments();
+    out->set_begin(static_cast<uint32_t>(segment.begin));
+    out->set_end(static_cast<uint32_t>(segment.end));
+    out->set_namespace_name(request.segment_namespace);
+  }
+  return absl::OkStatus();
+}
+
 class GrpcGenerator final : public TextGenerator {
  public:
   GrpcGenerator(const std::string& address, std::string api_key)
@@ -71,8 +98,7 @@ class GrpcGenerator final : public TextGenerator {
     proto.mutable_sampling()->set_temperature(static_cast<float>(request.temperature));
     proto.mutable_sampling()->set_ignore_eos(request.ignore_eos);
     if (request.max_tokens) proto.mutable_sampling()->set_max_tokens(static_cast<uint32_t>(*request.max_tokens));
-    proto.mutable_reuse()->set_policy(request.reuse);
-    proto.mutable_reuse()->set_decode(request.decode);
+    SPLICE_RETURN_IF_ERROR(SetReuse(request, proto));
     grpc::ClientContext context;
     Authorize(context);
     const auto start = Clock::now();

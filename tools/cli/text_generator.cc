@@ -46,6 +46,10 @@ class EndpointGenerator final : public TextGenerator {
     if (request.max_tokens) body["max_tokens"] = *request.max_tokens;
     if (!request.reuse.empty()) body["splice"]["reuse"] = request.reuse;
     if (!request.decode.empty()) body["splice"]["decode"] = request.decode;
+    if (request.reuse_options.is_object()) body["splice"].update(request.reuse_options);
+    for (const TextRequest::Segment& segment : request.segments)
+      body["splice"]["segments"].push_back(
+          {{"begin", segment.begin}, {"end", segment.end}, {"namespace", request.segment_namespace}});
     TextResult result;
     const auto start = Clock::now();
     const auto on_event = [&](const json& event) { return Take(event, start, result, on_text); };

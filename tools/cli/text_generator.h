@@ -25,6 +25,13 @@ struct TextRequest {
   double temperature = 0;
   bool ignore_eos = false;    // go on to max_tokens
   std::string reuse, decode;  // policy and selector names; empty: the server's choice
+  // Tokens [begin, end) of `ids` that are segments, of this namespace. In-process runs reuse nothing.
+  struct Segment {
+    int64_t begin = 0, end = 0;
+  };
+  std::vector<Segment> segments;
+  std::string segment_namespace;
+  nlohmann::json reuse_options;  // further members of the API's "splice" object, or null
 };
 
 struct TextResult {

@@ -47,6 +47,7 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   SPLICE_RETURN_IF_ERROR(integer("overflow_tokens", o.overflow_tokens, 0, 4096));
   SPLICE_RETURN_IF_ERROR(integer("tail_tokens", o.tail_tokens, 1, 4096));
   SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
+  SPLICE_RETURN_IF_ERROR(share("max_recompute_fraction", o.max_recompute_fraction));
   SPLICE_RETURN_IF_ERROR(share("blend_share", o.blend_share));
   return integer("epic_tokens", o.epic_tokens, 0, 4096);
 }
@@ -60,7 +61,8 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
   if (name.empty() || name == "auto" || name == "exact") return std::make_unique<ExactPolicy>(config);
   if (name == "sparsex") return std::make_unique<SparseXPolicy>(config, options);
   if (name == "naive") return std::make_unique<NaivePolicy>(config);
-  if (name == "cacheblend") return std::make_unique<CacheBlendPolicy>(config, options.blend_share);
+  if (name == "cacheblend")
+    return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
   if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
   return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
                 fmt::join(RecoveryPolicyNames(), ", "));

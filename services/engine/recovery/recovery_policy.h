@@ -103,7 +103,7 @@ class RecoveryPolicy {
 
 // What a request may set; the defaults are those of algorithms.md section 1 and 7.
 struct ReuseOptions {
-  std::string policy;  // "" and "auto": the best this build has for the model
+  std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
   int32_t dense_layers = -1;      // layers before the boundary, where every row is computed; -1: by the model
   double recompute_share = 0.05;  // k as a share of the reused tokens, bounded by the next two
@@ -112,6 +112,8 @@ struct ReuseOptions {
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that is reused there
   int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones
+  // The contract of a request: of the reused tokens at most this share is chosen by scores.
+  double max_recompute_fraction = 1;
   // CacheBlend.
   double blend_share = 0.16;
   // EPIC.

@@ -33,6 +33,7 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   selecting_ = true;
   const int64_t reused = CountOf(layout.reused);
   const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * static_cast<double>(reused)));
+  const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * static_cast<double>(reused));
   const PositionRanges probes = UnionOf(layout.fresh(), Tail(layout));
   PrefillStage stage;
   if (dense_layers_ == 0) {
@@ -41,11 +42,12 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   } else {
     stage = {.rows = {layout.active()}, .layers = {0, dense_layers_}, .keep_hidden = true};
   }
-  stage.score = {.kind = ScoreKind::kColumnMass,
-                 .layer = std::max(0, dense_layers_ - 1),
-                 .candidates = layout.reused,
-                 .probes = probes,
-                 .k = std::min(reused, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max))};
+  stage.score = {
+      .kind = ScoreKind::kColumnMass,
+      .layer = std::max(0, dense_layers_ - 1),
+      .candidates = layout.reused,
+      .probes = probes,
+      .k = std::min({reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)})};
   return stage;
 }
 

@@ -127,6 +127,8 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
                              segment.range.end, end, length);
     end = segment.range.end;
   }
+  if (request.reuse.policy.empty() || request.reuse.policy == "auto")
+    request.reuse.policy = request.segments.empty() && !request.reuse_auto ? "exact" : "sparsex";
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
   job->stats.policy = std::string(job->policy->name());
@@ -483,7 +485,14 @@ void PrefillEngine::Index(const Job& job) {
     if (options_.store && options_.publish && known < exact)
       (void)publish_queue_.TryPush({job.kv, {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)}, known});
   }
-  for (const ReuseSpan& segment : job.request.segments) {
+  std::vector<ReuseSpan> offered = job.request.segments;
+  if (job.request.reuse_auto) {
+    PositionRanges marked;
+    for (const ReuseSpan& segment : job.request.segments) marked.push_back(segment.range);
+    for (const PositionRange& range : ComplementOf(marked, {0, static_cast<int32_t>(tokens.size())}))
+      offered.push_back({range, job.request.namespace_key});
+  }
+  for (const ReuseSpan& segment : offered) {
     const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(kv.exact_tokens()));
     if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
       continue;
@@ -502,7 +511,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     queued_tokens_ -= job->queued;
     job->queued = 0;
   }
-  if (status.ok()) Index(*job);
+  if (status.ok() && job->request.publish) Index(*job);
   job->run.reset();  // gives its sources back
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
   if (!status.ok()) outcome.first_tokens.clear();

@@ -69,11 +69,12 @@ struct PrefillRequest {
   std::vector<int32_t> tokens;
   int64_t num_output_tokens = 0;  // tail of `tokens` that was generated earlier (a resumed continuation)
   SamplingParams sampling;
-  ReuseOptions reuse;
+  ReuseOptions reuse;  // policy "" or "auto": sparsex where segments are marked or looked for, else exact
   chunk::Digest namespace_key{};
   std::vector<ReuseSpan> segments;  // ascending, disjoint
   // Text outside of `segments` may be found, too, under namespace_key.
   bool reuse_auto = false;
+  bool publish = true;  // false: nothing of it is kept for later prompts, here or in the store
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Both run on the engine thread and must not block. on_layer runs for cached pages first, then for every slice and

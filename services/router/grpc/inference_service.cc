@@ -17,18 +17,40 @@ absl::Status PoolFull() {
 
 }  // namespace
 
+// Text with marks for the segments.
+std::string Join(const google::protobuf::RepeatedPtrField<v1::ContentPart>& parts, SegmentMarks* segments) {
+  std::string text;
+  for (const v1::ContentPart& part : parts)
+    text += part.segment() ? segments->Add({part.text(), part.namespace_name()}) : part.text();
+  return text;
+}
+
 absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
   switch (prompt.kind_case()) {
     case v1::Prompt::kText:
       return Prompt(prompt.text());
-    case v1::Prompt::kTokens:
-      return Prompt(std::vector<TokenId>(prompt.tokens().ids().begin(), prompt.tokens().ids().end()));
+    case v1::Prompt::kTokens: {
+      std::vector<TokenId> ids(prompt.tokens().ids().begin(), prompt.tokens().ids().end());
+      if (prompt.tokens().segments().empty()) return Prompt(std::move(ids));
+      TokenizedPrompt tokens{std::move(ids), {}};
+      for (const v1::TokenSegment& segment : prompt.tokens().segments())
+        tokens.segments.push_back({segment.begin(), segment.end(), segment.namespace_name()});
+      return Prompt(std::move(tokens));
+    }
+    case v1::Prompt::kParts: {
+      SegmentedText text;
+      text.text = Join(prompt.parts().parts(), &text.segments);
+      return Prompt(std::move(text));
+    }
     case v1::Prompt::kChat: {
       ChatPrompt chat;
       if (prompt.chat().messages().empty()) return ParamError("prompt.chat.messages", "must hold at least one message");
       for (const v1::ChatMessage& message : prompt.chat().messages()) {
         if (message.role().empty()) return ParamError("prompt.chat.messages.role", "must not be empty");
-        chat.messages.push_back({message.role(), message.content()});
+        if (!message.parts().empty() && !message.content().empty())
+          return ParamError("prompt.chat.messages.parts", "and content exclude each other");
+        chat.messages.push_back(
+            {message.role(), message.parts().empty() ? message.content() : Join(message.parts(), &chat.segments)});
       }
       chat.add_generation_prompt = !prompt.chat().has_add_generation_prompt() || prompt.chat().add_generation_prompt();
       return Prompt(std::move(chat));
@@ -48,8 +70,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) 
   out.sampling = FromProto(request.sampling());
   out.stop.assign(request.stop().begin(), request.stop().end());
   out.echo = request.echo();
-  out.reuse_policy = request.reuse().policy();
-  out.decode_selector = request.reuse().decode();
+  out.reuse = FromProto(request.reuse());
   out.namespace_name = request.namespace_name();
   SPLICE_RETURN_IF_ERROR(ValidateRequest(out));
   return out;
@@ -87,7 +108,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
 absl::Status InferenceService::Count(const v1::CountTokensRequest& request, v1::CountTokensResponse* response) const {
   SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request.model()));
   SPLICE_ASSIGN_OR_RETURN(const Prompt prompt, FromProto(request.prompt()));
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, core_.model().Tokenize(prompt, true));
+  SPLICE_ASSIGN_OR_RETURN(const TokenizedPrompt tokens, core_.model().Tokenize(prompt, true));
+  const std::vector<TokenId>& ids = tokens.ids;
   response->set_num_tokens(static_cast<uint32_t>(ids.size()));
   response->set_max_context(core_.max_context());
   if (request.return_ids()) response->mutable_ids()->Add(ids.begin(), ids.end());

@@ -57,10 +57,10 @@ absl::Status ReadTimeout(const HttpRequest& request, std::chrono::steady_clock::
 std::string EchoText(const ServedModel& model, const GenerationRequest& request) {
   if (!request.echo) return "";
   if (const auto* text = std::get_if<std::string>(&request.prompt)) return *text;
-  if (const auto* ids = std::get_if<std::vector<TokenId>>(&request.prompt)) {
-    return model.tokenizer().Decode(*ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
-  }
-  return "";
+  // Segments and ids come back through the tokenizer.
+  const absl::StatusOr<TokenizedPrompt> prompt = model.Tokenize(request.prompt, request.add_special_tokens);
+  if (!prompt.ok()) return "";  // the request fails for the same reason
+  return model.tokenizer().Decode(prompt->ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
 }
 
 }  // namespace
@@ -185,16 +185,17 @@ void OpenAiApi::Tokenize(const ExchangePtr& exchange) {
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
   const Prompt prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
-  const absl::StatusOr<std::vector<TokenId>> ids = core_.model().Tokenize(prompt, request->add_special_tokens);
-  if (!ids.ok()) return RespondError(*exchange, ids.status(), "");
+  const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request->add_special_tokens);
+  if (!tokens.ok()) return RespondError(*exchange, tokens.status(), "");
+  const std::vector<TokenId>& ids = tokens->ids;
   OrderedJson out;
-  out["count"] = ids->size();
+  out["count"] = ids.size();
   out["max_model_len"] = core_.max_context();
-  out["tokens"] = *ids;
+  out["tokens"] = ids;
   out["token_strs"] = nullptr;
   if (request->return_token_strs) {
     out["token_strs"] = OrderedJson::array();
-    for (const TokenId id : *ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
+    for (const TokenId id : ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
   }
   RespondJson(*exchange, out);
 }

@@ -35,7 +35,7 @@ TEST(ParseChatBodyTest, FullBody) {
   EXPECT_TRUE(s.HasPenalty());
   EXPECT_TRUE(r.stream.stream && r.stream.include_usage);
   EXPECT_EQ(r.generation.stop, (std::vector<std::string>{"x", "y"}));
-  EXPECT_EQ(r.generation.reuse_policy, "exact");
+  EXPECT_EQ(r.generation.reuse.policy, "exact");
   EXPECT_EQ(r.generation.namespace_name, "docs");
 }
 

@@ -1,0 +1,39 @@
+// Segments of a prompt while its text is still being put together: a mark stands for each, goes through the chat
+// template with the text around it, and is taken out again before tokenizing. So a segment is tokenized by itself,
+// whatever stands beside it, and the template never sees its text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace spl::router {
+
+struct PromptSegment {
+  std::string text;
+  std::string namespace_name;  // empty: the request's own
+};
+
+class SegmentMarks {
+ public:
+  // Returns the mark. It holds 128 random bits, so no text contains it by accident or on purpose.
+  std::string Add(PromptSegment segment);
+
+  size_t size() const { return segments_.size(); }
+  bool empty() const { return segments_.empty(); }
+  const PromptSegment& operator[](size_t i) const { return segments_[i]; }
+
+  // The text between the marks of `rendered`: size() + 1 pieces, some perhaps empty. InvalidArgument: the template left
+  // a segment out, repeated it, or changed their order.
+  absl::StatusOr<std::vector<std::string_view>> Split(std::string_view rendered) const;
+
+ private:
+  std::string Mark(size_t index) const;
+
+  std::string nonce_;  // drawn with the first segment
+  std::vector<PromptSegment> segments_;
+};
+
+}  // namespace spl::router

@@ -1,0 +1,32 @@
+// What `splice eval` compares: a prefill method with its options, where the reused KV comes from, a decode method.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace spl::cli {
+
+// Where the KV of the reusable segments was computed (docs/segments.md).
+enum class Provenance {
+  kContext,   // in an earlier prompt with the same segments in the same order, behind other instructions
+  kIsolated,  // each segment by itself
+};
+
+struct EvalMethod {
+  std::string label;  // as the user wrote it
+  std::string reuse;
+  nlohmann::json options = nlohmann::json::object();  // members of the API's "splice" object
+  std::string decode;
+  Provenance provenance = Provenance::kContext;
+
+  bool reuses_segments() const { return reuse != "exact"; }
+};
+
+// "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1". InvalidArgument names what is wrong.
+absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
+                                           const std::string& provenance);
+const char* ProvenanceName(Provenance provenance);
+
+}  // namespace spl::cli
