@@ -86,7 +86,7 @@ TEST_F(GrpcApiTest, EmptyPromptUnknownModelAndPolicy) {
   request.set_model("gpt-9");
   EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::NOT_FOUND);
   request = Request(4);
-  request.mutable_reuse()->set_policy("sparsex");
+  request.mutable_reuse()->set_policy("magic");
   EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 

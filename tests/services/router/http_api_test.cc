@@ -221,6 +221,65 @@ TEST_F(HttpApiTest, NamespacesHaveTheirOwnKeys) {
   EXPECT_NE(a, key_of({{"namespace", "b"}}));
 }
 
+// The segment's tokens are the same wherever it stands, and its place is told to the worker.
+TEST_F(HttpApiTest, SegmentsAreTokenizedByThemselves) {
+  const std::string document = "Sail on, said the captain. 12 men, 3 boats";
+  const json part = {{"type", "segment"}, {"text", document}, {"namespace", "docs"}};
+  const auto segments_of = [&](const char* path, const json& body) {
+    Post(path, body);
+    const v1::PrefillRequest run = cluster_.prefill[0]->last_run();
+    std::vector<std::vector<uint32_t>> segments;
+    for (const v1::TokenSegment& s : run.segments()) {
+      EXPECT_EQ(s.namespace_key().size(), 32u);
+      segments.emplace_back(run.token_ids().begin() + s.begin(), run.token_ids().begin() + s.end());
+    }
+    return segments;
+  };
+  const auto text = [](const char* t) { return json{{"type", "text"}, {"text", t}}; };
+  const auto alone = segments_of(kCompletions, {{"prompt", json::array({part})}, {"max_tokens", 1}});
+  ASSERT_EQ(alone.size(), 1u);
+  const auto inside = segments_of(
+      kCompletions, {{"prompt", json::array({text("Tell me"), part, text("s and"), part})}, {"max_tokens", 1}});
+  EXPECT_EQ(inside, (std::vector{alone[0], alone[0]}));
+  const json messages = json::array({{{"role", "user"}, {"content", json::array({text("Read "), part, text("now")})}},
+                                     {{"role", "assistant"}, {"content", "Yes."}},
+                                     {{"role", "user"}, {"content", json::array({part})}}});
+  EXPECT_EQ(segments_of("/v1/chat/completions", {{"messages", messages}, {"max_tokens", 1}}),
+            (std::vector{alone[0], alone[0]}));
+  const std::string key = cluster_.prefill[0]->last_run().segments(0).namespace_key();
+  EXPECT_NE(key, cluster_.prefill[0]->last_run().namespace_key());
+  // Without a name a segment is in the request's namespace.
+  (void)segments_of(kCompletions, {{"prompt", json::array({{{"type", "segment"}, {"text", "x y"}}})},
+                                   {"max_tokens", 1},
+                                   {"splice", {{"namespace", "docs"}}}});
+  EXPECT_EQ(cluster_.prefill[0]->last_run().segments(0).namespace_key(), key);
+  EXPECT_EQ(cluster_.prefill[0]->last_run().namespace_key(), key);
+}
+
+TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
+  Post(kCompletions, {{"prompt", json::array({5, 6, 7, 8})},
+                      {"max_tokens", 1},
+                      {"splice",
+                       {{"reuse", "sparsex"},
+                        {"segments", json::array({{{"begin", 1}, {"end", 3}, {"namespace", "n"}}})},
+                        {"dense_layers", 2},
+                        {"recompute_share", 0.25},
+                        {"reuse_auto", true},
+                        {"publish", false},
+                        {"quality", "strict"}}}});
+  const v1::PrefillRequest run = cluster_.prefill[0]->last_run();
+  ASSERT_EQ(run.segments_size(), 1);
+  EXPECT_EQ(run.segments(0).begin(), 1u);
+  EXPECT_EQ(run.segments(0).end(), 3u);
+  EXPECT_EQ(run.reuse().policy(), "sparsex");
+  EXPECT_EQ(run.reuse().dense_layers(), 2u);
+  EXPECT_EQ(run.reuse().recompute_share(), 0.25);
+  EXPECT_TRUE(run.reuse().auto_segments());
+  EXPECT_TRUE(run.reuse().has_publish() && !run.reuse().publish());
+  EXPECT_EQ(run.reuse().quality(), "strict");
+  EXPECT_FALSE(run.reuse().has_epic_tokens());
+}
+
 TEST_F(HttpApiTest, ModelsAndOperations) {
   const TestResponse models = Call(cluster_.http(), "GET", "/v1/models");
   EXPECT_EQ(json::parse(models.body).at("data").at(0).at("id"), "splice-tiny");
