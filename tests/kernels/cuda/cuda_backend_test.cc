@@ -459,6 +459,182 @@ TEST_P(CudaBackendTest, SaysWhatDoesNotFit) {
   EXPECT_EQ(session_->Stage({tokens, positions, {}}).code(), absl::StatusCode::kResourceExhausted);
 }
 
+// Runs of tokens inside one pool, some turned, some copied, on every path of the kernel.
+TEST_P(CudaBackendTest, AlignCopy) {
+  Random random(11);
+  for (const auto& [dim, rotary, interleaved] :
+       {std::tuple{128, 128, false}, {64, 64, false}, {40, 40, false}, {128, 64, false}, {64, 64, true}}) {
+    constexpr int32_t kPages = 64, kStreams = 5, kRotations = 4;
+    KvPoolView pool{nullptr, GetParam(), dim, kPages};
+    const std::vector<std::byte> initial =
+        Encode(random.Normals(pool.page_bytes() * kPages / DTypeBytes(GetParam())), GetParam());
+    std::vector<float> cos, sin;
+    for (int i = 0; i < kRotations * rotary / 2; ++i) {
+      const float angle = random.Normal() * 3;
+      cos.push_back(std::cos(angle));
+      sin.push_back(std::sin(angle));
+    }
+    std::vector<AlignRun> runs;
+    std::vector<int32_t> src, dst;
+    for (int32_t page = kPages / 2; page + kStreams <= kPages; page += kStreams) {
+      const int32_t count = random.Int(1, 64);
+      runs.push_back({count, random.Int(0, 64 - count), random.Int(0, 64 - count), random.Int(-1, kRotations - 1)});
+      for (int32_t s = 0; s < kStreams; ++s) {
+        src.push_back(random.Int(0, kPages / 2 - 1));
+        dst.push_back(page + s);
+      }
+    }
+    AlignCopyArgs args{pool, kStreams, runs, src, dst, cos, sin, rotary, interleaved};
+    std::vector<std::byte> want = initial, got(initial.size());
+    args.pool.base = want.data();
+    ExpectOk(ref_->AlignCopy({}, args));
+    const auto memory = cuda_->Allocate(initial.size()).value();
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), initial.data(), initial.size()));
+    args.pool.base = static_cast<std::byte*>(memory->data());
+    ExpectOk(cuda_->AlignCopy(ctx(), args));
+    ExpectOk(session_->Synchronize());
+    ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), got.size()));
+    ExpectClose(Decode(got, GetParam()), Decode(want, GetParam()), GetParam(), "pages");
+    for (AlignRun& run : runs) run.rotation = AlignRun::kNoRotation;
+    args.pool.base = want.data();
+    ExpectOk(ref_->AlignCopy({}, args));
+    args.pool.base = static_cast<std::byte*>(memory->data());
+    ExpectOk(cuda_->AlignCopy(ctx(), args));
+    ExpectOk(session_->Synchronize());
+    ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), got.size()));
+    for (size_t i = 0; i < runs.size(); ++i) {  // bytes, where nothing turns
+      const size_t row = static_cast<size_t>(dim) * DTypeBytes(GetParam());
+      const size_t at = pool.page_bytes() * dst[i * kStreams] + runs[i].dst_slot * row;
+      EXPECT_EQ(std::memcmp(&got[at], &want[at], runs[i].num_tokens * row), 0);
+    }
+  }
+}
+
+TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
+  Random random(12);
+  for (const int32_t dim : {64, 128, 40}) {
+    const int32_t length = 700, q_heads = 8, kv_heads = 2, layers = 2, rows = 333;
+    TestPool host_pool(GetParam(), dim, 64);
+    host_pool.Shuffle(random);
+    std::vector<TestStream> streams;
+    std::vector<std::vector<int32_t>> tables;
+    for (int32_t i = 0; i < layers * kv_heads; ++i) {
+      streams.push_back(MakeStream(random, length, dim));
+      host_pool.Place(streams.back());
+      tables.push_back(streams.back().page_table);
+    }
+    const size_t pool_bytes = host_pool.view().page_bytes() * 64;
+    const auto memory = cuda_->Allocate(pool_bytes).value();
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), host_pool.view().base, pool_bytes));
+    KvPoolView pool = host_pool.view();
+    pool.base = static_cast<std::byte*>(memory->data());
+    std::vector<int32_t> tokens(rows), positions, probes;
+    for (int32_t r = 0; r < rows; ++r) positions.push_back(5 + 2 * r);
+    for (int32_t r = 0; r < rows; r += random.Int(1, 3)) probes.push_back(r);
+    static uint64_t next_id = 1000;
+    const BatchSequence batch{0, rows, length, tables, next_id++};
+    ExpectOk(session_->Stage({tokens, positions, {&batch, 1}}));
+    const Tensor q = Upload(random.Normals(static_cast<size_t>(rows) * q_heads * dim));
+    const AttentionShape shape{q_heads, kv_heads, dim, 1.0f / std::sqrt(static_cast<float>(dim))};
+    for (const HeadVisibility& rule : {HeadVisibility{}, HeadVisibility{VisibilityRule::kBand, 3, 90, {}}}) {
+      const int32_t layer = 1;
+      std::vector<HeadStreamView> views;
+      for (int32_t h = 0; h < kv_heads; ++h) views.push_back({tables[layer * kv_heads + h], length, rule});
+      const PrefillSequence sequence{0, rows, positions, views};
+      Tensor out = Empty(rows * q_heads * dim), lse = Empty(rows * q_heads, DType::kF32);
+      ExpectOk(cuda_->PrefillAttention(ctx(), {.shape = shape,
+                                               .pool = pool,
+                                               .q = q.act(),
+                                               .q_row_stride = int64_t{q_heads} * dim,
+                                               .out = out.act(),
+                                               .lse = static_cast<float*>(lse.device->data()),
+                                               .sequences = {&sequence, 1},
+                                               .layer = layer}));
+      const std::vector<float> host_lse = Download(lse);
+      const std::vector<PositionRange> columns = {{0, 70}, {71, 128}, {200, 650}};
+      const size_t count = 70 + 57 + 450;
+      Tensor scores = Upload(std::vector<float>(count, 0.5f), DType::kF32);
+      std::vector<float> want(count, 0.5f);
+      ColumnScoresArgs args{.shape = shape,
+                            .pool = pool,
+                            .q = q.act(),
+                            .q_row_stride = int64_t{q_heads} * dim,
+                            .lse = lse.f32(),
+                            .rows = sequence,
+                            .layer = layer,
+                            .probes = probes,
+                            .columns = columns,
+                            .scores = static_cast<float*>(scores.device->data())};
+      ExpectOk(cuda_->ColumnScores(ctx(), args));
+      args.pool = host_pool.view();
+      args.q = q.host.data();
+      args.lse = host_lse.data();
+      args.scores = want.data();
+      ExpectOk(ref_->ColumnScores({}, args));
+      // ex2.approx is good to 2e-7 and sums are f32; scores of all heads add up.
+      const std::vector<float> got = Download(scores);
+      double error = 0, norm = 0;
+      for (size_t i = 0; i < count; ++i) {
+        error += std::pow(double{got[i]} - want[i], 2);
+        norm += std::pow(double{want[i]}, 2);
+      }
+      EXPECT_LE(std::sqrt(error / norm), GetParam() == DType::kF32 ? 1e-5 : 1e-4) << dim;
+      const std::vector<int32_t> one_head = {1};
+      args.kv_heads = one_head;
+      std::fill(want.begin(), want.end(), 0.0f);
+      ExpectOk(ref_->ColumnScores({}, args));
+      args.pool = pool;
+      args.q = q.act();
+      args.lse = lse.f32();
+      Tensor again = Upload(std::vector<float>(count, 0.0f), DType::kF32);
+      args.scores = static_cast<float*>(again.device->data());
+      ExpectOk(cuda_->ColumnScores(ctx(), args));
+      ExpectClose(Download(again), want, DType::kBF16, "one head");
+    }
+    const Tensor qkv = Upload(random.Normals(static_cast<size_t>(rows) * (q_heads + 2 * kv_heads) * dim), DType::kF32);
+    std::vector<std::span<const int32_t>> spans;
+    for (int32_t h = 0; h < kv_heads; ++h) spans.emplace_back(tables[kv_heads + h]);
+    Tensor deviation = Empty(200, DType::kF32);
+    std::vector<float> want(200);
+    ValueDeviationArgs args{.qkv = qkv.act(),
+                            .num_qo_heads = q_heads,
+                            .num_kv_heads = kv_heads,
+                            .head_dim = dim,
+                            .pool = pool,
+                            .rows = {50, 250, std::span(positions).subspan(50, 200), spans},
+                            .layer = 1,
+                            .scores = static_cast<float*>(deviation.device->data())};
+    ExpectOk(cuda_->ValueDeviation(ctx(), args));
+    args.qkv = qkv.host.data();
+    args.pool = host_pool.view();
+    args.scores = want.data();
+    ExpectOk(ref_->ValueDeviation({}, args));
+    ExpectClose(Download(deviation), want, DType::kF32, "deviation");
+  }
+}
+
+TEST_P(CudaBackendTest, TopK) {
+  Random random(13);
+  for (const int64_t count : {1, 5, 1000, 32768, 32769, 100'000, 1 << 20}) {
+    std::vector<float> values = random.Normals(static_cast<size_t>(count));
+    for (const bool ties : {false, true}) {
+      if (ties) {
+        for (float& v : values) v = static_cast<float>(random.Int(-2, 2));
+        values[0] = std::numeric_limits<float>::quiet_NaN();
+      }
+      const Tensor scores = Upload(values, DType::kF32);
+      for (const int64_t k : {int64_t{1}, std::min<int64_t>(count, 1638), count}) {
+        std::vector<int32_t> want(static_cast<size_t>(k));
+        ExpectOk(ref_->TopK({}, {values.data(), count, k, want.data()}));
+        const auto out = Ints(std::vector<int32_t>(static_cast<size_t>(k), -1));
+        ExpectOk(cuda_->TopK(ctx(), {scores.f32(), count, k, static_cast<int32_t*>(out->data())}));
+        EXPECT_THAT(Download(*out), ElementsAreArray(want)) << count << ", " << k;
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, CudaBackendTest, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
