@@ -9,7 +9,8 @@
 // The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
 // head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -47,6 +48,7 @@ struct Params {
   float2* group_max_sum;
   int32_t num_kv_heads, group;
   float scale;
+  bool early;
 };
 
 // Splits that hold something visible, in ascending order.
@@ -101,6 +103,9 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   __shared__ float2 warp_max_sum[kWarps][8 * kHeadTiles];
   __shared__ bool is_last;
 
+  LetNextStart();
+  if (!p.early) WaitForPrevious();
+
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, c = lane % 4;
   const int sequence = blockIdx.y, slot = blockIdx.x;
@@ -114,6 +119,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   const ActiveSplits splits(BandOf(p.rules.head[head]), kv_len);
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
+    WaitForPrevious();
     for (int i = threadIdx.x; i < p.group * kHeadDim; i += kThreads) {
       p.out[first_row_head * kHeadDim + i] = __float2bfloat16(0.0f);
     }
@@ -162,8 +168,15 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
     if (++use_stage == kStages) use_stage = 0;
     return stage;
   };
+  int filled = 0;
+  if (p.early) {  // the page that holds the newest position is not complete yet
+    const int32_t newest = (kv_len - 1) / kPageTokens - first_page;
 #pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) copy_next();
+    for (; filled < kStages - 1 && to_load != 0 && __ffs(to_load) - 1 < newest; ++filled) copy_next();
+    WaitForPrevious();
+  }
+#pragma unroll 1
+  for (; filled < kStages - 1; ++filled) copy_next();
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -382,6 +395,7 @@ cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
   constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
+  if (p.early) return LaunchEarly(kernel, grid, kThreads, kSmemBytes, stream, p);
   kernel<<<grid, kThreads, kSmemBytes, stream>>>(p);
   return cudaGetLastError();
 }
@@ -429,6 +443,7 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.num_kv_heads = a.heads.num_kv_heads;
   p.group = group;
   p.scale = a.heads.sm_scale * kLog2e;
+  p.early = a.early;
 
   const size_t num_sequences = a.batch.num_sequences;
   const size_t groups = num_sequences * p.group_begin[a.heads.num_kv_heads];

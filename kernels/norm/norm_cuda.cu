@@ -1,3 +1,4 @@
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/norm/norm_cuda.h"
 
@@ -10,6 +11,8 @@ constexpr int kMaxVectors = 8;  // of four elements, kept in registers by one th
 template <typename Delta, typename T>
 __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, T* out, int width, float eps) {
   __shared__ float scratch[32];
+  LetNextStart();
+  WaitForPrevious();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
   float4 x[kMaxVectors];
   float sum = 0;
@@ -41,10 +44,9 @@ cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
   const int vectors = static_cast<int>(a.width / 4);
   const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
   const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
-  RmsNormKernel<Delta, T><<<static_cast<unsigned>(a.num_rows), fit, 0, stream>>>(
-      a.residual, static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
-      static_cast<int>(a.width), a.eps);
-  return cudaGetLastError();
+  return LaunchEarly(RmsNormKernel<Delta, T>, static_cast<unsigned>(a.num_rows), fit, 0, stream, a.residual,
+                     static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
+                     static_cast<int>(a.width), a.eps);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/rope/rope_cuda.h"
 
@@ -19,6 +20,8 @@ struct Params {
 // One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied.
 template <typename T, typename Q, typename Kv>
 __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
+  LetNextStart();
+  WaitForPrevious();
   const int lane = threadIdx.x % 32;
   const int heads = p.num_qo_heads + 2 * p.num_kv_heads;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
@@ -77,9 +80,8 @@ cudaError_t Launch(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_
                       a.qk_norm};
   const int heads = a.num_qo_heads + 2 * a.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.num_rows), static_cast<unsigned>((heads + kWarps - 1) / kWarps));
-  RopeKernel<T, Q, Kv>
-      <<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), static_cast<Q*>(a.q_out.data), params);
-  return cudaGetLastError();
+  return LaunchEarly(RopeKernel<T, Q, Kv>, grid, kWarps * 32, 0, stream, static_cast<T*>(a.qkv.data),
+                     static_cast<Q*>(a.q_out.data), params);
 }
 
 template <typename T, typename Q>
