@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kGroupSplits = 16;
+constexpr int kGroupSplits = 32;
+constexpr int kPartsAtOnce = 16;               // of a sum over splits or groups, in flight in one thread
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
 
 // Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
@@ -333,10 +334,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
       float4 x{0, 0, 0, 0};
       for (int begin = 0; begin < n_parts; begin += at_once) {
         const int n = min(at_once, n_parts - begin);
-        float4 y[kGroupSplits];
+        float4 y[kPartsAtOnce];
         const auto load = [&](int i) {
 #pragma unroll
-          for (int k = 0; k < kGroupSplits; ++k) {
+          for (int k = 0; k < kPartsAtOnce; ++k) {
             if (i + k < n) y[k] = __ldcg(&parts[(static_cast<int64_t>(begin + i + k) * p.group + row) * kQuads + quad]);
           }
         };
@@ -353,10 +354,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
         max = next;
         sum *= shrink;
         x = float4{x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
-        for (int i = 0; i < n; i += kGroupSplits) {
+        for (int i = 0; i < n; i += kPartsAtOnce) {
           if (i > 0) load(i);
 #pragma unroll
-          for (int k = 0; k < kGroupSplits; ++k) {
+          for (int k = 0; k < kPartsAtOnce; ++k) {
             if (i + k < n) {
               const float2 ms = some[(i + k) * p.group + row];
               const float weight = Exp2(ms.x - base);

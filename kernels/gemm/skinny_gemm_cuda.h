@@ -8,7 +8,7 @@
 // Ordering    launched early (cuda_launch.h): W must not be written by a kernel that may still run
 // Errors      cudaErrorNotSupported: a shape, type or alignment not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
-// Cost        W is read once, x once per block of 16 or 32 features, from the caches
+// Cost        W is read once; x once per block (up to 4 rows, in_features up to 4096), else once per 16 to 48 features
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@
 
 namespace spl::kernels::cuda {
 
-inline constexpr int64_t kMaxSkinnyRows = 32;
+inline constexpr int64_t kMaxSkinnyRows = 16;
 
 struct SkinnyGemmArgs {
   const void* x = nullptr;
