@@ -5,9 +5,10 @@
 //   2. Before WaitForPrevious() a thread reads only what no kernel of the chain writes (weights, the staged batch, KV
 //   of
 //      earlier passes) and writes no global memory.
-//   3. Every block calls WaitForPrevious() before it ends. It returns when the whole grid in front has ended and its
-//      writes are visible; because that grid waited too, everything before it has ended as well. So an input made two
-//      kernels back, and a buffer that some earlier kernel still read, are safe after it.
+//   3. Every block that reads an input or writes a result calls WaitForPrevious() first, and in every launch some block
+//      does. It returns when the whole grid in front has ended and its writes are visible; because that grid waited
+//      too, everything before it has ended as well. So an input made two kernels back, and a buffer that some earlier
+//      kernel still read, are safe after it.
 // An ordinary launch in between (cuBLASLt, a copy) waits for all before it and starts after them, as ever.
 // On sm_80 the launch is an ordinary one and the two functions do nothing.
 #pragma once

@@ -2,9 +2,8 @@
 //
 // Shapes      x [num_rows, in_features], w [out_features, in_features], y [num_rows, out_features], contiguous; x and w
 //             bf16, 16-byte aligned, in_features a multiple of 8; y f32 or bf16; bias [out_features] or null
-// Numerics    bf16 products, f32 sums. An element's sum has an order that depends on in_features alone: not on
-// num_rows,
-//             the other rows, the device or the timing, so rows are bitwise independent over all that is served
+// Numerics    bf16 products, f32 sums. The order of an element's sum depends on in_features alone: not on num_rows, the
+//             other rows or the timing, so that rows are bitwise independent over all that is served
 // Ordering    launched early (cuda_launch.h): W must not be written by a kernel that may still run
 // Errors      cudaErrorNotSupported: a shape, type or alignment not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
