@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/activation/activation_cuda.h"
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 
 namespace spl::kernels::cuda {
@@ -10,6 +11,8 @@ __device__ __forceinline__ float Silu(float x) { return x / (1.0f + __expf(-x));
 
 template <typename In, typename Out>
 __global__ void SiluMulKernel(const In* gate_up, Out* out, int64_t num_vectors, int width) {
+  LetNextStart();
+  WaitForPrevious();
   const int vectors_per_row = width / 4;
   for (int64_t v = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; v < num_vectors;
        v += static_cast<int64_t>(gridDim.x) * blockDim.x) {
@@ -24,9 +27,9 @@ template <typename In, typename Out>
 cudaError_t Launch(const SiluMulArgs& a, cudaStream_t stream) {
   const int64_t vectors = a.num_rows * (a.width / 4);
   const int64_t blocks = std::min<int64_t>((vectors + 255) / 256, 1 << 16);
-  SiluMulKernel<In, Out><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-      static_cast<const In*>(a.gate_up.data), static_cast<Out*>(a.out.data), vectors, static_cast<int>(a.width));
-  return cudaGetLastError();
+  return LaunchEarly(SiluMulKernel<In, Out>, static_cast<unsigned>(blocks), 256, 0, stream,
+                     static_cast<const In*>(a.gate_up.data), static_cast<Out*>(a.out.data), vectors,
+                     static_cast<int>(a.width));
 }
 
 }  // namespace

@@ -87,6 +87,10 @@ struct DecodeArgs {
   void* out = nullptr;        // [num_sequences, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;       // [num_sequences, num_qo_heads] or null
   void* workspace = nullptr;  // DecodeWorkspaceBytes or more; zeroed before the first launch, then for any shape
+  // The launch may begin before the kernels in front of it on the stream end (cuda_launch.h). The caller promises that
+  // kernels which may still run write none of the tables, the lengths, and K and V of the pages in front of the one
+  // that holds position kv_len - 1 of each sequence.
+  bool early = false;
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.

@@ -9,14 +9,16 @@
 // The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
 // head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kGroupSplits = 16;
+constexpr int kGroupSplits = 32;
+constexpr int kPartsAtOnce = 16;               // of a sum over splits or groups, in flight in one thread
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
 
 // Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
@@ -47,6 +49,7 @@ struct Params {
   float2* group_max_sum;
   int32_t num_kv_heads, group;
   float scale;
+  bool early;
 };
 
 // Splits that hold something visible, in ascending order.
@@ -101,6 +104,9 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   __shared__ float2 warp_max_sum[kWarps][8 * kHeadTiles];
   __shared__ bool is_last;
 
+  LetNextStart();
+  if (!p.early) WaitForPrevious();
+
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, c = lane % 4;
   const int sequence = blockIdx.y, slot = blockIdx.x;
@@ -114,6 +120,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   const ActiveSplits splits(BandOf(p.rules.head[head]), kv_len);
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
+    WaitForPrevious();
     for (int i = threadIdx.x; i < p.group * kHeadDim; i += kThreads) {
       p.out[first_row_head * kHeadDim + i] = __float2bfloat16(0.0f);
     }
@@ -162,8 +169,15 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
     if (++use_stage == kStages) use_stage = 0;
     return stage;
   };
+  int filled = 0;
+  if (p.early) {  // the page that holds the newest position is not complete yet
+    const int32_t newest = (kv_len - 1) / kPageTokens - first_page;
 #pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) copy_next();
+    for (; filled < kStages - 1 && to_load != 0 && __ffs(to_load) - 1 < newest; ++filled) copy_next();
+    WaitForPrevious();
+  }
+#pragma unroll 1
+  for (; filled < kStages - 1; ++filled) copy_next();
 
   // q as B operand: lane holds head g, dims 16 k + 2 c (+1, +8, +9).
   uint32_t q[kHeadTiles][kHeadDim / 16][2];
@@ -320,10 +334,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
       float4 x{0, 0, 0, 0};
       for (int begin = 0; begin < n_parts; begin += at_once) {
         const int n = min(at_once, n_parts - begin);
-        float4 y[kGroupSplits];
+        float4 y[kPartsAtOnce];
         const auto load = [&](int i) {
 #pragma unroll
-          for (int k = 0; k < kGroupSplits; ++k) {
+          for (int k = 0; k < kPartsAtOnce; ++k) {
             if (i + k < n) y[k] = __ldcg(&parts[(static_cast<int64_t>(begin + i + k) * p.group + row) * kQuads + quad]);
           }
         };
@@ -340,10 +354,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
         max = next;
         sum *= shrink;
         x = float4{x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
-        for (int i = 0; i < n; i += kGroupSplits) {
+        for (int i = 0; i < n; i += kPartsAtOnce) {
           if (i > 0) load(i);
 #pragma unroll
-          for (int k = 0; k < kGroupSplits; ++k) {
+          for (int k = 0; k < kPartsAtOnce; ++k) {
             if (i + k < n) {
               const float2 ms = some[(i + k) * p.group + row];
               const float weight = Exp2(ms.x - base);
@@ -382,6 +396,7 @@ cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
   constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
+  if (p.early) return LaunchEarly(kernel, grid, kThreads, kSmemBytes, stream, p);
   kernel<<<grid, kThreads, kSmemBytes, stream>>>(p);
   return cudaGetLastError();
 }
@@ -429,6 +444,7 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.num_kv_heads = a.heads.num_kv_heads;
   p.group = group;
   p.scale = a.heads.sm_scale * kLog2e;
+  p.early = a.early;
 
   const size_t num_sequences = a.batch.num_sequences;
   const size_t groups = num_sequences * p.group_begin[a.heads.num_kv_heads];

@@ -3,7 +3,7 @@
 // One CTA per tile (128 rows of one query head), 16 rows per warp; pages stream through a ring of two stages in shared
 // memory that all warps read; softmax online in base 2. (The scheme of FlashAttention-2: Dao, 2023, section 3.)
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -27,6 +27,7 @@
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/kv_copy/align_copy_cuda.h"
 #include "kernels/kv_copy/crc32c_cuda.h"
 #include "kernels/moe/moe_cuda.h"
@@ -80,7 +81,11 @@ constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them k
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
-      : device_(options.device), gemm_(options.gemm), properties_(properties), gemm_plans_(options.deterministic) {}
+      : device_(options.device),
+        gemm_(options.gemm),
+        deterministic_(options.deterministic),
+        properties_(properties),
+        gemm_plans_(options.deterministic) {}
   ~CudaBackend() override {
     if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
     for (cudaEvent_t event : copied_) {
@@ -221,6 +226,22 @@ class CudaBackend final : public Backend {
     if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
     if (a.num_rows == 0) return absl::OkStatus();
     CudaSession& session = CudaSession::Of(ctx);
+    // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
+    if (!deterministic_ && a.num_rows <= kMaxSkinnyRows) {
+      const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+      if (weight.dtype() == DType::kBF16 && a.x.dtype == DType::kBF16) {
+        const cudaError_t e = SkinnyGemm({.x = a.x.data,
+                                          .w = weight.data(),
+                                          .bias = a.bias,
+                                          .y = a.y.data,
+                                          .y_dtype = a.y.dtype,
+                                          .num_rows = a.num_rows,
+                                          .out_features = weight.out_features(),
+                                          .in_features = weight.in_features()},
+                                         session.stream());
+        if (e != cudaErrorNotSupported) return ToStatus(e, "Linear");
+      }
+    }
     const GemmContext gemm{session.cublas(), session.gemm_workspace(), CudaSession::kGemmWorkspaceBytes,
                            session.stream()};
     if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
@@ -296,6 +317,9 @@ class CudaBackend final : public Backend {
                                      DecodeWorkspaceBytes(args.heads, b.num_sequences, b.max_kv_len));
     if (!workspace.ok()) return workspace.status();
     args.workspace = *workspace;
+    // Stage copied tables and lengths before the first kernel of the pass; in a pass of one row a sequence that row is
+    // the only position which the kernels since then have written.
+    args.early = b.num_rows == b.num_sequences;
     return ToStatus(cuda::DecodeAttention(args, session.stream()), "DecodeAttention");
   }
 
@@ -550,6 +574,7 @@ class CudaBackend final : public Backend {
 
   const int device_;
   const GemmCompute gemm_;
+  const bool deterministic_;
   const cudaDeviceProp properties_;
   mutable GemmPlans gemm_plans_;
   mutable std::mutex copy_mutex_;  // guards all below

@@ -1,3 +1,4 @@
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/embedding/embedding_cuda.h"
 
@@ -6,6 +7,8 @@ namespace {
 
 template <typename From, typename To>
 __global__ void GatherRowsKernel(const From* table, const int32_t* ids, To* out, int64_t width) {
+  LetNextStart();
+  WaitForPrevious();
   const From* from = table + static_cast<int64_t>(ids[blockIdx.x]) * width;
   To* to = out + static_cast<int64_t>(blockIdx.x) * width;
   for (int64_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
@@ -19,12 +22,12 @@ cudaError_t LaunchFrom(const GatherRowsArgs& a, const int32_t* ids, int64_t num_
   const From* table = static_cast<const From*>(a.table);
   const unsigned rows = static_cast<unsigned>(num_rows);
   if (a.out.dtype == DType::kF32)
-    GatherRowsKernel<<<rows, 256, 0, stream>>>(table, ids, static_cast<float*>(a.out.data), a.width);
-  else if (a.out.dtype == DType::kBF16)
-    GatherRowsKernel<<<rows, 256, 0, stream>>>(table, ids, static_cast<__nv_bfloat16*>(a.out.data), a.width);
-  else
-    return cudaErrorNotSupported;
-  return cudaGetLastError();
+    return LaunchEarly(GatherRowsKernel<From, float>, rows, 256, 0, stream, table, ids, static_cast<float*>(a.out.data),
+                       a.width);
+  if (a.out.dtype == DType::kBF16)
+    return LaunchEarly(GatherRowsKernel<From, __nv_bfloat16>, rows, 256, 0, stream, table, ids,
+                       static_cast<__nv_bfloat16*>(a.out.data), a.width);
+  return cudaErrorNotSupported;
 }
 
 }  // namespace

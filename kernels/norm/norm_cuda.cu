@@ -1,3 +1,4 @@
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/norm/norm_cuda.h"
 
@@ -5,16 +6,30 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kMaxVectors = 8;  // of four elements, kept in registers by one thread
+constexpr int kFewVectors = 2;  // so few that the weight's fit beside the row's
 
-// One block a row: the row is read once, summed, scaled and written.
-template <typename Delta, typename T>
+// One block a row: the row is read once, summed, scaled and written. Short rows' weights are read before the wait for
+// the row.
+template <typename Delta, typename T, int kVectors>
 __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, T* out, int width, float eps) {
   __shared__ float scratch[32];
+  LetNextStart();
+  constexpr bool kWeightFirst = kVectors <= kFewVectors;
+  float4 w[kVectors];
+  const auto load_weight = [&](int v) {
+    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    if (c < width) w[v] = Load4(weight + c);
+  };
+  if constexpr (kWeightFirst) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load_weight(v);
+  }
+  WaitForPrevious();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
-  float4 x[kMaxVectors];
+  float4 x[kVectors];
   float sum = 0;
 #pragma unroll
-  for (int v = 0; v < kMaxVectors; ++v) {
+  for (int v = 0; v < kVectors; ++v) {
     const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
     if (c >= width) break;
     x[v] = Load4(residual + row + c);
@@ -27,12 +42,12 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
   }
   const float scale = rsqrtf(BlockSum(sum, scratch) / static_cast<float>(width) + eps);
 #pragma unroll
-  for (int v = 0; v < kMaxVectors; ++v) {
+  for (int v = 0; v < kVectors; ++v) {
     const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
     if (c >= width) break;
-    const float4 w = Load4(weight + c);
+    if constexpr (!kWeightFirst) load_weight(v);
     Store4(out + row + c,
-           float4{x[v].x * scale * w.x, x[v].y * scale * w.y, x[v].z * scale * w.z, x[v].w * scale * w.w});
+           float4{x[v].x * scale * w[v].x, x[v].y * scale * w[v].y, x[v].z * scale * w[v].z, x[v].w * scale * w[v].w});
   }
 }
 
@@ -41,10 +56,11 @@ cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
   const int vectors = static_cast<int>(a.width / 4);
   const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
   const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
-  RmsNormKernel<Delta, T><<<static_cast<unsigned>(a.num_rows), fit, 0, stream>>>(
-      a.residual, static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
-      static_cast<int>(a.width), a.eps);
-  return cudaGetLastError();
+  const auto kernel =
+      vectors <= kFewVectors * fit ? RmsNormKernel<Delta, T, kFewVectors> : RmsNormKernel<Delta, T, kMaxVectors>;
+  return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), fit, 0, stream, a.residual,
+                     static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
+                     static_cast<int>(a.width), a.eps);
 }
 
 }  // namespace

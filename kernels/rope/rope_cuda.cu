@@ -1,3 +1,4 @@
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/rope/rope_cuda.h"
 
@@ -16,29 +17,38 @@ struct Params {
   QkNorm norm;
 };
 
-// One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied.
+// One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied. What
+// the pass staged and the tables of angles are read before the wait for qkv.
 template <typename T, typename Q, typename Kv>
 __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
+  LetNextStart();
   const int lane = threadIdx.x % 32;
   const int heads = p.num_qo_heads + 2 * p.num_kv_heads;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
-  if (head >= heads) return;
   const int row = blockIdx.x, d = p.head_dim, half = d / 2;
+  if (head >= heads) return;
   const int position = p.batch.positions[row];
   T* x = qkv + (static_cast<int64_t>(row) * heads + head) * d;
   Kv* to = nullptr;
+  bool is_v = false, no_page = false;
   if (head >= p.num_qo_heads) {
-    const bool is_v = head >= p.num_qo_heads + p.num_kv_heads;
+    is_v = head >= p.num_qo_heads + p.num_kv_heads;
     const int kv_head = head - p.num_qo_heads - (is_v ? p.num_kv_heads : 0);
     const int32_t page = p.batch.page_tables[p.batch.table_offset[p.batch.row_sequence[row]] +
                                              kv_head * p.batch.head_stride + position / kPageTokens];
-    if (page < 0) return;
+    no_page = page < 0;
     to = reinterpret_cast<Kv*>(p.pool + (2 * static_cast<int64_t>(page) + (is_v ? 1 : 0)) * p.half_bytes) +
          position % kPageTokens * d;
-    if (is_v) {
-      for (int c = lane; c < d; c += 32) to[c] = FromF<Kv>(ToF(x[c]));
-      return;
-    }
+  }
+  const float* cos = p.cos + static_cast<int64_t>(position) * half;
+  const float* sin = p.sin + static_cast<int64_t>(position) * half;
+  const int first = min(lane, half - 1);
+  const float first_cos = cos[first], first_sin = sin[first];
+  WaitForPrevious();
+  if (no_page) return;
+  if (is_v) {
+    for (int c = lane; c < d; c += 32) to[c] = FromF<Kv>(ToF(x[c]));
+    return;
   }
   float scale = 1;
   const float* weight = head < p.num_qo_heads ? p.norm.q_weight : p.norm.k_weight;
@@ -47,15 +57,14 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
     for (int c = lane; c < d; c += 32) sum += ToF(x[c]) * ToF(x[c]);
     scale = rsqrtf(WarpSum(sum) / static_cast<float>(d) + p.norm.eps);
   }
-  const float* cos = p.cos + static_cast<int64_t>(position) * half;
-  const float* sin = p.sin + static_cast<int64_t>(position) * half;
   for (int c = lane; c < half; c += 32) {
     float a = ToF(x[c]), b = ToF(x[c + half]);
     if (weight != nullptr) {
       a *= scale * weight[c];
       b *= scale * weight[c + half];
     }
-    const float low = a * cos[c] - b * sin[c], high = b * cos[c] + a * sin[c];
+    const float cos_c = c == lane ? first_cos : cos[c], sin_c = c == lane ? first_sin : sin[c];
+    const float low = a * cos_c - b * sin_c, high = b * cos_c + a * sin_c;
     if (to != nullptr) {
       to[c] = FromF<Kv>(low);
       to[c + half] = FromF<Kv>(high);
@@ -77,9 +86,8 @@ cudaError_t Launch(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_
                       a.qk_norm};
   const int heads = a.num_qo_heads + 2 * a.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.num_rows), static_cast<unsigned>((heads + kWarps - 1) / kWarps));
-  RopeKernel<T, Q, Kv>
-      <<<grid, kWarps * 32, 0, stream>>>(static_cast<T*>(a.qkv.data), static_cast<Q*>(a.q_out.data), params);
-  return cudaGetLastError();
+  return LaunchEarly(RopeKernel<T, Q, Kv>, grid, kWarps * 32, 0, stream, static_cast<T*>(a.qkv.data),
+                     static_cast<Q*>(a.q_out.data), params);
 }
 
 template <typename T, typename Q>

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/cuda/cuda_types.h"
 #include "kernels/sampling/argmax_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -20,7 +21,23 @@ __global__ void ArgmaxKernel(const float* logits, int32_t* out, int64_t width) {
   const float* row = logits + static_cast<int64_t>(blockIdx.x) * width;
   constexpr int32_t kNone = 0x7fffffff;
   Best best{-INFINITY, kNone};
-  for (int64_t j = threadIdx.x; j < width; j += blockDim.x) best = Better(best, {row[j], static_cast<int32_t>(j)});
+  int64_t done = 0;
+  if (reinterpret_cast<uintptr_t>(row) % 16 == 0) {  // one block has to keep many loads in flight
+    constexpr int kLoads = 4;
+    const int64_t step = static_cast<int64_t>(blockDim.x) * 4;
+    for (; done + kLoads * step <= width; done += kLoads * step) {
+      float4 v[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) v[i] = Load4(row + done + i * step + threadIdx.x * 4);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int32_t j = static_cast<int32_t>(done + i * step) + static_cast<int32_t>(threadIdx.x) * 4;
+        best = Better(Better(Better(Better(best, {v[i].x, j}), {v[i].y, j + 1}), {v[i].z, j + 2}), {v[i].w, j + 3});
+      }
+    }
+  }
+  for (int64_t j = done + threadIdx.x; j < width; j += blockDim.x)
+    best = Better(best, {row[j], static_cast<int32_t>(j)});
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     best = Better(best,

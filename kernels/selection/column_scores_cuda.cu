@@ -1,7 +1,7 @@
 // Two kernels: partial sums of one KV head each, then their sum over KV heads in ascending order; no atomics.
 #include <cmath>
 
-#include "kernels/attention/attention_cuda_ptx.h"
+#include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/selection/column_scores_cuda.h"
 

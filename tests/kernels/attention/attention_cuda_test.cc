@@ -675,6 +675,27 @@ TEST_P(CudaDecode, BitsDoNotDependOnPagesRunsBucketOrMates) {
   }
 }
 
+// More splits than fit the device at once, of long and short sequences.
+TEST_P(CudaDecode, ManySplitsHaveTheBitsOfALoneSequence) {
+  for (const auto& [dim, group] : std::vector<std::pair<int, int>>{{128, 4}, {64, 12}}) {
+    SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group));
+    Spec s;
+    s.heads = Heads(4 * group, 4, dim);
+    s.rules.head[2] = BandRule(70, 2500);
+    for (int i = 0; i < 16; ++i) s.sequences.push_back({i % 4 == 3 ? 1 + 600 * (i / 4) : 4100 - 11 * i, {}});
+    Problem all(s, true);
+    const Problem::Result expected = all.Run(GetParam());
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(SameBits(expected, all.Run(GetParam()))) << "run " << i;
+    EXPECT_TRUE(SameBits(expected, all.Run(GetParam(), 16384)));
+    for (const int i : {0, 1, 3, 6, 11, 14}) {
+      Spec one = s;
+      one.sequences = {s.sequences[i]};
+      one.ids = {i};
+      EXPECT_TRUE(SameBits(Rows(all, expected, i, 1), Problem(one, true).Run(GetParam()))) << i;
+    }
+  }
+}
+
 TEST_P(CudaDecode, WideBandEqualsFull) {
   Spec s;
   s.heads = Heads(8, 2, 128);

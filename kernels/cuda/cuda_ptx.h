@@ -1,4 +1,4 @@
-// The PTX instructions of the tensor-core attention kernels, one thin wrapper each (PTX ISA 8.0 and later).
+// The PTX instructions of the tensor-core kernels, one thin wrapper each (PTX ISA 8.0 and later).
 #pragma once
 
 #include <cuda_bf16.h>

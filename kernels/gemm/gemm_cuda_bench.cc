@@ -1,0 +1,186 @@
+// gemm_cuda_bench [part of a shape's name]
+//
+// Times products of few rows: the skinny GEMM beside cuBLASLt's choice. "alone" is the median of event-timed launches,
+// each on another copy of the weight, so that none is in the L2 cache; "chain" is a recorded graph of launches over all
+// copies, per product, as launches that overlap do in a decode step. Random data.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/skinny_gemm_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+#define CHECK_CUDA(expr)                                                                                    \
+  do {                                                                                                      \
+    const cudaError_t check_cuda_e = (expr);                                                                \
+    if (check_cuda_e != cudaSuccess) {                                                                      \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, cudaGetErrorString(check_cuda_e)); \
+      std::exit(1);                                                                                         \
+    }                                                                                                       \
+  } while (false)
+
+struct Shape {
+  const char* name;
+  int64_t out, in;
+};
+
+constexpr size_t kWorkspaceBytes = 64 << 20;
+constexpr size_t kResidentBytes = size_t{1} << 30;  // of all copies of a weight: many times the L2 cache
+
+std::unique_ptr<Buffer> RandomBf16(int64_t count) {
+  static const std::vector<uint16_t> values = [] {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<uint16_t> v(size_t{1} << 22);
+    for (uint16_t& x : v) {
+      const float f = normal(random);
+      uint32_t bits;
+      std::memcpy(&bits, &f, 4);
+      x = static_cast<uint16_t>(bits >> 16);
+    }
+    return v;
+  }();
+  auto buffer = AllocateDevice(static_cast<size_t>(count) * 2).value();
+  for (int64_t done = 0; done < count;) {
+    const int64_t n = std::min<int64_t>(count - done, static_cast<int64_t>(values.size()));
+    CHECK_CUDA(cudaMemcpy(static_cast<uint16_t*>(buffer->data()) + done, values.data(), static_cast<size_t>(n) * 2,
+                          cudaMemcpyHostToDevice));
+    done += n;
+  }
+  return buffer;
+}
+
+float Median(std::vector<float> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench() : plans_(false) {
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    if (cublasLtCreate(&handle_) != CUBLAS_STATUS_SUCCESS) std::exit(1);
+    workspace_ = AllocateDevice(kWorkspaceBytes).value();
+    for (cudaEvent_t& event : events_) CHECK_CUDA(cudaEventCreate(&event));
+  }
+
+  void Run(const Shape& s, const std::vector<int64_t>& row_counts) {
+    const size_t bytes = static_cast<size_t>(s.out * s.in) * 2;
+    const size_t copies = std::clamp<size_t>(kResidentBytes / bytes, 2, 64);
+    std::vector<std::unique_ptr<DeviceWeight>> weights;
+    for (size_t i = 0; i < copies; ++i)
+      weights.push_back(std::make_unique<DeviceWeight>(RandomBf16(s.out * s.in), DType::kBF16, s.out, s.in));
+    for (const int64_t rows : row_counts) {
+      const auto x = RandomBf16(rows * s.in);
+      const auto y = AllocateDevice(static_cast<size_t>(rows * s.out) * 4).value();
+      const auto cublas = [&](size_t i) {
+        const LinearArgs args{.x = {x->data(), DType::kBF16},
+                              .weight = weights[i].get(),
+                              .y = {y->data(), DType::kF32},
+                              .num_rows = rows};
+        const absl::Status status = plans_.Multiply({handle_, workspace_->data(), kWorkspaceBytes, stream_}, args);
+        if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      };
+      const auto skinny = [&](size_t i) {
+        CHECK_CUDA(SkinnyGemm({.x = x->data(),
+                               .w = weights[i]->data(),
+                               .y = y->data(),
+                               .num_rows = rows,
+                               .out_features = s.out,
+                               .in_features = s.in},
+                              stream_));
+      };
+      const double moved =
+          static_cast<double>(bytes) + 2.0 * static_cast<double>(rows * s.in) + 4.0 * static_cast<double>(rows * s.out);
+      const float t[4] = {Alone(skinny, copies), Chain(skinny, copies), Alone(cublas, copies), Chain(cublas, copies)};
+      std::printf(
+          "%-16s rows %2ld  skinny alone %7.2f us %5.2f TB/s  chain %7.2f us %5.2f TB/s | cublasLt %7.2f  %7.2f us\n",
+          s.name, rows, t[0], moved / t[0] * 1e-6, t[1], moved / t[1] * 1e-6, t[2], t[3]);
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  float Alone(const std::function<void(size_t)>& launch, size_t copies) {
+    std::vector<float> us;
+    for (int i = 0; i < 24; ++i) {
+      CHECK_CUDA(cudaEventRecord(events_[0], stream_));
+      launch(static_cast<size_t>(i) % copies);
+      CHECK_CUDA(cudaEventRecord(events_[1], stream_));
+      CHECK_CUDA(cudaStreamSynchronize(stream_));
+      float ms = 0;
+      CHECK_CUDA(cudaEventElapsedTime(&ms, events_[0], events_[1]));
+      if (i >= 3) us.push_back(ms * 1e3f);
+    }
+    return Median(us);
+  }
+
+  float Chain(const std::function<void(size_t)>& launch, size_t copies) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    for (size_t i = 0; i < copies; ++i) launch(i);
+    CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    std::vector<float> us;
+    for (int i = 0; i < 7; ++i) {
+      CHECK_CUDA(cudaEventRecord(events_[0], stream_));
+      CHECK_CUDA(cudaGraphLaunch(exec, stream_));
+      CHECK_CUDA(cudaEventRecord(events_[1], stream_));
+      CHECK_CUDA(cudaStreamSynchronize(stream_));
+      float ms = 0;
+      CHECK_CUDA(cudaEventElapsedTime(&ms, events_[0], events_[1]));
+      if (i >= 2) us.push_back(ms * 1e3f / static_cast<float>(copies));
+    }
+    CHECK_CUDA(cudaGraphExecDestroy(exec));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    return Median(us);
+  }
+
+  GemmPlans plans_;
+  cudaStream_t stream_ = nullptr;
+  cublasLtHandle_t handle_ = nullptr;
+  std::unique_ptr<Buffer> workspace_;
+  cudaEvent_t events_[2] = {};
+};
+
+int Main(int argc, char** argv) {
+  const std::string filter = argc > 1 ? argv[1] : "";
+  Bench bench;
+  const std::vector<int64_t> all = {1, 2, 4, 8, 12, 16}, few = {1, 8, 16};
+  const std::vector<std::pair<Shape, const std::vector<int64_t>*>> cases = {
+      {{"8b qkv", 6144, 4096}, &all},       {{"8b o", 4096, 4096}, &all},
+      {{"8b gate_up", 28672, 4096}, &all},  {{"8b down", 4096, 14336}, &all},
+      {{"8b lm_head", 128256, 4096}, &all}, {{"qwen3 gate_up", 24576, 4096}, &few},
+      {{"qwen3 down", 4096, 12288}, &few},  {{"qwen3 lm_head", 151936, 4096}, &few},
+      {{"tp2 qkv", 3072, 4096}, &few},      {{"tp4 qkv", 1536, 4096}, &few},
+      {{"tp8 qkv", 768, 4096}, &few},       {{"tp2 o", 4096, 2048}, &few},
+      {{"tp4 o", 4096, 1024}, &few},        {{"tp8 o", 4096, 512}, &few},
+      {{"tp2 gate_up", 14336, 4096}, &few}, {{"tp4 gate_up", 7168, 4096}, &few},
+      {{"tp8 gate_up", 3584, 4096}, &few},  {{"tp2 down", 4096, 7168}, &few},
+      {{"tp4 down", 4096, 3584}, &few},     {{"tp8 down", 4096, 1792}, &few},
+      {{"tiny qkv", 1024, 384}, &few},      {{"tiny o", 384, 512}, &few},
+      {{"tiny gate_up", 2048, 384}, &few},  {{"tiny down", 384, 1024}, &few},
+      {{"tiny lm_head", 4096, 384}, &few},
+  };
+  for (const auto& [shape, rows] : cases) {
+    if (std::string(shape.name).find(filter) != std::string::npos) bench.Run(shape, *rows);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace spl::kernels::cuda
+
+int main(int argc, char** argv) { return spl::kernels::cuda::Main(argc, argv); }

@@ -1,0 +1,257 @@
+// The products of few rows on a CUDA device against a double-precision sum on the host, against themselves bit by bit
+// for every number of rows, and in chains of launches that overlap. Needs a CUDA device; skips without one.
+//
+// What must not be read or written is NaN, or checked to be NaN still: rows of x past the last, the end of W, rows of y
+// past the last.
+#include "kernels/gemm/skinny_gemm_cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace spl::kernels::cuda {
+namespace {
+
+#define CHECK_CUDA(expr)                                                                 \
+  do {                                                                                   \
+    const cudaError_t check_cuda_e = (expr);                                             \
+    if (check_cuda_e != cudaSuccess) {                                                   \
+      ADD_FAILURE() << #expr << ": " << cudaGetErrorString(check_cuda_e);                \
+      std::abort(); /* a device error is sticky: nothing after it would mean anything */ \
+    }                                                                                    \
+  } while (false)
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+uint16_t ToBits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (std::isnan(x)) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float FromBits(uint16_t x) {
+  const uint32_t bits = uint32_t{x} << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+template <typename T>
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(const std::vector<T>& v) : n_(v.size()) {
+    CHECK_CUDA(cudaMalloc(&p_, n_ * sizeof(T)));
+    Write(v);
+  }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() { cudaFree(p_); }
+  T* get() const { return static_cast<T*>(p_); }
+  // cudaMemcpy from pageable memory may return before the bytes are there, and the tests' stream does not wait for it.
+  void Write(const std::vector<T>& v) {
+    CHECK_CUDA(cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  std::vector<T> Read() const {
+    std::vector<T> v(n_);
+    CHECK_CUDA(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+
+ private:
+  void* p_ = nullptr;
+  size_t n_;
+};
+
+// About normal: sums of four uniform numbers, which are drawn much faster.
+std::vector<uint16_t> Normals(uint64_t& state, size_t count, float scale = 1) {
+  std::vector<uint16_t> v(count);
+  for (uint16_t& x : v) {
+    uint64_t z = state += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    z ^= z >> 31;
+    const int64_t sum =
+        static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 131070;
+    x = ToBits(scale * static_cast<float>(sum) * (1.0f / 37837));
+  }
+  return v;
+}
+
+class SkinnyGemmTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) CHECK_CUDA(cudaStreamDestroy(stream_));
+  }
+  cudaStream_t stream_ = nullptr;
+};
+
+struct Problem {
+  Problem(int64_t out, int64_t in, bool with_bias) : out(out), in(in), random(static_cast<uint64_t>(out * 31 + in)) {
+    x = Normals(random, static_cast<size_t>(kMaxSkinnyRows * in));
+    w = Normals(random, static_cast<size_t>(out * in));
+    if (with_bias) {
+      for (const uint16_t b : Normals(random, static_cast<size_t>(out))) bias.push_back(FromBits(b));
+    }
+    std::vector<uint16_t> padded = w;
+    padded.insert(padded.end(), 4096, ToBits(kNaN));
+    w_device = std::make_unique<DeviceBuffer<uint16_t>>(padded);
+    if (with_bias) bias_device = std::make_unique<DeviceBuffer<float>>(bias);
+  }
+
+  // Rows [first, first + rows) of x; what lies behind them is NaN.
+  std::vector<float> Multiply(int64_t first, int64_t rows, cudaStream_t stream) {
+    std::vector<uint16_t> part(x.begin() + first * in, x.begin() + (first + rows) * in);
+    part.resize(static_cast<size_t>(in * (rows + 8)), ToBits(kNaN));
+    const DeviceBuffer<uint16_t> x_device(part);
+    const DeviceBuffer<float> y(std::vector<float>(static_cast<size_t>((rows + 1) * out), kNaN));
+    CHECK_CUDA(SkinnyGemm({.x = x_device.get(),
+                           .w = w_device->get(),
+                           .bias = bias_device ? bias_device->get() : nullptr,
+                           .y = y.get(),
+                           .num_rows = rows,
+                           .out_features = out,
+                           .in_features = in},
+                          stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    std::vector<float> values = y.Read();
+    for (int64_t j = 0; j < out; ++j) EXPECT_TRUE(std::isnan(values[rows * out + j])) << "written past the last row";
+    values.resize(static_cast<size_t>(rows * out));
+    return values;
+  }
+
+  // Largest error of y[row, every step-th feature] in units of the f32 rounding of a sum of that size.
+  double WorstError(const std::vector<float>& y, int64_t first, int64_t rows, int64_t step) const {
+    double worst = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < out; j += step) {
+        double sum = bias.empty() ? 0 : bias[j], size = std::abs(sum);
+        for (int64_t k = 0; k < in; ++k) {
+          const double p = double{FromBits(x[(first + r) * in + k])} * FromBits(w[j * in + k]);
+          sum += p;
+          size += std::abs(p);
+        }
+        const double error = std::abs(y[r * out + j] - sum) / (size * 0x1p-24);
+        worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
+      }
+    }
+    return worst;
+  }
+
+  int64_t out, in;
+  uint64_t random;
+  std::vector<uint16_t> x, w;
+  std::vector<float> bias;
+  std::unique_ptr<DeviceBuffer<uint16_t>> w_device;
+  std::unique_ptr<DeviceBuffer<float>> bias_device;
+};
+
+// Odd sizes, tiles that end in the middle, fewer chunks than warps, shards, and the shapes of an 8B model.
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {
+    {1, 8},     {16, 64},    {40, 72},     {17, 520},   {384, 1024},  {1024, 384},   {131, 4104},
+    {768, 512}, {4096, 512}, {4096, 1792}, {768, 4096}, {6144, 4096}, {4096, 14336}, {28672, 4096}};
+
+TEST_F(SkinnyGemmTest, IsTheProduct) {
+  for (const auto& [out, in] : kShapes) {
+    Problem p(out, in, out % 2 == 0);
+    for (const int64_t rows : {1, 3, 8, 9, 13, 16}) {
+      const int64_t step = std::max<int64_t>(1, out * in * rows / 20'000'000);
+      // Sums in f32 in any order stay far below the worst case of `in` roundings; tensor cores truncate, about two.
+      EXPECT_LT(p.WorstError(p.Multiply(0, rows, stream_), 0, rows, step), 4 + 2 * std::sqrt(static_cast<double>(in)))
+          << out << " x " << in << ", " << rows << " rows";
+    }
+  }
+}
+
+TEST_F(SkinnyGemmTest, RowsDoNotDependOnTheOtherRows) {
+  for (const auto& [out, in] : kShapes) {
+    Problem p(out, in, false);
+    const std::vector<float> all = p.Multiply(0, kMaxSkinnyRows, stream_);
+    for (const int64_t rows : {1, 2, 7, 8, 9, 11}) {
+      for (const int64_t first : {int64_t{0}, int64_t{5}, kMaxSkinnyRows - rows}) {
+        if (first + rows > kMaxSkinnyRows) continue;
+        const std::vector<float> some = p.Multiply(first, rows, stream_);
+        for (size_t i = 0; i < some.size(); ++i) {
+          ASSERT_EQ(some[i], all[static_cast<size_t>(first * out) + i])
+              << out << " x " << in << ", rows " << first << " to " << first + rows << ": row "
+              << i / static_cast<size_t>(out) << ", feature " << i % static_cast<size_t>(out);
+        }
+      }
+    }
+  }
+}
+
+// Products that read what the one before wrote, and write what the one before that read, launched without a pause in
+// between: the same bits as one at a time, launched or replayed.
+TEST_F(SkinnyGemmTest, OverlappingLaunchesWaitForTheirInput) {
+  constexpr int64_t kWidth = 2048, kRows = 5;
+  constexpr int kLinks = 40;
+  uint64_t random = 3;
+  const DeviceBuffer<uint16_t> w(Normals(random, kWidth * kWidth, 1 / std::sqrt(static_cast<float>(kWidth))));
+  const std::vector<uint16_t> x = Normals(random, kRows * kWidth);
+  DeviceBuffer<uint16_t> a(x), b(x);
+  const auto link = [&](int i) {
+    CHECK_CUDA(SkinnyGemm({.x = i % 2 == 0 ? a.get() : b.get(),
+                           .w = w.get(),
+                           .y = i % 2 == 0 ? b.get() : a.get(),
+                           .y_dtype = DType::kBF16,
+                           .num_rows = kRows,
+                           .out_features = kWidth,
+                           .in_features = kWidth},
+                          stream_));
+  };
+  for (int i = 0; i < kLinks; ++i) {
+    link(i);
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+  }
+  const std::vector<uint16_t> want = a.Read();
+  EXPECT_NE(want, x);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < kLinks; ++i) link(i);
+  CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    a.Write(x);
+    if (repeat < 10) {
+      for (int i = 0; i < kLinks; ++i) link(i);
+    } else {
+      CHECK_CUDA(cudaGraphLaunch(exec, stream_));
+    }
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    ASSERT_EQ(a.Read(), want) << "repeat " << repeat;
+  }
+  CHECK_CUDA(cudaGraphExecDestroy(exec));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+}
+
+TEST_F(SkinnyGemmTest, SaysWhatItDoesNotServe) {
+  const DeviceBuffer<uint16_t> x(std::vector<uint16_t>(4096)), w(std::vector<uint16_t>(4096));
+  const DeviceBuffer<float> y(std::vector<float>(4096));
+  const auto run = [&](int64_t rows, int64_t out, int64_t in, int shift) {
+    return SkinnyGemm(
+        {.x = x.get() + shift, .w = w.get(), .y = y.get(), .num_rows = rows, .out_features = out, .in_features = in},
+        stream_);
+  };
+  EXPECT_EQ(run(1, 16, 16, 0), cudaSuccess);
+  EXPECT_EQ(run(0, 16, 16, 0), cudaSuccess);
+  EXPECT_EQ(run(kMaxSkinnyRows + 1, 16, 16, 0), cudaErrorNotSupported);
+  EXPECT_EQ(run(1, 16, 12, 0), cudaErrorNotSupported);
+  EXPECT_EQ(run(1, 16, 16, 1), cudaErrorNotSupported);
+  EXPECT_EQ(run(1, 0, 16, 0), cudaErrorNotSupported);
+  CHECK_CUDA(cudaStreamSynchronize(stream_));
+}
+
+}  // namespace
+}  // namespace spl::kernels::cuda
