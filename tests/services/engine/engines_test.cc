@@ -142,7 +142,8 @@ class EnginesTest : public testing::Test {
 
   std::shared_ptr<Outcome> Submit(const std::vector<int32_t>& prompt, const SamplingParams& sampling,
                                   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false),
-                                  SteadyTime deadline = SteadyTime::max()) {
+                                  SteadyTime deadline = SteadyTime::max(),
+                                  const std::function<void(PrefillRequest&)>& change = nullptr) {
     auto outcome = std::make_shared<Outcome>();
     outcome->tokens.resize(sampling.num_forks);
     PrefillRequest request;
@@ -150,6 +151,7 @@ class EnginesTest : public testing::Test {
     request.sampling = sampling;
     request.cancelled = cancelled;
     request.deadline = deadline;
+    if (change) change(request);
     request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
       outcome->stats = result.stats;
       if (!status.ok()) return outcome->Finish(status);
@@ -171,6 +173,16 @@ class EnginesTest : public testing::Test {
       if (const absl::Status submitted = decode_->Submit(std::move(next)); !submitted.ok()) outcome->Finish(submitted);
     };
     if (const absl::Status status = prefill_->Submit(std::move(request)); !status.ok()) outcome->Finish(status);
+    return outcome;
+  }
+
+  // With segments, and waits.
+  std::shared_ptr<Outcome> Ask(const std::vector<int32_t>& prompt, const std::function<void(PrefillRequest&)>& change,
+                               int64_t max_tokens = 6) {
+    auto outcome = Submit(prompt, Greedy(max_tokens), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
+                          change);
+    EXPECT_TRUE(outcome->Wait());
+    EXPECT_TRUE(outcome->status.ok()) << outcome->status;
     return outcome;
   }
 
@@ -422,6 +434,110 @@ TEST_F(EnginesTest, BadPromptsAndFullQueuesAreRefusedWithNumbers) {
   auto first = Submit(RandomPrompt(random, 1000), Greedy(1));
   EXPECT_EQ(Submit(RandomPrompt(random, 10), Greedy(1))->status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(first->Wait() && first->status.ok());
+}
+
+// ---- segments -------------------------------------------------------------------------------------------------------
+
+constexpr chunk::Digest kDocs{1, 2, 3}, kOtherDocs{4, 5, 6};
+
+std::vector<int32_t> Concatenate(std::initializer_list<std::vector<int32_t>> parts) {
+  std::vector<int32_t> all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfItIsRecomputed) {
+  Start();
+  std::mt19937 random(11);
+  const auto intro = RandomPrompt(random, 30), other = RandomPrompt(random, 111), question = RandomPrompt(random, 9);
+  const auto document = RandomPrompt(random, 333);
+  const auto first = Ask(Concatenate({intro, document, question}),
+                         [](PrefillRequest& r) { r.segments = {{{30, 363}, kDocs}}; });
+  EXPECT_TRUE(first->stats.exact);
+  EXPECT_EQ(first->stats.policy, "sparsex");  // "auto", and there is a segment
+  EXPECT_EQ(first->stats.aligned_tokens, 0);
+  const auto prompt = Concatenate({other, document, intro, document, question});
+  const auto with = [&](const chunk::Digest& key, const char* policy) {
+    return [&, key, policy](PrefillRequest& r) {
+      r.segments = {{{111, 444}, key}, {{474, 807}, key}};
+      r.reuse.policy = policy;
+      r.reuse.recompute_share = 1;
+      r.reuse.recompute_max = 1 << 20;
+      r.publish = false;
+    };
+  };
+  for (const char* policy : {"naive", "sparsex", "epic", "cacheblend"}) {
+    const auto again = Ask(prompt, with(kDocs, policy));
+    EXPECT_FALSE(again->stats.exact);
+    EXPECT_EQ(again->stats.policy, policy);
+    EXPECT_EQ(again->stats.cached_tokens, 0);
+    EXPECT_EQ(again->stats.aligned_tokens, 666);
+    EXPECT_EQ(again->stats.computed_tokens, 150);
+    if (std::string(policy) == "sparsex") {
+      EXPECT_EQ(again->stats.recomputed_tokens, 666);
+      EXPECT_EQ(again->tokens, Expected(prompt, Greedy(6)));
+    }
+  }
+  // Without the key nothing is found, and the answer is the plain model's.
+  const auto stranger = Ask(prompt, with(kOtherDocs, "naive"));
+  EXPECT_EQ(stranger->stats.aligned_tokens, 0);
+  EXPECT_TRUE(stranger->stats.exact);
+  EXPECT_EQ(stranger->tokens, Expected(prompt, Greedy(6)));
+}
+
+TEST_F(EnginesTest, RecoveredKvStaysWithItsRequest) {
+  Start();
+  std::mt19937 random(12);
+  const auto intro = RandomPrompt(random, 70), document = RandomPrompt(random, 200), rest = RandomPrompt(random, 150);
+  (void)Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 200}, kDocs}}; });
+  const auto prompt = Concatenate({intro, document, rest});
+  const auto approximate = Ask(prompt, [](PrefillRequest& r) {
+    r.segments = {{{70, 270}, kDocs}, {{270, 420}, kDocs}};
+    r.reuse.policy = "naive";
+  });
+  EXPECT_EQ(approximate->stats.aligned_tokens, 200);
+  // Only the chunk in front of the copy is exact and may be found again, from the start …
+  const auto exact = Ask(prompt, [](PrefillRequest& r) { r.reuse.policy = "exact"; });
+  EXPECT_EQ(exact->stats.cached_tokens, 64);
+  EXPECT_EQ(exact->tokens, Expected(prompt, Greedy(6)));
+  // … and the text behind it is no source of segments.
+  const auto later = Ask(Concatenate({RandomPrompt(random, 20), rest, intro}), [](PrefillRequest& r) {
+    r.segments = {{{20, 170}, kDocs}};
+    r.reuse.policy = "naive";
+  });
+  EXPECT_EQ(later->stats.aligned_tokens, 0);
+}
+
+TEST_F(EnginesTest, UnmarkedTextIsFoundAtAnyOffset) {
+  Start();
+  std::mt19937 random(13);
+  const auto text = RandomPrompt(random, 500);
+  (void)Ask(Concatenate({RandomPrompt(random, 13), text}), [](PrefillRequest& r) { r.reuse_auto = true; });
+  const std::vector<int32_t> part(text.begin() + 101, text.begin() + 431);
+  const auto prompt = Concatenate({RandomPrompt(random, 77), part, RandomPrompt(random, 20)});
+  const auto found = Ask(prompt, [](PrefillRequest& r) { r.reuse_auto = true; });
+  EXPECT_EQ(found->stats.aligned_tokens, 330);  // to the token
+  EXPECT_FALSE(found->stats.exact);
+  const auto strict = Ask(prompt, [](PrefillRequest& r) {
+    r.reuse_auto = true;
+    r.reuse.policy = "exact";
+  });
+  EXPECT_EQ(strict->stats.aligned_tokens, 0);
+  EXPECT_EQ(strict->tokens, Expected(prompt, Greedy(6)));
+}
+
+TEST_F(EnginesTest, SegmentsMakeRoomWhenPagesAreShort) {
+  Start(1024, 2048);
+  std::mt19937 random(14);
+  for (int i = 0; i < 12; ++i) {
+    const auto document = RandomPrompt(random, 300);
+    const auto outcome = Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 300}, kDocs}}; }, 2);
+    EXPECT_EQ(outcome->stats.aligned_tokens, 0);
+  }
+  EXPECT_LE(prefill_->segment_stats().num_tokens, 1024);
+  const auto whole = Ask(RandomPrompt(random, 1000), [](PrefillRequest&) {}, 2);
+  EXPECT_TRUE(whole->status.ok());
+  prefill_->pool().CheckInvariants();
 }
 
 }  // namespace
