@@ -209,7 +209,7 @@ absl::StatusOr<std::unique_ptr<Source>> OpenSource(const Flags& flags, bool need
     SPLICE_ASSIGN_OR_RETURN(source->generator, MakeTextGenerator(flags.source));
     return source;
   }
-  (void)log::SetLevel("warn");
+  SPLICE_RETURN_IF_ERROR(log::SetLevel("warning"));
   LocalClusterOptions options;
   options.model = flags.source.model;
   options.tokenizer_dir = flags.source.tokenizer_dir;
