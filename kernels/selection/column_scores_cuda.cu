@@ -1,5 +1,6 @@
 // Two kernels: partial sums of one KV head each, then their sum over KV heads in ascending order; no atomics.
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
@@ -159,6 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
     for (int r = 0; r < 2; ++r) column[m][r] = part.page * kPageTokens + first_slot + 16 * m + 8 * r + g;
   }
   const Seen seen = SeenBy(p, kv_head);
+  const int last_column = part.page * kPageTokens + first_slot + kWarpSlots - 1;
   float sums[2][2] = {};
   if (tile < num_tiles) LoadTile<kDim>(p, kv_head, tile, 0, memory);
   CpAsyncCommit();
@@ -168,29 +170,43 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
     CpAsyncWait<1>();
     __syncthreads();
     const uint32_t q = SmemAddress(memory.q[stage]);
-#pragma unroll 2
-    for (int n = 0; n < kPairs; n += 8) {
-      float scores[2][4] = {};
+    // Rows ascend, and pairs that are not there weigh nothing: most tiles are seen whole and need no mask.
+    const int* positions = memory.position[stage];
+    const bool whole = positions[0] >= last_column && seen.window == (1 << 30);
+    const auto add = [&](auto masked) {
+#pragma unroll 4
+      for (int n = 0; n < kPairs; n += 8) {
+        float scores[2][4] = {};
 #pragma unroll
-      for (int s = 0; s < kSteps; s += 2) {
-        uint32_t b[4];
-        LdMatrix4(b, q + Swizzled<kDim * 2>(n + lane % 8, 2 * s + lane / 8));
+        for (int s = 0; s < kSteps; s += 2) {
+          uint32_t b[4];
+          LdMatrix4(b, q + Swizzled<kDim * 2>(n + lane % 8, 2 * s + lane / 8));
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            Mma16816(scores[m], keys[m][s], b[0], b[1]);
+            Mma16816(scores[m], keys[m][s + 1], b[2], b[3]);
+          }
+        }
+        const float2 lse = *reinterpret_cast<const float2*>(&memory.lse[stage][n + 2 * t]);
+        const int2 position = *reinterpret_cast<const int2*>(&positions[n + 2 * t]);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          Mma16816(scores[m], keys[m][s], b[0], b[1]);
-          Mma16816(scores[m], keys[m][s + 1], b[2], b[3]);
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            float a = Exp2(scores[m][2 * r] * p.scale - lse.x), b = Exp2(scores[m][2 * r + 1] * p.scale - lse.y);
+            if constexpr (decltype(masked)::value) {
+              a = seen(position.x, column[m][r]) ? a : 0.0f;
+              b = seen(position.y, column[m][r]) ? b : 0.0f;
+            }
+            sums[m][r] += a + b;
+          }
         }
       }
-      const float2 lse = *reinterpret_cast<const float2*>(&memory.lse[stage][n + 2 * t]);
-      const int2 position = *reinterpret_cast<const int2*>(&memory.position[stage][n + 2 * t]);
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float a = Exp2(scores[m][2 * r] * p.scale - lse.x), b = Exp2(scores[m][2 * r + 1] * p.scale - lse.y);
-          sums[m][r] += (seen(position.x, column[m][r]) ? a : 0.0f) + (seen(position.y, column[m][r]) ? b : 0.0f);
-        }
-      }
+    };
+    if (whole) {
+      add(std::false_type());
+    } else {
+      add(std::true_type());
     }
     __syncthreads();  // the tile after the next overwrites this one
   }

@@ -8,7 +8,9 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRegisterScores = 32;  // a thread: up to 32768 scores are read from memory once
-constexpr int kDigits = 256;
+// Digits of 11, 11 and 10 bits: the first one holds two bits of the mantissa, so that scores of one magnitude fall into
+// several bins and their counts do not queue up.
+constexpr int kDigits = 2048;
 
 // Unsigned order = order of the scores, NaN lowest, -0 equal to +0.
 __device__ __forceinline__ uint32_t OrderedBits(float score) {
@@ -67,42 +69,34 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   };
 
   uint32_t prefix = 0;  // the digits of the threshold found so far
+  uint32_t known = 0;   // which bits those are
   int left = k;         // scores still to be taken among those with this prefix
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram[i] = 0;
+  constexpr int kShifts[] = {21, 10, 0};
+#pragma unroll
+  for (int pass = 0; pass < 3; ++pass) {
+    const int shift = kShifts[pass];
+    const uint32_t digit_mask = (pass == 2 ? 1024u : 2048u) - 1;
+    histogram[threadIdx.x] = 0;
+    histogram[threadIdx.x + kThreads] = 0;
     __syncthreads();
-    const uint32_t mask = shift == 24 ? 0u : 0xffffffffu << (shift + 8);
     for_each([&](int, uint32_t bits) {
-      if ((bits & mask) == prefix) atomicAdd(&histogram[(bits >> shift) & 0xffu], 1);
+      if ((bits & known) == prefix) atomicAdd(&histogram[(bits >> shift) & digit_mask], 1);
     });
     __syncthreads();
-    if (threadIdx.x < 32) {  // lane l looks at digits 255 - 8l down to 248 - 8l
-      int mine = 0;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) mine += histogram[255 - 8 * static_cast<int>(threadIdx.x) - i];
-      int up_to = mine;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, up_to, offset);
-        if (static_cast<int>(threadIdx.x) >= offset) up_to += other;
-      }
-      int above = up_to - mine;
-      if (above < left && up_to >= left) {  // one lane: the k-th is among its digits
-        for (int i = 0; i < 8; ++i) {
-          const int digit = 255 - 8 * static_cast<int>(threadIdx.x) - i, count = histogram[digit];
-          if (above + count >= left) {
-            chosen_digit = static_cast<uint32_t>(digit);
-            left_after = left - above;
-            break;
-          }
-          above += count;
-        }
-      }
+    // Thread t looks at the digits 2047 - 2t and 2046 - 2t, the largest first.
+    const int high = kDigits - 1 - 2 * static_cast<int>(threadIdx.x), high_count = histogram[high],
+              low_count = histogram[high - 1];
+    int total;
+    const int above = ExclusiveSum(high_count + low_count, warp_sums, &total);
+    if (above < left && above + high_count + low_count >= left) {  // one thread: the k-th is among its digits
+      const bool is_high = above + high_count >= left;
+      chosen_digit = static_cast<uint32_t>(is_high ? high : high - 1);
+      left_after = left - above - (is_high ? 0 : high_count);
     }
     __syncthreads();
     prefix |= chosen_digit << shift;
+    known |= digit_mask << shift;
     left = left_after;
-    __syncthreads();  // the next histogram overwrites what was read
   }
 
   // `prefix` is the k-th largest value; of those equal to it the first `left` are taken.

@@ -105,8 +105,9 @@ absl::Status Executor::Stage() {
   return session_->Stage({tokens_, positions_, batch_sequences_});
 }
 
-absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, LayerRange layers, const OnLayer& on_layer) {
+absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
   const int32_t num_layers = model_->config().num_layers;
+  const LayerRange layers = pass.layers;
   SPLICE_CHECK(layers.begin >= 0 && layers.begin < layers.end && layers.end <= num_layers, "layers of the model");
   spans_.clear();
   tokens_.clear();
@@ -124,12 +125,16 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, LayerRange 
     SPLICE_ASSIGN_OR_RETURN(ws_.lse, model_->backend().Allocate(bytes));
   }
   SPLICE_RETURN_IF_ERROR(Stage());
-  const LayerHooks hooks{[&](int32_t layer) { return ScoreDeviation(slices, layer); }, on_layer,
-                         [&](int32_t layer) { return AttendPrefill(slices, layer); }};
+  const LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
+                         .on_layer = on_layer,
+                         .keys_only_last = pass.keys_only_last,
+                         .attend = [&](int32_t layer) { return AttendPrefill(slices, layer); }};
   const auto run = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(layers.begin == 0 ? Embed() : LoadHidden(slices));
     SPLICE_RETURN_IF_ERROR(RunLayers(layers, hooks));
-    return layers.end < num_layers ? KeepHidden(slices, layers.end) : absl::OkStatus();
+    if (!pass.keep_hidden) return absl::OkStatus();
+    if (!pass.keys_only_last) SPLICE_RETURN_IF_ERROR(AddDelta(layers.end));
+    return KeepHidden(slices);
   };
   const absl::Status ran = run();
   // Also after an error: the caller may give the pages to somebody else.
@@ -160,14 +165,13 @@ absl::Status Executor::LoadHidden(std::span<const PrefillSlice> slices) {
 }
 
 // The norm in front of the next layer is what adds the last layer's result to the residual stream.
-absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices, int32_t next_layer) {
+absl::Status Executor::AddDelta(int32_t next_layer) {
+  return Normalize(F32(ws_.delta), *model_->layer(next_layer).attention_norm);
+}
+
+absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices) {
   const int64_t width = model_->config().hidden_size;
-  bool any = false;
-  for (const PrefillSlice& slice : slices) any |= slice.hidden != nullptr;
-  if (!any) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *model_->layer(next_layer).attention_norm));
   for (size_t s = 0; s < slices.size(); ++s) {
-    if (slices[s].hidden == nullptr) continue;
     SPLICE_CHECK(slices[s].positions.back() - slices[s].positions.front() + 1 ==
                      static_cast<int32_t>(slices[s].positions.size()),
                  "hidden states are kept of neighbouring rows");
@@ -326,6 +330,8 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
                                                       .num_rows = num_rows_}));
     if (hooks.before_kv) SPLICE_RETURN_IF_ERROR(hooks.before_kv(layer));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
+    // A later stage runs the layer again for the rows that go on, and announces its pages then.
+    if (hooks.keys_only_last && layer + 1 == layers.end) return absl::OkStatus();
     if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     SPLICE_RETURN_IF_ERROR(backend.Linear(

@@ -49,8 +49,7 @@ struct PrefillSlice {
   std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
-  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that ends below the
-  // last layer. May be null in the latter: nothing is kept then.
+  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so.
   HiddenStates* hidden = nullptr;
   const ScoreTask* score = nullptr;  // null: none
 };
@@ -60,6 +59,14 @@ struct DecodeRow {
   int32_t token = 0;
   const SequenceKv* kv = nullptr;
   TokenSelector* selector = nullptr;
+};
+
+// Which part of the model a pass runs.
+struct PassLayers {
+  LayerRange layers;
+  bool keys_only_last = false;  // of the last of them only K and V
+  bool keep_hidden = false;     // writes the slices' hidden states, of which every one has room
+  bool operator==(const PassLayers&) const = default;
 };
 
 // Owns the workspace; one engine thread uses it. The caller updates num_tokens of each sequence after a pass.
@@ -74,11 +81,10 @@ class Executor {
   // ends the pass early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // Runs some of the layers. Complete on return. ResourceExhausted when the slices together have more than max_rows
-  // tokens.
-  absl::Status Prefill(std::span<const PrefillSlice> slices, LayerRange layers, const OnLayer& on_layer = nullptr);
+  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens.
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
-    return Prefill(slices, {0, model_->config().num_layers}, on_layer);
+    return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
   }
   // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
@@ -113,12 +119,14 @@ class Executor {
   struct LayerHooks {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
     OnLayer on_layer;                                      // may be null
+    bool keys_only_last = false;
     std::function<absl::Status(int32_t layer)> attend;
   };
   absl::Status Embed();
   absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
   absl::Status LoadHidden(std::span<const PrefillSlice> slices);
-  absl::Status KeepHidden(std::span<const PrefillSlice> slices, int32_t next_layer);
+  absl::Status AddDelta(int32_t next_layer);
+  absl::Status KeepHidden(std::span<const PrefillSlice> slices);
   absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;

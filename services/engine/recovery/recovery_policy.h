@@ -62,9 +62,12 @@ struct ScoreRequest {
 struct PrefillStage {
   PositionRanges rows;  // never empty
   LayerRange layers;
-  // The rows' hidden states behind the stage's last layer are kept; a stage that begins above layer 0 reads them.
+  // The rows' hidden states behind the stage's last layer, or in front of it where keys_only_last is set, are kept; a
+  // stage that begins above layer 0 reads them.
   bool keep_hidden = false;
-  // K and V of these layers are final behind the last row: they may be sent away.
+  // In the last layer only K and V are made: a later stage runs that layer for the rows that go on.
+  bool keys_only_last = false;
+  // K and V of these layers (but the one of keys_only_last) are final behind the last row: they may be sent away.
   bool kv_is_final = true;
   ScoreRequest score;
 };

@@ -30,35 +30,47 @@ SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& opti
 
 PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   if (dense_layers_ >= config().num_layers) return AllRows(layout);
-  selecting_ = true;
+  if (dense_layers_ == 0) {
+    // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
+    next_ = Next::kChosen;
+    return Probes(layout);
+  }
+  next_ = Next::kProbes;
+  // The hidden states in front of layer 0 are the embeddings, which need no keeping.
+  return {.rows = {layout.active()},
+          .layers = {0, dense_layers_},
+          .keep_hidden = dense_layers_ > 1,
+          .keys_only_last = true};
+}
+
+PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   const int64_t reused = CountOf(layout.reused);
   const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * static_cast<double>(reused)));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * static_cast<double>(reused));
-  const PositionRanges probes = UnionOf(layout.fresh(), Tail(layout));
-  PrefillStage stage;
-  if (dense_layers_ == 0) {
-    // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
-    stage = {.rows = probes, .layers = {0, 1}, .kv_is_final = false};
-  } else {
-    stage = {.rows = {layout.active()}, .layers = {0, dense_layers_}, .keep_hidden = true};
-  }
+  const int32_t layer = std::max(0, dense_layers_ - 1);
+  PrefillStage stage{.rows = UnionOf(layout.fresh(), Tail(layout)), .layers = {layer, layer + 1}, .kv_is_final = false};
   stage.score = {
       .kind = ScoreKind::kColumnMass,
-      .layer = std::max(0, dense_layers_ - 1),
+      .layer = layer,
       .candidates = layout.reused,
-      .probes = probes,
+      .probes = stage.rows,
       .k = std::min({reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)})};
   return stage;
 }
 
 std::optional<PrefillStage> SparseXPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) {
-  if (!selecting_) return std::nullopt;
-  selecting_ = false;
+  if (next_ == Next::kProbes) {
+    next_ = Next::kChosen;
+    return Probes(layout);
+  }
+  if (next_ == Next::kNothing) return std::nullopt;
+  next_ = Next::kNothing;
   PositionRanges rows = layout.fresh();
   for (const PositionRanges& more : {RangesOf(selected), Overflow(layout), Tail(layout), Links(layout)})
     rows.insert(rows.end(), more.begin(), more.end());
   rows.push_back({layout.num_tokens - 1, layout.num_tokens});
-  return PrefillStage{.rows = MergeRanges(std::move(rows)), .layers = {dense_layers_, config().num_layers}};
+  return PrefillStage{.rows = MergeRanges(std::move(rows)),
+                      .layers = {std::max(0, dense_layers_ - 1), config().num_layers}};
 }
 
 PositionRanges SparseXPolicy::Tail(const ReuseLayout& layout) const {

@@ -1,6 +1,11 @@
 // Policy `sparsex`: every row in the dense layers before the boundary, there the attention that fresh text pays to each
 // reused token, then only fresh text, the k tokens with the most of it, and the edges (SparseX 4; algorithms.md
 // section 1).
+//
+// Of the last dense layer, rows that are not chosen leave K and V and nothing else: what the layer makes of their
+// hidden state is read by nobody. So three stages: all rows up to the keys of that layer; the probes through it, which
+// scores; the chosen rows from it on. The result is the same as with the whole layer for all rows, for a layer's price
+// less.
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"
@@ -24,6 +29,7 @@ class SparseXPolicy final : public RecoveryPolicy {
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
 
  private:
+  PrefillStage Probes(const ReuseLayout& layout) const;
   // The last reused tokens, where no fresh text follows them.
   PositionRanges Tail(const ReuseLayout& layout) const;
   // Reused tokens next to fresh text.
@@ -32,7 +38,8 @@ class SparseXPolicy final : public RecoveryPolicy {
 
   const ReuseOptions options_;
   const int32_t dense_layers_;
-  bool selecting_ = false;  // the first stage is the one before the selection
+  enum class Next { kNothing, kProbes, kChosen };
+  Next next_ = Next::kNothing;
 };
 
 }  // namespace spl::engine

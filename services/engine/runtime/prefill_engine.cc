@@ -380,7 +380,7 @@ void PrefillEngine::RunStep() {
   const auto start = Clock::now();
   std::vector<std::shared_ptr<Job>> batch;
   std::vector<PrefillSlice> slices;
-  LayerRange layers;
+  PassLayers layers;
   int32_t room = executor_->max_rows();
   for (const auto& job : ChooseBatch()) {
     if (job->run == nullptr) {

@@ -161,9 +161,11 @@ double PromptRun::remaining_work() const {
   if (done_) return 0;
   const double share = static_cast<double>(stage_.layers.end - stage_.layers.begin) / num_layers_;
   double work = static_cast<double>(num_rows_ - next_row_) * share;
-  if (stage_.score.kind != ScoreKind::kNone) {
-    const double rows = static_cast<double>(CountOf(layout_.fresh()) + stage_.score.k);
-    work += rows * (1.0 - (stage_.kv_is_final ? share : 0.0));
+  if (stage_.layers.end < num_layers_) {  // about what the chosen rows will cost
+    constexpr double kChosenShare = 1.0 / 16;
+    const double rows =
+        static_cast<double>(CountOf(layout_.fresh())) + kChosenShare * static_cast<double>(reused_tokens());
+    work += rows * (num_layers_ - stage_.layers.end) / num_layers_;
   }
   return work;
 }

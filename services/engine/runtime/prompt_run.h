@@ -26,7 +26,7 @@ class PromptRun {
   absl::Status Begin(Executor& executor);
 
   // What the next pass runs; passes that share a batch run the same layers.
-  LayerRange layers() const { return stage_.layers; }
+  PassLayers layers() const { return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden}; }
   // Its scores would depend on the company: no other prompt may share the pass, which has all of the room.
   bool alone() const { return stage_.score.kind != ScoreKind::kNone; }
   // The next pass, of at most `room` rows. Valid until Finish. No tokens: the room is too small for a sensible slice.

@@ -364,16 +364,22 @@ ModelConfig SmallConfig() { return *ParseModelConfig(Config(""), "test"); }
 
 TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   const ModelConfig config = SmallConfig();
-  SparseXPolicy policy(config, {.dense_layers = 1, .overflow_tokens = 16, .tail_tokens = 64, .link_tokens = 2});
+  SparseXPolicy policy(config, {.dense_layers = 2, .overflow_tokens = 16, .tail_tokens = 64, .link_tokens = 2});
   const ReuseLayout layout{1000, 64, {{100, 400}, {400, 600}, {650, 1000}}, {false, true, false}};
   const PrefillStage first = policy.FirstStage(layout);
   EXPECT_EQ(first.rows, (PositionRanges{{64, 1000}}));
-  EXPECT_EQ(first.layers, (LayerRange{0, 1}));
+  EXPECT_EQ(first.layers, (LayerRange{0, 2}));
   EXPECT_TRUE(first.keep_hidden);
-  EXPECT_EQ(first.score.kind, ScoreKind::kColumnMass);
-  EXPECT_EQ(first.score.candidates, layout.reused);
-  EXPECT_EQ(first.score.probes, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
-  EXPECT_EQ(first.score.k, 64);
+  EXPECT_TRUE(first.keys_only_last);
+  EXPECT_EQ(first.score.kind, ScoreKind::kNone);
+  const PrefillStage probes = *policy.NextStage(layout, {});
+  EXPECT_EQ(probes.score.kind, ScoreKind::kColumnMass);
+  EXPECT_EQ(probes.score.candidates, layout.reused);
+  EXPECT_EQ(probes.rows, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
+  EXPECT_EQ(probes.score.probes, probes.rows);
+  EXPECT_EQ(probes.layers, (LayerRange{1, 2}));
+  EXPECT_FALSE(probes.kv_is_final);
+  EXPECT_EQ(probes.score.k, 64);
   const Tokens selected = {205, 206, 500};
   const auto second = policy.NextStage(layout, selected);
   ASSERT_TRUE(second.has_value());
@@ -393,6 +399,7 @@ TEST(SparseXPolicyTest, MoreSelectedTokensOnlyAddRows) {
     selected.push_back(p);
     SparseXPolicy policy(config, {});
     (void)policy.FirstStage(layout);
+    (void)policy.NextStage(layout, {});
     const PositionRanges rows = policy.NextStage(layout, selected)->rows;
     EXPECT_EQ(CountOf(IntersectionOf(before, rows)), CountOf(before));
     before = rows;
