@@ -16,6 +16,7 @@
 #include "kernels/activation/activation_cuda.h"
 #include "kernels/activation/activation_validate.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/collective/collective_nccl.h"
 #include "kernels/common/backend.h"
 #include "kernels/common/plugin.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -77,7 +78,9 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
       : device_(options.device), gemm_(options.gemm), properties_(properties), gemm_plans_(options.deterministic) {}
   ~CudaBackend() override {
-    if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
+    for (cudaStream_t stream : {copy_stream_, checksum_stream_}) {
+      if (stream != nullptr) (void)cudaStreamDestroy(stream);
+    }
     for (cudaEvent_t event : copied_) {
       if (event != nullptr) (void)cudaEventDestroy(event);
     }
@@ -85,7 +88,8 @@ class CudaBackend final : public Backend {
 
   absl::Status Init() {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "creating a stream");
+    for (cudaStream_t* stream : {&copy_stream_, &checksum_stream_})
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "creating a stream");
     for (cudaEvent_t& event : copied_)
       SPLICE_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     return absl::OkStatus();
@@ -110,7 +114,11 @@ class CudaBackend final : public Backend {
 
   absl::Status PinHost(void* data, size_t bytes) const override {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
-    return ToStatus(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "page-locking host memory");
+    const cudaError_t error = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    if (error == cudaErrorHostMemoryAlreadyRegistered)
+      return absl::AlreadyExistsError("cuda: this host memory is page-locked already");
+    return ToStatus(error, "page-locking host memory");
   }
   void UnpinHost(void* data) const override { (void)cudaHostUnregister(data); }
 
@@ -142,9 +150,19 @@ class CudaBackend final : public Backend {
     return std::make_unique<ImportedBuffer>(data, handle.bytes, true);
   }
 
+  absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
+      std::span<const Backend* const> ranks) const override {
+    std::vector<int> devices;
+    for (const Backend* rank : ranks) {
+      if (rank->name() != name()) return absl::InvalidArgumentError("cuda: a group with ranks on other devices");
+      devices.push_back(static_cast<const CudaBackend*>(rank)->device_);
+    }
+    return MakeNcclGroup(devices);
+  }
+
   absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const override {
     if (pages.empty()) return absl::OkStatus();
-    std::lock_guard lock(copy_mutex_);
+    std::lock_guard lock(checksum_mutex_);
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
     const size_t bytes = pages.size() * sizeof(int32_t);
     if (checksums_ == nullptr || checksums_->size() < 2 * bytes) {
@@ -155,14 +173,28 @@ class CudaBackend final : public Backend {
     }
     auto* device_pages = static_cast<int32_t*>(checksums_->data());
     auto* device_out = reinterpret_cast<uint32_t*>(device_pages + pages.size());
+    std::vector<int32_t> local(pages.begin(), pages.end());
+    for (int32_t& page : local) page -= pool.first_page;
     SPLICE_CUDA_RETURN_IF_ERROR(
-        cudaMemcpyAsync(device_pages, pages.data(), bytes, cudaMemcpyHostToDevice, copy_stream_), "page checksums");
-    SPLICE_CUDA_RETURN_IF_ERROR(
-        cuda::PageChecksums(pool, device_pages, static_cast<int64_t>(pages.size()), device_out, copy_stream_),
-        "page checksums");
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(out, device_out, bytes, cudaMemcpyDeviceToHost, copy_stream_),
+        cudaMemcpyAsync(device_pages, local.data(), bytes, cudaMemcpyHostToDevice, checksum_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cuda::PageChecksums(DevicePool(pool), device_pages, static_cast<int64_t>(pages.size()),
+                                                    device_out, checksum_stream_),
                                 "page checksums");
-    return ToStatus(cudaStreamSynchronize(copy_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(out, device_out, bytes, cudaMemcpyDeviceToHost, checksum_stream_),
+                                "page checksums");
+    return ToStatus(cudaStreamSynchronize(checksum_stream_), "page checksums");
+  }
+
+  // On the stream of Copy: one behind the other, while checksums are taken beside them.
+  absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const override {
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    const cudaMemcpyKind direction = kind == CopyKind::kWithin   ? cudaMemcpyDeviceToDevice
+                                     : kind == CopyKind::kUpload ? cudaMemcpyHostToDevice
+                                                                 : cudaMemcpyDeviceToHost;
+    for (const CopyOp& op : ops)
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, direction, copy_stream_), "copying pages");
+    return RecordEvent(copy_stream_, Waiting::kSpins);
   }
 
   using Backend::Copy;
@@ -253,7 +285,9 @@ class CudaBackend final : public Backend {
                          .table_offset = b.table_offset,
                          .head_stride = b.head_stride,
                          .num_rows = b.num_rows};
-    return ToStatus(cuda::RopeWriteKv(a, rows, session.stream()), "RopeWriteKv");
+    RopeWriteKvArgs args = a;
+    args.pool = DevicePool(a.pool);
+    return ToStatus(cuda::RopeWriteKv(args, rows, session.stream()), "RopeWriteKv");
   }
 
   absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
@@ -366,12 +400,17 @@ class CudaBackend final : public Backend {
   static AttentionHeads Heads(const AttentionShape& s) {
     return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
   }
+  // As the staged page tables name its pages.
+  static KvPoolView DevicePool(KvPoolView pool) {
+    pool.first_page = 0;
+    return pool;
+  }
   static PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t layer) {
     return {.page_tables = b.page_tables + layer * b.layer_stride,
             .table_offset = b.table_offset,
             .head_stride = b.head_stride,
             .kv_len = b.kv_len,
-            .pool = pool,
+            .pool = DevicePool(pool),
             .num_sequences = b.num_sequences};
   }
 
@@ -479,10 +518,13 @@ class CudaBackend final : public Backend {
   const GemmCompute gemm_;
   const cudaDeviceProp properties_;
   mutable GemmPlans gemm_plans_;
-  mutable std::mutex copy_mutex_;  // guards all below
+  mutable std::mutex copy_mutex_;  // guards all up to the next blank line
   cudaStream_t copy_stream_ = nullptr;
   cudaEvent_t copied_[2] = {};
   mutable std::unique_ptr<Buffer> pinned_[2];
+
+  mutable std::mutex checksum_mutex_;  // guards all below
+  cudaStream_t checksum_stream_ = nullptr;
   mutable std::unique_ptr<Buffer> checksums_;
 };
 

@@ -40,7 +40,7 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
                            ticket.page_ids_size(), ticket.num_layers(), ticket.num_kv_heads(),
                            ticket.num_pages_per_stream(), num_tokens, shape.num_streams() * pages);
   const uint64_t registered = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
-  const uint64_t pool_pages = endpoint.device_handle().empty() ? registered : endpoint.device_pool_pages();
+  const uint64_t pool_pages = endpoint.device_handle().empty() ? registered : endpoint.device_pool_pages() * (1 + static_cast<uint64_t>(endpoint.more_device_handles_size()));
   for (uint32_t page : ticket.page_ids()) {
     if (page >= pool_pages)
       return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),

@@ -25,6 +25,10 @@ class FakeDeviceBackend final : public kernels::Backend {
   absl::Status Copy(kernels::CopyKind kind, std::span<const kernels::CopyOp> ops) const override {
     return cpu_->Copy(kind, ops);
   }
+  absl::StatusOr<std::vector<std::unique_ptr<kernels::Communicator>>> NewGroup(
+      std::span<const kernels::Backend* const> ranks) const override {
+    return cpu_->NewGroup(ranks);
+  }
   absl::StatusOr<std::string> Export(const kernels::Buffer& buffer) const override {
     const uint64_t words[] = {reinterpret_cast<uint64_t>(buffer.data()), buffer.size()};
     return std::string(reinterpret_cast<const char*>(words), sizeof(words));
