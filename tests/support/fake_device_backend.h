@@ -13,6 +13,8 @@ namespace spl::test {
 
 class FakeDeviceBackend final : public kernels::Backend {
  public:
+  explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
+
   std::atomic<bool> lost{false};  // from here on products fail as on a GPU whose context is gone
 
   std::string name() const override { return "fake-device"; }
@@ -89,7 +91,7 @@ class FakeDeviceBackend final : public kernels::Backend {
     const size_t size_;
   };
 
-  const std::unique_ptr<kernels::Backend> cpu_ = kernels::MakeCpuBackend();
+  const std::unique_ptr<kernels::Backend> cpu_;
 };
 
 }  // namespace spl::test

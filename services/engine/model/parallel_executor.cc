@@ -83,16 +83,24 @@ absl::Status ParallelExecutor::PlanPrefill(std::span<const PrefillSlice> slices)
   return absl::OkStatus();
 }
 
-// True: ranks go on in any case, because the others wait for them.
+// The last rank to reach a layer runs on_layer. Layers come in order: whoever is last at the next one is past this one.
 bool ParallelExecutor::OnRankLayer(int rank, int32_t layer_idx, const OnLayer& on_layer) {
-  Layer& layer = layers_[layer_idx];
-  layer.fences[rank] = ranks_[rank]->RecordFence();
-  if (layer.num_arrived.fetch_add(1) + 1 < static_cast<int>(ranks_.size())) return true;
-  // The last one. Layers come in order: the last at the next layer can only be past this one.
-  layer_fences_.swap(layer.fences);
-  if (!cancelled_ && !on_layer(layer_idx)) cancelled_ = true;
-  layer_fences_.swap(layer.fences);
-  std::fill(layer.fences.begin(), layer.fences.end(), nullptr);
+  std::shared_ptr<const kernels::Fence> fence = ranks_[rank]->RecordFence();
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_before_ && layer_idx >= *stop_before_) return false;
+    furthest_ = std::max(furthest_, layer_idx);
+    Layer& layer = layers_[layer_idx];
+    layer.fences[rank] = std::move(fence);
+    if (++layer.num_arrived < static_cast<int>(ranks_.size()) || stop_before_) return true;
+    layer_fences_ = layer.fences;
+  }
+  const bool go_on = on_layer(layer_idx);
+  layer_fences_.clear();
+  if (go_on) return true;
+  // Others may be layers ahead, where they wait for what this rank adds to their sums.
+  std::lock_guard lock(mutex_);
+  stop_before_ = furthest_ + 1;
   return true;
 }
 
@@ -116,13 +124,18 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
     const size_t first = (slice * c.num_layers + layer) * c.num_kv_heads;
     return std::span<const kernels::HeadVisibility>(plans_).subspan(first, c.num_kv_heads);
   };
-  cancelled_ = false;
-  for (Layer& layer : layers_) layer.num_arrived = 0;
+  furthest_ = -1;
+  stop_before_.reset();
+  for (Layer& layer : layers_) {
+    layer.num_arrived = 0;
+    std::fill(layer.fences.begin(), layer.fences.end(), nullptr);
+  }
   SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) {
     const OnLayer on_rank_layer = [&, r](int32_t layer) { return OnRankLayer(r, layer, on_layer); };
-    return ranks_[r]->Prefill(slices, plan, on_layer ? on_rank_layer : nullptr);
+    const absl::Status status = ranks_[r]->Prefill(slices, plan, on_layer ? on_rank_layer : nullptr);
+    return status.code() == absl::StatusCode::kCancelled ? absl::OkStatus() : status;  // all ranks alike
   }));
-  return cancelled_ ? absl::CancelledError("the pass was cancelled") : absl::OkStatus();
+  return stop_before_ ? absl::CancelledError("the pass was cancelled") : absl::OkStatus();
 }
 
 absl::Status ParallelExecutor::Decode(std::span<const DecodeRow> rows) {

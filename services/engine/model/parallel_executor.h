@@ -1,8 +1,9 @@
 // What engines run a model with: its executor, or of a model on several ranks all of theirs at once.
 #pragma once
 
-#include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace spl::engine {
 // As Executor, whose contract holds for the whole model; one engine thread uses it. With one rank every call goes
 // straight through. With several:
 //  - logits are gathered on the host, rank behind rank, and the most likely token is chosen among the ranks' own;
-//  - a pass that is cancelled still runs to its end (a rank alone may not leave one) and then returns Cancelled;
+//  - a pass that is cancelled ends on all ranks in front of the same layer, the first that none has begun;
 //  - on_layer runs on the thread of the rank that reaches the layer last;
 //  - a rank that fails makes the pass fail with DataLoss: the group cannot be used any more (device_lost.h);
 //  - Unimplemented: a policy whose visibility lists blocks or tokens.
@@ -56,14 +57,18 @@ class ParallelExecutor {
   std::vector<int32_t> argmax_;
 
   // Of the running prefill.
+  std::vector<kernels::HeadVisibility> plans_;  // [slices][layers][kv heads]
   struct Layer {
-    std::atomic<int> num_arrived{0};
+    int num_arrived = 0;
     std::vector<std::shared_ptr<const kernels::Fence>> fences;  // by rank
   };
+  std::mutex mutex_;  // guards all up to the next blank line
   std::vector<Layer> layers_;
-  std::atomic<bool> cancelled_{false};
-  std::vector<std::shared_ptr<const kernels::Fence>> layer_fences_;  // of the layer whose on_layer runs
-  std::vector<kernels::HeadVisibility> plans_;                       // [slices][layers][kv heads]
+  int32_t furthest_ = -1;              // layer that a rank has begun
+  std::optional<int32_t> stop_before_;  // once cancelled
+
+  // Of the layer whose on_layer runs; the thread that runs it.
+  std::vector<std::shared_ptr<const kernels::Fence>> layer_fences_;
 
   std::unique_ptr<RankTeam> team_;  // null with one rank; its threads end first
 };
