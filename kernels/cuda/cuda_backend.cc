@@ -88,8 +88,12 @@ class CudaBackend final : public Backend {
 
   absl::Status Init() {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
-    for (cudaStream_t* stream : {&copy_stream_, &checksum_stream_})
-      SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "creating a stream");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "creating a stream");
+    // Checksums are short and waited for: they go ahead of a prompt's products that were launched before them.
+    int lowest = 0, highest = 0;
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "creating a stream");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(&checksum_stream_, cudaStreamNonBlocking, highest),
+                                "creating a stream");
     for (cudaEvent_t& event : copied_)
       SPLICE_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     return absl::OkStatus();
@@ -169,20 +173,26 @@ class CudaBackend final : public Backend {
       checksums_.reset();
       auto memory = AllocateDevice(std::bit_ceil(2 * bytes));
       if (!memory.ok()) return memory.status();
+      auto host = AllocatePinned((*memory)->size());  // copies from and to other memory would hold the thread up
+      if (!host.ok()) return host.status();
       checksums_ = *std::move(memory);
+      host_checksums_ = *std::move(host);
     }
     auto* device_pages = static_cast<int32_t*>(checksums_->data());
     auto* device_out = reinterpret_cast<uint32_t*>(device_pages + pages.size());
-    std::vector<int32_t> local(pages.begin(), pages.end());
-    for (int32_t& page : local) page -= pool.first_page;
+    auto* host_pages = static_cast<int32_t*>(host_checksums_->data());
+    auto* host_out = reinterpret_cast<uint32_t*>(host_pages + pages.size());
+    for (size_t i = 0; i < pages.size(); ++i) host_pages[i] = pages[i] - pool.first_page;
     SPLICE_CUDA_RETURN_IF_ERROR(
-        cudaMemcpyAsync(device_pages, local.data(), bytes, cudaMemcpyHostToDevice, checksum_stream_), "page checksums");
+        cudaMemcpyAsync(device_pages, host_pages, bytes, cudaMemcpyHostToDevice, checksum_stream_), "page checksums");
     SPLICE_CUDA_RETURN_IF_ERROR(cuda::PageChecksums(DevicePool(pool), device_pages, static_cast<int64_t>(pages.size()),
                                                     device_out, checksum_stream_),
                                 "page checksums");
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(out, device_out, bytes, cudaMemcpyDeviceToHost, checksum_stream_),
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host_out, device_out, bytes, cudaMemcpyDeviceToHost, checksum_stream_),
                                 "page checksums");
-    return ToStatus(cudaStreamSynchronize(checksum_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(checksum_stream_), "page checksums");
+    std::copy(host_out, host_out + pages.size(), out);
+    return absl::OkStatus();
   }
 
   // On the stream of Copy: one behind the other, while checksums are taken beside them.
@@ -525,7 +535,7 @@ class CudaBackend final : public Backend {
 
   mutable std::mutex checksum_mutex_;  // guards all below
   cudaStream_t checksum_stream_ = nullptr;
-  mutable std::unique_ptr<Buffer> checksums_;
+  mutable std::unique_ptr<Buffer> checksums_, host_checksums_;  // page ids, then results
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const CudaOptions& options) {

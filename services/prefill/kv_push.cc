@@ -141,9 +141,11 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
     return;
   }
   std::vector<uint32_t> crcs(local.size());
+  // Weak: the sender, which is ours, may keep this until the next layer.
   const absl::Status posted = sender_->Send(ready.kv->pool(), {local, remote}, crcs.data(), lease_end_,
-                                            [self = shared_from_this(), kv = ready.kv](const absl::Status& status) {
-                                              if (!status.ok()) self->Fail(status);
+                                            [weak = weak_from_this(), kv = ready.kv](const absl::Status& status) {
+                                              const auto self = weak.lock();
+                                              if (self != nullptr && !status.ok()) self->Fail(status);
                                             });
   if (posted.ok()) {
     JoinChecksums(ready, crcs);
@@ -181,6 +183,7 @@ void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv,
 }
 
 void KvPush::DoCommit() {
+  sender_->Finish();
   if (const absl::Status failed = status(); !failed.ok()) {
     DoAbort(failed, [] {});
     return;
@@ -246,6 +249,7 @@ void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Sta
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  sender_->Finish();
   const auto finish = [self = shared_from_this(), done = std::move(done)] {
     self->kv_.reset();
     self->worker_.PushEnded();

@@ -174,8 +174,8 @@ class StagedSender final : public PageSender {
       std::vector<transport::PutOp> ops;
       for (size_t i = 0; i < pages.size(); ++i)
         ops.push_back({pages[i], run.remote[i] * uint64_t{page_bytes}, page_bytes});
-      status = channel_.Put(std::move(ops), [this, pages, done](const absl::Status& s) {
-        staging_.Release(pages);
+      status = channel_.Put(std::move(ops), [&staging = staging_, pages, done](const absl::Status& s) {
+        staging.Release(pages);
         done(s);
       });
     }
@@ -191,10 +191,12 @@ class StagedSender final : public PageSender {
 class DeviceSender final : public PageSender {
  public:
   explicit DeviceSender(const RemotePool& remote) : remote_(remote) {}
+  ~DeviceSender() override { Finish(); }
   std::string carrier() const override { return "device"; }
   bool uses_landing_pages() const override { return false; }
 
-  // Every rank's copies run beside those of the others and beside the checksums.
+  // Every rank's copies run beside those of the others and beside the checksums, and are waited for when the next ones
+  // have been started: the link is never idle between two layers.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
     const size_t page_bytes = pool.view().page_bytes();
@@ -202,29 +204,47 @@ class DeviceSender final : public PageSender {
     for (size_t i = 0; i < run.local.size(); ++i) {
       const size_t rank = static_cast<size_t>(pool.view().rank_of(run.local[i]));
       const uint32_t part = run.remote[i] / remote_.pages_per_part, page = run.remote[i] % remote_.pages_per_part;
-      engine::PagePool::Append(ops[rank], {static_cast<std::byte*>(remote_.parts[rank][part]->data()) +
-                                               page * page_bytes,
-                                           pool.view().k(run.local[i]), page_bytes});
+      std::byte* const to = static_cast<std::byte*>(remote_.parts[rank][part]->data()) + page * page_bytes;
+      engine::PagePool::Append(ops[rank], {to, pool.view().k(run.local[i]), page_bytes});
     }
+    Pending started;
     absl::Status status;
-    std::vector<std::shared_ptr<const kernels::Fence>> copied;
     for (size_t rank = 0; rank < ops.size() && status.ok(); ++rank) {
       if (ops[rank].empty()) continue;
-      auto started = pool.backend(rank)->StartCopy(kernels::CopyKind::kWithin, ops[rank]);
-      status = started.status();
-      if (status.ok() && *started != nullptr) copied.push_back(*std::move(started));
+      auto fence = pool.backend(rank)->StartCopy(kernels::CopyKind::kWithin, ops[rank]);
+      status = fence.status();
+      if (status.ok() && *fence != nullptr) started.copied.push_back(*std::move(fence));
     }
     if (status.ok()) status = pool.ChecksumPages(run.local, crcs);
-    for (const auto& fence : copied) {  // in any case: nothing may still read the pages when this returns
+    Finish();
+    pending_ = std::move(started);
+    if (!status.ok()) {  // nothing may still read the pages when this returns
+      Finish();
+      return status;
+    }
+    pending_.done = std::move(done);
+    return absl::OkStatus();
+  }
+
+  void Finish() override {
+    Pending pending = std::move(pending_);
+    pending_ = {};
+    absl::Status status;
+    for (const auto& fence : pending.copied) {
       const absl::Status waited = fence->Wait();
       if (status.ok()) status = waited;
     }
-    if (status.ok()) done(absl::OkStatus());
-    return status;
+    if (pending.done) pending.done(status);
   }
 
  private:
+  struct Pending {
+    std::vector<std::shared_ptr<const kernels::Fence>> copied;
+    std::function<void(absl::Status)> done;
+  };
+
   const RemotePool& remote_;
+  Pending pending_;
 };
 
 }  // namespace

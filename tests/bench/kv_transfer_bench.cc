@@ -125,6 +125,7 @@ absl::Status Push(prefill::PageSender& sender, const Side& from, const Side& to,
                                          }));
     }
   }
+  sender.Finish();
   if (flush) SPLICE_RETURN_IF_ERROR(flush());
   std::unique_lock lock(outcome.mutex);
   if (!outcome.changed.wait_for(lock, kTimeout, [&] { return outcome.open == 0; }))
@@ -255,8 +256,21 @@ absl::Status HostPart(const engine::ModelConfig& c, const Flags& flags, nlohmann
   return absl::OkStatus();
 }
 
-// Seconds from prompt to second token through the two workers.
-absl::StatusOr<double> SecondToken(v1::Decode::Stub& decode, v1::Prefill::Stub& prefill, const engine::Model& model,
+// Seconds from prompt to first and to second token.
+struct TokenTimes {
+  double first = 0, second = 0;
+};
+TokenTimes Medians(const std::vector<TokenTimes>& runs) {
+  std::vector<double> first, second;
+  for (const TokenTimes& run : runs) {
+    first.push_back(run.first);
+    second.push_back(run.second);
+  }
+  return {Median(first), Median(second)};
+}
+
+// Through the two workers.
+absl::StatusOr<TokenTimes> SecondToken(v1::Decode::Stub& decode, v1::Prefill::Stub& prefill, const engine::Model& model,
                                    const std::vector<int32_t>& prompt) {
   v1::ReserveRequest reserve;
   reserve.set_prompt_tokens(static_cast<uint32_t>(prompt.size()));
@@ -281,15 +295,17 @@ absl::StatusOr<double> SecondToken(v1::Decode::Stub& decode, v1::Prefill::Stub& 
   *run.mutable_ticket() = ticket;
   run.set_namespace_key(std::string(32, 'n'));
   v1::PrefillResponse response;
+  TokenTimes times;
   SPLICE_RETURN_IF_ERROR(FromGrpcStatus(prefill.Run(&run_context, run, &response)));
+  times.first = Seconds(start);
   v1::StreamChunk chunk;
   const bool read = reader->Read(&chunk);
-  const double seconds = Seconds(start);
+  times.second = Seconds(start);
   while (reader->Read(&chunk)) {
   }
   SPLICE_RETURN_IF_ERROR(FromGrpcStatus(reader->Finish()));
   if (!read) return absl::InternalError("no second token came");
-  return seconds;
+  return times;
 }
 
 absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, nlohmann::json& out) {
@@ -305,25 +321,30 @@ absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, n
       prompt[i] = static_cast<int32_t>((seed * 104729ll + i * 7919ll) % c.vocab_size);
     return prompt;
   };
-  double plain = 0;
+  TokenTimes plain;
   {
     SPLICE_ASSIGN_OR_RETURN(const auto generator,
                             engine::LocalGenerator::Create(
                                 prefill_model, {.executor = {.max_rows = flags.slice}, .max_tokens = flags.tokens + 8}));
-    std::vector<double> times;
+    std::vector<TokenTimes> times;
     for (int i = 0; i <= flags.repeats; ++i) {
       engine::SamplingParams sampling;
       sampling.temperature = 0;
       sampling.max_tokens = 2;
       sampling.ignore_eos = true;
+      const std::vector<int32_t> prompt = prompt_of(i);
+      TokenTimes run;
       const auto start = Clock::now();
-      SPLICE_RETURN_IF_ERROR(generator->Generate(prompt_of(i), sampling,
-                                                 [](int32_t, const engine::SampledToken&) { return true; }));
-      if (i > 0) times.push_back(Seconds(start));
+      SPLICE_RETURN_IF_ERROR(generator->Generate(prompt, sampling, [&](int32_t, const engine::SampledToken&) {
+        (run.first == 0 ? run.first : run.second) = Seconds(start);
+        return true;
+      }));
+      if (i > 0) times.push_back(run);
     }
-    plain = Median(times);
+    plain = Medians(times);
   }
-  fmt::print("worker: prompt of {} to second token, plain model: {:.1f} ms\n", flags.tokens, plain * 1e3);
+  fmt::print("worker: prompt of {}, plain model: first token {:.1f} ms, second {:.1f} ms\n", flags.tokens,
+             plain.first * 1e3, plain.second * 1e3);
   std::fflush(stdout);
   for (const std::string way : {"device", "shm"}) {
     decode::DecodeServerOptions d;
@@ -356,17 +377,22 @@ absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, n
       grpc::ClientContext context;
       SPLICE_RETURN_IF_ERROR(FromGrpcStatus(prefill_stub->ConnectPeer(&context, connect, &connected)));
     }
-    std::vector<double> times;
+    std::vector<TokenTimes> times;
     for (int i = 0; i <= flags.repeats; ++i) {
-      SPLICE_ASSIGN_OR_RETURN(const double seconds,
+      SPLICE_ASSIGN_OR_RETURN(const TokenTimes run,
                               SecondToken(*decode_stub, *prefill_stub, *decode_model, prompt_of(i)));
-      if (i > 0) times.push_back(seconds);
+      if (i > 0) times.push_back(run);
     }
-    const double median = Median(times);
-    fmt::print("worker: the same through tp {} to tp {} over {}: {:.1f} ms, {:+.2f} %\n", flags.from_tp, flags.to_tp,
-               connected.transport(), median * 1e3, 100 * (median / plain - 1));
+    const TokenTimes median = Medians(times);
+    fmt::print("worker: tp {} to tp {} over {}: first token {:.1f} ms ({:+.2f} %), second {:.1f} ms ({:+.2f} %)\n",
+               flags.from_tp, flags.to_tp, connected.transport(), median.first * 1e3,
+               100 * (median.first / plain.first - 1), median.second * 1e3, 100 * (median.second / plain.second - 1));
     std::fflush(stdout);
-    out["worker"].push_back({{"carrier", connected.transport()}, {"seconds", median}, {"plain_seconds", plain}});
+    out["worker"].push_back({{"carrier", connected.transport()},
+                             {"first_seconds", median.first},
+                             {"second_seconds", median.second},
+                             {"plain_first_seconds", plain.first},
+                             {"plain_second_seconds", plain.second}});
     prefill->Stop();
     decode->Stop();
   }
