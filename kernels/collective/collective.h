@@ -26,16 +26,17 @@ class Communicator {
   virtual int size() const = 0;
 
   // data[i] becomes the sum of all ranks' data[i], f32, in place. On a device: ordered behind the context's earlier
-  // operations, not waited for, and may be recorded (Session::RunStep). Aborted: the group was; DeadlineExceeded: a rank
-  // did not come in time (which aborts it).
+  // operations, not waited for, and may be recorded (Session::RunStep). Aborted: the group was; DeadlineExceeded: a
+  // rank did not come in time (which aborts it).
   virtual absl::Status AllReduceSum(const KernelContext& ctx, float* data, int64_t count) = 0;
   // Any thread, any time; the first reason stays.
   virtual void Abort(const absl::Status& why) = 0;
 };
 
-// The group of ranks on the host: sums in rank order (deterministic), each rank adding up its part for all. A rank waits
-// for the others `timeout` at most.
+// The group of ranks on the host: sums in rank order (deterministic), each rank adding up its part for all. A rank
+// waits for the others `timeout` at most.
 std::vector<std::unique_ptr<Communicator>> MakeHostGroup(int size, std::chrono::milliseconds timeout);
-inline constexpr std::chrono::milliseconds kCollectiveTimeout{300'000};  // a prompt's slice on a slow host takes minutes
+inline constexpr std::chrono::milliseconds kCollectiveTimeout{
+    300'000};  // a prompt's slice on a slow host takes minutes
 
 }  // namespace spl::kernels

@@ -65,8 +65,8 @@ class HostCommunicator final : public Communicator {
     if (absl::Status s = g.Barrier(); !s.ok()) return s;
     for (int r = 0; r < g.size; ++r) {
       if (g.counts[r] == count) continue;
-      const absl::Status differ = absl::InternalError(absl::StrCat(
-          "collective: rank ", rank_, " sums ", count, " numbers, rank ", r, " sums ", g.counts[r]));
+      const absl::Status differ = absl::InternalError(
+          absl::StrCat("collective: rank ", rank_, " sums ", count, " numbers, rank ", r, " sums ", g.counts[r]));
       Abort(differ);
       return differ;
     }

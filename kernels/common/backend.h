@@ -85,9 +85,9 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Import(const std::string& /*handle*/) const {
     return absl::UnimplementedError(name() + ": host memory is not imported");
   }
-  // Makes a tensor-parallel group whose rank i computes on ranks[i] (one of them may be this backend); the communicators
-  // come in that order and do not outlive the backends. FailedPrecondition, NotFound: what is missing. Unimplemented:
-  // this kind of device has no groups.
+  // Makes a tensor-parallel group whose rank i computes on ranks[i] (one of them may be this backend); the
+  // communicators come in that order and do not outlive the backends. FailedPrecondition, NotFound: what is missing.
+  // Unimplemented: this kind of device has no groups.
   virtual absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
       std::span<const Backend* const> /*ranks*/) const {
     return absl::UnimplementedError(name() + ": no tensor parallelism");

@@ -11,8 +11,8 @@ namespace spl::kernels {
 inline constexpr int kPageTokens = 64;
 inline constexpr int32_t kNoPage = -1;  // in a page table: these positions are not resident
 
-// A borrowed view of the pool, or of one rank's part of it: pages [first_page, first_page + num_pages). Page p starts at
-// base + (p - first_page) * page_bytes() and holds K [kPageTokens, head_dim], then V [kPageTokens, head_dim], both
+// A borrowed view of the pool, or of one rank's part of it: pages [first_page, first_page + num_pages). Page p starts
+// at base + (p - first_page) * page_bytes() and holds K [kPageTokens, head_dim], then V [kPageTokens, head_dim], both
 // row-major and contiguous.
 struct KvPoolView {
   std::byte* base = nullptr;   // 64-byte aligned

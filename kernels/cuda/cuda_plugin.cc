@@ -13,9 +13,7 @@ namespace spl::kernels {
 namespace {
 
 // The plug-in names its libraries by soname: loading one by its full path first satisfies that.
-void PreloadLibraries() {
-  (void)OpenCudaLibrary("libcublasLt.so." SPLICE_CUDA_MAJOR, "cublas");
-}
+void PreloadLibraries() { (void)OpenCudaLibrary("libcublasLt.so." SPLICE_CUDA_MAJOR, "cublas"); }
 
 }  // namespace
 

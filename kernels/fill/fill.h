@@ -23,8 +23,8 @@ struct FillRandomArgs {
   uint64_t stream = 0;
   int64_t first_index = 0;  // of out[0] in its tensor; a tensor may be filled in parts
   int32_t step_exponent = -11;
-  // A part of a matrix's columns: out is [count / row_length, row_length], and its rows lie row_stride elements apart in
-  // the tensor. 0: out is one run of the tensor.
+  // A part of a matrix's columns: out is [count / row_length, row_length], and its rows lie row_stride elements apart
+  // in the tensor. 0: out is one run of the tensor.
   int64_t row_length = 0;
   int64_t row_stride = 0;
 

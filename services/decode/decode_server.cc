@@ -34,14 +34,11 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
       SPLICE_ASSIGN_OR_RETURN(device_handles.emplace_back(),
                               model->rank(r).backend().Export(*server->device_memory_->buffers[r]));
     }
-    server->landing_ =
-        std::make_unique<engine::PagePool>(kernels::KvPoolView{server->memory_->data(), model->kv_dtype(),
-                                                               model->config().head_dim,
-                                                               static_cast<int32_t>(registered_pages)});
+    server->landing_ = std::make_unique<engine::PagePool>(kernels::KvPoolView{
+        server->memory_->data(), model->kv_dtype(), model->config().head_dim, static_cast<int32_t>(registered_pages)});
   }
-  const engine::KvPartitions pages = on_host
-                                         ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages)
-                                         : server->device_memory_->pages;
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
 

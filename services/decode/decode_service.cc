@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/kv_copy/crc32c.h"
+#include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
@@ -254,12 +254,12 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
   }
   std::vector<uint32_t> crcs(pages.size());
   SPLICE_RETURN_IF_ERROR(pool_.ChecksumPages(pages, crcs.data()));
-  const uint32_t page_shift = kernels::Crc32cShift(page_bytes);
+  const kernels::Crc32cShifter over_a_page(page_bytes);
   const int32_t per_stream = kv.num_pages_per_stream();
   for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
     uint32_t crc = 0;
     for (int32_t i = 0; i < per_stream; ++i)
-      crc = kernels::Crc32cMultiply(page_shift, crc) ^ crcs[static_cast<size_t>(stream) * per_stream + i];
+      crc = over_a_page(crc) ^ crcs[static_cast<size_t>(stream) * per_stream + i];
     if (crc == request.crc32c(stream)) continue;
     checksum_failures_.Increment();
     return Errorf(absl::StatusCode::kDataLoss,

@@ -52,14 +52,14 @@ struct PageRun {
 
 // The pool of a decode worker on GPUs as this worker's reach it.
 struct RemotePool {
-  // [rank here][rank there]: the part of that rank, imported by the device of this one. Any page can go anywhere, because
-  // the two workers may have their heads on different ranks.
+  // [rank here][rank there]: the part of that rank, imported by the device of this one. Any page can go anywhere,
+  // because the two workers may have their heads on different ranks.
   std::vector<std::vector<std::unique_ptr<kernels::Buffer>>> parts;
   uint32_t pages_per_part = 0;
 };
 
-// Page-locks the peer's memory that a channel has mapped. Released as soon as the channel is closed: another mapping may
-// then come to lie at the same addresses.
+// Page-locks the peer's memory that a channel has mapped. Released as soon as the channel is closed: another mapping
+// may then come to lie at the same addresses.
 class PinnedPeerMemory {
  public:
   static absl::StatusOr<std::unique_ptr<PinnedPeerMemory>> Create(std::span<std::byte> memory,

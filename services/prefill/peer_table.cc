@@ -170,7 +170,8 @@ absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEn
   return pool;
 }
 
-// Reads the peer's pool back into memory of our own: what is in it stays as it is. The rate of the slowest pair of GPUs.
+// Reads the peer's pool back into memory of our own: what is in it stays as it is. The rate of the slowest pair of
+// GPUs.
 absl::StatusOr<double> PeerTable::DeviceSelfTest(const RemotePool& pool) {
   double slowest = 0;
   for (size_t rank = 0; rank < pool.parts.size(); ++rank) {

@@ -32,9 +32,8 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
                                                                    model->page_bytes(), model->backend()));
     peer_options.staging = server->staging_.get();
   }
-  const engine::KvPartitions pages = on_host
-                                         ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages)
-                                         : server->device_memory_->pages;
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));

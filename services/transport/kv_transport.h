@@ -64,8 +64,8 @@ class KvChannel {
   // lost. InvalidArgument (returned, done does not run): an op outside the remote memory.
   virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
 
-  // The peer's memory where this process can write it itself (shared memory), or nothing. For page-locking; written only
-  // through the two Puts, and gone with Close.
+  // The peer's memory where this process can write it itself (shared memory), or nothing. For page-locking; written
+  // only through the two Puts, and gone with Close.
   virtual std::span<std::byte> mapped_memory() const = 0;
   // As Put, with sources that only `copier` can read: it runs on the transport's copy thread in turn with other writes
   // and returns when the bytes are written. FailedPrecondition without mapped memory.

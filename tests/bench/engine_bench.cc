@@ -84,23 +84,21 @@ absl::Status RunBench(const Flags& flags) {
   // Never on zeros: K and V of roughly the size that a model makes.
   for (int r = 0; r < flags.tp; ++r) {
     const kernels::Buffer& part = *memory.buffers[r];
-    SPLICE_RETURN_IF_ERROR(devices[r]->FillRandom(
-        {}, {.out = part.data(),
-             .dtype = model->kv_dtype(),
-             .count = static_cast<int64_t>(part.size() / kernels::DTypeBytes(model->kv_dtype())),
-             .stream = 1,
-             .step_exponent = -6}));
+    SPLICE_RETURN_IF_ERROR(
+        devices[r]->FillRandom({}, {.out = part.data(),
+                                    .dtype = model->kv_dtype(),
+                                    .count = static_cast<int64_t>(part.size() / kernels::DTypeBytes(model->kv_dtype())),
+                                    .stream = 1,
+                                    .step_exponent = -6}));
   }
   const engine::KvPartitions& view = memory.pages;
   engine::PagePool pool(view, model->backends());
-  nlohmann::json out = {{"backend", backend->description()},
-                        {"ranks", flags.tp},
-                        {"model", c.name},
-                        {"copy_bytes_per_s", bandwidth}};
+  nlohmann::json out = {
+      {"backend", backend->description()}, {"ranks", flags.tp}, {"model", c.name}, {"copy_bytes_per_s", bandwidth}};
 
   {
-    SPLICE_ASSIGN_OR_RETURN(const auto executor,
-                            engine::ParallelExecutor::Create(model, view, {.max_rows = flags.slice, .max_sequences = 1}));
+    SPLICE_ASSIGN_OR_RETURN(const auto executor, engine::ParallelExecutor::Create(
+                                                     model, view, {.max_rows = flags.slice, .max_sequences = 1}));
     for (const int32_t length : flags.prefill) {
       std::vector<int32_t> prompt(length);
       for (int32_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 7919ll) % c.vocab_size);
@@ -124,7 +122,8 @@ absl::Status RunBench(const Flags& flags) {
       }
       const double linear = 2.0 * static_cast<double>(LinearWeights(c)) * length;
       const double attention = 2.0 * length * static_cast<double>(length) * c.q_size() * c.num_layers;
-      const double floor = (linear / (flags.gemm_tflops * 1e12) + attention / (flags.attention_tflops * 1e12)) / flags.tp;
+      const double floor =
+          (linear / (flags.gemm_tflops * 1e12) + attention / (flags.attention_tflops * 1e12)) / flags.tp;
       const double time = Median(times);
       fmt::print("prefill {:>6} tokens: {:8.1f} ms, {:8.0f} tokens/s, floor {:8.1f} ms, {:.2f}x\n", length, time * 1e3,
                  length / time, floor * 1e3, time / floor);

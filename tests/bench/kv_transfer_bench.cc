@@ -39,6 +39,7 @@ struct Flags {
   int32_t repeats = 3;
   int32_t from_tp = 1, to_tp = 1;  // of the worker part
   std::vector<std::string> parts = {"device", "host", "worker"};
+  std::vector<std::string> ways = {"device", "shm"};
   uint64_t staging_bytes = 256ull << 20;
   bool tcp = false;
 };
@@ -233,8 +234,9 @@ absl::Status HostPart(const engine::ModelConfig& c, const Flags& flags, nlohmann
         SPLICE_ASSIGN_OR_RETURN(const double landed,
                                 Rate(1, bytes, [&] { return to.pool->WritePagesFrom(target, pages); }));
         SPLICE_RETURN_IF_ERROR(ExpectEqual(*from.pool, from.kv->AllPages(), *to.pool, target));
-        fmt::print("host, {}: slices of {:>6} tokens: {:6.1f} GB/s, {:5.1f} % of the bare copy; landed at {:.1f} GB/s\n",
-                   sender->carrier(), slice, rate / 1e9, 100 * rate / bare, landed / 1e9);
+        fmt::print(
+            "host, {}: slices of {:>6} tokens: {:6.1f} GB/s, {:5.1f} % of the bare copy; landed at {:.1f} GB/s\n",
+            sender->carrier(), slice, rate / 1e9, 100 * rate / bare, landed / 1e9);
         std::fflush(stdout);
         out["host"].push_back({{"carrier", sender->carrier()},
                                {"slice", slice},
@@ -271,7 +273,7 @@ TokenTimes Medians(const std::vector<TokenTimes>& runs) {
 
 // Through the two workers.
 absl::StatusOr<TokenTimes> SecondToken(v1::Decode::Stub& decode, v1::Prefill::Stub& prefill, const engine::Model& model,
-                                   const std::vector<int32_t>& prompt) {
+                                       const std::vector<int32_t>& prompt) {
   v1::ReserveRequest reserve;
   reserve.set_prompt_tokens(static_cast<uint32_t>(prompt.size()));
   reserve.mutable_sampling()->set_temperature(0);
@@ -324,8 +326,8 @@ absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, n
   TokenTimes plain;
   {
     SPLICE_ASSIGN_OR_RETURN(const auto generator,
-                            engine::LocalGenerator::Create(
-                                prefill_model, {.executor = {.max_rows = flags.slice}, .max_tokens = flags.tokens + 8}));
+                            engine::LocalGenerator::Create(prefill_model, {.executor = {.max_rows = flags.slice},
+                                                                           .max_tokens = flags.tokens + 8}));
     std::vector<TokenTimes> times;
     for (int i = 0; i <= flags.repeats; ++i) {
       engine::SamplingParams sampling;
@@ -346,7 +348,7 @@ absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, n
   fmt::print("worker: prompt of {}, plain model: first token {:.1f} ms, second {:.1f} ms\n", flags.tokens,
              plain.first * 1e3, plain.second * 1e3);
   std::fflush(stdout);
-  for (const std::string way : {"device", "shm"}) {
+  for (const std::string& way : flags.ways) {
     decode::DecodeServerOptions d;
     d.metrics_listen = "";
     d.kv_bytes = kv_bytes;
@@ -430,6 +432,7 @@ int main(int argc, char** argv) {
   app.add_option("--slice-tokens", flags.slice, "of the workers' prompts")->capture_default_str();
   app.add_option("--repeats", flags.repeats)->capture_default_str();
   app.add_option("--parts", flags.parts, "device, host, worker")->delimiter(',')->capture_default_str();
+  app.add_option("--ways", flags.ways, "of the worker part: device, shm, tcp")->delimiter(',')->capture_default_str();
   app.add_option("--staging-bytes", flags.staging_bytes)->capture_default_str();
   app.add_flag("--tcp", flags.tcp, "the host part over TCP too");
   CLI11_PARSE(app, argc, argv);

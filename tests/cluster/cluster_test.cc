@@ -172,7 +172,7 @@ TEST_F(ClusterTest, TensorParallelWorkersEqualThePlainModelOnAsManyRanks) {
   if (!plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
     GTEST_SKIP() << plain.status();
   ASSERT_TRUE(plain.ok()) << plain.status();
-  const auto prompts = Prompts(NumPrompts());
+  const auto prompts = Prompts(NumPrompts() / 2);
   std::vector<std::string> want;
   for (const std::string& prompt : prompts) {
     auto result = (*plain)->Generate({.text = prompt, .max_tokens = 16, .ignore_eos = true},
@@ -181,8 +181,8 @@ TEST_F(ClusterTest, TensorParallelWorkersEqualThePlainModelOnAsManyRanks) {
     want.push_back(result->text);
   }
   {
-    auto cluster = ProcessCluster::Start(
-        {.model_dir = kTinyModel, .prefill_flags = {"--tp", "2"}, .decode_flags = {"--tp", "2"}});
+    auto cluster =
+        ProcessCluster::Start({.model_dir = kTinyModel, .prefill_flags = {"--tp", "2"}, .decode_flags = {"--tp", "2"}});
     ASSERT_NE(cluster, nullptr);
     for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(Complete(cluster->http(), prompts[i]), want[i]) << i;
   }
@@ -195,8 +195,9 @@ TEST_F(ClusterTest, TensorParallelWorkersEqualThePlainModelOnAsManyRanks) {
 // The KV goes from two ranks to one and from one to two.
 TEST_F(ClusterTest, WorkersOfDifferentParallelismServeTogether) {
   for (const char* flag : {"--prefill-tp", "--decode-tp"}) {
-    const std::vector<std::string> command = {BinDir() + "/splice", "serve",       "--model", kTinyModel,   flag, "2",
-                                              "--http",             "127.0.0.1:0", "--grpc",  "127.0.0.1:0"};
+    const std::vector<std::string> command = {
+        BinDir() + "/splice", "serve",  "--model",    kTinyModel, flag, "2", "--http",
+        "127.0.0.1:0",        "--grpc", "127.0.0.1:0"};
     if (auto plain = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0, /*tp=*/2);
         !plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
       GTEST_SKIP() << plain.status();

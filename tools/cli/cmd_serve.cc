@@ -76,7 +76,8 @@ Command MakeServeCommand(CLI::App& root) {
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddBytes(app, "--kv-bytes", c.kv_bytes, "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
+  AddBytes(app, "--kv-bytes", c.kv_bytes,
+           "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
   AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")

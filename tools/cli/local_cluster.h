@@ -26,7 +26,7 @@ struct LocalClusterOptions {
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
-  std::string data_dir;            // of the chunk store; empty: memory only
+  std::string data_dir;  // of the chunk store; empty: memory only
   int32_t prefill_tp = 1;
   int32_t decode_tp = 1;
   uint64_t kv_bytes = 1ull << 30;  // of each page pool

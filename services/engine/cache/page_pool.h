@@ -17,10 +17,9 @@ namespace spl::engine {
 
 // Hands out pages of a memory region that somebody else owns (a backend buffer or registered transport memory; it must
 // outlive the pool). Any thread may call: reservations come from RPC threads, growth from the engine thread.
-// With several ranks (kv_memory.h) every allocation takes equally many pages of each: a sequence has equally many heads on
-// every rank. The parts are therefore equally full.
-// Invariants: a page is free or has owners, never both; free runs are disjoint, maximal within a part and sum to
-// num_free().
+// With several ranks (kv_memory.h) every allocation takes equally many pages of each: a sequence has equally many heads
+// on every rank. The parts are therefore equally full. Invariants: a page is free or has owners, never both; free runs
+// are disjoint, maximal within a part and sum to num_free().
 class PagePool {
  public:
   // `backend` copies what the host cannot reach itself; null: the view is host memory. Borrowed.

@@ -37,18 +37,18 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const
       std::unique_ptr<Executor>(new Executor(std::move(model), pool, options, rank, std::move(communicator)));
   executor->activation_dtype_ = shard.backend().activation_dtype(c.dtype);
   const int32_t streams = c.num_layers * c.num_kv_heads;
-  SPLICE_ASSIGN_OR_RETURN(executor->session_,
-                          shard.backend().NewSession(
-                              {.num_threads = options.num_threads,
-                               .isa = options.isa,
-                               .max_rows = options.max_rows,
-                               .max_sequences = std::min(options.max_sequences, options.max_rows),
-                               .num_layers = c.num_layers,
-                               .num_kv_heads = c.num_kv_heads,
-                               .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams),
-                               .first_kv_head = shard.first_kv_head(),
-                               .table_kv_heads = table_kv_heads,
-                               .first_page = pool.first_page}));
+  SPLICE_ASSIGN_OR_RETURN(
+      executor->session_,
+      shard.backend().NewSession({.num_threads = options.num_threads,
+                                  .isa = options.isa,
+                                  .max_rows = options.max_rows,
+                                  .max_sequences = std::min(options.max_sequences, options.max_rows),
+                                  .num_layers = c.num_layers,
+                                  .num_kv_heads = c.num_kv_heads,
+                                  .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams),
+                                  .first_kv_head = shard.first_kv_head(),
+                                  .table_kv_heads = table_kv_heads,
+                                  .first_page = pool.first_page}));
   SPLICE_RETURN_IF_ERROR(executor->AllocateWorkspace());
   return executor;
 }
@@ -397,7 +397,8 @@ absl::StatusOr<std::span<float>> Executor::Logits() {
 absl::StatusOr<std::span<const int32_t>> Executor::Argmax() {
   int32_t* out = Int32(ws_.argmax);
   SPLICE_RETURN_IF_ERROR(model_->backend().Argmax(
-      context(), {.logits = F32(ws_.logits), .out = out, .num_rows = num_logit_rows_, .width = model_->vocab().size()}));
+      context(),
+      {.logits = F32(ws_.logits), .out = out, .num_rows = num_logit_rows_, .width = model_->vocab().size()}));
   SPLICE_ASSIGN_OR_RETURN(const void* host,
                           session_->ReadBack(out, sizeof(int32_t) * static_cast<size_t>(num_logit_rows_)));
   return std::span(static_cast<const int32_t*>(host), static_cast<size_t>(num_logit_rows_));

@@ -50,8 +50,8 @@ class Executor {
  public:
   // `pool` is the rank's part of the pages. `communicator`, of a model on several ranks, is taken over.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(
-      std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
-      int rank = 0, std::unique_ptr<kernels::Communicator> communicator = nullptr);
+      std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options, int rank = 0,
+      std::unique_ptr<kernels::Communicator> communicator = nullptr);
 
   // Called when K and V of the pass's rows are final in the pages of `layer`, before the layer's attention runs. False
   // ends the pass early with Cancelled.

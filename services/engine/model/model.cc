@@ -107,11 +107,9 @@ class ModelLoader {
                            MatrixPart::Rows(attention + "k_proj.weight", c.kv_size(), c.hidden_size, kv_rows),
                            MatrixPart::Rows(attention + "v_proj.weight", c.kv_size(), c.hidden_size, kv_rows)}));
     if (c.attention_bias) {
-      SPLICE_ASSIGN_OR_RETURN(
-          layer.qkv_bias,
-          Vectors({{attention + "q_proj.bias", c.q_size(), q_rows},
-                   {attention + "k_proj.bias", c.kv_size(), kv_rows},
-                   {attention + "v_proj.bias", c.kv_size(), kv_rows}}));
+      SPLICE_ASSIGN_OR_RETURN(layer.qkv_bias, Vectors({{attention + "q_proj.bias", c.q_size(), q_rows},
+                                                       {attention + "k_proj.bias", c.kv_size(), kv_rows},
+                                                       {attention + "v_proj.bias", c.kv_size(), kv_rows}}));
       if (source_.Contains(attention + "o_proj.bias"))
         return InvalidArgument("tensor '{}o_proj.bias': a bias of the output projection is not supported", attention);
     }
@@ -194,8 +192,7 @@ class ModelLoader {
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<MatrixPart>& parts) {
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
     return model_.backend_->AdoptLinear(
-        std::move(stacked.data),
-        {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = stacked.width});
+        std::move(stacked.data), {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = stacked.width});
   }
 
   // The same number of tensors of every expert, all of one shape.

@@ -64,7 +64,7 @@ class ParallelExecutor {
   };
   std::mutex mutex_;  // guards all up to the next blank line
   std::vector<Layer> layers_;
-  int32_t furthest_ = -1;              // layer that a rank has begun
+  int32_t furthest_ = -1;               // layer that a rank has begun
   std::optional<int32_t> stop_before_;  // once cancelled
 
   // Of the layer whose on_layer runs; the thread that runs it.

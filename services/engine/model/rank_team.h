@@ -24,8 +24,8 @@ class RankTeam {
   RankTeam& operator=(const RankTeam&) = delete;
 
   // Runs task(rank) on every thread and returns when all have returned. OK, or DataLoss with the first error: what the
-  // ranks computed together is lost, and every later Run returns the same without running anything. A rank that does not
-  // return within kRankTimeout counts as failed; one that then ignores `on_failure` too ends the process.
+  // ranks computed together is lost, and every later Run returns the same without running anything. A rank that does
+  // not return within kRankTimeout counts as failed; one that then ignores `on_failure` too ends the process.
   absl::Status Run(const std::function<absl::Status(int rank)>& task);
 
  private:

@@ -1,6 +1,6 @@
 // Which part of a model one rank of a tensor-parallel worker has (Shoeybi et al., "Megatron-LM", 2019, section 3):
-// attention by heads, feed-forward (and every expert's) by its inner width, the head of the vocabulary by its rows. What
-// is left over is replicated: embedding, norms, the experts' router.
+// attention by heads, feed-forward (and every expert's) by its inner width, the head of the vocabulary by its rows.
+// What is left over is replicated: embedding, norms, the experts' router.
 #pragma once
 
 #include <cstdint>

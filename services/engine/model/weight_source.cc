@@ -53,8 +53,7 @@ class CheckpointSource final : public WeightSource {
     const std::byte* first = t.data + static_cast<size_t>(part.rows.begin) * row_bytes;
     const size_t part_bytes = static_cast<size_t>(part.columns.size()) * element;
     const size_t num_rows = static_cast<size_t>(part.rows.size());
-    if (part_bytes == row_bytes)
-      return backend_.Copy(kernels::CopyKind::kUpload, device, first, num_rows * row_bytes);
+    if (part_bytes == row_bytes) return backend_.Copy(kernels::CopyKind::kUpload, device, first, num_rows * row_bytes);
     // Brought together here: a device would take thousands of short copies for each matrix.
     std::vector<std::byte> packed(num_rows * part_bytes);
     first += static_cast<size_t>(part.columns.begin) * element;

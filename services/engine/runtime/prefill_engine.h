@@ -62,8 +62,9 @@ struct PrefillRequest {
   chunk::Digest namespace_key{};
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Both must not block and run on the engine thread, or while that waits on a thread of its executor. on_layer runs for cached pages first, then for every slice and
-  // layer in order. on_done runs exactly once, also after an error, and last.
+  // Both must not block and run on the engine thread, or while that waits on a thread of its executor. on_layer runs
+  // for cached pages first, then for every slice and layer in order. on_done runs exactly once, also after an error,
+  // and last.
   std::function<void(const LayerReady&)> on_layer;
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
@@ -121,8 +122,7 @@ class PrefillEngine {
     size_t first_chunk = 0;
   };
 
-  PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
-                const PrefillEngineOptions& options);
+  PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
   void RunLoop();
   void CollectInbox();

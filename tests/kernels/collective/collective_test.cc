@@ -44,8 +44,7 @@ TEST(HostCollective, SumsInRankOrderOverManyCallsAndOddCounts) {
     out = in;
     OnEveryRank(size, [&](int rank) {
       for (auto& values : out[rank]) {
-        const absl::Status s =
-            group[rank]->AllReduceSum({}, values.data(), static_cast<int64_t>(values.size()));
+        const absl::Status s = group[rank]->AllReduceSum({}, values.data(), static_cast<int64_t>(values.size()));
         EXPECT_TRUE(s.ok()) << s;
       }
     });

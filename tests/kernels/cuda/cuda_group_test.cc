@@ -29,11 +29,8 @@ class CudaGroupTest : public testing::Test {
     ASSERT_TRUE(group.ok()) << group.status();
     group_ = *std::move(group);
     for (int rank = 0; rank < kRanks; ++rank) {
-      auto session = backends_[rank]->NewSession({.max_rows = 8,
-                                                  .max_sequences = 1,
-                                                  .num_layers = 1,
-                                                  .num_kv_heads = 1,
-                                                  .max_pages_per_stream = 1});
+      auto session = backends_[rank]->NewSession(
+          {.max_rows = 8, .max_sequences = 1, .num_layers = 1, .num_kv_heads = 1, .max_pages_per_stream = 1});
       ASSERT_TRUE(session.ok()) << session.status();
       sessions_.push_back(*std::move(session));
       auto memory = backends_[rank]->Allocate(kCount * sizeof(float));
@@ -122,11 +119,10 @@ TEST_F(CudaGroupTest, CopiesFromGpuToGpuAndChecksumsOfAPart) {
     pool.base = static_cast<std::byte*>(memory.back()->data());
     pools.push_back(pool);
   }
-  ASSERT_TRUE(backends_[0]
-                  ->FillRandom({}, {.out = pools[0].base,
-                                    .count = static_cast<int64_t>(memory[0]->size() / 2),
-                                    .stream = 3})
-                  .ok());
+  ASSERT_TRUE(
+      backends_[0]
+          ->FillRandom({}, {.out = pools[0].base, .count = static_cast<int64_t>(memory[0]->size() / 2), .stream = 3})
+          .ok());
   auto handle = backends_[1]->Export(*memory[1]);
   ASSERT_TRUE(handle.ok()) << handle.status();
   auto remote = backends_[0]->Import(*handle);
@@ -137,8 +133,8 @@ TEST_F(CudaGroupTest, CopiesFromGpuToGpuAndChecksumsOfAPart) {
   for (int32_t i = 0; i < kPages; ++i) {
     from.push_back(i);
     to.push_back(kFirst + kPages - 1 - i);
-    ops.push_back({static_cast<std::byte*>((*remote)->data()) + (kPages - 1 - i) * pools[1].page_bytes(),
-                   pools[0].k(i), pools[0].page_bytes()});
+    ops.push_back({static_cast<std::byte*>((*remote)->data()) + (kPages - 1 - i) * pools[1].page_bytes(), pools[0].k(i),
+                   pools[0].page_bytes()});
   }
   auto fence = backends_[0]->StartCopy(CopyKind::kWithin, ops);
   ASSERT_TRUE(fence.ok()) << fence.status();

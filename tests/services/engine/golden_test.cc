@@ -32,7 +32,8 @@ struct Case {
 absl::StatusOr<std::shared_ptr<const kernels::Backend>> MakeBackend(Arithmetic arithmetic, int rank) {
   if (arithmetic == Arithmetic::kCuda || arithmetic == Arithmetic::kCudaF32) {
     auto cuda = kernels::MakeCudaBackend(
-        {.device = rank, .gemm = arithmetic == Arithmetic::kCudaF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto});
+        {.device = rank,
+         .gemm = arithmetic == Arithmetic::kCudaF32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto});
     if (!cuda.ok()) return cuda.status();
     return std::shared_ptr<const kernels::Backend>(*std::move(cuda));
   }
@@ -182,15 +183,14 @@ INSTANTIATE_TEST_SUITE_P(Models, Bf16GreedyTest,
 // Split over ranks nothing but the order of sums changes. (tiny-mistral has one KV head: see parallel_executor_test.)
 INSTANTIATE_TEST_SUITE_P(
     TensorParallel, GoldenTest,
-    testing::Values(Case{"tiny-llama3", Arithmetic::kReference, 1e-4, 2}, Case{"tiny-llama3", Arithmetic::kF32, 1e-4, 2},
-                    Case{"tiny-qwen2", Arithmetic::kF32, 1e-4, 2}, Case{"tiny-qwen3", Arithmetic::kF32, 1e-4, 2},
-                    Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kF32, 1e-4, 2},
-                    Case{"splice-tiny", Arithmetic::kF32, 1e-4, 4}, Case{"splice-tiny", Arithmetic::kDefault, 4e-3, 2},
-                    Case{"tiny-llama3", Arithmetic::kCuda, 1e-4, 2}, Case{"tiny-qwen2", Arithmetic::kCudaF32, 1e-4, 2},
-                    Case{"tiny-qwen3", Arithmetic::kCudaF32, 1e-4, 2},
-                    Case{"tiny-qwen3-moe", Arithmetic::kCudaF32, 1e-4, 2},
-                    Case{"splice-tiny", Arithmetic::kCudaF32, 1e-4, 2},
-                    Case{"splice-tiny", Arithmetic::kCuda, 4e-3, 2}),
+    testing::Values(
+        Case{"tiny-llama3", Arithmetic::kReference, 1e-4, 2}, Case{"tiny-llama3", Arithmetic::kF32, 1e-4, 2},
+        Case{"tiny-qwen2", Arithmetic::kF32, 1e-4, 2}, Case{"tiny-qwen3", Arithmetic::kF32, 1e-4, 2},
+        Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kF32, 1e-4, 2},
+        Case{"splice-tiny", Arithmetic::kF32, 1e-4, 4}, Case{"splice-tiny", Arithmetic::kDefault, 4e-3, 2},
+        Case{"tiny-llama3", Arithmetic::kCuda, 1e-4, 2}, Case{"tiny-qwen2", Arithmetic::kCudaF32, 1e-4, 2},
+        Case{"tiny-qwen3", Arithmetic::kCudaF32, 1e-4, 2}, Case{"tiny-qwen3-moe", Arithmetic::kCudaF32, 1e-4, 2},
+        Case{"splice-tiny", Arithmetic::kCudaF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kCuda, 4e-3, 2}),
     CaseName);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -105,7 +105,8 @@ std::vector<int32_t> Prompt(size_t length, int32_t vocab) {
 
 // Seeded weights of a model with experts, biases, q and k norms and an uneven vocabulary: a rank makes only its part.
 TEST(ParallelExecutor, SeededModelsWithExpertsGiveTheSameLogits) {
-  const fs::path dir = fs::path(testing::TempDir()) / ("ranks-" + std::to_string(std::random_device{}())) / "little-moe";
+  const fs::path dir =
+      fs::path(testing::TempDir()) / ("ranks-" + std::to_string(std::random_device{}())) / "little-moe";
   fs::create_directories(dir);
   std::ofstream(dir / "config.json") << R"({
       "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

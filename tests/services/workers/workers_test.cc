@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 struct Way {
   const char* kv_transport;
   bool device;
-  const char* carrier;                     // what the workers say they use
+  const char* carrier;                      // what the workers say they use
   int prefill_ranks = 1, decode_ranks = 1;  // of tensor parallelism
   // Ranks add up in another order than the plain model. In bf16 that turns a token of a random prompt now and then; in
   // f32 arithmetic with f32 KV it does not.
