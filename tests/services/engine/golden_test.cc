@@ -113,13 +113,14 @@ class GoldenTest : public testing::TestWithParam<Case> {
     generator_ = std::move(*generator);
   }
 
+  void CheckLogits();
   void CheckGreedy();
 
   std::unique_ptr<SafetensorsFile> golden_;
   std::unique_ptr<LocalGenerator> generator_;
 };
 
-TEST_P(GoldenTest, LogitsAndArgmax) {
+void GoldenTest::CheckLogits() {
   const int32_t vocab = generator_->model().config().vocab_size;
   for (int p = 0; golden_->Contains("p" + std::to_string(p) + ".input_ids"); ++p) {
     const std::string prefix = "p" + std::to_string(p);
@@ -146,6 +147,8 @@ TEST_P(GoldenTest, LogitsAndArgmax) {
     }
   }
 }
+
+TEST_P(GoldenTest, LogitsAndArgmax) { CheckLogits(); }
 
 void GoldenTest::CheckGreedy() {
   for (int p = 0; golden_->Contains("p" + std::to_string(p) + ".greedy"); ++p) {
@@ -183,15 +186,25 @@ INSTANTIATE_TEST_SUITE_P(Models, Bf16GreedyTest,
 // Split over ranks nothing but the order of sums changes. (tiny-mistral has one KV head: see parallel_executor_test.)
 INSTANTIATE_TEST_SUITE_P(
     TensorParallel, GoldenTest,
-    testing::Values(
-        Case{"tiny-llama3", Arithmetic::kReference, 1e-4, 2}, Case{"tiny-llama3", Arithmetic::kF32, 1e-4, 2},
-        Case{"tiny-qwen2", Arithmetic::kF32, 1e-4, 2}, Case{"tiny-qwen3", Arithmetic::kF32, 1e-4, 2},
-        Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kF32, 1e-4, 2},
-        Case{"splice-tiny", Arithmetic::kF32, 1e-4, 4}, Case{"splice-tiny", Arithmetic::kDefault, 4e-3, 2},
-        Case{"tiny-llama3", Arithmetic::kCuda, 1e-4, 2}, Case{"tiny-qwen2", Arithmetic::kCudaF32, 1e-4, 2},
-        Case{"tiny-qwen3", Arithmetic::kCudaF32, 1e-4, 2}, Case{"tiny-qwen3-moe", Arithmetic::kCudaF32, 1e-4, 2},
-        Case{"splice-tiny", Arithmetic::kCudaF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kCuda, 4e-3, 2}),
+    testing::Values(Case{"tiny-llama3", Arithmetic::kReference, 1e-4, 2},
+                    Case{"tiny-llama3", Arithmetic::kF32, 1e-4, 2}, Case{"tiny-qwen2", Arithmetic::kF32, 1e-4, 2},
+                    Case{"tiny-qwen3", Arithmetic::kF32, 1e-4, 2}, Case{"tiny-qwen3-moe", Arithmetic::kF32, 1e-4, 2},
+                    Case{"splice-tiny", Arithmetic::kF32, 1e-4, 2}, Case{"splice-tiny", Arithmetic::kF32, 1e-4, 4},
+                    Case{"tiny-llama3", Arithmetic::kCuda, 1e-4, 2}, Case{"tiny-qwen2", Arithmetic::kCudaF32, 1e-4, 2},
+                    Case{"tiny-qwen3", Arithmetic::kCudaF32, 1e-4, 2},
+                    Case{"tiny-qwen3-moe", Arithmetic::kCudaF32, 1e-4, 2},
+                    Case{"splice-tiny", Arithmetic::kCudaF32, 1e-4, 2},
+                    Case{"splice-tiny", Arithmetic::kCuda, 4e-3, 2}),
     CaseName);
+
+// In bf16 another order of sums turns one of splice-tiny's 80 greedy tokens, where the two best logits are 9.851 and
+// 9.806; the logits stay within their tolerance.
+class Bf16RanksTest : public GoldenTest {};
+TEST_P(Bf16RanksTest, LogitsAndArgmax) { CheckLogits(); }
+INSTANTIATE_TEST_SUITE_P(Models, Bf16RanksTest,
+                         testing::Values(Case{"splice-tiny", Arithmetic::kDefault, 4e-3, 2},
+                                         Case{"splice-tiny", Arithmetic::kDefault, 4e-3, 4}),
+                         CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
     Models, GoldenTest,
