@@ -49,7 +49,7 @@ absl::Status ValidateStream(const HeadStreamView& s, const KvPoolView& pool) {
     return InvalidCall("attention: page table of ", s.page_table.size(), " entries for kv_len ", s.kv_len);
   }
   for (size_t i = 0; i < num_pages; ++i) {
-    if (s.page_table[i] != kNoPage && (s.page_table[i] < 0 || s.page_table[i] >= pool.num_pages)) {
+    if (s.page_table[i] != kNoPage && !pool.contains(s.page_table[i])) {
       return InvalidCall("attention: page ", s.page_table[i], " at ", i, " is outside the pool of ", pool.num_pages);
     }
   }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/activation/activation.h"
 #include "kernels/attention/attention.h"
+#include "kernels/collective/collective.h"
 #include "kernels/common/cpu_features.h"
 #include "kernels/common/session.h"
 #include "kernels/embedding/embedding.h"
@@ -69,8 +70,12 @@ class Backend {
     return Copy(kind, {&op, 1});
   }
 
-  // Page-locks host memory that the caller owns, so that Copy reaches it at the speed of the link. Undone before the
-  // memory is freed. Nothing to do on the host.
+  // Starts copies whose host side, if any, is page-locked. The result is a point behind them, before which neither side
+  // may change; null when they are complete already. This default is Copy.
+  virtual absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const;
+
+  // Page-locks host memory, so that Copy reaches it at the speed of the link. Undone before the memory is freed.
+  // AlreadyExists: somebody in this process has page-locked it. Nothing to do on the host.
   virtual absl::Status PinHost(void* /*data*/, size_t /*bytes*/) const { return absl::OkStatus(); }
   virtual void UnpinHost(void* /*data*/) const {}
 
@@ -84,6 +89,14 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Import(const std::string& /*handle*/) const {
     return absl::UnimplementedError(name() + ": host memory is not imported");
   }
+  // Makes a tensor-parallel group whose rank i computes on ranks[i] (one of them may be this backend); the
+  // communicators come in that order and do not outlive the backends. FailedPrecondition, NotFound: what is missing.
+  // Unimplemented: this kind of device has no groups.
+  virtual absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
+      std::span<const Backend* const> /*ranks*/) const {
+    return absl::UnimplementedError(name() + ": no tensor parallelism");
+  }
+
   // out[i] = CRC32C of page pages[i] of `pool`, in device memory. Complete on return; any thread may call.
   virtual absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const = 0;
 

@@ -23,6 +23,10 @@ class HostBackend : public Backend {
     }
     return absl::OkStatus();
   }
+  absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
+      std::span<const Backend* const> ranks) const override {
+    return MakeHostGroup(static_cast<int>(ranks.size()), kCollectiveTimeout);
+  }
   absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const override {
     for (size_t i = 0; i < pages.size(); ++i) out[i] = Crc32cExtend(0, pool.k(pages[i]), pool.page_bytes());
     return absl::OkStatus();

@@ -24,6 +24,13 @@ struct SessionOptions {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
   int32_t max_pages_per_stream = 0;
+  // Of a rank that has some of the model's heads: it reads page lists [first_kv_head, first_kv_head + num_kv_heads) of
+  // the table_kv_heads that a layer has, and its pool starts with page first_page.
+  int32_t first_kv_head = 0;
+  int32_t table_kv_heads = 0;  // 0: num_kv_heads
+  int32_t first_page = 0;
+
+  int32_t heads_in_tables() const { return table_kv_heads > 0 ? table_kv_heads : num_kv_heads; }
 };
 
 // Rows [row_begin, row_end) of the pass belong to one sequence.
@@ -31,7 +38,7 @@ struct BatchSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
   int32_t kv_len = 0;  // positions that are written once the pass has written its own
-  // [num_layers * num_kv_heads] page lists, layer by layer. Under one kv_id they only ever grow.
+  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow.
   std::span<const std::vector<int32_t>> page_tables;
   uint64_t kv_id = 0;
 };

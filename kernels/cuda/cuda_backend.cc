@@ -17,6 +17,7 @@
 #include "kernels/activation/activation_cuda.h"
 #include "kernels/activation/activation_validate.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/collective/collective_nccl.h"
 #include "kernels/common/backend.h"
 #include "kernels/common/plugin.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -87,7 +88,9 @@ class CudaBackend final : public Backend {
         properties_(properties),
         gemm_plans_(options.deterministic) {}
   ~CudaBackend() override {
-    if (copy_stream_ != nullptr) (void)cudaStreamDestroy(copy_stream_);
+    for (cudaStream_t stream : {copy_stream_, checksum_stream_}) {
+      if (stream != nullptr) (void)cudaStreamDestroy(stream);
+    }
     for (cudaEvent_t event : copied_) {
       if (event != nullptr) (void)cudaEventDestroy(event);
     }
@@ -96,6 +99,11 @@ class CudaBackend final : public Backend {
   absl::Status Init() {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
     SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "creating a stream");
+    // Checksums are short and waited for: they go ahead of a prompt's products that were launched before them.
+    int lowest = 0, highest = 0;
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "creating a stream");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(&checksum_stream_, cudaStreamNonBlocking, highest),
+                                "creating a stream");
     for (cudaEvent_t& event : copied_)
       SPLICE_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     return absl::OkStatus();
@@ -120,7 +128,11 @@ class CudaBackend final : public Backend {
 
   absl::Status PinHost(void* data, size_t bytes) const override {
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
-    return ToStatus(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "page-locking host memory");
+    const cudaError_t error = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    if (error == cudaErrorHostMemoryAlreadyRegistered)
+      return absl::AlreadyExistsError("cuda: this host memory is page-locked already");
+    return ToStatus(error, "page-locking host memory");
   }
   void UnpinHost(void* data) const override { (void)cudaHostUnregister(data); }
 
@@ -152,27 +164,57 @@ class CudaBackend final : public Backend {
     return std::make_unique<ImportedBuffer>(data, handle.bytes, true);
   }
 
+  absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
+      std::span<const Backend* const> ranks) const override {
+    std::vector<int> devices;
+    for (const Backend* rank : ranks) {
+      if (rank->name() != name()) return absl::InvalidArgumentError("cuda: a group with ranks on other devices");
+      devices.push_back(static_cast<const CudaBackend*>(rank)->device_);
+    }
+    return MakeNcclGroup(devices);
+  }
+
   absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const override {
     if (pages.empty()) return absl::OkStatus();
-    std::lock_guard lock(copy_mutex_);
+    std::lock_guard lock(checksum_mutex_);
     SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
     const size_t bytes = pages.size() * sizeof(int32_t);
     if (checksums_ == nullptr || checksums_->size() < 2 * bytes) {
       checksums_.reset();
       auto memory = AllocateDevice(std::bit_ceil(2 * bytes));
       if (!memory.ok()) return memory.status();
+      auto host = AllocatePinned((*memory)->size());  // copies from and to other memory would hold the thread up
+      if (!host.ok()) return host.status();
       checksums_ = *std::move(memory);
+      host_checksums_ = *std::move(host);
     }
     auto* device_pages = static_cast<int32_t*>(checksums_->data());
     auto* device_out = reinterpret_cast<uint32_t*>(device_pages + pages.size());
+    auto* host_pages = static_cast<int32_t*>(host_checksums_->data());
+    auto* host_out = reinterpret_cast<uint32_t*>(host_pages + pages.size());
+    for (size_t i = 0; i < pages.size(); ++i) host_pages[i] = pages[i] - pool.first_page;
     SPLICE_CUDA_RETURN_IF_ERROR(
-        cudaMemcpyAsync(device_pages, pages.data(), bytes, cudaMemcpyHostToDevice, copy_stream_), "page checksums");
-    SPLICE_CUDA_RETURN_IF_ERROR(
-        cuda::PageChecksums(pool, device_pages, static_cast<int64_t>(pages.size()), device_out, copy_stream_),
-        "page checksums");
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(out, device_out, bytes, cudaMemcpyDeviceToHost, copy_stream_),
+        cudaMemcpyAsync(device_pages, host_pages, bytes, cudaMemcpyHostToDevice, checksum_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cuda::PageChecksums(DevicePool(pool), device_pages, static_cast<int64_t>(pages.size()),
+                                                    device_out, checksum_stream_),
                                 "page checksums");
-    return ToStatus(cudaStreamSynchronize(copy_stream_), "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host_out, device_out, bytes, cudaMemcpyDeviceToHost, checksum_stream_),
+                                "page checksums");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(checksum_stream_), "page checksums");
+    std::copy(host_out, host_out + pages.size(), out);
+    return absl::OkStatus();
+  }
+
+  // On the stream of Copy: one behind the other, while checksums are taken beside them.
+  absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const override {
+    std::lock_guard lock(copy_mutex_);
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+    const cudaMemcpyKind direction = kind == CopyKind::kWithin   ? cudaMemcpyDeviceToDevice
+                                     : kind == CopyKind::kUpload ? cudaMemcpyHostToDevice
+                                                                 : cudaMemcpyDeviceToHost;
+    for (const CopyOp& op : ops)
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, direction, copy_stream_), "copying pages");
+    return RecordEvent(copy_stream_, Waiting::kSpins);
   }
 
   using Backend::Copy;
@@ -272,7 +314,9 @@ class CudaBackend final : public Backend {
   }
   absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
     CudaSession& session = CudaSession::Of(ctx);
-    return ToStatus(cuda::RopeWriteKv(a, Rows(session.batch(), a.layer), session.stream()), "RopeWriteKv");
+    RopeWriteKvArgs args = a;
+    args.pool = DevicePool(a.pool);
+    return ToStatus(cuda::RopeWriteKv(args, Rows(session.batch(), a.layer), session.stream()), "RopeWriteKv");
   }
 
   absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
@@ -335,7 +379,9 @@ class CudaBackend final : public Backend {
                                  .dst_pages = reinterpret_cast<const int32_t*>((*staged)[2]),
                                  .cos = reinterpret_cast<const float*>((*staged)[3]),
                                  .sin = reinterpret_cast<const float*>((*staged)[4])};
-    return ToStatus(cuda::AlignCopy(a, tables, session.stream()), "AlignCopy");
+    AlignCopyArgs args = a;
+    args.pool.base = a.pool.base - static_cast<int64_t>(a.pool.first_page) * static_cast<int64_t>(a.pool.page_bytes());
+    return ToStatus(cuda::AlignCopy(args, tables, session.stream()), "AlignCopy");
   }
   absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
     if (absl::Status s = ValidateColumnScores(a); !s.ok()) return s;
@@ -441,12 +487,17 @@ class CudaBackend final : public Backend {
   static AttentionHeads Heads(const AttentionShape& s) {
     return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
   }
+  // As the staged page tables name its pages.
+  static KvPoolView DevicePool(KvPoolView pool) {
+    pool.first_page = 0;
+    return pool;
+  }
   static PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t layer) {
     return {.page_tables = b.page_tables + layer * b.layer_stride,
             .table_offset = b.table_offset,
             .head_stride = b.head_stride,
             .kv_len = b.kv_len,
-            .pool = pool,
+            .pool = DevicePool(pool),
             .num_sequences = b.num_sequences};
   }
 
@@ -577,11 +628,14 @@ class CudaBackend final : public Backend {
   const bool deterministic_;
   const cudaDeviceProp properties_;
   mutable GemmPlans gemm_plans_;
-  mutable std::mutex copy_mutex_;  // guards all below
+  mutable std::mutex copy_mutex_;  // guards all up to the next blank line
   cudaStream_t copy_stream_ = nullptr;
   cudaEvent_t copied_[2] = {};
   mutable std::unique_ptr<Buffer> pinned_[2];
-  mutable std::unique_ptr<Buffer> checksums_;
+
+  mutable std::mutex checksum_mutex_;  // guards all below
+  cudaStream_t checksum_stream_ = nullptr;
+  mutable std::unique_ptr<Buffer> checksums_, host_checksums_;  // page ids, then results
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const CudaOptions& options) {

@@ -41,6 +41,16 @@ size_t Aligned(size_t count) {
 
 }  // namespace
 
+std::shared_ptr<const Fence> RecordEvent(cudaStream_t stream, Waiting waiting) {
+  cudaEvent_t event = nullptr;
+  const unsigned sleeps = waiting == Waiting::kSleeps ? cudaEventBlockingSync : cudaEventDefault;
+  cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | sleeps);
+  if (error == cudaSuccess) error = cudaEventRecord(event, stream);
+  if (error == cudaSuccess) return std::make_shared<EventFence>(event);
+  if (event != nullptr) (void)cudaEventDestroy(event);
+  return std::make_shared<FailedFence>(ToStatus(error, "recording an event"));
+}
+
 absl::StatusOr<std::unique_ptr<Session>> CudaSession::Create(int device, const SessionOptions& options) {
   auto session = std::unique_ptr<CudaSession>(new CudaSession(device, options));
   if (absl::Status s = session->Init(); !s.ok()) return s;
@@ -156,9 +166,11 @@ absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_
     if (!slot_index.ok()) return slot_index.status();
     Slot& slot = slots_[static_cast<size_t>(*slot_index)];
     offsets.push_back(*slot_index * slot_stride);
-    if (sequence.page_tables.size() != num_streams)
+    const size_t table_heads = static_cast<size_t>(options_.heads_in_tables());
+    if (sequence.page_tables.size() != options_.num_layers * table_heads)
       return absl::InvalidArgumentError(absl::StrCat("cuda: a sequence with ", sequence.page_tables.size(),
-                                                     " head streams, the model has ", num_streams));
+                                                     " head streams, the model has ",
+                                                     options_.num_layers * table_heads));
     const int32_t num_pages = static_cast<int32_t>(sequence.page_tables[0].size());
     if (num_pages > batch_.head_stride)
       return absl::ResourceExhaustedError(
@@ -168,8 +180,18 @@ absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_
     const size_t row_bytes = static_cast<size_t>(added) * sizeof(int32_t);
     auto pinned = Pinned(num_streams * row_bytes);
     if (!pinned.ok()) return pinned.status();
-    for (size_t stream = 0; stream < num_streams; ++stream)
-      std::memcpy(*pinned + stream * row_bytes, sequence.page_tables[stream].data() + slot.num_pages, row_bytes);
+    auto* row = reinterpret_cast<int32_t*>(*pinned);
+    for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+      for (int32_t head = 0; head < options_.num_kv_heads; ++head, row += added) {
+        const std::vector<int32_t>& pages =
+            sequence.page_tables[layer * table_heads + static_cast<size_t>(options_.first_kv_head + head)];
+        // Kernels know nothing of other ranks' pages: their pool starts with page 0.
+        for (int32_t i = 0; i < added; ++i) {
+          const int32_t page = pages[static_cast<size_t>(slot.num_pages + i)];
+          row[i] = page == kNoPage ? kNoPage : page - options_.first_page;
+        }
+      }
+    }
     int32_t* to = static_cast<int32_t*>(tables_->data()) + offsets.back() + slot.num_pages;
     SPLICE_CUDA_RETURN_IF_ERROR(
         cudaMemcpy2DAsync(to, static_cast<size_t>(batch_.head_stride) * sizeof(int32_t), *pinned, row_bytes, row_bytes,
@@ -253,14 +275,7 @@ absl::Status CudaSession::RunStep(uint64_t key, const std::function<absl::Status
   return ToStatus(cudaGraphLaunch(recorded.exec, stream_), "replaying a step");
 }
 
-std::shared_ptr<const Fence> CudaSession::RecordFence() {
-  cudaEvent_t event = nullptr;
-  cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
-  if (error == cudaSuccess) error = cudaEventRecord(event, stream_);
-  if (error == cudaSuccess) return std::make_shared<EventFence>(event);
-  if (event != nullptr) (void)cudaEventDestroy(event);
-  return std::make_shared<FailedFence>(ToStatus(error, "recording a layer's event"));
-}
+std::shared_ptr<const Fence> CudaSession::RecordFence() { return RecordEvent(stream_, Waiting::kSleeps); }
 
 absl::Status CudaSession::Synchronize() { return ToStatus(cudaStreamSynchronize(stream_), "running the pass"); }
 

@@ -32,6 +32,11 @@ struct DeviceBatch {
   int32_t max_kv_len = 0;  // a power of two at least as long as every sequence: what a recorded step is sized for
 };
 
+// A point behind everything that `stream` of the current device was given so far; of a point that could not be set,
+// Wait says why. A thread that sleeps until then costs no core and hears of it some 20 us late.
+enum class Waiting : uint8_t { kSleeps, kSpins };
+std::shared_ptr<const Fence> RecordEvent(cudaStream_t stream, Waiting waiting);
+
 class CudaSession final : public Session {
  public:
   static absl::StatusOr<std::unique_ptr<Session>> Create(int device, const SessionOptions& options);

@@ -23,6 +23,15 @@ struct FillRandomArgs {
   uint64_t stream = 0;
   int64_t first_index = 0;  // of out[0] in its tensor; a tensor may be filled in parts
   int32_t step_exponent = -11;
+  // A part of a matrix's columns: out is [count / row_length, row_length], and its rows lie row_stride elements apart
+  // in the tensor. 0: out is one run of the tensor.
+  int64_t row_length = 0;
+  int64_t row_stride = 0;
+
+  // Of out[i] in its tensor.
+  constexpr int64_t index(int64_t i) const {
+    return first_index + (row_length == 0 ? i : i / row_length * row_stride + i % row_length);
+  }
 };
 
 // The integer of element `index`; the definition, shared by host and device code.
@@ -38,7 +47,8 @@ constexpr int32_t RandomStep(uint64_t stream, uint64_t index) {
   return sum;
 }
 
-// InvalidArgument: a null tensor, a negative count or index, a step that f16 or bf16 cannot hold ([-16, 0]).
+// InvalidArgument: a null tensor, a negative count or index, rows that overlap, a step that f16 or bf16 cannot hold
+// ([-16, 0]).
 absl::Status ValidateFillRandom(const FillRandomArgs& args);
 
 namespace ref {

@@ -25,13 +25,13 @@ uint16_t HalfBits(int32_t step, int32_t exponent) {
 void Fill16(const FillRandomArgs& a, const std::array<uint16_t, 2 * kStepMax + 1>& bits, int64_t begin, int64_t end) {
   auto* out = static_cast<uint16_t*>(a.out);
   for (int64_t i = begin; i < end; ++i)
-    out[i] = bits[static_cast<size_t>(RandomStep(a.stream, static_cast<uint64_t>(a.first_index + i)) + kStepMax)];
+    out[i] = bits[static_cast<size_t>(RandomStep(a.stream, static_cast<uint64_t>(a.index(i))) + kStepMax)];
 }
 
 void Fill32(const FillRandomArgs& a, float step, int64_t begin, int64_t end) {
   auto* out = static_cast<float*>(a.out);
   for (int64_t i = begin; i < end; ++i)
-    out[i] = static_cast<float>(RandomStep(a.stream, static_cast<uint64_t>(a.first_index + i))) * step;
+    out[i] = static_cast<float>(RandomStep(a.stream, static_cast<uint64_t>(a.index(i)))) * step;
 }
 
 }  // namespace

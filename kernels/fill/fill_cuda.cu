@@ -7,10 +7,11 @@ namespace spl::kernels::cuda {
 namespace {
 
 template <typename T>
-__global__ void FillKernel(T* out, int64_t count, uint64_t stream, uint64_t first, float step) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+__global__ void FillKernel(FillRandomArgs a, float step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.count;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    out[i] = static_cast<T>(step * static_cast<float>(RandomStep(stream, first + static_cast<uint64_t>(i))));
+    static_cast<T*>(a.out)[i] =
+        static_cast<T>(step * static_cast<float>(RandomStep(a.stream, static_cast<uint64_t>(a.index(i)))));
   }
 }
 
@@ -26,8 +27,7 @@ unsigned Blocks(int64_t count) { return static_cast<unsigned>(std::min<int64_t>(
 
 template <typename T>
 cudaError_t Launch(const FillRandomArgs& a, cudaStream_t stream) {
-  FillKernel<<<Blocks(a.count), 256, 0, stream>>>(static_cast<T*>(a.out), a.count, a.stream,
-                                                  static_cast<uint64_t>(a.first_index), ldexpf(1.0f, a.step_exponent));
+  FillKernel<T><<<Blocks(a.count), 256, 0, stream>>>(a, ldexpf(1.0f, a.step_exponent));
   return cudaGetLastError();
 }
 

@@ -21,7 +21,7 @@ uint16_t ToHalf(double x) {
 absl::Status FillRandom(const KernelContext&, const FillRandomArgs& a) {
   if (absl::Status s = ValidateFillRandom(a); !s.ok()) return s;
   for (int64_t i = 0; i < a.count; ++i) {
-    const double x = std::ldexp(RandomStep(a.stream, static_cast<uint64_t>(a.first_index + i)), a.step_exponent);
+    const double x = std::ldexp(RandomStep(a.stream, static_cast<uint64_t>(a.index(i))), a.step_exponent);
     switch (a.dtype) {
       case DType::kF32:
         static_cast<float*>(a.out)[i] = static_cast<float>(x);

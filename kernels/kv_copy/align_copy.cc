@@ -10,7 +10,7 @@ absl::Status ValidatePages(const AlignCopyArgs& a, std::span<const int32_t> page
     return InvalidCall("AlignCopy: ", pages.size(), " ", what, " pages for ", a.runs.size(), " runs of ", a.num_streams,
                        " streams");
   for (const int32_t page : pages) {
-    if (page < 0 || page >= a.pool.num_pages)
+    if (!a.pool.contains(page))
       return InvalidCall("AlignCopy: ", what, " page ", page, " of a pool of ", a.pool.num_pages);
   }
   return absl::OkStatus();

@@ -23,7 +23,7 @@ absl::Status ValidateSequence(const RopeWriteKvArgs& a, size_t index) {
     for (size_t h = 0; h < s.page_tables.size(); ++h) {
       const size_t logical = static_cast<size_t>(position) / kPageTokens;
       const int32_t page = logical < s.page_tables[h].size() ? s.page_tables[h][logical] : kNoPage;
-      if (page < 0 || page >= a.pool.num_pages) {
+      if (!a.pool.contains(page)) {
         return InvalidCall("RopeWriteKv: position ", position, " of sequence ", index, ", KV head ", h,
                            " has no page (table entry ", page, ", pool of ", a.pool.num_pages, ")");
       }

@@ -8,18 +8,20 @@
 namespace spl::kernels {
 namespace {
 
-int32_t RowArgmax(const float* row, int64_t width) {
+void ArgmaxRow(const ArgmaxArgs& a, int64_t i) {
+  const float* row = a.logits + i * a.width;
   float best = -std::numeric_limits<float>::infinity();
   int64_t at = 0;
   bool found = false;
-  for (int64_t j = 0; j < width; ++j) {
+  for (int64_t j = 0; j < a.width; ++j) {
     if (row[j] > best || (!found && row[j] == best)) {
       best = row[j];
       at = j;
       found = true;
     }
   }
-  return static_cast<int32_t>(at);
+  a.out[i] = static_cast<int32_t>(at);
+  if (a.values != nullptr) a.values[i] = row[at];
 }
 
 }  // namespace
@@ -33,14 +35,14 @@ absl::Status ValidateArgmax(const ArgmaxArgs& a) {
 
 absl::Status ref::Argmax(const KernelContext&, const ArgmaxArgs& a) {
   if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
-  for (int64_t i = 0; i < a.num_rows; ++i) a.out[i] = RowArgmax(a.logits + i * a.width, a.width);
+  for (int64_t i = 0; i < a.num_rows; ++i) ArgmaxRow(a, i);
   return absl::OkStatus();
 }
 
 absl::Status cpu::Argmax(const KernelContext& ctx, const ArgmaxArgs& a) {
   if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
   ParallelRows(ctx, a.num_rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) a.out[i] = RowArgmax(a.logits + i * a.width, a.width);
+    for (int64_t i = begin; i < end; ++i) ArgmaxRow(a, i);
   });
   return absl::OkStatus();
 }

@@ -8,10 +8,12 @@
 
 namespace spl::kernels {
 
-// out[i] = the lowest j with logits[i, j] = max. NaN is never chosen; a row of NaN alone gives 0.
+// out[i] = the lowest j with logits[i, j] = max. NaN is never chosen; a row of NaN alone gives 0. values[i] =
+// logits[i, out[i]]: what the columns of several ranks are compared by.
 struct ArgmaxArgs {
   const float* logits = nullptr;  // [num_rows, width]
   int32_t* out = nullptr;         // [num_rows]
+  float* values = nullptr;        // [num_rows], or null
   int64_t num_rows = 0;
   int64_t width = 0;
 };

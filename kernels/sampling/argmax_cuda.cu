@@ -16,7 +16,7 @@ __device__ __forceinline__ Best Better(Best a, Best b) {
 }
 
 // One block a row. NaN compares false with everything, so it never replaces a candidate.
-__global__ void ArgmaxKernel(const float* logits, int32_t* out, int64_t width) {
+__global__ void ArgmaxKernel(const float* logits, int32_t* out, float* values, int64_t width) {
   __shared__ Best partial[32];
   const float* row = logits + static_cast<int64_t>(blockIdx.x) * width;
   constexpr int32_t kNone = 0x7fffffff;
@@ -52,7 +52,11 @@ __global__ void ArgmaxKernel(const float* logits, int32_t* out, int64_t width) {
       best = Better(
           best, {__shfl_xor_sync(0xffffffffu, best.value, offset), __shfl_xor_sync(0xffffffffu, best.index, offset)});
     }
-    if (threadIdx.x == 0) out[blockIdx.x] = best.index == kNone ? 0 : best.index;
+    if (threadIdx.x == 0) {
+      const int32_t index = best.index == kNone ? 0 : best.index;
+      out[blockIdx.x] = index;
+      if (values != nullptr) values[blockIdx.x] = row[index];
+    }
   }
 }
 
@@ -60,7 +64,7 @@ __global__ void ArgmaxKernel(const float* logits, int32_t* out, int64_t width) {
 
 cudaError_t Argmax(const ArgmaxArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  ArgmaxKernel<<<static_cast<unsigned>(a.num_rows), 1024, 0, stream>>>(a.logits, a.out, a.width);
+  ArgmaxKernel<<<static_cast<unsigned>(a.num_rows), 1024, 0, stream>>>(a.logits, a.out, a.values, a.width);
   return cudaGetLastError();
 }
 

@@ -19,7 +19,6 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
   server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
-  const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
   const kernels::Backend& backend = model->backend();
   const bool on_host = backend.host_memory();
@@ -27,17 +26,20 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
       on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model->page_bytes();
   const uint64_t registered_bytes = registered_pages * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(registered_bytes + kScratchBytes));
-  kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
-  std::string device_handle;
+  std::vector<std::string> device_handles;  // of each rank
   if (!on_host) {
     SPLICE_RETURN_IF_ERROR(backend.PinHost(server->memory_->data(), server->memory_->size()));
-    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, backend.Allocate(pool_bytes));
-    SPLICE_ASSIGN_OR_RETURN(device_handle, backend.Export(*server->device_memory_));
-    server->landing_ = std::make_unique<engine::PagePool>(
-        kernels::KvPoolView{view.base, view.dtype, view.head_dim, static_cast<int32_t>(registered_pages)});
-    view.base = static_cast<std::byte*>(server->device_memory_->data());
+    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
+    for (int r = 0; r < model->num_ranks(); ++r) {
+      SPLICE_ASSIGN_OR_RETURN(device_handles.emplace_back(),
+                              model->rank(r).backend().Export(*server->device_memory_->buffers[r]));
+    }
+    server->landing_ = std::make_unique<engine::PagePool>(kernels::KvPoolView{
+        server->memory_->data(), model->kv_dtype(), model->config().head_dim, static_cast<int32_t>(registered_pages)});
   }
-  server->pool_ = std::make_unique<engine::PagePool>(view, &backend);
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
+  server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
 
   const RandomId epoch = RandomId::Make();
@@ -50,8 +52,13 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   endpoint.set_pool_rkey(server->memory_->packed_rkey());
   endpoint.set_pool_base(reinterpret_cast<uint64_t>(server->memory_->data()));
   endpoint.set_pool_bytes(registered_bytes + kScratchBytes);
-  endpoint.set_device_handle(device_handle);
-  endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(num_pages));
+  for (size_t r = 0; r < device_handles.size(); ++r) {
+    if (r == 0)
+      endpoint.set_device_handle(device_handles[r]);
+    else
+      endpoint.add_more_device_handles(device_handles[r]);
+  }
+  endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(pages.pages_per_rank()));
   endpoint.set_page_bytes(static_cast<uint32_t>(model->page_bytes()));
   endpoint.set_layout_digest(wire::ToBytes(model->layout_digest()));
   endpoint.set_scratch_offset(registered_bytes);
@@ -76,7 +83,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   log::Info("decode.ready", log::F("worker", endpoint.worker_id()), log::F("grpc", server->grpc_address()),
             log::F("ucx", endpoint.ucx_address()), log::F("pages", num_pages),
             log::F("tokens", num_pages / engine::KvShapeOf(model->config()).num_streams() * kernels::kPageTokens),
-            log::F("backend", model->backend().description()));
+            log::F("ranks", model->num_ranks()), log::F("backend", model->backend().description()));
   return server;
 }
 

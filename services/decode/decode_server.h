@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -47,7 +48,7 @@ class DecodeServer {
   Metrics metrics_;
   std::unique_ptr<transport::KvTransport> transport_;
   std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or with a pool on a GPU the landing memory
-  std::unique_ptr<kernels::Buffer> device_memory_;       // the pages of a model on a GPU
+  std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<engine::PagePool> pool_;
   std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
   std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/kv_memory.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/sequence_kv.h"

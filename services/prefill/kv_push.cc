@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/kv_copy/crc32c.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
@@ -40,7 +39,10 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
                            ticket.page_ids_size(), ticket.num_layers(), ticket.num_kv_heads(),
                            ticket.num_pages_per_stream(), num_tokens, shape.num_streams() * pages);
   const uint64_t registered = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
-  const uint64_t pool_pages = endpoint.device_handle().empty() ? registered : endpoint.device_pool_pages();
+  const uint64_t pool_pages =
+      endpoint.device_handle().empty()
+          ? registered
+          : endpoint.device_pool_pages() * (1 + static_cast<uint64_t>(endpoint.more_device_handles_size()));
   for (uint32_t page : ticket.page_ids()) {
     if (page >= pool_pages)
       return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),
@@ -74,7 +76,7 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       ticket_(ticket),
       shape_(engine::KvShapeOf(model.config())),
       page_bytes_(model.page_bytes()),
-      page_shift_(kernels::Crc32cShift(page_bytes_)),
+      over_a_page_(page_bytes_),
       request_id_(std::move(request_id)),
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
       sender_(peer_->MakeSender()),
@@ -141,9 +143,11 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
     return;
   }
   std::vector<uint32_t> crcs(local.size());
+  // Weak: the sender, which is ours, may keep this until the next layer.
   const absl::Status posted = sender_->Send(ready.kv->pool(), {local, remote}, crcs.data(), lease_end_,
-                                            [self = shared_from_this(), kv = ready.kv](const absl::Status& status) {
-                                              if (!status.ok()) self->Fail(status);
+                                            [weak = weak_from_this(), kv = ready.kv](const absl::Status& status) {
+                                              const auto self = weak.lock();
+                                              if (self != nullptr && !status.ok()) self->Fail(status);
                                             });
   if (posted.ok()) {
     JoinChecksums(ready, crcs);
@@ -157,8 +161,7 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
 void KvPush::JoinChecksums(const engine::LayerReady& ready, std::span<const uint32_t> crcs) {
   for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
     uint32_t& crc = crc_[ready.layer * shape_.num_kv_heads + head];
-    for (int32_t i = 0; i < ready.num_pages; ++i)
-      crc = kernels::Crc32cMultiply(page_shift_, crc) ^ crcs[head * ready.num_pages + i];
+    for (int32_t i = 0; i < ready.num_pages; ++i) crc = over_a_page_(crc) ^ crcs[head * ready.num_pages + i];
   }
 }
 
@@ -181,6 +184,7 @@ void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv,
 }
 
 void KvPush::DoCommit() {
+  sender_->Finish();
   if (const absl::Status failed = status(); !failed.ok()) {
     DoAbort(failed, [] {});
     return;
@@ -246,6 +250,7 @@ void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Sta
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  sender_->Finish();
   const auto finish = [self = shared_from_this(), done = std::move(done)] {
     self->kv_.reset();
     self->worker_.PushEnded();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
 #include "services/engine/engine.h"
@@ -71,7 +72,7 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const v1::Ticket ticket_;
   const engine::KvShape shape_;
   const size_t page_bytes_;
-  const uint32_t page_shift_;  // Crc32cShift(page_bytes_)
+  const kernels::Crc32cShifter over_a_page_;
   const std::string request_id_;
   const std::chrono::steady_clock::time_point lease_end_;
 

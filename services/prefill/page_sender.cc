@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/kv_copy/crc32c.h"
 #include "services/base/status.h"
 
 namespace spl::prefill {
@@ -28,6 +27,19 @@ absl::StatusOr<std::vector<std::byte*>> StagingPages::Acquire(size_t count,
   std::vector<std::byte*> pages(free_.rbegin(), free_.rbegin() + static_cast<std::ptrdiff_t>(count));
   free_.resize(free_.size() - count);
   return pages;
+}
+
+absl::StatusOr<std::unique_ptr<PinnedPeerMemory>> PinnedPeerMemory::Create(std::span<std::byte> memory,
+                                                                           const kernels::Backend& backend) {
+  const absl::Status pinned = backend.PinHost(memory.data(), memory.size());
+  const bool by_owner = pinned.code() == absl::StatusCode::kAlreadyExists;
+  if (!pinned.ok() && !by_owner) return pinned;
+  return std::unique_ptr<PinnedPeerMemory>(new PinnedPeerMemory(by_owner ? nullptr : memory.data(), backend));
+}
+
+void PinnedPeerMemory::Release() {
+  if (memory_ != nullptr) backend_.UnpinHost(memory_);
+  memory_ = nullptr;
 }
 
 void StagingPages::Release(std::span<std::byte* const> pages) {
@@ -61,6 +73,72 @@ class HostSender final : public PageSender {
   const bool to_landing_pages_;
 };
 
+// Counts what is on its way for one Send and tells its `done` when all of it has ended.
+class Progress {
+ public:
+  explicit Progress(std::function<void(absl::Status)> done) : done_(std::move(done)) {}
+  void Start() {
+    std::lock_guard lock(mutex_);
+    ++open_;
+  }
+  void End(const absl::Status& status) {
+    std::function<void(absl::Status)> last;
+    absl::Status outcome;
+    {
+      std::lock_guard lock(mutex_);
+      if (status_.ok()) status_ = status;
+      if (--open_ > 0) return;
+      last = std::move(done_);
+      outcome = status_;
+    }
+    last(outcome);
+  }
+
+ private:
+  std::mutex mutex_;  // guards all below
+  size_t open_ = 1;   // one for the loop that starts the others
+  absl::Status status_;
+  std::function<void(absl::Status)> done_;
+};
+
+// The rank's own GPU writes the decode worker's memory, on the thread on which the transport would copy.
+class MappedSender final : public PageSender {
+ public:
+  MappedSender(transport::KvChannel& channel, bool to_landing_pages)
+      : channel_(channel), to_landing_pages_(to_landing_pages) {}
+  std::string carrier() const override { return "dma+" + channel_.carrier(); }
+  bool uses_landing_pages() const override { return to_landing_pages_; }
+
+  absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
+                    std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
+    const uint64_t page_bytes = pool.view().page_bytes();
+    std::vector<std::vector<transport::PutOp>> ops(pool.view().num_ranks());
+    for (size_t i = 0; i < run.local.size(); ++i)
+      ops[pool.view().rank_of(run.local[i])].push_back(
+          {pool.view().k(run.local[i]), run.remote[i] * page_bytes, page_bytes});
+    const auto progress = std::make_shared<Progress>(std::move(done));
+    absl::Status status;
+    for (size_t r = 0; r < ops.size() && status.ok(); ++r) {
+      if (ops[r].empty()) continue;
+      const auto copy = [backend = pool.backend(r)](std::span<const transport::MappedWrite> writes) {
+        std::vector<kernels::CopyOp> copies;
+        for (const transport::MappedWrite& write : writes) copies.push_back({write.to, write.from, write.bytes});
+        return backend->Copy(kernels::CopyKind::kDownload, copies);
+      };
+      progress->Start();
+      status = channel_.PutThrough(copy, std::move(ops[r]), [progress](const absl::Status& s) { progress->End(s); });
+      if (!status.ok()) progress->End(status);
+    }
+    if (status.ok()) status = pool.ChecksumPages(run.local, crcs);  // beside the copies
+    progress->End(status);
+    return absl::OkStatus();  // `done` tells
+  }
+
+ private:
+  transport::KvChannel& channel_;
+  const bool to_landing_pages_;
+};
+
 class StagedSender final : public PageSender {
  public:
   StagedSender(transport::KvChannel& channel, StagingPages& staging, bool to_landing_pages)
@@ -72,36 +150,16 @@ class StagedSender final : public PageSender {
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point deadline, std::function<void(absl::Status)> done) override {
     const size_t portion = std::max<size_t>(1, staging_.num_pages() / 4);
-    struct Progress {
-      std::mutex mutex;  // guards all below
-      size_t open = 1;   // portions on their way, and one for the loop
-      absl::Status status;
-      std::function<void(absl::Status)> done;
-    };
-    auto progress = std::make_shared<Progress>();
-    progress->done = std::move(done);
-    const auto finish = [](const std::shared_ptr<Progress>& p, const absl::Status& status) {
-      std::function<void(absl::Status)> last;
-      {
-        std::lock_guard lock(p->mutex);
-        if (p->status.ok()) p->status = status;
-        if (--p->open > 0) return;
-        last = std::move(p->done);
-      }
-      last(p->status);
-    };
+    const auto progress = std::make_shared<Progress>(std::move(done));
     absl::Status status;
     for (size_t begin = 0; begin < run.local.size() && status.ok(); begin += portion) {
       const size_t count = std::min(portion, run.local.size() - begin);
-      {
-        std::lock_guard lock(progress->mutex);
-        ++progress->open;
-      }
+      progress->Start();
       status = SendPortion(pool, {run.local.subspan(begin, count), run.remote.subspan(begin, count)}, crcs + begin,
-                           deadline, [progress, finish](const absl::Status& s) { finish(progress, s); });
-      if (!status.ok()) finish(progress, status);
+                           deadline, [progress](const absl::Status& s) { progress->End(s); });
+      if (!status.ok()) progress->End(status);
     }
-    finish(progress, status);
+    progress->End(status);
     return absl::OkStatus();  // `done` tells
   }
 
@@ -111,14 +169,13 @@ class StagedSender final : public PageSender {
     const size_t page_bytes = pool.view().page_bytes();
     SPLICE_ASSIGN_OR_RETURN(std::vector<std::byte*> pages, staging_.Acquire(run.local.size(), deadline));
     absl::Status status = pool.ReadPagesTo(run.local, pages);
+    if (status.ok()) status = pool.ChecksumPages(run.local, crcs);
     if (status.ok()) {
       std::vector<transport::PutOp> ops;
-      for (size_t i = 0; i < pages.size(); ++i) {
-        crcs[i] = kernels::Crc32cExtend(0, pages[i], page_bytes);
+      for (size_t i = 0; i < pages.size(); ++i)
         ops.push_back({pages[i], run.remote[i] * uint64_t{page_bytes}, page_bytes});
-      }
-      status = channel_.Put(std::move(ops), [this, pages, done](const absl::Status& s) {
-        staging_.Release(pages);
+      status = channel_.Put(std::move(ops), [&staging = staging_, pages, done](const absl::Status& s) {
+        staging.Release(pages);
         done(s);
       });
     }
@@ -133,33 +190,61 @@ class StagedSender final : public PageSender {
 
 class DeviceSender final : public PageSender {
  public:
-  DeviceSender(const kernels::Backend& backend, const kernels::Buffer& remote_pool)
-      : backend_(backend), remote_pool_(remote_pool) {}
+  explicit DeviceSender(const RemotePool& remote) : remote_(remote) {}
+  ~DeviceSender() override { Finish(); }
   std::string carrier() const override { return "device"; }
   bool uses_landing_pages() const override { return false; }
 
+  // Every rank's copies run beside those of the others and beside the checksums, and are waited for when the next ones
+  // have been started: the link is never idle between two layers.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
     const size_t page_bytes = pool.view().page_bytes();
-    std::vector<kernels::CopyOp> ops;
+    std::vector<std::vector<kernels::CopyOp>> ops(remote_.parts.size());
     for (size_t i = 0; i < run.local.size(); ++i) {
-      std::byte* to = static_cast<std::byte*>(remote_pool_.data()) + run.remote[i] * uint64_t{page_bytes};
-      const std::byte* from = pool.view().k(run.local[i]);
-      if (!ops.empty() && static_cast<std::byte*>(ops.back().to) + ops.back().bytes == to &&
-          static_cast<const std::byte*>(ops.back().from) + ops.back().bytes == from)
-        ops.back().bytes += page_bytes;
-      else
-        ops.push_back({to, from, page_bytes});
+      const size_t rank = static_cast<size_t>(pool.view().rank_of(run.local[i]));
+      const uint32_t part = run.remote[i] / remote_.pages_per_part, page = run.remote[i] % remote_.pages_per_part;
+      std::byte* const to = static_cast<std::byte*>(remote_.parts[rank][part]->data()) + page * page_bytes;
+      engine::PagePool::Append(ops[rank], {to, pool.view().k(run.local[i]), page_bytes});
     }
-    SPLICE_RETURN_IF_ERROR(backend_.Copy(kernels::CopyKind::kWithin, ops));
-    SPLICE_RETURN_IF_ERROR(pool.ChecksumPages(run.local, crcs));
-    done(absl::OkStatus());
+    Pending started;
+    absl::Status status;
+    for (size_t rank = 0; rank < ops.size() && status.ok(); ++rank) {
+      if (ops[rank].empty()) continue;
+      auto fence = pool.backend(rank)->StartCopy(kernels::CopyKind::kWithin, ops[rank]);
+      status = fence.status();
+      if (status.ok() && *fence != nullptr) started.copied.push_back(*std::move(fence));
+    }
+    if (status.ok()) status = pool.ChecksumPages(run.local, crcs);
+    Finish();
+    pending_ = std::move(started);
+    if (!status.ok()) {  // nothing may still read the pages when this returns
+      Finish();
+      return status;
+    }
+    pending_.done = std::move(done);
     return absl::OkStatus();
   }
 
+  void Finish() override {
+    Pending pending = std::move(pending_);
+    pending_ = {};
+    absl::Status status;
+    for (const auto& fence : pending.copied) {
+      const absl::Status waited = fence->Wait();
+      if (status.ok()) status = waited;
+    }
+    if (pending.done) pending.done(status);
+  }
+
  private:
-  const kernels::Backend& backend_;
-  const kernels::Buffer& remote_pool_;
+  struct Pending {
+    std::vector<std::shared_ptr<const kernels::Fence>> copied;
+    std::function<void(absl::Status)> done;
+  };
+
+  const RemotePool& remote_;
+  Pending pending_;
 };
 
 }  // namespace
@@ -171,8 +256,11 @@ std::unique_ptr<PageSender> MakeStagedSender(transport::KvChannel& channel, Stag
                                              bool to_landing_pages) {
   return std::make_unique<StagedSender>(channel, staging, to_landing_pages);
 }
-std::unique_ptr<PageSender> MakeDeviceSender(const kernels::Backend& backend, const kernels::Buffer& remote_pool) {
-  return std::make_unique<DeviceSender>(backend, remote_pool);
+std::unique_ptr<PageSender> MakeMappedSender(transport::KvChannel& channel, bool to_landing_pages) {
+  return std::make_unique<MappedSender>(channel, to_landing_pages);
+}
+std::unique_ptr<PageSender> MakeDeviceSender(const RemotePool& remote_pool) {
+  return std::make_unique<DeviceSender>(remote_pool);
 }
 
 }  // namespace spl::prefill

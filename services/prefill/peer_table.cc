@@ -23,10 +23,16 @@ constexpr int kSelfTestRounds = 8;
 }  // namespace
 
 std::unique_ptr<PageSender> Peer::MakeSender() const {
-  if (device_pool != nullptr) return MakeDeviceSender(*backend, *device_pool);
+  if (device_pool != nullptr) return MakeDeviceSender(*device_pool);
   const bool to_landing_pages = !endpoint.device_handle().empty();
+  if (mapped != nullptr) return MakeMappedSender(*channel, to_landing_pages);
   if (staging != nullptr) return MakeStagedSender(*channel, *staging, to_landing_pages);
   return MakeHostSender(*channel, to_landing_pages);
+}
+
+void Peer::Close() const {
+  (void)channel->Close(kCloseTimeout);
+  if (mapped != nullptr) mapped->Release();
 }
 
 PeerTable::PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
@@ -85,19 +91,26 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
   SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, SelfTest(*peer->channel, endpoint));
   const kernels::Backend& backend = model_->backend();
-  if (!backend.host_memory()) {
-    peer->backend = &backend;
-    peer->staging = options_.staging;
-  }
   std::string why_not_device = "this worker's KV is in host memory";
-  if (peer->backend != nullptr && endpoint.device_handle().empty()) why_not_device = "its KV is in host memory";
-  if (peer->backend != nullptr && !endpoint.device_handle().empty() && options_.use_device) {
-    auto pool = backend.Import(endpoint.device_handle());
-    if (pool.ok()) {
-      SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, DeviceSelfTest(**pool));
-      peer->device_pool = *std::move(pool);
-    } else {
-      why_not_device = MessageOf(pool.status());
+  if (!backend.host_memory()) {
+    peer->staging = options_.staging;
+    why_not_device = "its KV is in host memory";
+    if (!endpoint.device_handle().empty() && options_.use_device) {
+      auto pool = Import(endpoint);
+      if (pool.ok()) {
+        SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, DeviceSelfTest(**pool));
+        peer->device_pool = *std::move(pool);
+      } else {
+        why_not_device = MessageOf(pool.status());
+      }
+    }
+    if (peer->device_pool == nullptr && !peer->channel->mapped_memory().empty()) {
+      auto pinned = PinnedPeerMemory::Create(peer->channel->mapped_memory(), backend);
+      if (pinned.ok())
+        peer->mapped = *std::move(pinned);
+      else
+        log::Warning("prefill.peer_not_page_locked", log::F("decode", endpoint.worker_id()),
+                     log::F("why", pinned.status()));
     }
   }
   if (options_.require_device && peer->device_pool == nullptr)
@@ -117,7 +130,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
     std::lock_guard lock(mutex_);
     old = std::exchange(peers_[endpoint.worker_id()], peer);
   }
-  if (old) (void)old->channel->Close(kCloseTimeout);
+  if (old) old->Close();
   return std::shared_ptr<const Peer>(peer);
 }
 
@@ -137,17 +150,45 @@ absl::StatusOr<double> PeerTable::SelfTest(transport::KvChannel& channel, const 
   return best;
 }
 
-// Reads the peer's pool back into memory of our own: what is in it stays as it is.
-absl::StatusOr<double> PeerTable::DeviceSelfTest(const kernels::Buffer& pool) {
-  const size_t bytes = std::min<size_t>(pool.size(), 64 << 20);
-  SPLICE_ASSIGN_OR_RETURN(const auto scratch, model_->backend().Allocate(bytes));
-  double best = 0;
-  for (int round = 0; round < kSelfTestRounds; ++round) {
-    const auto start = Clock::now();
-    SPLICE_RETURN_IF_ERROR(model_->backend().Copy(kernels::CopyKind::kWithin, scratch->data(), pool.data(), bytes));
-    best = std::max(best, static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - start).count());
+absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEndpoint& endpoint) {
+  std::vector<std::string> handles = {endpoint.device_handle()};
+  handles.insert(handles.end(), endpoint.more_device_handles().begin(), endpoint.more_device_handles().end());
+  auto pool = std::make_unique<RemotePool>();
+  if (endpoint.device_pool_pages() == 0 || endpoint.device_pool_pages() * handles.size() > INT32_MAX)
+    return InvalidArgument("decode worker '{}' says that its pool has {} pages on each of {} GPUs",
+                           endpoint.worker_id(), endpoint.device_pool_pages(), handles.size());
+  pool->pages_per_part = static_cast<uint32_t>(endpoint.device_pool_pages());
+  for (const kernels::Backend* backend : model_->backends()) {
+    auto& parts = pool->parts.emplace_back();
+    for (const std::string& handle : handles) {
+      SPLICE_ASSIGN_OR_RETURN(parts.emplace_back(), backend->Import(handle));
+      if (parts.back()->size() < pool->pages_per_part * uint64_t{endpoint.page_bytes()})
+        return InvalidArgument("decode worker '{}' has {} bytes on a GPU for {} pages of {}", endpoint.worker_id(),
+                               parts.back()->size(), pool->pages_per_part, endpoint.page_bytes());
+    }
   }
-  return best;
+  return pool;
+}
+
+// Reads the peer's pool back into memory of our own: what is in it stays as it is. The rate of the slowest pair of
+// GPUs.
+absl::StatusOr<double> PeerTable::DeviceSelfTest(const RemotePool& pool) {
+  double slowest = 0;
+  for (size_t rank = 0; rank < pool.parts.size(); ++rank) {
+    const kernels::Backend& backend = model_->rank(static_cast<int>(rank)).backend();
+    const size_t bytes = std::min<size_t>(pool.parts[rank][0]->size(), 64 << 20);
+    SPLICE_ASSIGN_OR_RETURN(const auto scratch, backend.Allocate(bytes));
+    for (const auto& part : pool.parts[rank]) {
+      double best = 0;
+      for (int round = 0; round < kSelfTestRounds; ++round) {
+        const auto start = Clock::now();
+        SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kWithin, scratch->data(), part->data(), bytes));
+        best = std::max(best, static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - start).count());
+      }
+      slowest = slowest == 0 ? best : std::min(slowest, best);
+    }
+  }
+  return slowest;
 }
 
 void PeerTable::Stop() {
@@ -158,7 +199,7 @@ void PeerTable::Stop() {
     std::lock_guard lock(mutex_);
     peers.swap(peers_);
   }
-  for (const auto& [id, peer] : peers) (void)peer->channel->Close(kCloseTimeout);
+  for (const auto& [id, peer] : peers) peer->Close();
 }
 
 }  // namespace spl::prefill

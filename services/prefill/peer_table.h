@@ -27,12 +27,13 @@ struct Peer {
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
   double bytes_per_s = 0;                    // measured when it was connected, on the way that is used
   // Ways that are not the plain one from host memory.
-  const kernels::Backend* backend = nullptr;     // of a prefill worker on a GPU
-  StagingPages* staging = nullptr;               // likewise
-  std::unique_ptr<kernels::Buffer> device_pool;  // the decode worker's pool on a GPU, when this one reaches it
+  StagingPages* staging = nullptr;           // of a prefill worker on a GPU
+  std::unique_ptr<PinnedPeerMemory> mapped;  // likewise, of a decode worker on this host
+  std::unique_ptr<RemotePool> device_pool;   // the decode worker's pool on GPUs, when ours reach it
 
   std::unique_ptr<PageSender> MakeSender() const;
   std::string carrier() const { return MakeSender()->carrier(); }
+  void Close() const;  // once nothing new is sent; no write is on its way when it returns
 };
 
 struct PeerOptions {
@@ -69,7 +70,8 @@ class PeerTable {
   void Loop();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<double> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
-  absl::StatusOr<double> DeviceSelfTest(const kernels::Buffer& pool);
+  absl::StatusOr<std::unique_ptr<RemotePool>> Import(const v1::DecodeEndpoint& endpoint);
+  absl::StatusOr<double> DeviceSelfTest(const RemotePool& pool);
 
   transport::KvTransport& transport_;
   const std::shared_ptr<const engine::Model> model_;

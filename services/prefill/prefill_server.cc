@@ -23,22 +23,22 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   // Registered, so that the transport need not pin or copy what it sends.
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
-  kernels::KvPoolView view{server->memory_->data(), model->kv_dtype(), model->config().head_dim, num_pages};
   PeerOptions peer_options{.use_device = options.use_device_transfer,
                            .require_device = options.require_device_transfer,
                            .min_bytes_per_s = options.min_transfer_bytes_per_s};
   if (!on_host) {
-    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, model->backend().Allocate(pool_bytes));
-    view.base = static_cast<std::byte*>(server->device_memory_->data());
+    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
     SPLICE_ASSIGN_OR_RETURN(server->staging_, StagingPages::Create(server->memory_->data(), server->memory_->size(),
                                                                    model->page_bytes(), model->backend()));
     peer_options.staging = server->staging_.get();
   }
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));
   }
-  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, view, engine_options));
+  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
   server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);
   server->pushes_ =
       std::make_unique<PushWorker>(*model, server->metrics_, [engine = server->engine_.get()] { engine->Wake(); });
@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
             log::F("pages", num_pages), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),
             log::F("tokens_per_s", server->engine_->load().tokens_per_s),
             log::F("store", options.store_address.empty() ? std::string("none") : options.store_address),
-            log::F("backend", model->backend().description()));
+            log::F("ranks", model->num_ranks()), log::F("backend", model->backend().description()));
   return server;
 }
 

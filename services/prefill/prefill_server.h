@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -59,7 +60,7 @@ class PrefillServer {
   std::shared_ptr<const engine::Model> model_;
   std::unique_ptr<transport::KvTransport> transport_;
   std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or of a model on a GPU the staging memory
-  std::unique_ptr<kernels::Buffer> device_memory_;       // the pages of a model on a GPU
+  std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<StagingPages> staging_;
   std::unique_ptr<engine::PrefillEngine> engine_;
   std::unique_ptr<PeerTable> peers_;

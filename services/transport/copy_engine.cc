@@ -15,6 +15,13 @@ constexpr size_t kMaxJobs = 4096;
 constexpr size_t kPieceBytes = 1 << 20;
 
 absl::Status RunCopy(const CopyJob& job) {
+  if (job.copier && !job.ops.empty()) {
+    if (absl::Status status = job.interrupted(); !status.ok()) return status;
+    std::vector<MappedWrite> writes;
+    for (const PutOp& op : job.ops) writes.push_back({job.target + op.remote_offset, op.local, op.bytes});
+    if (absl::Status status = job.copier(writes); !status.ok()) return status;
+    return job.interrupted();
+  }
   for (const PutOp& op : job.ops) {
     for (size_t copied = 0; copied < op.bytes; copied += kPieceBytes) {
       if (absl::Status status = job.interrupted(); !status.ok()) return status;

@@ -17,6 +17,7 @@ namespace spl::transport {
 struct CopyJob {
   std::byte* target = nullptr;  // where remote_offset 0 is mapped
   std::vector<PutOp> ops;       // empty: a marker that only keeps its place in the order
+  Copier copier;                // null: memcpy
   // Asked between pieces of at most 1 MiB: anything but OK ends the job with that status.
   std::function<absl::Status()> interrupted;
   std::function<void(absl::Status)> done;  // on the engine's thread

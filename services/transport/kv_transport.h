@@ -45,6 +45,14 @@ struct PutOp {
   size_t bytes = 0;
 };
 
+// A write whose source only a copier can read: memory of a device.
+struct MappedWrite {
+  std::byte* to = nullptr;  // in the peer's memory, mapped here
+  const std::byte* from = nullptr;
+  size_t bytes = 0;
+};
+using Copier = std::function<absl::Status(std::span<const MappedWrite>)>;
+
 // A connection to one peer's memory. Any thread may call; calls are queued to the transport's progress thread (a queue
 // of bounded length: a full one makes Put return ResourceExhausted).
 class KvChannel {
@@ -55,6 +63,13 @@ class KvChannel {
   // when the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is
   // lost. InvalidArgument (returned, done does not run): an op outside the remote memory.
   virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
+
+  // The peer's memory where this process can write it itself (shared memory), or nothing. For page-locking; written
+  // only through the two Puts, and gone with Close.
+  virtual std::span<std::byte> mapped_memory() const = 0;
+  // As Put, with sources that only `copier` can read: it runs on the transport's copy thread in turn with other writes
+  // and returns when the bytes are written. FailedPrecondition without mapped memory.
+  virtual absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
 
   // done runs when every earlier Put of this channel is complete and visible in the peer's memory.
   virtual absl::Status Flush(std::function<void(absl::Status)> done) = 0;

@@ -126,7 +126,9 @@ absl::Status UcxChannel::Admit() {
   return absl::OkStatus();
 }
 
-absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) {
+absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, Copier copier) {
+  if (copier && mapped_ == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition, "the KV memory at {} is not mapped here", remote_.address);
   SPLICE_RETURN_IF_ERROR(CheckPutOps(ops, remote_.size));
   if (put_fault.armed()) {
     const FaultOutcome fault = put_fault.Hit();
@@ -138,7 +140,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::St
   ops = CoalescePutOps(std::move(ops));
   bool accepted;
   if (mapped_ != nullptr) {
-    CopyJob job{mapped_, std::move(ops), [self] { return self->Interruption(); }, nullptr};
+    CopyJob job{mapped_, std::move(ops), std::move(copier), [self] { return self->Interruption(); }, nullptr};
     job.done = [self, done](absl::Status status) mutable {
       self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };

@@ -33,7 +33,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   void Open(const std::string& address_bytes, ucp_err_handling_mode_t mode);
   absl::Status WaitConnected(std::chrono::steady_clock::time_point deadline);
 
-  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done);
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, Copier copier = nullptr);
   absl::Status Flush(std::function<void(absl::Status)> done);
   absl::Status Close(std::chrono::nanoseconds timeout);
   // Begins to close and does not wait.
@@ -43,6 +43,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   bool WaitClosed(std::chrono::steady_clock::time_point deadline);
 
   bool mapped() const { return mapped_ != nullptr; }
+  std::span<std::byte> mapped_memory() const { return {mapped_, mapped_ != nullptr ? remote_.size : 0}; }
   std::string carrier() const { return carrier_; }
   absl::Status status() const;
   bool closed() const;

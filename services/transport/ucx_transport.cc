@@ -85,6 +85,10 @@ class ChannelHandle final : public KvChannel {
   absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
     return channel_->Put(std::move(ops), std::move(done));
   }
+  std::span<std::byte> mapped_memory() const override { return channel_->mapped_memory(); }
+  absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
+    return channel_->Put(std::move(ops), std::move(done), std::move(copier));
+  }
   absl::Status Flush(std::function<void(absl::Status)> done) override { return channel_->Flush(std::move(done)); }
   absl::Status FlushAndWait(std::chrono::nanoseconds timeout) override;
   absl::Status Close(std::chrono::nanoseconds timeout) override { return channel_->Close(timeout); }

@@ -93,7 +93,8 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
 }
 
 absl::StatusOr<int32_t> PagesOfPool(uint64_t kv_bytes, const engine::Model& model) {
-  const uint64_t num_pages = kv_bytes / model.page_bytes();
+  const uint64_t ranks = static_cast<uint64_t>(model.num_ranks());  // all have equally many
+  const uint64_t num_pages = kv_bytes / model.page_bytes() / ranks * ranks;
   if (num_pages < static_cast<uint64_t>(engine::PagesForTokens(model.config(), 256)) || num_pages > INT32_MAX)
     return InvalidArgument("--kv-bytes {} makes {} pages of {} bytes: too {} for this model", kv_bytes, num_pages,
                            model.page_bytes(), num_pages > INT32_MAX ? "many" : "few");

@@ -30,7 +30,10 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
       ->capture_default_str();
   app.add_option("--worker-id", flags.worker_id, "name in logs, metrics and receipts; default: random");
-  app.add_option("--backend", flags.backend, "auto, cpu or cuda")->capture_default_str();
+  app.add_option("--backend", flags.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option("--tp", flags.tp, "tensor parallelism: the model is split over this many GPUs, from the first on")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option_function<std::string>(
       "--kv-bytes",
@@ -39,7 +42,7 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
         if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
         flags.kv_bytes = *bytes;
       },
-      "memory of the KV page pool, e.g. 4GiB (default 1GiB)");
+      "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB (default 1GiB)");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--kv-transport", flags.kv_transport,
                  "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
@@ -74,7 +77,10 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& wanted) {
+namespace {
+
+// `rank` devices behind the one of that name.
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeRankBackend(const std::string& wanted, int32_t rank) {
   std::string name = wanted;
   if (const char* set = std::getenv("SPLICE_BACKEND"); wanted == "auto" && set != nullptr && *set != '\0') name = set;
   if (name == "cpu") return kernels::MakeCpuBackend();
@@ -90,26 +96,51 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string&
       return InvalidArgument("--backend is '{}', not auto, cpu, cuda, cuda:GPU or one of these with +deterministic",
                              name);
   }
+  options.device += rank;
   auto cuda = kernels::MakeCudaBackend(options);
   if (cuda.ok() || !is_auto) return cuda;
   log::Info("backend.no_cuda", log::F("why", cuda.status()));
   return kernels::MakeCpuBackend();
 }
 
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name) {
+  return MakeRankBackend(name, 0);
+}
+
+absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp) {
+  engine::Devices devices;
+  for (int32_t rank = 0; rank < tp; ++rank) {
+    // "auto" has chosen with the first one.
+    const std::string kind = rank > 0 && devices[0]->name() == "cpu" ? "cpu" : name;
+    auto device = MakeRankBackend(kind, rank);
+    if (!device.ok() || (rank > 0 && (*device)->name() != devices[0]->name())) {
+      if (rank == 0) return device.status();
+      return InvalidArgument("--tp {} with --backend {}: only {} GPUs can be used{}", tp, name, rank,
+                             device.ok() ? "" : ": " + MessageOf(device.status()));
+    }
+    devices.push_back(*std::move(device));
+  }
+  return devices;
+}
+
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
-                                                               const std::string& kv_dtype) {
+                                                               const std::string& kv_dtype, int32_t tp) {
   // A wrong source is told before a device is looked for.
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
   engine::RandomModel random;
   if (source.random_weights.empty()) {
-    SPLICE_RETURN_IF_ERROR(engine::LoadModelConfig(source.dir).status());
+    SPLICE_ASSIGN_OR_RETURN(const engine::ModelConfig config, engine::LoadModelConfig(source.dir));
+    SPLICE_RETURN_IF_ERROR(engine::ValidateNumRanks(config, tp));
   } else {
     auto parsed = engine::ParseRandomModel(source.random_weights);
     if (!parsed.ok()) return Annotate(parsed.status(), "--random-weights");
     random = *std::move(parsed);
+    SPLICE_RETURN_IF_ERROR(engine::ValidateNumRanks(random.config, tp));
   }
-  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> device, MakeBackend(backend));
+  SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(backend, tp));
   engine::ModelOptions options;
   if (kv_dtype == "f32")
     options.kv_dtype = kernels::DType::kF32;
@@ -117,8 +148,8 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  if (source.random_weights.empty()) return engine::Model::Load(source.dir, std::move(device), options);
-  return engine::Model::LoadRandom(random, std::move(device), options);
+  if (source.random_weights.empty()) return engine::Model::Load(source.dir, devices, options);
+  return engine::Model::LoadRandom(random, devices, options);
 }
 
 }  // namespace spl

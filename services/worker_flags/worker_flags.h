@@ -34,7 +34,8 @@ struct WorkerFlags {
   std::string log_level = "info";
   std::string store;  // prefill only: HOST:PORT of a splice-kvstore
   std::vector<std::string> faults;
-  uint64_t kv_bytes = 1ull << 30;
+  int32_t tp = 1;
+  uint64_t kv_bytes = 1ull << 30;  // of all ranks together
   int32_t num_threads = 0;
   int32_t max_sequences = 64;             // decode only
   int32_t slice_tokens = 512;             // prefill only
@@ -58,10 +59,12 @@ void RequireModelSource(CLI::App& app, ModelSource& source);
 // says why). cpu, cuda, cuda:N: that one or an error. cuda+deterministic: a row's result does not depend on what else
 // is in its batch, as on the CPU; slower.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
+// For `tp` ranks: the CPU that many times, or GPUs N to N + tp - 1. InvalidArgument: there are fewer.
+absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp);
 
 // The backend by name and the model from its source. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
-                                                               const std::string& kv_dtype);
+                                                               const std::string& kv_dtype, int32_t tp = 1);
 
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
 // Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
@@ -84,7 +87,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   for (const std::string& fault : flags.faults) {
     if (const absl::Status status = ArmFaultFromFlag(fault); !status.ok()) return fail(status);
   }
-  auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype);
+  auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp);
   if (!model.ok()) return fail(model.status());
   auto server = start(flags, std::move(*model));
   if (!server.ok()) return fail(server.status());

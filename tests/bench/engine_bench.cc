@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 struct Flags {
   std::string shape = "llama-3.1-8b";
   std::string backend = "cuda";
+  int32_t tp = 1;
   std::vector<int32_t> prefill = {2048, 8192, 32768};
   std::vector<int32_t> decode = {1, 8, 32};
   int32_t context = 8192;
@@ -63,14 +64,15 @@ double Median(std::vector<double> values) {
 }
 
 absl::Status RunBench(const Flags& flags) {
-  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> backend, MakeBackend(flags.backend));
+  SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(flags.backend, flags.tp));
+  const kernels::Backend* const backend = devices[0].get();
   SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
   const auto load_start = Clock::now();
-  SPLICE_ASSIGN_OR_RETURN(const auto model, engine::Model::LoadRandom(random, backend));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, engine::Model::LoadRandom(random, devices));
   const engine::ModelConfig& c = model->config();
   const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
-  fmt::print("{}\nmodel {}: {} layers, made in {:.1f} s\n", backend->description(), c.name, c.num_layers,
-             Seconds(load_start));
+  fmt::print("{}, {} ranks\nmodel {}: {} layers, made in {:.1f} s\n", backend->description(), flags.tp, c.name,
+             c.num_layers, Seconds(load_start));
   SPLICE_ASSIGN_OR_RETURN(const double bandwidth, CopyRate(*backend));
   fmt::print("device copy {:.2f} TB/s (read plus write)\n", bandwidth / 1e12);
   std::fflush(stdout);
@@ -79,22 +81,25 @@ absl::Status RunBench(const Flags& flags) {
   const int32_t widest = flags.decode.empty() ? 0 : *std::max_element(flags.decode.begin(), flags.decode.end());
   const int64_t tokens = std::max<int64_t>(longest, int64_t{widest} * (flags.context + flags.steps + 64));
   const int64_t pages = engine::PagesForTokens(c, tokens + kernels::kPageTokens * std::max(1, widest));
-  SPLICE_ASSIGN_OR_RETURN(const auto memory, backend->Allocate(pages * model->page_bytes()));
+  SPLICE_ASSIGN_OR_RETURN(const engine::KvMemory memory, engine::AllocateKvMemory(*model, pages));
   // Never on zeros: K and V of roughly the size that a model makes.
-  SPLICE_RETURN_IF_ERROR(
-      backend->FillRandom({}, {.out = memory->data(),
-                               .dtype = model->kv_dtype(),
-                               .count = static_cast<int64_t>(memory->size() / kernels::DTypeBytes(model->kv_dtype())),
-                               .stream = 1,
-                               .step_exponent = -6}));
-  const kernels::KvPoolView view{static_cast<std::byte*>(memory->data()), model->kv_dtype(), c.head_dim,
-                                 static_cast<int32_t>(pages)};
-  engine::PagePool pool(view, backend.get());
-  nlohmann::json out = {{"backend", backend->description()}, {"model", c.name}, {"copy_bytes_per_s", bandwidth}};
+  for (int r = 0; r < flags.tp; ++r) {
+    const kernels::Buffer& part = *memory.buffers[r];
+    SPLICE_RETURN_IF_ERROR(
+        devices[r]->FillRandom({}, {.out = part.data(),
+                                    .dtype = model->kv_dtype(),
+                                    .count = static_cast<int64_t>(part.size() / kernels::DTypeBytes(model->kv_dtype())),
+                                    .stream = 1,
+                                    .step_exponent = -6}));
+  }
+  const engine::KvPartitions& view = memory.pages;
+  engine::PagePool pool(view, model->backends());
+  nlohmann::json out = {
+      {"backend", backend->description()}, {"ranks", flags.tp}, {"model", c.name}, {"copy_bytes_per_s", bandwidth}};
 
   {
-    SPLICE_ASSIGN_OR_RETURN(const auto executor,
-                            engine::Executor::Create(model, view, {.max_rows = flags.slice, .max_sequences = 1}));
+    SPLICE_ASSIGN_OR_RETURN(const auto executor, engine::ParallelExecutor::Create(
+                                                     model, view, {.max_rows = flags.slice, .max_sequences = 1}));
     for (const int32_t length : flags.prefill) {
       std::vector<int32_t> prompt(length);
       for (int32_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 7919ll) % c.vocab_size);
@@ -121,7 +126,8 @@ absl::Status RunBench(const Flags& flags) {
       }
       const double linear = 2.0 * static_cast<double>(LinearWeights(c)) * length;
       const double attention = 2.0 * length * static_cast<double>(length) * c.q_size() * c.num_layers;
-      const double floor = linear / (flags.gemm_tflops * 1e12) + attention / (flags.attention_tflops * 1e12);
+      const double floor =
+          (linear / (flags.gemm_tflops * 1e12) + attention / (flags.attention_tflops * 1e12)) / flags.tp;
       const double time = Median(times);
       fmt::print("prefill {:>6} tokens: {:8.1f} ms, {:8.0f} tokens/s, floor {:8.1f} ms, {:.2f}x\n", length, time * 1e3,
                  length / time, floor * 1e3, time / floor);
@@ -131,7 +137,7 @@ absl::Status RunBench(const Flags& flags) {
   }
   if (widest == 0) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const auto executor,
-                          engine::Executor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
+                          engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
   for (const int32_t batch : flags.decode) {
     std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
     std::vector<engine::DenseSelector> selectors;
@@ -157,7 +163,7 @@ absl::Status RunBench(const Flags& flags) {
     const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
     const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
                             static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
-    const double floor = (weights + kv_bytes) / bandwidth;
+    const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
     const double time = Median(times);
     fmt::print("decode  B={:<3} at {}: {:8.3f} ms a step, {:8.0f} tokens/s, floor {:8.3f} ms, {:.2f}x\n", batch,
                flags.context, time * 1e3, batch / time, floor * 1e3, time / floor);
@@ -177,6 +183,9 @@ int main(int argc, char** argv) {
   CLI::App app("Times prompts and decode steps of a model of a real shape with random weights, in process.");
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option("--tp", flags.tp, "ranks, on GPUs from the first on; floors are divided by it")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
   app.add_option("--context", flags.context, "tokens of every decoding sequence")->capture_default_str();

@@ -43,7 +43,7 @@ double Median(std::vector<double> values) {
 
 // Median seconds of `work` on the session's queue, repeated so that starting it costs nothing beside it.
 template <typename Work>
-absl::StatusOr<double> Time(engine::Executor& executor, int32_t repeats, const Work& work) {
+absl::StatusOr<double> Time(engine::ParallelExecutor& executor, int32_t repeats, const Work& work) {
   constexpr int kBatch = 10;
   std::vector<double> times;
   for (int32_t i = 0; i <= repeats; ++i) {
@@ -95,7 +95,7 @@ class Bench {
     SPLICE_ASSIGN_OR_RETURN(memory_, backend->Allocate(pages * model_->page_bytes()));
     view_ = {static_cast<std::byte*>(memory_->data()), model_->kv_dtype(), c.head_dim, static_cast<int32_t>(pages)};
     pool_ = std::make_unique<engine::PagePool>(view_, backend.get());
-    SPLICE_ASSIGN_OR_RETURN(executor_, engine::Executor::Create(model_, view_, {.max_rows = flags_.slice}));
+    SPLICE_ASSIGN_OR_RETURN(executor_, engine::ParallelExecutor::Create(model_, view_, {.max_rows = flags_.slice}));
     for (int32_t i = 0; i < flags_.tokens; ++i) prompt_.push_back(static_cast<int32_t>((i * 7919ll) % c.vocab_size));
     return absl::OkStatus();
   }
@@ -270,7 +270,7 @@ class Bench {
   std::unique_ptr<kernels::Buffer> memory_;
   kernels::KvPoolView view_;
   std::unique_ptr<engine::PagePool> pool_;
-  std::unique_ptr<engine::Executor> executor_;
+  std::unique_ptr<engine::ParallelExecutor> executor_;
   std::vector<int32_t> prompt_;
   std::vector<engine::SegmentHit> hits_;
   nlohmann::json out_ = nlohmann::json::object();

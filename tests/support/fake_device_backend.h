@@ -13,6 +13,8 @@ namespace spl::test {
 
 class FakeDeviceBackend final : public kernels::Backend {
  public:
+  explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
+
   std::atomic<bool> lost{false};  // from here on products fail as on a GPU whose context is gone
 
   std::string name() const override { return "fake-device"; }
@@ -24,6 +26,10 @@ class FakeDeviceBackend final : public kernels::Backend {
   using kernels::Backend::Copy;
   absl::Status Copy(kernels::CopyKind kind, std::span<const kernels::CopyOp> ops) const override {
     return cpu_->Copy(kind, ops);
+  }
+  absl::StatusOr<std::vector<std::unique_ptr<kernels::Communicator>>> NewGroup(
+      std::span<const kernels::Backend* const> ranks) const override {
+    return cpu_->NewGroup(ranks);
   }
   absl::StatusOr<std::string> Export(const kernels::Buffer& buffer) const override {
     const uint64_t words[] = {reinterpret_cast<uint64_t>(buffer.data()), buffer.size()};
@@ -97,7 +103,7 @@ class FakeDeviceBackend final : public kernels::Backend {
     const size_t size_;
   };
 
-  const std::unique_ptr<kernels::Backend> cpu_ = kernels::MakeCpuBackend();
+  const std::unique_ptr<kernels::Backend> cpu_;
 };
 
 }  // namespace spl::test

@@ -61,7 +61,14 @@ Command MakeServeCommand(CLI::App& root) {
                  "without it, requests must send token ids and the answers have no text");
   app.add_option("--http", c.http_listen, "HOST:PORT of the HTTP API; port 0 picks a free one")->capture_default_str();
   app.add_option("--grpc", c.grpc_listen, "HOST:PORT of the gRPC API; port 0 picks a free one")->capture_default_str();
-  app.add_option("--backend", c.backend, "auto, cpu or cuda")->capture_default_str();
+  app.add_option("--backend", c.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option_function<int32_t>(
+         "--tp", [&c](int32_t tp) { c.prefill_tp = c.decode_tp = tp; },
+         "tensor parallelism of both workers: the model is split over this many GPUs, from the first on (default 1)")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->trigger_on_parse();
+  app.add_option("--prefill-tp", c.prefill_tp, "of the prefill worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_option("--decode-tp", c.decode_tp, "of the decode worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
   app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
   app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
@@ -69,7 +76,8 @@ Command MakeServeCommand(CLI::App& root) {
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddBytes(app, "--kv-bytes", c.kv_bytes, "memory of each of the two KV page pools, e.g. 4GiB");
+  AddBytes(app, "--kv-bytes", c.kv_bytes,
+           "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
   AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")

@@ -16,7 +16,13 @@ constexpr std::chrono::milliseconds kReadyPoll{5};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
-  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(options.model, options.backend, options.kv_dtype));
+  SPLICE_ASSIGN_OR_RETURN(const auto model,
+                          LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));
+  auto decode_model = model;
+  if (options.decode_tp != options.prefill_tp) {
+    SPLICE_ASSIGN_OR_RETURN(decode_model,
+                            LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
+  }
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
 
   kvstore::KvStoreOptions store;
@@ -34,7 +40,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
-  SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(model, decode));
+  SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(decode_model, decode));
 
   prefill::PrefillServerOptions prefill;
   prefill.metrics_listen = options.metrics_listen;

@@ -1,5 +1,6 @@
 // The whole cluster in one process: chunk store, prefill, decode and router, the same servers that the four programs
-// run, over loopback gRPC and the KV transport, with one copy of the weights.
+// run, over loopback gRPC and the KV transport, with one copy of the weights (unless the two workers split them
+// differently).
 #pragma once
 
 #include <memory>
@@ -25,7 +26,9 @@ struct LocalClusterOptions {
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
-  std::string data_dir;            // of the chunk store; empty: memory only
+  std::string data_dir;  // of the chunk store; empty: memory only
+  int32_t prefill_tp = 1;
+  int32_t decode_tp = 1;
   uint64_t kv_bytes = 1ull << 30;  // of each page pool
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;

@@ -17,6 +17,9 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   app.add_option("--tokenizer", flags.tokenizer_dir,
                  "folder with tokenizer.json; default: the model folder; needed with --random-weights");
   app.add_option("--backend", flags.backend, "with --model: auto, cpu or cuda")->capture_default_str();
+  app.add_option("--tp", flags.tp, "with --model: tensor parallelism, GPUs or ranks")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
   app.add_option("--threads", flags.num_threads, "with --model: compute threads; 0: one per core")
       ->check(CLI::Range(0, 1024));
 }

@@ -167,7 +167,8 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model_source,
                                                                       const std::string& tokenizer_dir,
-                                                                      const std::string& backend, int32_t num_threads) {
+                                                                      const std::string& backend, int32_t num_threads,
+                                                                      int32_t tp) {
   const std::string& text_dir = tokenizer_dir.empty() ? model_source.dir : tokenizer_dir;
   if (text_dir.empty())
     return absl::InvalidArgumentError("a model with random weights has no tokenizer; give --tokenizer DIR");
@@ -177,7 +178,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const Mode
     local->chat_template = std::move(*chat);
   else if (chat.status().code() != absl::StatusCode::kNotFound)
     return chat.status();
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_source, backend, "auto"));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_source, backend, "auto", tp));
   SPLICE_ASSIGN_OR_RETURN(local->generator,
                           engine::LocalGenerator::Create(std::move(model), {.executor = {.num_threads = num_threads}}));
   return local;
@@ -187,7 +188,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFla
   const bool local = !flags.model.dir.empty() || !flags.model.random_weights.empty();
   if (local == !flags.endpoint.empty())
     return absl::InvalidArgumentError("give one of --model DIR, --random-weights SHAPE and --endpoint URL");
-  return local ? MakeLocalTextGenerator(flags.model, flags.tokenizer_dir, flags.backend, flags.num_threads)
+  return local ? MakeLocalTextGenerator(flags.model, flags.tokenizer_dir, flags.backend, flags.num_threads, flags.tp)
                : MakeEndpointGenerator(flags.endpoint, flags.api_key);
 }
 

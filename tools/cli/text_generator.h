@@ -66,7 +66,8 @@ std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, con
 // tokenizer_dir "": the model's folder; a model with random weights has none.
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model,
                                                                       const std::string& tokenizer_dir,
-                                                                      const std::string& backend, int32_t num_threads);
+                                                                      const std::string& backend, int32_t num_threads,
+                                                                      int32_t tp = 1);
 
 // What --model / --random-weights / --endpoint of a tool chose; InvalidArgument unless exactly one is given.
 struct SourceFlags {
@@ -74,6 +75,7 @@ struct SourceFlags {
   std::string tokenizer_dir, endpoint, api_key;
   std::string backend = "auto";
   int32_t num_threads = 0;
+  int32_t tp = 1;
 };
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFlags& flags);
 

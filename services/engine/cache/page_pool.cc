@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
@@ -9,77 +10,129 @@
 
 namespace spl::engine {
 
-PagePool::PagePool(const kernels::KvPoolView& view, const kernels::Backend* backend)
-    : view_(view), backend_(backend), owners_(view.num_pages, 0), num_free_(view.num_pages) {
-  if (view.num_pages > 0) free_runs_[0] = view.num_pages;
+PagePool::PagePool(const KvPartitions& partitions, std::vector<const kernels::Backend*> backends)
+    : view_(partitions),
+      backends_(std::move(backends)),
+      owners_(partitions.num_pages(), 0),
+      parts_(partitions.num_ranks()) {
+  SPLICE_CHECK(backends_.size() == parts_.size(), "a page pool needs one backend for each part");
+  for (int r = 0; r < view_.num_ranks(); ++r) {
+    parts_[r].num_free = view_.pages_per_rank();
+    if (view_.pages_per_rank() > 0) parts_[r].free_runs[view_.rank(r).first_page] = view_.pages_per_rank();
+  }
 }
 
 absl::Status PagePool::Allocate(int64_t count, std::vector<int32_t>& pages) {
   pages.clear();
   if (count == 0) return absl::OkStatus();
+  SPLICE_CHECK(count % view_.num_ranks() == 0, "pages are allocated on all ranks alike");
   std::lock_guard lock(mutex_);
-  if (count > num_free_)
+  if (count > NumFreeLocked())
     return Errorf(absl::StatusCode::kResourceExhausted, "KV pool: {} pages asked for, {} of {} are free", count,
-                  num_free_, view_.num_pages);
+                  NumFreeLocked(), view_.num_pages());
   pages.reserve(count);
+  for (Part& part : parts_) TakeLocked(part, count / view_.num_ranks(), pages);
+  return absl::OkStatus();
+}
+
+void PagePool::TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages) {
   // The first run that holds everything, else runs in ascending order until it is enough.
-  auto run = std::find_if(free_runs_.begin(), free_runs_.end(), [&](const auto& r) { return r.second >= count; });
-  if (run == free_runs_.end()) run = free_runs_.begin();
-  while (static_cast<int64_t>(pages.size()) < count) {
+  auto run =
+      std::find_if(part.free_runs.begin(), part.free_runs.end(), [&](const auto& r) { return r.second >= count; });
+  if (run == part.free_runs.end()) run = part.free_runs.begin();
+  part.num_free -= count;
+  while (count > 0) {
     const auto [first, length] = *run;
-    const int32_t take = static_cast<int32_t>(std::min<int64_t>(length, count - static_cast<int64_t>(pages.size())));
+    const int32_t take = static_cast<int32_t>(std::min<int64_t>(length, count));
     for (int32_t page = first; page < first + take; ++page) {
       pages.push_back(page);
       owners_[page] = 1;
     }
-    run = free_runs_.erase(run);
-    if (take < length) run = free_runs_.emplace_hint(run, first + take, length - take);
+    run = part.free_runs.erase(run);
+    if (take < length) run = part.free_runs.emplace_hint(run, first + take, length - take);
+    count -= take;
   }
-  num_free_ -= count;
-  return absl::OkStatus();
 }
 
-absl::Status PagePool::Copy(kernels::CopyKind kind, std::span<const kernels::CopyOp> ops) const {
-  if (backend_ != nullptr) return backend_->Copy(kind, ops);
-  for (const kernels::CopyOp& op : ops) std::memcpy(op.to, op.from, op.bytes);
+void PagePool::Append(std::vector<kernels::CopyOp>& ops, const kernels::CopyOp& op) {
+  if (!ops.empty()) {
+    kernels::CopyOp& last = ops.back();
+    if (static_cast<std::byte*>(last.to) + last.bytes == op.to &&
+        static_cast<const std::byte*>(last.from) + last.bytes == op.from) {
+      last.bytes += op.bytes;
+      return;
+    }
+  }
+  ops.push_back(op);
+}
+
+absl::Status PagePool::Copy(kernels::CopyKind kind, const RankOps& ops) const {
+  for (size_t r = 0; r < ops.size(); ++r) {
+    if (ops[r].empty()) continue;
+    if (backends_[r] != nullptr) {
+      SPLICE_RETURN_IF_ERROR(backends_[r]->Copy(kind, ops[r]));
+      continue;
+    }
+    for (const kernels::CopyOp& op : ops[r]) std::memcpy(op.to, op.from, op.bytes);
+  }
   return absl::OkStatus();
 }
 
 absl::Status PagePool::ReadPages(std::span<const int32_t> pages, std::byte* out) const {
-  std::vector<kernels::CopyOp> ops;
+  RankOps ops = OpsByRank();
   for (size_t i = 0; i < pages.size(); ++i)
-    ops.push_back({out + i * view_.page_bytes(), view_.k(pages[i]), view_.page_bytes()});
+    Append(ops[view_.rank_of(pages[i])], {out + i * view_.page_bytes(), view_.k(pages[i]), view_.page_bytes()});
   return Copy(kernels::CopyKind::kDownload, ops);
 }
 
 absl::Status PagePool::ReadPagesTo(std::span<const int32_t> pages, std::span<std::byte* const> out) const {
-  std::vector<kernels::CopyOp> ops;
-  for (size_t i = 0; i < pages.size(); ++i) ops.push_back({out[i], view_.k(pages[i]), view_.page_bytes()});
+  RankOps ops = OpsByRank();
+  for (size_t i = 0; i < pages.size(); ++i)
+    Append(ops[view_.rank_of(pages[i])], {out[i], view_.k(pages[i]), view_.page_bytes()});
   return Copy(kernels::CopyKind::kDownload, ops);
 }
 
 absl::Status PagePool::WritePagesFrom(std::span<const int32_t> pages, std::span<const std::byte* const> in) {
-  std::vector<kernels::CopyOp> ops;
-  for (size_t i = 0; i < pages.size(); ++i) ops.push_back({view_.k(pages[i]), in[i], view_.page_bytes()});
+  RankOps ops = OpsByRank();
+  for (size_t i = 0; i < pages.size(); ++i)
+    Append(ops[view_.rank_of(pages[i])], {view_.k(pages[i]), in[i], view_.page_bytes()});
   return Copy(kernels::CopyKind::kUpload, ops);
 }
 
 absl::Status PagePool::WritePages(std::span<const int32_t> pages, const std::byte* in) {
-  std::vector<kernels::CopyOp> ops;
+  RankOps ops = OpsByRank();
   for (size_t i = 0; i < pages.size(); ++i)
-    ops.push_back({view_.k(pages[i]), in + i * view_.page_bytes(), view_.page_bytes()});
+    Append(ops[view_.rank_of(pages[i])], {view_.k(pages[i]), in + i * view_.page_bytes(), view_.page_bytes()});
   return Copy(kernels::CopyKind::kUpload, ops);
 }
 
 absl::Status PagePool::ChecksumPages(std::span<const int32_t> pages, uint32_t* out) const {
-  if (backend_ != nullptr) return backend_->PageChecksums(view_, pages, out);
-  for (size_t i = 0; i < pages.size(); ++i) out[i] = kernels::Crc32cExtend(0, view_.k(pages[i]), view_.page_bytes());
+  if (host_memory()) {
+    for (size_t i = 0; i < pages.size(); ++i) out[i] = kernels::Crc32cExtend(0, view_.k(pages[i]), view_.page_bytes());
+    return absl::OkStatus();
+  }
+  if (backends_.size() == 1) return backends_[0]->PageChecksums(view_.rank(0), pages, out);
+  std::vector<int32_t> of_rank;
+  std::vector<uint32_t> crcs;
+  for (int r = 0; r < view_.num_ranks(); ++r) {
+    of_rank.clear();
+    std::copy_if(pages.begin(), pages.end(), std::back_inserter(of_rank),
+                 [&](int32_t page) { return view_.rank_of(page) == r; });
+    crcs.resize(of_rank.size());
+    SPLICE_RETURN_IF_ERROR(backends_[r]->PageChecksums(view_.rank(r), of_rank, crcs.data()));
+    for (size_t i = 0, next = 0; i < pages.size(); ++i) {
+      if (view_.rank_of(pages[i]) == r) out[i] = crcs[next++];
+    }
+  }
   return absl::OkStatus();
 }
 
 absl::Status PagePool::CopyPages(std::span<const int32_t> to, std::span<const int32_t> from) {
-  std::vector<kernels::CopyOp> ops;
-  for (size_t i = 0; i < to.size(); ++i) ops.push_back({view_.k(to[i]), view_.k(from[i]), view_.page_bytes()});
+  RankOps ops = OpsByRank();
+  for (size_t i = 0; i < to.size(); ++i) {
+    SPLICE_CHECK(view_.rank_of(to[i]) == view_.rank_of(from[i]), "a page is copied on its own rank");
+    Append(ops[view_.rank_of(to[i])], {view_.k(to[i]), view_.k(from[i]), view_.page_bytes()});
+  }
   return Copy(kernels::CopyKind::kWithin, ops);
 }
 
@@ -98,7 +151,7 @@ void PagePool::Release(std::span<const int32_t> pages) {
   for (int32_t page : pages) {
     SPLICE_CHECK(owners_[page] > 0, "releasing a free page");
     if (--owners_[page] > 0) continue;
-    if (count > 0 && page == first + count) {
+    if (count > 0 && page == first + count && view_.rank_of(page) == view_.rank_of(first)) {
       ++count;
       continue;
     }
@@ -110,20 +163,21 @@ void PagePool::Release(std::span<const int32_t> pages) {
 }
 
 void PagePool::FreeRunLocked(int32_t first, int32_t count) {
-  num_free_ += count;
-  auto next = free_runs_.lower_bound(first);
-  if (next != free_runs_.end() && next->first == first + count) {
+  Part& part = parts_[view_.rank_of(first)];
+  part.num_free += count;
+  auto next = part.free_runs.lower_bound(first);
+  if (next != part.free_runs.end() && next->first == first + count) {
     count += next->second;
-    next = free_runs_.erase(next);
+    next = part.free_runs.erase(next);
   }
-  if (next != free_runs_.begin()) {
+  if (next != part.free_runs.begin()) {
     auto previous = std::prev(next);
     if (previous->first + previous->second == first) {
       previous->second += count;
       return;
     }
   }
-  free_runs_.emplace_hint(next, first, count);
+  part.free_runs.emplace_hint(next, first, count);
 }
 
 int32_t PagePool::owners(int32_t page) const {
@@ -133,23 +187,35 @@ int32_t PagePool::owners(int32_t page) const {
 
 int64_t PagePool::num_free() const {
   std::lock_guard lock(mutex_);
-  return num_free_;
+  return NumFreeLocked();
+}
+
+int64_t PagePool::NumFreeLocked() const {
+  int64_t fewest = view_.pages_per_rank();
+  for (const Part& part : parts_) fewest = std::min(fewest, part.num_free);
+  return fewest * view_.num_ranks();
 }
 
 void PagePool::CheckInvariants() const {
   std::lock_guard lock(mutex_);
   int64_t free_pages = 0;
-  int32_t last_end = -1;
-  for (const auto& [first, length] : free_runs_) {
-    SPLICE_CHECK(length > 0 && first > last_end, "free runs are not disjoint and maximal");
-    for (int32_t page = first; page < first + length; ++page)
-      SPLICE_CHECK(owners_[page] == 0, "a free page has owners");
-    free_pages += length;
-    last_end = first + length;
+  for (int r = 0; r < view_.num_ranks(); ++r) {
+    int64_t free_of_part = 0;
+    int32_t last_end = -1;
+    for (const auto& [first, length] : parts_[r].free_runs) {
+      SPLICE_CHECK(length > 0 && first > last_end, "free runs are not disjoint and maximal");
+      SPLICE_CHECK(view_.rank(r).contains(first) && view_.rank(r).contains(first + length - 1),
+                   "a free run leaves its part");
+      for (int32_t page = first; page < first + length; ++page)
+        SPLICE_CHECK(owners_[page] == 0, "a free page has owners");
+      free_of_part += length;
+      last_end = first + length;
+    }
+    SPLICE_CHECK(free_of_part == parts_[r].num_free, "free runs do not sum to num_free");
+    free_pages += free_of_part;
   }
-  SPLICE_CHECK(free_pages == num_free_, "free runs do not sum to num_free");
   const int64_t owned = std::count_if(owners_.begin(), owners_.end(), [](int32_t n) { return n > 0; });
-  SPLICE_CHECK(owned + free_pages == view_.num_pages, "a page is neither free nor owned");
+  SPLICE_CHECK(owned + free_pages == view_.num_pages(), "a page is neither free nor owned");
 }
 
 }  // namespace spl::engine

@@ -17,28 +17,40 @@ constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into
 
 }  // namespace
 
-Executor::Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options)
-    : model_(std::move(model)), pool_(pool), options_(options) {}
+Executor::Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
+                   int rank, std::unique_ptr<kernels::Communicator> communicator)
+    : whole_(std::move(model)),
+      model_(&whole_->rank(rank)),
+      pool_(pool),
+      options_(options),
+      communicator_(std::move(communicator)) {}
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const Model> model,
                                                            const kernels::KvPoolView& pool,
-                                                           const ExecutorOptions& options) {
-  const ModelConfig& c = model->config();
+                                                           const ExecutorOptions& options, int rank,
+                                                           std::unique_ptr<kernels::Communicator> communicator) {
+  const ModelShard& shard = model->rank(rank);
+  const ModelConfig& c = shard.config();
   if (options.max_rows < 1) return InvalidArgument("executor: max_rows is {}, at least 1 is needed", options.max_rows);
   if (pool.head_dim != c.head_dim || pool.dtype != model->kv_dtype())
     return Errorf(absl::StatusCode::kFailedPrecondition, "executor: the KV pool's layout is not the model's");
-  auto executor = std::unique_ptr<Executor>(new Executor(std::move(model), pool, options));
-  executor->activation_dtype_ = executor->model_->backend().activation_dtype(c.dtype);
+  const int32_t table_kv_heads = model->config().num_kv_heads;
+  auto executor =
+      std::unique_ptr<Executor>(new Executor(std::move(model), pool, options, rank, std::move(communicator)));
+  executor->activation_dtype_ = shard.backend().activation_dtype(c.dtype);
   const int32_t streams = c.num_layers * c.num_kv_heads;
-  SPLICE_ASSIGN_OR_RETURN(executor->session_,
-                          executor->model_->backend().NewSession(
-                              {.num_threads = options.num_threads,
-                               .isa = options.isa,
-                               .max_rows = options.max_rows,
-                               .max_sequences = std::min(options.max_sequences, options.max_rows),
-                               .num_layers = c.num_layers,
-                               .num_kv_heads = c.num_kv_heads,
-                               .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams)}));
+  SPLICE_ASSIGN_OR_RETURN(
+      executor->session_,
+      shard.backend().NewSession({.num_threads = options.num_threads,
+                                  .isa = options.isa,
+                                  .max_rows = options.max_rows,
+                                  .max_sequences = std::min(options.max_sequences, options.max_rows),
+                                  .num_layers = c.num_layers,
+                                  .num_kv_heads = c.num_kv_heads,
+                                  .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams),
+                                  .first_kv_head = shard.first_kv_head(),
+                                  .table_kv_heads = table_kv_heads,
+                                  .first_page = pool.first_page}));
   SPLICE_RETURN_IF_ERROR(executor->AllocateWorkspace());
   return executor;
 }
@@ -60,7 +72,7 @@ absl::Status Executor::AllocateWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gate_up, 2ll * c.intermediate_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.activated, c.intermediate_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered, c.hidden_size, kernels::DType::kF32));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 1, kernels::DType::kF32));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 2, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered_delta, c.hidden_size, kernels::DType::kF32));
   return c.moe.num_experts > 0 ? AllocateExpertWorkspace() : absl::OkStatus();
 }
@@ -106,6 +118,13 @@ absl::Status Executor::Stage() {
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
+  return Prefill(
+      slices, pass,
+      [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer).visibility; }, on_layer);
+}
+
+absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
+                               const OnLayer& on_layer) {
   const int32_t num_layers = model_->config().num_layers;
   const LayerRange layers = pass.layers;
   SPLICE_CHECK(layers.begin >= 0 && layers.begin < layers.end && layers.end <= num_layers, "layers of the model");
@@ -128,7 +147,7 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
   const LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
                          .on_layer = on_layer,
                          .keys_only_last = pass.keys_only_last,
-                         .attend = [&](int32_t layer) { return AttendPrefill(slices, layer); }};
+                         .attend = [&](int32_t layer) { return AttendPrefill(slices, plan, layer); }};
   const auto run = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(layers.begin == 0 ? Embed() : LoadHidden(slices));
     SPLICE_RETURN_IF_ERROR(RunLayers(layers, hooks));
@@ -183,15 +202,15 @@ absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices) {
   return absl::OkStatus();
 }
 
-absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, int32_t layer) {
+absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer) {
   const ModelConfig& c = model_->config();
+  const int32_t first = model_->first_kv_head();
   bool any_scores = false;
   stream_views_.clear();
   for (size_t s = 0; s < slices.size(); ++s) {
-    const LayerPlan plan = slices[s].policy->PlanLayer(layer);
-    for (int32_t h = 0; h < c.num_kv_heads; ++h)
-      stream_views_.push_back(
-          {spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), plan.visibility[h]});
+    const std::span<const kernels::HeadVisibility> visibility = plan(s, layer);
+    for (int32_t h = first; h < first + c.num_kv_heads; ++h)
+      stream_views_.push_back({spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), visibility[h]});
     const ScoreTask* score = slices[s].score;
     any_scores |= score != nullptr && score->kind == ScoreKind::kColumnMass && score->layer == layer;
   }
@@ -291,9 +310,10 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
 
 absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer) {
   const ModelConfig& c = model_->config();
+  const int32_t first = model_->first_kv_head();
   stream_views_.clear();
   for (size_t s = 0; s < rows.size(); ++s) {
-    for (int32_t h = 0; h < c.num_kv_heads; ++h)
+    for (int32_t h = first; h < first + c.num_kv_heads; ++h)
       stream_views_.push_back(
           {rows[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), rows[s].selector->Select(layer, h)});
   }
@@ -336,11 +356,19 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     SPLICE_RETURN_IF_ERROR(backend.Linear(
         context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
+    SPLICE_RETURN_IF_ERROR(Reduce());
     SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
     SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights) : FeedForward(weights));
+    SPLICE_RETURN_IF_ERROR(Reduce());
     delta = F32(ws_.delta);
   }
   return absl::OkStatus();
+}
+
+absl::Status Executor::Reduce() {
+  if (communicator_ == nullptr) return absl::OkStatus();
+  return communicator_->AllReduceSum(context(), F32(ws_.delta),
+                                     static_cast<int64_t>(num_rows_) * model_->config().hidden_size);
 }
 
 absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight) {
@@ -356,7 +384,8 @@ absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels:
 void Executor::ViewPageTables(int32_t layer) {
   table_views_.clear();
   for (const RowSpan& rows : spans_) {
-    for (int32_t h = 0; h < model_->config().num_kv_heads; ++h) table_views_.push_back(rows.kv->stream(layer, h));
+    for (int32_t h = 0; h < model_->config().num_kv_heads; ++h)
+      table_views_.push_back(rows.kv->stream(layer, model_->first_kv_head() + h));
   }
 }
 
@@ -448,7 +477,7 @@ absl::Status Executor::ReserveLogits(int64_t num_rows) {
   if (num_rows > options_.max_rows)
     return Errorf(absl::StatusCode::kResourceExhausted, "executor: logits of {} rows, at most {}", num_rows,
                   options_.max_rows);
-  const size_t bytes = sizeof(float) * static_cast<size_t>(num_rows) * model_->config().vocab_size;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(num_rows * model_->vocab().size());
   if (ws_.logits == nullptr || ws_.logits->size() < bytes) {
     SPLICE_RETURN_IF_ERROR(session_->Synchronize());
     ws_.logits.reset();
@@ -520,7 +549,7 @@ absl::Status Executor::AlignCopy(const AlignPlan& plan) {
 }
 
 absl::StatusOr<std::span<float>> Executor::Logits() {
-  const size_t count = static_cast<size_t>(num_logit_rows_) * model_->config().vocab_size;
+  const size_t count = static_cast<size_t>(num_logit_rows_ * model_->vocab().size());
   if (model_->backend().host_memory()) return std::span<float>(F32(ws_.logits), count);
   SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(ws_.logits->data(), count * sizeof(float)));
   host_logits_.assign(static_cast<const float*>(host), static_cast<const float*>(host) + count);
@@ -528,13 +557,25 @@ absl::StatusOr<std::span<float>> Executor::Logits() {
 }
 
 absl::StatusOr<std::span<const int32_t>> Executor::Argmax() {
-  int32_t* out = static_cast<int32_t*>(ws_.argmax->data());
+  int32_t* out = Int32(ws_.argmax);
   SPLICE_RETURN_IF_ERROR(model_->backend().Argmax(
       context(),
-      {.logits = F32(ws_.logits), .out = out, .num_rows = num_logit_rows_, .width = model_->config().vocab_size}));
+      {.logits = F32(ws_.logits), .out = out, .num_rows = num_logit_rows_, .width = model_->vocab().size()}));
   SPLICE_ASSIGN_OR_RETURN(const void* host,
                           session_->ReadBack(out, sizeof(int32_t) * static_cast<size_t>(num_logit_rows_)));
   return std::span(static_cast<const int32_t*>(host), static_cast<size_t>(num_logit_rows_));
+}
+
+absl::StatusOr<Executor::Best> Executor::ArgmaxWithLogits() {
+  const size_t rows = static_cast<size_t>(num_logit_rows_);
+  int32_t* out = Int32(ws_.argmax);
+  SPLICE_RETURN_IF_ERROR(model_->backend().Argmax(context(), {.logits = F32(ws_.logits),
+                                                              .out = out,
+                                                              .values = F32(ws_.argmax) + rows,
+                                                              .num_rows = num_logit_rows_,
+                                                              .width = model_->vocab().size()}));
+  SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(out, 2 * sizeof(int32_t) * rows));
+  return Best{{static_cast<const int32_t*>(host), rows}, {static_cast<const float*>(host) + rows, rows}};
 }
 
 }  // namespace spl::engine

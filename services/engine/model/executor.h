@@ -1,5 +1,5 @@
-// Runs a model's layers over rows of one or more sequences, one layer after the other. Written once against
-// kernels::Backend; knows no method: what a row attends to comes from policies and selectors.
+// Runs one rank's part of a model's layers over rows of one or more sequences, one layer after the other. Written once
+// against kernels::Backend; knows no method: what a row attends to comes from policies and selectors.
 #pragma once
 
 #include <cstdint>
@@ -69,13 +69,19 @@ struct PassLayers {
   bool operator==(const PassLayers&) const = default;
 };
 
-// Owns the workspace; one engine thread uses it. The caller updates num_tokens of each sequence after a pass.
+// The KV heads of one slice in one layer: what its rows attend to, [num_kv_heads of the model].
+using PlanSlice = std::function<std::span<const kernels::HeadVisibility>(size_t slice, int32_t layer)>;
+
+// Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
 // Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
+// Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
+// each other in every layer (parallel_executor.h is what engines use).
 class Executor {
  public:
-  static absl::StatusOr<std::unique_ptr<Executor>> Create(std::shared_ptr<const Model> model,
-                                                          const kernels::KvPoolView& pool,
-                                                          const ExecutorOptions& options);
+  // `pool` is the rank's part of the pages. `communicator`, of a model on several ranks, is taken over.
+  static absl::StatusOr<std::unique_ptr<Executor>> Create(
+      std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options, int rank = 0,
+      std::unique_ptr<kernels::Communicator> communicator = nullptr);
 
   // Called when K and V of the pass's rows are final in the pages of `layer`, before the layer's attention runs. False
   // ends the pass early with Cancelled.
@@ -83,9 +89,9 @@ class Executor {
 
   // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
-  absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
-    return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
-  }
+  // The same with plans from elsewhere than the slices' policies.
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
+                       const OnLayer& on_layer);
   // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
@@ -98,20 +104,29 @@ class Executor {
 
   // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice).
   absl::Status ComputeLogits(std::span<const int32_t> rows);
-  // What was computed last, [rows, vocab], where the host may change it; valid until the next call of the executor.
+  // What was computed last, [rows, the rank's vocab().size()], where the host may change it; valid until the next call
+  // of the executor.
   absl::StatusOr<std::span<float>> Logits();
-  // Its most likely token of each row, ties to the lower id. Valid until the next call.
+  // Of the rank's logits the most likely token of each row, ties to the lower id. Valid until the next call.
   absl::StatusOr<std::span<const int32_t>> Argmax();
+  // The same with their logits, by which ranks compare them.
+  struct Best {
+    std::span<const int32_t> tokens;  // counted from the rank's vocab().begin
+    std::span<const float> logits;
+  };
+  absl::StatusOr<Best> ArgmaxWithLogits();
 
   // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
 
-  const Model& model() const { return *model_; }
+  const Model& model() const { return *whole_; }
+  int32_t num_logit_rows() const { return static_cast<int32_t>(num_logit_rows_); }
   int32_t max_rows() const { return options_.max_rows; }
   const kernels::KernelContext& context() const { return session_->context(); }
 
  private:
-  Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options);
+  Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
+           int rank, std::unique_ptr<kernels::Communicator> communicator);
   absl::Status AllocateWorkspace();
   // Checks the pass against the limits and puts it where the device reads it.
   absl::Status Stage();
@@ -131,11 +146,13 @@ class Executor {
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
-  absl::Status AttendPrefill(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
+  // `delta` of all ranks, added up; nothing with one.
+  absl::Status Reduce();
   absl::Status FeedForward(const LayerWeights& weights);
   absl::Status RunExperts(const LayerWeights& weights);
   absl::Status AllocateExpertWorkspace();
@@ -160,10 +177,12 @@ class Executor {
     const SequenceKv* kv = nullptr;
   };
 
-  std::shared_ptr<const Model> model_;
+  const std::shared_ptr<const Model> whole_;
+  const ModelShard* const model_;  // of this rank
   const kernels::KvPoolView pool_;
   const ExecutorOptions options_;
   kernels::DType activation_dtype_ = kernels::DType::kF32;
+  std::unique_ptr<kernels::Communicator> communicator_;  // null with one rank; outlives what the session recorded
   std::unique_ptr<kernels::Session> session_;
 
   int32_t num_rows_ = 0;
@@ -195,8 +214,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab], grown on demand
-    std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows]
+    std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
+    std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
     // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
     std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]
     std::unique_ptr<kernels::Buffer> expert_ids;        // int32 [places]

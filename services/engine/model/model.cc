@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
@@ -59,13 +60,15 @@ chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
 
 }  // namespace
 
-// Builds a Model tensor by tensor; one use.
+// Builds one rank's part of a model tensor by tensor; one use.
 class ModelLoader {
  public:
-  ModelLoader(Model& model, WeightSource& source) : model_(model), source_(source) {}
+  // `config` is the whole model's: shapes of tensors follow from it.
+  ModelLoader(const ModelConfig& config, ModelShard& model, WeightSource& source)
+      : config_(config), model_(model), source_(source) {}
 
   absl::Status Load() {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     SPLICE_RETURN_IF_ERROR(LoadEmbedding());
     SPLICE_ASSIGN_OR_RETURN(model_.final_norm_, Vector("model.norm.weight", c.hidden_size));
     for (int32_t i = 0; i < c.num_layers; ++i) {
@@ -78,33 +81,35 @@ class ModelLoader {
       model_.layers_.push_back(std::move(layer));
     }
     const std::string head = c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-    SPLICE_ASSIGN_OR_RETURN(model_.lm_head_, Linear({head}, {c.vocab_size}, c.hidden_size));
+    SPLICE_ASSIGN_OR_RETURN(model_.lm_head_,
+                            Linear({MatrixPart::Rows(head, c.vocab_size, c.hidden_size, model_.vocab_)}));
     return BuildRope();
   }
 
  private:
   absl::Status LoadEmbedding() {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     const std::string name = "model.embed_tokens.weight";
-    const std::vector<int64_t> shape = {c.vocab_size, c.hidden_size};
-    SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, source_.TypeOf(name, shape));
+    const MatrixPart whole = MatrixPart::Whole(name, c.vocab_size, c.hidden_size);
+    SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, source_.TypeOf(name, whole.shape()));
     SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(kernels::DTypeBytes(model_.embedding_dtype_) *
                                                                          c.vocab_size * c.hidden_size));
-    return source_.Write(name, shape, model_.embedding_->data());
+    return source_.Write(whole, model_.embedding_->data());
   }
 
   absl::Status LoadAttention(const std::string& prefix, LayerWeights& layer) {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     const std::string attention = prefix + "self_attn.";
-    const std::vector<int64_t> qkv_rows = {c.q_size(), c.kv_size(), c.kv_size()};
+    const Range q_rows = model_.shard_.PartOf(c.q_size()), kv_rows = model_.shard_.PartOf(c.kv_size());
     SPLICE_ASSIGN_OR_RETURN(layer.attention_norm, Vector(prefix + "input_layernorm.weight", c.hidden_size));
     SPLICE_ASSIGN_OR_RETURN(
-        layer.qkv, Linear({attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-                          qkv_rows, c.hidden_size));
+        layer.qkv, Linear({MatrixPart::Rows(attention + "q_proj.weight", c.q_size(), c.hidden_size, q_rows),
+                           MatrixPart::Rows(attention + "k_proj.weight", c.kv_size(), c.hidden_size, kv_rows),
+                           MatrixPart::Rows(attention + "v_proj.weight", c.kv_size(), c.hidden_size, kv_rows)}));
     if (c.attention_bias) {
-      SPLICE_ASSIGN_OR_RETURN(
-          layer.qkv_bias,
-          Bias({attention + "q_proj.bias", attention + "k_proj.bias", attention + "v_proj.bias"}, qkv_rows));
+      SPLICE_ASSIGN_OR_RETURN(layer.qkv_bias, Vectors({{attention + "q_proj.bias", c.q_size(), q_rows},
+                                                       {attention + "k_proj.bias", c.kv_size(), kv_rows},
+                                                       {attention + "v_proj.bias", c.kv_size(), kv_rows}}));
       if (source_.Contains(attention + "o_proj.bias"))
         return InvalidArgument("tensor '{}o_proj.bias': a bias of the output projection is not supported", attention);
     }
@@ -112,99 +117,109 @@ class ModelLoader {
       SPLICE_ASSIGN_OR_RETURN(layer.q_norm, Vector(attention + "q_norm.weight", c.head_dim));
       SPLICE_ASSIGN_OR_RETURN(layer.k_norm, Vector(attention + "k_norm.weight", c.head_dim));
     }
-    SPLICE_ASSIGN_OR_RETURN(layer.o, Linear({attention + "o_proj.weight"}, {c.hidden_size}, c.q_size()));
+    SPLICE_ASSIGN_OR_RETURN(
+        layer.o, Linear({MatrixPart::Columns(attention + "o_proj.weight", c.hidden_size, c.q_size(), q_rows)}));
     return absl::OkStatus();
   }
 
   absl::Status LoadFeedForward(const std::string& mlp, LayerWeights& layer) {
-    const ModelConfig& c = model_.config_;
-    SPLICE_ASSIGN_OR_RETURN(layer.gate_up, Linear({mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                                                  {c.intermediate_size, c.intermediate_size}, c.hidden_size));
-    SPLICE_ASSIGN_OR_RETURN(layer.down, Linear({mlp + "down_proj.weight"}, {c.hidden_size}, c.intermediate_size));
+    const ModelConfig& c = config_;
+    const int64_t width = c.intermediate_size;
+    const Range part = model_.shard_.PartOf(width);
+    SPLICE_ASSIGN_OR_RETURN(layer.gate_up,
+                            Linear({MatrixPart::Rows(mlp + "gate_proj.weight", width, c.hidden_size, part),
+                                    MatrixPart::Rows(mlp + "up_proj.weight", width, c.hidden_size, part)}));
+    SPLICE_ASSIGN_OR_RETURN(layer.down,
+                            Linear({MatrixPart::Columns(mlp + "down_proj.weight", c.hidden_size, width, part)}));
     return absl::OkStatus();
   }
 
   absl::Status LoadExperts(const std::string& mlp, LayerWeights& layer) {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     const int64_t width = c.moe.intermediate_size;
     SPLICE_ASSIGN_OR_RETURN(layer.router, Router(mlp + "gate.weight"));
-    std::vector<std::string> gate_up, down;
+    const Range part = model_.shard_.PartOf(width);
+    std::vector<MatrixPart> gate_up, down;
     for (int32_t e = 0; e < c.moe.num_experts; ++e) {
       const std::string expert = fmt::format("{}experts.{}.", mlp, e);
-      gate_up.insert(gate_up.end(), {expert + "gate_proj.weight", expert + "up_proj.weight"});
-      down.push_back(expert + "down_proj.weight");
+      for (const char* name : {"gate_proj.weight", "up_proj.weight"})
+        gate_up.push_back(MatrixPart::Rows(expert + name, width, c.hidden_size, part));
+      down.push_back(MatrixPart::Columns(expert + "down_proj.weight", c.hidden_size, width, part));
     }
-    SPLICE_ASSIGN_OR_RETURN(layer.expert_gate_up, Grouped(gate_up, width, c.hidden_size));
-    SPLICE_ASSIGN_OR_RETURN(layer.expert_down, Grouped(down, c.hidden_size, width));
+    SPLICE_ASSIGN_OR_RETURN(layer.expert_gate_up, Grouped(gate_up));
+    SPLICE_ASSIGN_OR_RETURN(layer.expert_down, Grouped(down));
     return absl::OkStatus();
   }
 
   // Where activations are f32 the router's weight is widened too: which experts a row goes to shall not hang on the
   // rounding of a 16-bit product.
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Router(const std::string& name) {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     if (model_.backend_->activation_dtype(c.dtype) != DType::kF32)
-      return Linear({name}, {c.moe.num_experts}, c.hidden_size);
+      return Linear({MatrixPart::Whole(name, c.moe.num_experts, c.hidden_size)});
     SPLICE_ASSIGN_OR_RETURN(const std::vector<float> values, source_.Floats(name, {c.moe.num_experts, c.hidden_size}));
     SPLICE_ASSIGN_OR_RETURN(auto buffer, FloatBuffer(values));
     return model_.backend_->AdoptLinear(
         std::move(buffer), {.dtype = DType::kF32, .out_features = c.moe.num_experts, .in_features = c.hidden_size});
   }
 
-  // Tensors of one width and type in device memory, one behind the other.
+  // Parts of one width and type in device memory, one behind the other.
   struct Stacked {
     std::unique_ptr<kernels::Buffer> data;
     DType dtype = DType::kF32;
     int64_t rows = 0;
+    int64_t width = 0;
   };
-  absl::StatusOr<Stacked> Stack(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
-                                int64_t width) {
-    Stacked stacked;
-    for (size_t i = 0; i < names.size(); ++i) {
-      SPLICE_ASSIGN_OR_RETURN(const DType type, source_.TypeOf(names[i], {rows[i], width}));
-      if (i > 0 && type != stacked.dtype)
-        return InvalidArgument("tensors '{}' and '{}' differ in type", names[0], names[i]);
+  absl::StatusOr<Stacked> Stack(const std::vector<MatrixPart>& parts) {
+    Stacked stacked{.width = parts[0].columns.size()};
+    for (const MatrixPart& part : parts) {
+      SPLICE_ASSIGN_OR_RETURN(const DType type, source_.TypeOf(part.name, part.shape()));
+      if (&part != &parts[0] && type != stacked.dtype)
+        return InvalidArgument("tensors '{}' and '{}' differ in type", parts[0].name, part.name);
       stacked.dtype = type;
-      stacked.rows += rows[i];
+      stacked.rows += part.rows.size();
     }
-    const int64_t row_bytes = width * static_cast<int64_t>(kernels::DTypeBytes(stacked.dtype));
+    const int64_t row_bytes = stacked.width * static_cast<int64_t>(kernels::DTypeBytes(stacked.dtype));
     SPLICE_ASSIGN_OR_RETURN(stacked.data, model_.backend_->Allocate(stacked.rows * row_bytes));
     auto* to = static_cast<std::byte*>(stacked.data->data());
-    for (size_t i = 0; i < names.size(); ++i) {
-      SPLICE_RETURN_IF_ERROR(source_.Write(names[i], {rows[i], width}, to));
-      to += rows[i] * row_bytes;
+    for (const MatrixPart& part : parts) {
+      SPLICE_RETURN_IF_ERROR(source_.Write(part, to));
+      to += part.rows.size() * row_bytes;
     }
     return stacked;
   }
 
-  absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<std::string>& names,
-                                                                const std::vector<int64_t>& rows, int64_t width) {
-    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(names, rows, width));
-    return model_.backend_->AdoptLinear(std::move(stacked.data),
-                                        {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = width});
+  absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<MatrixPart>& parts) {
+    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
+    return model_.backend_->AdoptLinear(
+        std::move(stacked.data), {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = stacked.width});
   }
 
-  // The same number of tensors of every expert, each of `rows` rows.
-  absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<std::string>& names, int64_t rows,
-                                                                  int64_t width) {
-    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(names, std::vector<int64_t>(names.size(), rows), width));
-    const int32_t experts = model_.config_.moe.num_experts;
-    return model_.backend_->AdoptGrouped(
-        std::move(stacked.data),
-        {.dtype = stacked.dtype, .num_experts = experts, .out_features = stacked.rows / experts, .in_features = width});
+  // The same number of tensors of every expert, all of one shape.
+  absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
+    SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
+    const int32_t experts = config_.moe.num_experts;
+    return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.dtype,
+                                                                   .num_experts = experts,
+                                                                   .out_features = stacked.rows / experts,
+                                                                   .in_features = stacked.width});
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
-    return Bias({name}, {size});
+    return Vectors({{name, size, {0, size}}});
   }
 
+  struct VectorPart {
+    std::string name;
+    int64_t size = 0;
+    Range part;
+  };
   // One-dimensional tensors, concatenated and widened to f32.
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Bias(const std::vector<std::string>& names,
-                                                        const std::vector<int64_t>& sizes) {
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vectors(const std::vector<VectorPart>& vectors) {
     std::vector<float> values;
-    for (size_t i = 0; i < names.size(); ++i) {
-      SPLICE_ASSIGN_OR_RETURN(const std::vector<float> part, source_.Floats(names[i], {sizes[i]}));
-      values.insert(values.end(), part.begin(), part.end());
+    for (const VectorPart& vector : vectors) {
+      SPLICE_ASSIGN_OR_RETURN(const std::vector<float> all, source_.Floats(vector.name, {vector.size}));
+      values.insert(values.end(), all.begin() + vector.part.begin, all.begin() + vector.part.end);
     }
     return FloatBuffer(values);
   }
@@ -217,7 +232,7 @@ class ModelLoader {
   }
 
   absl::Status BuildRope() {
-    const ModelConfig& c = model_.config_;
+    const ModelConfig& c = config_;
     const std::vector<float> frequencies = InverseFrequencies(c.rope, c.head_dim);
     const auto scale = static_cast<float>(c.rope.attention_factor);  // 1 but for YaRN
     std::vector<float> cosines, sines;
@@ -235,30 +250,51 @@ class ModelLoader {
     return absl::OkStatus();
   }
 
-  Model& model_;
+  const ModelConfig& config_;
+  ModelShard& model_;
   WeightSource& source_;
 };
 
-absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, WeightSource& source,
-                                                    std::shared_ptr<const kernels::Backend> backend,
-                                                    const ModelOptions& options) {
+absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const MakeSource& make_source,
+                                                    const Devices& devices, const ModelOptions& options) {
   auto model = std::shared_ptr<Model>(new Model);
   model->config_ = std::move(config);
-  model->backend_ = std::move(backend);
-  model->kv_dtype_ = options.kv_dtype.value_or(model->config_.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
+  const ModelConfig& c = model->config_;
+  model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
   if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
-  SPLICE_RETURN_IF_ERROR(ModelLoader(*model, source).Load());
-  model->layout_digest_ = LayoutDigest(model->config_, model->kv_dtype_);
+  const int num_ranks = static_cast<int>(devices.size());
+  SPLICE_RETURN_IF_ERROR(ValidateNumRanks(c, num_ranks));
+  for (int r = 0; r < num_ranks; ++r)
+    model->ranks_.push_back(std::unique_ptr<ModelShard>(new ModelShard({r, num_ranks}, c, devices[r])));
+  // Every rank's part at once: reading, packing and copying are theirs alone.
+  std::vector<absl::Status> loaded(num_ranks);
+  const auto load = [&](int r) -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(const auto source, make_source(*devices[r]));
+    return ModelLoader(c, *model->ranks_[r], *source).Load();
+  };
+  std::vector<std::thread> threads;
+  for (int r = 1; r < num_ranks; ++r) threads.emplace_back([&, r] { loaded[r] = load(r); });
+  loaded[0] = load(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : loaded) SPLICE_RETURN_IF_ERROR(status);
+  model->layout_digest_ = LayoutDigest(c, model->kv_dtype_);
   return model;
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& model_dir,
                                                          std::shared_ptr<const kernels::Backend> backend,
                                                          const ModelOptions& options) {
+  return Load(model_dir, Devices{std::move(backend)}, options);
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& model_dir, const Devices& devices,
+                                                         const ModelOptions& options) {
   SPLICE_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
   SPLICE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(model_dir));
-  const auto source = MakeCheckpointSource(checkpoint, *backend);
-  SPLICE_ASSIGN_OR_RETURN(auto model, Build(std::move(config), *source, std::move(backend), options));
+  const auto make_source = [&](const kernels::Backend& backend) -> absl::StatusOr<std::unique_ptr<WeightSource>> {
+    return MakeCheckpointSource(checkpoint, backend);
+  };
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(std::move(config), make_source, devices, options));
   model->fingerprint_ = Fingerprint(model->config_, checkpoint);
   return std::shared_ptr<const Model>(std::move(model));
 }
@@ -266,18 +302,29 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
 absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel& random,
                                                                std::shared_ptr<const kernels::Backend> backend,
                                                                const ModelOptions& options) {
-  SPLICE_ASSIGN_OR_RETURN(const auto source, MakeRandomSource(random, *backend));
-  SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, *source, std::move(backend), options));
+  return LoadRandom(random, Devices{std::move(backend)}, options);
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel& random, const Devices& devices,
+                                                               const ModelOptions& options) {
+  const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
   model->fingerprint_ = Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config), random.seed,
                                            kernels::DTypeName(random.config.dtype)));
   return std::shared_ptr<const Model>(std::move(model));
+}
+
+std::vector<const kernels::Backend*> Model::backends() const {
+  std::vector<const kernels::Backend*> backends;
+  for (const auto& rank : ranks_) backends.push_back(&rank->backend());
+  return backends;
 }
 
 size_t Model::page_bytes() const {
   return 2ull * kernels::kPageTokens * config_.head_dim * kernels::DTypeBytes(kv_dtype_);
 }
 
-kernels::RopeTable Model::rope() const {
+kernels::RopeTable ModelShard::rope() const {
   return {static_cast<const float*>(rope_cos_->data()), static_cast<const float*>(rope_sin_->data()),
           config_.max_positions};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "services/chunk/chunk.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/random_weights.h"
+#include "services/engine/model/shard.h"
 
 namespace spl::engine {
 
@@ -37,9 +39,57 @@ struct ModelOptions {
   std::optional<kernels::DType> kv_dtype;
 };
 
+// The devices that a model runs on, one for each rank; more than one is tensor parallelism (shard.h). All of one kind.
+using Devices = std::vector<std::shared_ptr<const kernels::Backend>>;
+
+// What one rank has of the model, in its device's memory.
+class ModelShard {
+ public:
+  const Shard& shard() const { return shard_; }
+  // Of this rank: heads and inner widths are its own numbers.
+  const ModelConfig& config() const { return config_; }
+  int32_t first_kv_head() const { return config_.num_kv_heads * shard_.rank; }
+  const Range& vocab() const { return vocab_; }  // ids whose logits this rank computes
+  const kernels::Backend& backend() const { return *backend_; }
+
+  const LayerWeights& layer(int32_t i) const { return layers_[i]; }
+  const void* embedding() const { return embedding_->data(); }  // [vocab, hidden], embedding_dtype()
+  kernels::DType embedding_dtype() const { return embedding_dtype_; }
+  const float* final_norm() const { return static_cast<const float*>(final_norm_->data()); }
+  const kernels::LinearWeight& lm_head() const { return *lm_head_; }  // [vocab().size(), hidden]
+  kernels::RopeTable rope() const;
+
+ private:
+  friend class Model;
+  friend class ModelLoader;
+  ModelShard(const Shard& shard, const ModelConfig& config, std::shared_ptr<const kernels::Backend> backend)
+      : shard_(shard),
+        config_(shard.LocalConfig(config)),
+        vocab_(shard.VocabPart(config.vocab_size)),
+        backend_(std::move(backend)) {}
+
+  const Shard shard_;
+  const ModelConfig config_;
+  const Range vocab_;
+  const std::shared_ptr<const kernels::Backend> backend_;
+  std::vector<LayerWeights> layers_;
+  std::unique_ptr<kernels::Buffer> embedding_;
+  kernels::DType embedding_dtype_ = kernels::DType::kBF16;
+  std::unique_ptr<kernels::Buffer> final_norm_;
+  std::unique_ptr<kernels::LinearWeight> lm_head_;
+  std::unique_ptr<kernels::Buffer> rope_cos_, rope_sin_;  // f32 [max_positions, head_dim / 2]
+};
+
 // Immutable after Load: prefill and decode engines of one process share one copy.
 class Model {
  public:
+  // As below, split over the devices; nothing but the numerics of its sums depends on how many there are.
+  // InvalidArgument: ValidateNumRanks.
+  static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& model_dir, const Devices& devices,
+                                                           const ModelOptions& options = {});
+  static absl::StatusOr<std::shared_ptr<const Model>> LoadRandom(const RandomModel& random, const Devices& devices,
+                                                                 const ModelOptions& options = {});
+
   // Reads config.json and model.safetensors or model.safetensors.index.json with its shards. InvalidArgument /
   // NotFound / Unimplemented name the file and the tensor or field.
   static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& model_dir,
@@ -52,16 +102,13 @@ class Model {
                                                                  const ModelOptions& options = {});
 
   const ModelConfig& config() const { return config_; }
-  const kernels::Backend& backend() const { return *backend_; }
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  const ModelShard& rank(int r) const { return *ranks_[r]; }
+  // Of rank 0: what is true of one device is true of all.
+  const kernels::Backend& backend() const { return ranks_[0]->backend(); }
+  std::vector<const kernels::Backend*> backends() const;  // of every rank
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
-
-  const LayerWeights& layer(int32_t i) const { return layers_[i]; }
-  const void* embedding() const { return embedding_->data(); }  // [vocab, hidden], embedding_dtype()
-  kernels::DType embedding_dtype() const { return embedding_dtype_; }
-  const float* final_norm() const { return static_cast<const float*>(final_norm_->data()); }
-  const kernels::LinearWeight& lm_head() const { return *lm_head_; }
-  kernels::RopeTable rope() const;
 
   // SHA-256 over the configuration that changes results and over every weight file (or the seed). Part of every chunk
   // key.
@@ -71,20 +118,13 @@ class Model {
 
  private:
   Model() = default;
-  friend class ModelLoader;
-  static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, WeightSource& source,
-                                                      std::shared_ptr<const kernels::Backend> backend,
-                                                      const ModelOptions& options);
+  using MakeSource = std::function<absl::StatusOr<std::unique_ptr<WeightSource>>(const kernels::Backend& backend)>;
+  static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, const MakeSource& make_source,
+                                                      const Devices& devices, const ModelOptions& options);
 
   ModelConfig config_;
-  std::shared_ptr<const kernels::Backend> backend_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
-  std::vector<LayerWeights> layers_;
-  std::unique_ptr<kernels::Buffer> embedding_;
-  kernels::DType embedding_dtype_ = kernels::DType::kBF16;
-  std::unique_ptr<kernels::Buffer> final_norm_;
-  std::unique_ptr<kernels::LinearWeight> lm_head_;
-  std::unique_ptr<kernels::Buffer> rope_cos_, rope_sin_;  // f32 [max_positions, head_dim / 2]
+  std::vector<std::unique_ptr<ModelShard>> ranks_;
   chunk::Digest fingerprint_{};
   chunk::Digest layout_digest_{};
 };

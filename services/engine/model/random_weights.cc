@@ -90,10 +90,17 @@ class RandomSource final : public WeightSource {
 
   absl::StatusOr<DType> TypeOf(const std::string&, const std::vector<int64_t>&) const override { return dtype_; }
 
-  absl::Status Write(const std::string& name, const std::vector<int64_t>& shape, void* device) override {
-    SPLICE_RETURN_IF_ERROR(backend_.FillRandom(
-        session_->context(),
-        {.out = device, .dtype = dtype_, .count = Count(shape), .stream = RandomStream(seed_, name)}));
+  absl::Status Write(const MatrixPart& part, void* device) override {
+    kernels::FillRandomArgs args{.out = device,
+                                 .dtype = dtype_,
+                                 .count = part.count(),
+                                 .stream = RandomStream(seed_, part.name),
+                                 .first_index = part.rows.begin * part.width + part.columns.begin};
+    if (part.columns.size() != part.width) {
+      args.row_length = part.columns.size();
+      args.row_stride = part.width;
+    }
+    SPLICE_RETURN_IF_ERROR(backend_.FillRandom(session_->context(), args));
     return session_->Synchronize();
   }
 

@@ -46,9 +46,20 @@ class CheckpointSource final : public WeightSource {
     return WeightType(name, t.type);
   }
 
-  absl::Status Write(const std::string& name, const std::vector<int64_t>& shape, void* device) override {
-    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(name, shape));
-    return backend_.Copy(kernels::CopyKind::kUpload, device, t.data, t.bytes);
+  absl::Status Write(const MatrixPart& part, void* device) override {
+    SPLICE_ASSIGN_OR_RETURN(const TensorView t, checkpoint_.Find(part.name, part.shape()));
+    const size_t element = TensorTypeBytes(t.type);
+    const size_t row_bytes = static_cast<size_t>(part.width) * element;
+    const std::byte* first = t.data + static_cast<size_t>(part.rows.begin) * row_bytes;
+    const size_t part_bytes = static_cast<size_t>(part.columns.size()) * element;
+    const size_t num_rows = static_cast<size_t>(part.rows.size());
+    if (part_bytes == row_bytes) return backend_.Copy(kernels::CopyKind::kUpload, device, first, num_rows * row_bytes);
+    // Brought together here: a device would take thousands of short copies for each matrix.
+    std::vector<std::byte> packed(num_rows * part_bytes);
+    first += static_cast<size_t>(part.columns.begin) * element;
+    for (size_t row = 0; row < num_rows; ++row)
+      std::memcpy(packed.data() + row * part_bytes, first + row * row_bytes, part_bytes);
+    return backend_.Copy(kernels::CopyKind::kUpload, device, packed.data(), packed.size());
   }
 
   absl::StatusOr<std::vector<float>> Floats(const std::string& name, const std::vector<int64_t>& shape) override {

@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_p
   auto engine = std::unique_ptr<DecodeEngine>(new DecodeEngine(std::move(model), pool, options));
   ExecutorOptions executor = options.executor;
   executor.max_sequences = executor.max_rows;  // a row is a sequence of its own
-  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool.view(), executor));
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, ParallelExecutor::Create(engine->model_, pool.view(), executor));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   DecodeEngine* self = engine.get();
   engine->thread_ = std::thread([self] { self->RunLoop(); });

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/sequence_kv.h"
-#include "services/engine/model/executor.h"
+#include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/prefill_engine.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -92,7 +92,7 @@ class DecodeEngine {
   std::shared_ptr<const Model> model_;
   PagePool& pool_;
   const DecodeEngineOptions options_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<ParallelExecutor> executor_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;

@@ -35,12 +35,10 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   // One page a stream on top: a fork owns a copy of the unfinished page.
   const int64_t tokens = (options.max_tokens > 0 ? options.max_tokens : config.max_positions) + kernels::kPageTokens;
   const int64_t pages = PagesForTokens(config, tokens);
-  SPLICE_ASSIGN_OR_RETURN(generator->memory_,
-                          generator->model_->backend().Allocate(pages * generator->model_->page_bytes()));
-  const kernels::KvPoolView view{static_cast<std::byte*>(generator->memory_->data()), generator->model_->kv_dtype(),
-                                 config.head_dim, static_cast<int32_t>(pages)};
-  generator->pool_ = std::make_unique<PagePool>(view, &generator->model_->backend());
-  SPLICE_ASSIGN_OR_RETURN(generator->executor_, Executor::Create(generator->model_, view, options.executor));
+  SPLICE_ASSIGN_OR_RETURN(generator->memory_, AllocateKvMemory(*generator->model_, pages));
+  generator->pool_ = std::make_unique<PagePool>(generator->memory_->pages, generator->model_->backends());
+  SPLICE_ASSIGN_OR_RETURN(generator->executor_,
+                          ParallelExecutor::Create(generator->model_, generator->memory_->pages, options.executor));
   return generator;
 }
 

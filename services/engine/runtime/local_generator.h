@@ -4,13 +4,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "services/engine/model/executor.h"
+#include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
@@ -48,9 +49,9 @@ class LocalGenerator {
 
   std::shared_ptr<const Model> model_;
   LocalGeneratorOptions options_;
-  std::unique_ptr<kernels::Buffer> memory_;
+  std::optional<KvMemory> memory_;
   std::unique_ptr<PagePool> pool_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<ParallelExecutor> executor_;
 };
 
 // Shape of the model's head streams.

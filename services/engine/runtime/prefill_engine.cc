@@ -52,10 +52,10 @@ struct PrefillEngine::Job {
   }
 };
 
-PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
+PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
-      pool_(pool, &model_->backend()),
+      pool_(pool, model_->backends()),
       index_(pool_),
       segments_(model_->fingerprint()),
       options_(options),
@@ -63,7 +63,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const kernels::
       publish_queue_(options.max_publish_queued) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
-                                                                     const kernels::KvPoolView& pool,
+                                                                     const KvPartitions& pool,
                                                                      const PrefillEngineOptions& options) {
   if (options.executor.max_rows % kernels::kPageTokens != 0)
     return InvalidArgument("prefill: the slice of {} tokens is not a multiple of {}", options.executor.max_rows,
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
   ExecutorOptions executor = options.executor;
   executor.max_sequences = static_cast<int32_t>(options.max_concurrent);
-  SPLICE_ASSIGN_OR_RETURN(engine->executor_, Executor::Create(engine->model_, pool, executor));
+  SPLICE_ASSIGN_OR_RETURN(engine->executor_, ParallelExecutor::Create(engine->model_, pool, executor));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   PrefillEngine* self = engine.get();
   engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
@@ -325,7 +325,7 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
 // What of the prompt's segments, and of its other text where the request says so, has KV in the local pages. The prefix
 // is exact and wins; what is left of a segment behind it must be worth a copy (algorithms.md 6.4).
 std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
-  if (!job.policy->reuses_segments()) return {};
+  if (!job.policy->reuses_segments() || !executor_->can_reuse_segments()) return {};
   const PrefillRequest& request = job.request;
   const auto length = static_cast<int32_t>(request.tokens.size()), prefix = static_cast<int32_t>(job.cached());
   std::vector<SegmentHit> hits;

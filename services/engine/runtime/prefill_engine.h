@@ -18,7 +18,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
-#include "services/engine/model/executor.h"
+#include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
@@ -77,8 +77,9 @@ struct PrefillRequest {
   bool publish = true;  // false: nothing of it is kept for later prompts, here or in the store
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Both run on the engine thread and must not block. on_layer runs for cached pages first, then for every slice and
-  // layer in order. on_done runs exactly once, also after an error, and last.
+  // Both must not block and run on the engine thread, or while that waits on a thread of its executor. on_layer runs
+  // for cached pages first, then for every slice and layer in order. on_done runs exactly once, also after an error,
+  // and last.
   std::function<void(const LayerReady&)> on_layer;
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
@@ -108,7 +109,7 @@ class PrefillEngine {
  public:
   // `pool` views memory that outlives the engine.
   static absl::StatusOr<std::unique_ptr<PrefillEngine>> Create(std::shared_ptr<const Model> model,
-                                                               const kernels::KvPoolView& pool,
+                                                               const KvPartitions& pool,
                                                                const PrefillEngineOptions& options);
   ~PrefillEngine();  // Stop() must have been called
 
@@ -137,8 +138,7 @@ class PrefillEngine {
     size_t first_chunk = 0;
   };
 
-  PrefillEngine(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool,
-                const PrefillEngineOptions& options);
+  PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
   void RunLoop();
   void CollectInbox();
@@ -165,7 +165,7 @@ class PrefillEngine {
   PrefixIndex index_;
   SegmentIndex segments_;
   const PrefillEngineOptions options_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<ParallelExecutor> executor_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;

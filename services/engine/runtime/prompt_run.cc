@@ -26,14 +26,14 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
   if (!hits_.empty()) kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
 }
 
-absl::Status PromptRun::Begin(Executor& executor) {
+absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   const AlignPlan plan = MakeAlignPlan(hits_, kv_, policy_.first_cached_layer(), executor.model().config());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plan));
   final_.end = layout_.num_prefix / kernels::kPageTokens;
   return Enter(executor, policy_.FirstStage(layout_));
 }
 
-absl::Status PromptRun::Enter(Executor& executor, PrefillStage stage) {
+absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   SPLICE_CHECK(!stage.rows.empty() && stage.layers.begin < stage.layers.end && stage.layers.end <= num_layers_,
                "a stage has rows and layers");
   stage_ = std::move(stage);
@@ -121,7 +121,7 @@ void PromptRun::PrepareScores(std::span<const int32_t> positions) {
   score_task_.candidates = pass_candidates_;
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(Executor& executor) const {
+absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& executor) const {
   const ScoreRequest& request = stage_.score;
   if (request.kind == ScoreKind::kNone) return std::vector<int32_t>();
   SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(Executor& executor) con
   return indices;
 }
 
-absl::Status PromptRun::Finish(Executor& executor) {
+absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
   if (next_row_ < num_rows_) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/segment_source.h"
-#include "services/engine/model/executor.h"
+#include "services/engine/model/parallel_executor.h"
 #include "services/engine/recovery/recovery_policy.h"
 
 namespace spl::engine {
@@ -23,7 +23,7 @@ class PromptRun {
   PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv, RecoveryPolicy& policy);
 
   // Copies the hits and makes what the first stage needs. Once, before the first pass.
-  absl::Status Begin(Executor& executor);
+  absl::Status Begin(ParallelExecutor& executor);
 
   // What the next pass runs; passes that share a batch run the same layers.
   PassLayers layers() const { return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden}; }
@@ -39,7 +39,7 @@ class PromptRun {
   FinalPages final_pages() const { return final_; }
 
   // The pass is complete. Chooses the rows of the next stage when the stage is.
-  absl::Status Finish(Executor& executor);
+  absl::Status Finish(ParallelExecutor& executor);
 
   bool done() const { return done_; }
   // Rows in this stage and share of the layers, plus about what later stages will add: in rows through all layers.
@@ -53,8 +53,8 @@ class PromptRun {
   const ReuseLayout& layout() const { return layout_; }
 
  private:
-  absl::Status Enter(Executor& executor, PrefillStage stage);
-  absl::StatusOr<std::vector<int32_t>> Selected(Executor& executor) const;
+  absl::Status Enter(ParallelExecutor& executor, PrefillStage stage);
+  absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
   void PrepareScores(std::span<const int32_t> positions);
 

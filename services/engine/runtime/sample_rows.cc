@@ -7,7 +7,7 @@
 
 namespace spl::engine {
 
-absl::StatusOr<std::vector<SampledToken>> SampleRows(Executor& executor, std::span<Sampler* const> samplers) {
+absl::StatusOr<std::vector<SampledToken>> SampleRows(ParallelExecutor& executor, std::span<Sampler* const> samplers) {
   std::vector<SampledToken> sampled(samplers.size());
   if (std::all_of(samplers.begin(), samplers.end(), [](const Sampler* s) { return s->takes_argmax(); })) {
     SPLICE_ASSIGN_OR_RETURN(const std::span<const int32_t> best, executor.Argmax());

@@ -13,7 +13,8 @@
 
 namespace spl::engine {
 
-// One object per sequence; used by the engine thread only. Decides, never runs kernels.
+// One object per sequence; used by the engine thread only, but for Select: of a model on several ranks each rank's
+// thread asks for its own heads, at the same time. Decides, never runs kernels.
 class TokenSelector {
  public:
   virtual ~TokenSelector() = default;

@@ -190,12 +190,15 @@ TEST_P(CudaBackendTest, GatherRowsAndArgmax) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const Tensor logits = Upload({1, 3, 3, /**/ nan, -5, nan, /**/ nan, nan, nan, /**/ -inf, -inf, nan}, DType::kF32);
   auto best = Ints({-1, -1, -1, -1});
-  ExpectOk(cuda_->Argmax(ctx(), {logits.f32(), static_cast<int32_t*>(best->data()), 4, 3}));
+  ExpectOk(cuda_->Argmax(
+      ctx(), {.logits = logits.f32(), .out = static_cast<int32_t*>(best->data()), .num_rows = 4, .width = 3}));
   EXPECT_THAT(Download(*best), ElementsAreArray({1, 1, 0, 0}));
   std::vector<float> wide = random.Normals(3 * 128256);
   for (int i = 0; i < 3; ++i) wide[i * 128256 + 50000 * i + 7] = wide[i * 128256 + 50000 * i + 20007] = 50;
   const Tensor wide_logits = Upload(wide, DType::kF32);
-  ExpectOk(cuda_->Argmax(ctx(), {wide_logits.f32(), static_cast<int32_t*>(best->data()), 3, 128256}));
+  ExpectOk(cuda_->Argmax(
+      ctx(),
+      {.logits = wide_logits.f32(), .out = static_cast<int32_t*>(best->data()), .num_rows = 3, .width = 128256}));
   EXPECT_THAT(Download(*best), ElementsAreArray({7, 50007, 100007, 0}));
 }
 

@@ -69,6 +69,33 @@ TEST(FillRandom, PartsMakeTheWhole) {
   EXPECT_TRUE(std::equal(tail.begin(), tail.begin() + 600, whole.begin() + 1400));
 }
 
+TEST(FillRandom, SomeColumnsAreThoseOfTheWhole) {
+  TestContext t(DetectCpuIsa(), 3);
+  constexpr int64_t kRows = 301, kWidth = 37, kBegin = 5, kEnd = 24;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const FillRandomArgs whole{.dtype = dtype, .count = kRows * kWidth, .stream = Seed(), .first_index = 0};
+    FillRandomArgs part = whole;
+    part.count = kRows * (kEnd - kBegin);
+    part.first_index = kBegin;
+    part.row_length = kEnd - kBegin;
+    part.row_stride = kWidth;
+    const auto all = Fill(cpu::FillRandom, t.ctx, whole);
+    const auto columns = Fill(cpu::FillRandom, t.ctx, part);
+    EXPECT_EQ(Fill(ref::FillRandom, t.ctx, part), columns);
+    const size_t element = DTypeBytes(dtype);
+    for (int64_t row = 0; row < kRows; ++row) {
+      EXPECT_TRUE(std::equal(columns.begin() + row * part.row_length * element,
+                             columns.begin() + (row + 1) * part.row_length * element,
+                             all.begin() + (row * kWidth + kBegin) * element))
+          << row;
+    }
+  }
+  FillRandomArgs overlap{.count = 4, .row_length = 4, .row_stride = 3};
+  std::vector<float> out(4);
+  overlap.out = out.data();
+  EXPECT_EQ(cpu::FillRandom(t.ctx, overlap).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(FillRandom, AboutNormalWithStandardDeviation002AndIndependentStreams) {
   TestContext t(DetectCpuIsa());
   FillRandomArgs a{.dtype = DType::kF32, .count = 1 << 20, .stream = Seed()};

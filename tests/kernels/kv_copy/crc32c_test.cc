@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/kv_copy/crc32c_portable.h"
+#include "kernels/kv_copy/crc32c_shifter.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {
@@ -58,6 +59,17 @@ TEST_P(Crc32c, ExtendsAcrossAnyCut) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, Crc32c,
                          ::testing::Values(&Crc32cExtend, &portable::Crc32cExtend, &ref::Crc32cExtend));
+
+TEST(Crc32c, AShifterMovesCrcsOverItsBytes) {
+  std::mt19937 random(5);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{17}, size_t{16384}, size_t{32768}}) {
+    const Crc32cShifter shifter(size);
+    for (int i = 0; i < 100; ++i) {
+      const uint32_t crc = random();
+      EXPECT_EQ(shifter(crc), Crc32cMultiply(Crc32cShift(size), crc)) << size;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace spl::kernels

@@ -33,6 +33,19 @@ TEST_P(ArgmaxTest, NanIsNeverChosenAndInfinitiesAre) {
             (std::vector<int32_t>{1, 0, 1, 1}));
 }
 
+TEST_P(ArgmaxTest, TellsTheLogitsItChose) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> logits = {1, 3, 3, /**/ nan, nan, nan, /**/ nan, -7, -9};
+  std::vector<int32_t> out(3);
+  std::vector<float> values(3);
+  ASSERT_TRUE(
+      GetParam()({}, {.logits = logits.data(), .out = out.data(), .values = values.data(), .num_rows = 3, .width = 3})
+          .ok());
+  EXPECT_EQ(values[0], 3);
+  EXPECT_TRUE(std::isnan(values[1]));
+  EXPECT_EQ(values[2], -7);
+}
+
 TEST_P(ArgmaxTest, FindsPlantedMaxima) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

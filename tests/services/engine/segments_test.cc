@@ -86,7 +86,7 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
     view_ = {static_cast<std::byte*>(memory_->data()), model_->kv_dtype(), model_->config().head_dim,
              static_cast<int32_t>(pages)};
     pool_ = std::make_unique<PagePool>(view_, &model_->backend());
-    executor_ = Executor::Create(model_, view_, {.num_threads = 2, .max_rows = max_rows}).value();
+    executor_ = ParallelExecutor::Create(model_, view_, {.num_threads = 2, .max_rows = max_rows}).value();
   }
 
   Result Run(const Tokens& tokens, const ReuseOptions& reuse, const std::vector<SegmentHit>& hits = {},
@@ -203,7 +203,7 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<kernels::Buffer> memory_;
   kernels::KvPoolView view_;
   std::unique_ptr<PagePool> pool_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<ParallelExecutor> executor_;
 };
 
 // Oracle (b): K of layer 0 depends on the token and its position alone.

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "kernels/common/backend.h"
 #include "services/base/fault_point.h"
@@ -29,18 +31,31 @@ using Clock = std::chrono::steady_clock;
 struct Way {
   const char* kv_transport;
   bool device;
-  const char* carrier;  // what the workers say they use
+  const char* carrier;                      // what the workers say they use
+  int prefill_ranks = 1, decode_ranks = 1;  // of tensor parallelism
+  // Ranks add up in another order than the plain model. In bf16 that turns a token of a random prompt now and then; in
+  // f32 arithmetic with f32 KV it does not.
+  bool f32() const { return prefill_ranks * decode_ranks > 1; }
 };
 
 class WorkersTest : public testing::TestWithParam<Way> {
  protected:
-  static std::shared_ptr<const engine::Model> LoadOnce(bool device) {
-    static std::shared_ptr<const engine::Model> models[2];
-    auto& model = models[device ? 1 : 0];
+  static std::shared_ptr<const engine::Model> LoadOnce(int ranks) {
+    const bool device = GetParam().device, f32 = GetParam().f32();
+    static std::map<std::tuple<bool, bool, int>, std::shared_ptr<const engine::Model>> models;
+    auto& model = models[{device, f32, ranks}];
     if (model == nullptr) {
-      std::shared_ptr<const kernels::Backend> backend = kernels::MakeCpuBackend();
-      if (device) backend = std::make_shared<test::FakeDeviceBackend>();
-      auto loaded = engine::Model::Load(test::kTinyModel, backend);
+      const kernels::CpuBackendOptions cpu{f32 ? kernels::GemmCompute::kF32 : kernels::GemmCompute::kAuto};
+      engine::ModelOptions options;
+      if (f32) options.kv_dtype = kernels::DType::kF32;
+      engine::Devices devices;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (device)
+          devices.push_back(std::make_shared<test::FakeDeviceBackend>(cpu));
+        else
+          devices.push_back(kernels::MakeCpuBackend(cpu));
+      }
+      auto loaded = engine::Model::Load(test::kTinyModel, devices, options);
       EXPECT_TRUE(loaded.ok()) << loaded.status();
       model = *loaded;
     }
@@ -48,25 +63,26 @@ class WorkersTest : public testing::TestWithParam<Way> {
   }
 
   void SetUp() override {
-    model_ = LoadOnce(GetParam().device);
+    model_ = LoadOnce(1);
+    const uint64_t twice = GetParam().f32() ? 2 : 1;  // pages are twice as large
     decode::DecodeServerOptions d;
     d.worker_id = "d";
     d.metrics_listen = "";
-    d.kv_bytes = 128 << 20;
+    d.kv_bytes = twice * (128 << 20);
     d.drain_timeout = 500ms;
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
-    d.landing_bytes = 96 << 20;
-    auto decode = decode::DecodeServer::Start(model_, d);
+    d.landing_bytes = twice * (96 << 20);
+    auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks), d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
     prefill::PrefillServerOptions p;
     p.worker_id = "p";
     p.metrics_listen = "";
-    p.kv_bytes = 128 << 20;
+    p.kv_bytes = twice * (128 << 20);
     p.SetKvTransport(GetParam().kv_transport);
     p.staging_bytes = 4 << 20;      // less than one prompt: it is used in turns
     p.engine.prefix_cache = false;  // every page of a finished request must be free again
-    auto prefill = prefill::PrefillServer::Start(model_, p);
+    auto prefill = prefill::PrefillServer::Start(LoadOnce(GetParam().prefill_ranks), p);
     ASSERT_TRUE(prefill.ok()) << prefill.status();
     prefill_ = std::move(*prefill);
     decode_stub_ =
@@ -274,7 +290,8 @@ TEST_P(WorkersTest, CancellingThePrefillFreesBothSidesWithin100Ms) {
   EXPECT_TRUE(PagesComeBack());
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - cancelled);
   std::printf("%s: pages back after %lld ms\n", GetParam().carrier, static_cast<long long>(took.count()));
-  EXPECT_LT(took, 100ms);
+  // Cancelling takes effect between two layers, and f32 products take several times as long.
+  EXPECT_LT(took, GetParam().f32() ? 400ms : 100ms);
   std::unique_lock lock(mutex);
   ASSERT_TRUE(changed.wait_for(lock, 10s, [&] { return done; }));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
@@ -367,15 +384,27 @@ TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
   EXPECT_EQ(Reserve(Prompt(1, 8000), Sampling(1)).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+std::string WayName(const testing::TestParamInfo<Way>& info) {
+  std::string name = info.param.carrier;
+  std::replace(name.begin(), name.end(), '+', '_');
+  if (info.param.prefill_ranks * info.param.decode_ranks > 1)
+    name += "_tp" + std::to_string(info.param.prefill_ranks) + "_to_tp" + std::to_string(info.param.decode_ranks);
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(Carriers, WorkersTest,
                          testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},
-                                         Way{"device", true, "device"}, Way{"shm", true, "staged+shm"},
+                                         Way{"device", true, "device"}, Way{"shm", true, "dma+shm"},
                                          Way{"tcp", true, "staged+tcp"}),
-                         [](const auto& info) {
-                           std::string name = info.param.carrier;
-                           std::replace(name.begin(), name.end(), '+', '_');
-                           return name;
-                         });
+                         WayName);
+
+// Every page comes to where the other side looks for it, however many parts the two pools have.
+INSTANTIATE_TEST_SUITE_P(TensorParallel, WorkersTest,
+                         testing::Values(Way{"shm", false, "shm", 2, 1}, Way{"shm", false, "shm", 1, 2},
+                                         Way{"tcp", false, "tcp", 4, 2}, Way{"device", true, "device", 2, 1},
+                                         Way{"device", true, "device", 1, 2}, Way{"device", true, "device", 2, 4},
+                                         Way{"shm", true, "dma+shm", 2, 1}, Way{"tcp", true, "staged+tcp", 1, 2}),
+                         WayName);
 
 }  // namespace
 }  // namespace spl

@@ -1,0 +1,17 @@
+// Groups of GPUs of one process, over NCCL.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/collective/collective.h"
+
+namespace spl::kernels::cuda {
+
+// Rank i is GPU devices[i]. NCCL is opened at run time (cuda_libraries.h) and told not to use NVLink multicast.
+// Unimplemented: built without nccl.h. NotFound: no libnccl.so.2. InvalidArgument: one GPU twice.
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(std::span<const int> devices);
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,46 @@
+// Where the pages of a model lie: in one piece, or on several ranks a part on each one's device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+#include "kernels/common/kv_pool.h"
+
+namespace spl::engine {
+
+class Model;
+
+// The parts of a page pool, one for each rank and all of one size P: ids [r P, (r + 1) P) are rank r's, so that an id
+// means the same everywhere. The pages of a KV head are on the rank that has the head. Borrowed memory.
+class KvPartitions {
+ public:
+  KvPartitions(const kernels::KvPoolView& whole) : parts_{whole} {}  // NOLINT(google-explicit-constructor): one rank
+  // `bases` are the parts' memory, `pages_per_rank` pages each; `shape` gives type and head_dim.
+  KvPartitions(const kernels::KvPoolView& shape, const std::vector<std::byte*>& bases, int32_t pages_per_rank);
+
+  int num_ranks() const { return static_cast<int>(parts_.size()); }
+  const kernels::KvPoolView& rank(int r) const { return parts_[r]; }
+  int32_t pages_per_rank() const { return parts_[0].num_pages; }
+  int32_t num_pages() const { return pages_per_rank() * num_ranks(); }
+  int rank_of(int32_t page) const { return num_ranks() == 1 ? 0 : page / pages_per_rank(); }
+  size_t page_bytes() const { return parts_[0].page_bytes(); }
+  std::byte* k(int32_t page) const { return parts_[rank_of(page)].k(page); }
+
+ private:
+  std::vector<kernels::KvPoolView> parts_;
+};
+
+// Page memory on the devices of a model's ranks.
+struct KvMemory {
+  std::vector<std::unique_ptr<kernels::Buffer>> buffers;  // of each rank
+  KvPartitions pages;
+};
+// `num_pages` in all, rounded down to a multiple of the ranks. ResourceExhausted: a device has no room.
+absl::StatusOr<KvMemory> AllocateKvMemory(const Model& model, int64_t num_pages);
+// The same over host memory of the caller, the ranks' parts one behind the other.
+KvPartitions PartitionHostMemory(const Model& model, std::byte* memory, int64_t num_pages);
+
+}  // namespace spl::engine
