@@ -66,6 +66,7 @@ grpc::ServerUnaryReactor* RmaService::GetDataEndpoint(grpc::CallbackServerContex
     response->set_base(reinterpret_cast<uint64_t>(memory.data()));
     response->set_size(store_.memory().size());
     response->set_host_id(transport::HostId());
+    response->set_instance_id(instance_id_);
   }
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
@@ -82,6 +83,7 @@ absl::Status RmaService::DoLease(const v1::LeaseRequest& request, v1::LeaseRespo
   std::vector<StoredChunkRef> chunks;
   uint64_t bytes = 0;
   response.set_end(v1::LeaseResponse::END_OF_KEYS);
+  response.set_instance_id(instance_id_);
   for (const chunk::ChunkKey& key : keys) {
     if (request.max_bytes() != 0 && bytes >= request.max_bytes()) {
       response.set_end(v1::LeaseResponse::END_LIMIT);
@@ -126,10 +128,16 @@ grpc::ServerUnaryReactor* RmaService::RenewLease(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* RmaService::ReleaseLease(grpc::CallbackServerContext* context,
                                                    const v1::ReleaseLeaseRequest* request, v1::ReleaseLeaseResponse*) {
-  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
-  if (id.ok()) leases_.Release(*id);
+  const auto release = [this, request]() -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request->lease_id()));
+    SPLICE_ASSIGN_OR_RETURN(const auto suspects, chunk::KeysFromWire(request->suspect_keys()));
+    for (const chunk::ChunkKey& key : suspects) store_.DropIfDamaged(key);
+    leases_.Release(id);
+    return absl::OkStatus();
+  };
+  if (request->suspect_keys_size() > 0) return OnPool(context, release);
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(id.status()));
+  reactor->Finish(ToGrpcStatus(release()));
   return reactor;
 }
 
@@ -144,6 +152,7 @@ absl::Status RmaService::DoReserve(const v1::ReservePutRequest& request, v1::Res
     return InvalidArgument("chunks: {} are more than {}", request.chunks_size(), kMaxChunksPerPut);
   }
   SPLICE_ASSIGN_OR_RETURN(const chunk::PutOptions options, chunk::PutOptionsFromWire(request.options()));
+  response.set_instance_id(instance_id_);
   std::vector<PreparedPut> puts;
   for (const v1::ChunkMeta& meta : request.chunks()) {
     SPLICE_ASSIGN_OR_RETURN(const chunk::ChunkHeader header, chunk::HeaderFromMeta(meta));

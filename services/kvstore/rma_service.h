@@ -48,6 +48,7 @@ class RmaService final : public v1::KvStoreRma::CallbackService {
   PutTable& puts_;
   WorkPool& pool_;
   const transport::KvTransport* const transport_;
+  const std::string instance_id_ = RandomId::Make().ToBytes();
 };
 
 }  // namespace spl::kvstore

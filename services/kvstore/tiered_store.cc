@@ -132,6 +132,18 @@ absl::StatusOr<StoredChunkRef> TieredStore::Get(const chunk::ChunkKey& key, bool
   return chunk;
 }
 
+bool TieredStore::DropIfDamaged(const chunk::ChunkKey& key) {
+  const StoredChunkRef chunk = memory_tier_->Find(key, false);
+  if (chunk == nullptr) return false;
+  const absl::Status status = chunk::VerifyPayload(chunk->header, chunk->payload());
+  if (status.ok()) return false;
+  log::Warning("kvstore.chunk_dropped", log::F("tier", "memory"), log::F("cause", status));
+  memory_tier_->Erase(*chunk->record);
+  num_damaged_in_memory_.fetch_add(1);
+  UpdateGauges();
+  return true;
+}
+
 absl::StatusOr<StoredChunkRef> TieredStore::ReadDisk(const chunk::ChunkKey& key, bool in_region) {
   const auto take_slot = [&](uint64_t payload_bytes) -> std::optional<SlotBuffer> {
     std::optional<SlotBuffer> slot = memory_tier_->TakeSlot(payload_bytes);
@@ -369,6 +381,7 @@ TieredStore::Stats TieredStore::stats() const {
   }
   stats.hits = static_cast<uint64_t>(metrics_->hits_memory.Value() + metrics_->hits_disk.Value());
   stats.misses = static_cast<uint64_t>(metrics_->misses.Value());
+  stats.num_corrupt = stats.disk.num_corrupt + num_damaged_in_memory_.load();
   stats.num_expired = static_cast<uint64_t>(metrics_->expired.Value());
   return stats;
 }
@@ -388,7 +401,7 @@ void TieredStore::UpdateGauges() {
   metrics_->queue.Set(static_cast<double>(now.write_queue_chunks));
   RaiseTo(metrics_->evicted_memory, now.memory.num_evicted);
   RaiseTo(metrics_->evicted_disk, now.disk.num_evicted);
-  RaiseTo(metrics_->corrupt, now.disk.num_corrupt);
+  RaiseTo(metrics_->corrupt, now.num_corrupt);
 }
 
 }  // namespace spl::kvstore

@@ -58,6 +58,9 @@ class TieredStore {
   // ResourceExhausted when there is no room for it.
   absl::StatusOr<StoredChunkRef> Get(const chunk::ChunkKey& key, bool in_region = false);
 
+  // Looks at the copy in memory and drops it, counted, when its bytes have changed. The disk may have a good one.
+  bool DropIfDamaged(const chunk::ChunkKey& key);
+
   // The two halves of a put. Neither waits for the disk. Prepare: ResourceExhausted: no room (larger than the memory
   // tier can hold and no place in the write queue), or a quota, which it names; NotFound: the namespace is required and
   // does not exist; FailedPrecondition: durable without a disk, or the key belongs to a chunk of another model or
@@ -103,6 +106,7 @@ class TieredStore {
     uint64_t hits = 0;
     uint64_t misses = 0;
     uint64_t num_expired = 0;
+    uint64_t num_corrupt = 0;  // dropped from either tier
     uint64_t write_queue_chunks = 0;
   };
   Stats stats() const;
@@ -130,6 +134,7 @@ class TieredStore {
   std::unique_ptr<DiskTier> disk_;  // null without data_dir
   std::unique_ptr<WriteBehind> writes_;
   std::atomic<uint64_t> num_maintained_{0};
+  std::atomic<uint64_t> num_damaged_in_memory_{0};
 
   struct Handles;
   const std::unique_ptr<Handles> metrics_;

@@ -15,10 +15,16 @@ constexpr size_t kMaxJobs = 4096;
 constexpr size_t kPieceBytes = 1 << 20;
 
 absl::Status RunCopy(const CopyJob& job) {
-  for (const PutOp& op : job.ops) {
+  for (const RmaOp& op : job.ops) {
     for (size_t copied = 0; copied < op.bytes; copied += kPieceBytes) {
       if (absl::Status status = job.interrupted(); !status.ok()) return status;
-      std::memcpy(job.target + op.remote_offset + copied, op.local + copied, std::min(kPieceBytes, op.bytes - copied));
+      std::byte* const remote = job.remote + op.remote_offset + copied;
+      const size_t bytes = std::min(kPieceBytes, op.bytes - copied);
+      if (job.is_get) {
+        std::memcpy(op.local + copied, remote, bytes);
+      } else {
+        std::memcpy(remote, op.local + copied, bytes);
+      }
     }
   }
   return job.interrupted();
