@@ -77,6 +77,7 @@ struct Chunk {
   ChunkHeader header;
   std::vector<std::byte> payload;
 };
+std::vector<const Chunk*> PointersTo(std::span<const Chunk> chunks);
 
 // How eviction treats a chunk. Soft: after all others. Hard: never; its bytes are unavailable to anything else.
 enum class Pin : uint8_t { kNone = 0, kSoft = 1, kHard = 2 };
@@ -97,6 +98,8 @@ struct PutReport {
 
 // Where the bytes of one payload go: pieces of the caller's memory, in the payload's order.
 using Pieces = std::vector<std::span<std::byte>>;
+// Sizes must match. Cost: one copy.
+void CopyToPieces(std::span<const std::byte> payload, const Pieces& pieces);
 
 // Where chunks are kept: in memory, on disk, or behind a splice-kvstore. Implementations are safe for concurrent use.
 class ChunkStore {
@@ -117,17 +120,20 @@ class ChunkStore {
   // Stores what is not stored yet. ResourceExhausted when there is no room for it, or none under a quota.
   virtual absl::Status Put(std::span<const Chunk> chunks, std::chrono::steady_clock::time_point deadline) = 0;
 
-  // GetLeading into memory of the caller, without a copy in between where the store can. For each leading chunk in
-  // order, `place` answers where its payload goes (sizes that add up to payload_bytes; no pieces: stop here), and then
-  // `sink` is called when the bytes stand there and are verified. Between the two, and after a failure, the pieces hold
-  // anything; nothing is written to them after the call has returned. `place` may run several chunks ahead of `sink`.
+  // GetLeading into memory of the caller, without a copy in between where the store can. `place` answers where the
+  // payload of keys[index] goes: sizes that add up to payload_bytes, or no pieces to stop before it. It is asked one
+  // chunk at a time, but ahead of the others, in any order, from any thread, beyond the first missing key, and again
+  // for the same chunk after a failure. `sink` is called in the order of the keys when the bytes stand there and are
+  // verified, and ends the call by returning false. Until its sink a chunk's pieces hold anything; nothing is written
+  // to them after the call has returned.
+  using PlaceFn = std::function<Pieces(size_t index, const ChunkHeader& header)>;
+  using FetchedFn = std::function<bool(size_t index, const ChunkHeader& header)>;
   virtual absl::StatusOr<size_t> FetchLeading(std::span<const ChunkKey> keys,
-                                              std::chrono::steady_clock::time_point deadline,
-                                              const std::function<Pieces(const ChunkHeader&)>& place,
-                                              const std::function<bool(const ChunkHeader&)>& sink);
+                                              std::chrono::steady_clock::time_point deadline, const PlaceFn& place,
+                                              const FetchedFn& sink);
 
-  // Put that says what it did. Unimplemented: a store that cannot do what the options ask for.
-  virtual absl::StatusOr<PutReport> PutWith(std::span<const Chunk> chunks, const PutOptions& options,
+  // Put that says what it did. Borrows the chunks. Unimplemented: a store that cannot do what the options ask for.
+  virtual absl::StatusOr<PutReport> PutWith(std::span<const Chunk* const> chunks, const PutOptions& options,
                                             std::chrono::steady_clock::time_point deadline);
 };
 

@@ -66,8 +66,7 @@ class Completion {
 // One fetch: leases ahead of copies ahead of verification.
 class RmaClient::FetchRun {
  public:
-  FetchRun(RmaClient& client, std::shared_ptr<Connection> connection, std::span<const ChunkKey> keys,
-           Deadline deadline)
+  FetchRun(RmaClient& client, std::shared_ptr<Connection> connection, std::span<const ChunkKey> keys, Deadline deadline)
       : client_(client), connection_(std::move(connection)), keys_(keys), deadline_(deadline) {}
 
   ~FetchRun() {
@@ -77,8 +76,7 @@ class RmaClient::FetchRun {
     }
   }
 
-  Fetched Run(const std::function<Pieces(const ChunkHeader&)>& place,
-              const std::function<bool(const ChunkHeader&)>& sink) {
+  Fetched Run(const ChunkStore::PlaceFn& place, const ChunkStore::FetchedFn& sink) {
     StartLease();
     while (!ended_) {
       Fill(place);
@@ -132,8 +130,8 @@ class RmaClient::FetchRun {
   }
 
   // Posts copies until enough are in flight. Waits for a lease only when there is nothing else to do.
-  void Fill(const std::function<Pieces(const ChunkHeader&)>& place) {
-    while (in_flight_bytes_ < kInFlightBytes && copies_.size() < kInFlightChunks) {
+  void Fill(const ChunkStore::PlaceFn& place) {
+    while (!no_more_ && in_flight_bytes_ < kInFlightBytes && copies_.size() < kInFlightChunks) {
       if (lease_ == nullptr || next_in_lease_ == lease_->response.chunks_size()) {
         if (pending_ == nullptr || !(copies_.empty() || pending_->done.Wait(Clock::now())) || !TakeLease()) return;
         continue;
@@ -180,13 +178,13 @@ class RmaClient::FetchRun {
     return num_chunks > 0;
   }
 
-  bool Post(const std::function<Pieces(const ChunkHeader&)>& place) {
+  bool Post(const ChunkStore::PlaceFn& place) {
     const v1::LeasedChunk& leased = lease_->response.chunks(next_in_lease_);
     const absl::StatusOr<ChunkHeader> header = HeaderFromMeta(leased.meta());
     if (!header.ok() || header->key != keys_[num_placed_]) {
       return Stop(Errorf(absl::StatusCode::kInternal, "the store leased another chunk than asked for"));
     }
-    Copy copy{lease_, *header, place(*header), std::make_shared<Completion>()};
+    Copy copy{lease_, *header, place(num_placed_, *header), std::make_shared<Completion>()};
     if (copy.pieces.empty()) {  // the caller has enough
       result_.finished = true;
       no_more_ = true;
@@ -216,7 +214,7 @@ class RmaClient::FetchRun {
     return true;
   }
 
-  void TakeFirst(const std::function<bool(const ChunkHeader&)>& sink) {
+  void TakeFirst(const ChunkStore::FetchedFn& sink) {
     Copy& copy = copies_.front();
     if (!copy.done->Wait(deadline_)) {
       result_.finished = true;
@@ -236,11 +234,11 @@ class RmaClient::FetchRun {
       Stop(status);
       return;
     }
-    const bool go_on = sink(copy.header) && Clock::now() < deadline_;
-    result_.accepted += go_on || Clock::now() >= deadline_ ? 1 : 0;
+    const bool wanted = sink(result_.accepted, copy.header);
+    if (wanted) ++result_.accepted;
     in_flight_bytes_ -= copy.header.payload_bytes;
     copies_.pop_front();
-    if (go_on) return;
+    if (wanted && Clock::now() < deadline_) return;
     result_.finished = true;
     ended_ = true;
   }
@@ -278,7 +276,7 @@ class RmaClient::FetchRun {
   Fetched result_;
 };
 
-RmaClient::RmaClient(const std::shared_ptr<grpc::Channel>& channel, transport::KvTransport& transport,
+RmaClient::RmaClient(const std::shared_ptr<grpc::ChannelInterface>& channel, transport::KvTransport& transport,
                      std::string address)
     : stub_(v1::KvStoreRma::NewStub(channel)), transport_(transport), address_(std::move(address)) {}
 
@@ -295,15 +293,16 @@ absl::StatusOr<std::shared_ptr<RmaClient::Connection>> RmaClient::Connect(Deadli
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->GetDataEndpoint(&context, {}, &endpoint)));
     const transport::RemoteMemory remote{endpoint.address(), endpoint.rkey(), endpoint.base(), endpoint.size(),
                                          endpoint.host_id()};
-    SPLICE_ASSIGN_OR_RETURN(auto channel, transport_.Connect(remote, std::min<Clock::duration>(
-                                                                         kConnectTimeout, deadline - Clock::now())));
+    SPLICE_ASSIGN_OR_RETURN(
+        auto channel, transport_.Connect(remote, std::min<Clock::duration>(kConnectTimeout, deadline - Clock::now())));
     connection_ = std::make_shared<Connection>(Connection{std::move(channel), endpoint.instance_id()});
     return absl::OkStatus();
   };
   const absl::Status status = connect();
   if (status.ok()) {
     failure_logged_ = false;
-    log::Info("chunk_store.rma_connected", log::F("store", address_), log::F("carrier", connection_->channel->carrier()));
+    log::Info("chunk_store.rma_connected", log::F("store", address_),
+              log::F("carrier", connection_->channel->carrier()));
     return connection_;
   }
   not_before_ = Clock::now() + kRetryAfterFailure;
@@ -322,9 +321,8 @@ std::string RmaClient::carrier() const {
   return connection_ == nullptr ? "" : connection_->channel->carrier();
 }
 
-RmaClient::Fetched RmaClient::Fetch(std::span<const ChunkKey> keys, Deadline deadline,
-                                    const std::function<Pieces(const ChunkHeader&)>& place,
-                                    const std::function<bool(const ChunkHeader&)>& sink) {
+RmaClient::Fetched RmaClient::Fetch(std::span<const ChunkKey> keys, Deadline deadline, const ChunkStore::PlaceFn& place,
+                                    const ChunkStore::FetchedFn& sink) {
   absl::StatusOr<std::shared_ptr<Connection>> connection = Connect(deadline);
   if (!connection.ok()) return {0, false, connection.status()};
   return FetchRun(*this, std::move(*connection), keys, deadline).Run(place, sink);
@@ -338,12 +336,12 @@ void RmaClient::Abort(const std::string& reservation_id, bool writer_quiet) {
   stub_->async()->AbortPut(&call->context, &call->request, &call->response, [call](grpc::Status) {});
 }
 
-RmaClient::Stored RmaClient::Put(std::span<const Chunk> chunks, const PutOptions& options, Deadline deadline) {
+RmaClient::Stored RmaClient::Put(std::span<const Chunk* const> chunks, const PutOptions& options, Deadline deadline) {
   Stored stored;
   while (stored.num_done < chunks.size()) {
     size_t end = stored.num_done;
     for (uint64_t bytes = 0; end < chunks.size() && end - stored.num_done < kPutChunks && bytes < kPutBytes; ++end) {
-      bytes += chunks[end].payload.size();
+      bytes += chunks[end]->payload.size();
     }
     stored.status = PutWindow(chunks.subspan(stored.num_done, end - stored.num_done), options, deadline, stored);
     if (!stored.status.ok()) {
@@ -359,7 +357,7 @@ RmaClient::Stored RmaClient::Put(std::span<const Chunk> chunks, const PutOptions
   return stored;
 }
 
-absl::Status RmaClient::PutWindow(std::span<const Chunk> chunks, const PutOptions& options, Deadline deadline,
+absl::Status RmaClient::PutWindow(std::span<const Chunk* const> chunks, const PutOptions& options, Deadline deadline,
                                   Stored& stored) {
   SPLICE_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(deadline));
   const Deadline start = Clock::now();
@@ -368,14 +366,14 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk> chunks, const PutOption
     grpc::ClientContext context;
     context.set_deadline(ToGrpcDeadline(deadline));
     v1::ReservePutRequest request;
-    for (const Chunk& chunk : chunks) *request.add_chunks() = MetaFromHeader(chunk.header);
+    for (const Chunk* const chunk : chunks) *request.add_chunks() = MetaFromHeader(chunk->header);
     *request.mutable_options() = PutOptionsToWire(options);
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->ReservePut(&context, request, &reserved)));
   }
   const auto count = static_cast<int>(chunks.size());
   std::vector<transport::PutOp> ops;
   for (int i = 0; i < std::min({count, reserved.offsets_size(), reserved.existing_size()}); ++i) {
-    const std::vector<std::byte>& payload = chunks[static_cast<size_t>(i)].payload;
+    const std::vector<std::byte>& payload = chunks[static_cast<size_t>(i)]->payload;
     if (!reserved.existing(i)) ops.push_back({payload.data(), reserved.offsets(i), payload.size()});
   }
   const Deadline quiet_by = std::min(deadline, start + std::chrono::milliseconds(reserved.ttl_ms()) - kQuietMargin);
@@ -386,12 +384,14 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk> chunks, const PutOption
   } else if (reserved.offsets_size() != count || reserved.existing_size() != count) {
     status = absl::InternalError("the store reserved another number of chunks than asked for");
   } else if (!ops.empty()) {
-    status = connection->channel->Put(std::move(ops), [](absl::Status) {});
+    const auto copied = std::make_shared<Completion>();
+    status = connection->channel->Put(std::move(ops), [copied](absl::Status s) { copied->Set(std::move(s)); });
+    if (!status.ok()) copied->Set(status);
     if (status.ok()) status = connection->channel->FlushAndWait(quiet_by - Clock::now());
     if (!status.ok()) {
-      // The payloads are the caller's: nothing may read them, nor write there, after the return.
       Drop(connection);
       const bool quiet = connection->channel->Close(kCloseTimeout).ok();
+      copied->Wait();  // the payloads are the caller's: nothing may read them after the return
       Abort(reserved.reservation_id(), quiet);
       return status.code() == absl::StatusCode::kDeadlineExceeded && Clock::now() < deadline
                  ? absl::UnavailableError(status.message())

@@ -19,7 +19,8 @@ namespace spl::chunk {
 // seconds. Borrows the transport. Any thread may call; calls share the channel.
 class RmaClient {
  public:
-  RmaClient(const std::shared_ptr<grpc::Channel>& channel, transport::KvTransport& transport, std::string address);
+  RmaClient(const std::shared_ptr<grpc::ChannelInterface>& channel, transport::KvTransport& transport,
+            std::string address);
 
   // What a call has done, and why it did not do more. Unless `finished`, the caller goes on by other means from
   // `accepted` on: `status` is then about the path, not about the chunks.
@@ -30,8 +31,7 @@ class RmaClient {
   };
   // FetchLeading of ChunkStore. Nothing is written to the pieces after it has returned.
   Fetched Fetch(std::span<const ChunkKey> keys, std::chrono::steady_clock::time_point deadline,
-                const std::function<Pieces(const ChunkHeader&)>& place,
-                const std::function<bool(const ChunkHeader&)>& sink);
+                const ChunkStore::PlaceFn& place, const ChunkStore::FetchedFn& sink);
 
   struct Stored {
     PutReport report;
@@ -39,7 +39,8 @@ class RmaClient {
     bool finished = false;
     absl::Status status;
   };
-  Stored Put(std::span<const Chunk> chunks, const PutOptions& options, std::chrono::steady_clock::time_point deadline);
+  Stored Put(std::span<const Chunk* const> chunks, const PutOptions& options,
+             std::chrono::steady_clock::time_point deadline);
 
   std::string carrier() const;  // of the channel: "shm", "tcp", "rdma"; "" while there is none
 
@@ -54,7 +55,8 @@ class RmaClient {
   absl::StatusOr<std::shared_ptr<Connection>> Connect(Deadline deadline);
   // Not to be used again: closed when the last call lets go of it.
   void Drop(const std::shared_ptr<Connection>& connection);
-  absl::Status PutWindow(std::span<const Chunk> chunks, const PutOptions& options, Deadline deadline, Stored& stored);
+  absl::Status PutWindow(std::span<const Chunk* const> chunks, const PutOptions& options, Deadline deadline,
+                         Stored& stored);
   void Abort(const std::string& reservation_id, bool writer_quiet);
 
   const std::unique_ptr<v1::KvStoreRma::Stub> stub_;
