@@ -67,14 +67,15 @@ bool MemoryTier::Insert(StoredChunkRef chunk) {
   return true;
 }
 
-void MemoryTier::Erase(const ChunkRecord& record) {
+bool MemoryTier::Erase(const ChunkRecord& record) {
   StoredChunkRef erased;
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(record.key);
-  if (found == entries_.end() || found->second.chunk->record.get() != &record) return;
+  if (found == entries_.end() || found->second.chunk->record.get() != &record) return false;
   order_.Remove(found->second.position);
   erased = std::move(found->second.chunk);
   entries_.erase(found);
+  return true;
 }
 
 void MemoryTier::Reposition(const chunk::ChunkKey& key) {

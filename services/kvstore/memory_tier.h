@@ -28,8 +28,8 @@ class MemoryTier {
   std::optional<SlotBuffer> TakeSlot(uint64_t payload_bytes);
   // `chunk.slot` lies in the region. A key that is here keeps its chunk: false.
   bool Insert(StoredChunkRef chunk);
-  // That chunk, not one that has taken its key since.
-  void Erase(const ChunkRecord& record);
+  // That chunk, not one that has taken its key since. False: it is not here.
+  bool Erase(const ChunkRecord& record);
   // Its pin changed, or it has reached the disk.
   void Reposition(const chunk::ChunkKey& key);
 

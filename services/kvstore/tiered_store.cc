@@ -137,8 +137,8 @@ bool TieredStore::DropIfDamaged(const chunk::ChunkKey& key) {
   if (chunk == nullptr) return false;
   const absl::Status status = chunk::VerifyPayload(chunk->header, chunk->payload());
   if (status.ok()) return false;
+  if (!memory_tier_->Erase(*chunk->record)) return true;  // somebody else saw it too, and counted it
   log::Warning("kvstore.chunk_dropped", log::F("tier", "memory"), log::F("cause", status));
-  memory_tier_->Erase(*chunk->record);
   num_damaged_in_memory_.fetch_add(1);
   UpdateGauges();
   return true;
