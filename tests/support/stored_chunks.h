@@ -1,11 +1,10 @@
 // Chunks as the store's tiers take them.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <memory>
 
+#include "services/base/check.h"
 #include "services/kvstore/chunk_catalog.h"
 #include "services/kvstore/slab_file.h"
 #include "services/kvstore/stored_chunk.h"
@@ -18,7 +17,7 @@ inline kvstore::StoredChunkRef Stored(kvstore::ChunkCatalog& catalog, const chun
                                       const chunk::PutOptions& options = {},
                                       std::optional<kvstore::SlotBuffer> slot = std::nullopt) {
   auto record = catalog.Admit(chunk.header, options);
-  EXPECT_TRUE(record.ok()) << record.status();
+  SPLICE_CHECK(record.ok(), record.status().ToString().c_str());
   if (!slot.has_value()) slot = kvstore::SlotBuffer::OnHeap(kvstore::SlotBytesFor(chunk.payload.size()));
   std::memcpy(slot->data() + chunk::kEncodedHeaderBytes, chunk.payload.data(), chunk.payload.size());
   return kvstore::FinishChunk(std::move(record).value(), chunk.header, std::move(*slot));

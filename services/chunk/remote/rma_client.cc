@@ -26,14 +26,7 @@ constexpr uint64_t kPutBytes = 32 << 20;
 constexpr size_t kPutChunks = 1024;
 constexpr std::chrono::seconds kQuietMargin{1};  // the store uses expired room again one ttl later (decision 0002)
 constexpr std::chrono::seconds kCloseTimeout{10};
-
-// A call that outlives the code that started it: its own context and messages, freed when it ends.
-template <typename Request, typename Response>
-struct DetachedCall {
-  grpc::ClientContext context;
-  Request request;
-  Response response;
-};
+constexpr std::chrono::seconds kDetachedTimeout{5};
 
 // A flag with a status, set by the transport's thread.
 class Completion {
@@ -97,11 +90,13 @@ class RmaClient::FetchRun {
     Lease(RmaClient& c, v1::LeaseResponse r) : client(c), response(std::move(r)) {}
     ~Lease() {
       if (response.lease_id().empty()) return;
-      const auto call = std::make_shared<DetachedCall<v1::ReleaseLeaseRequest, v1::ReleaseLeaseResponse>>();
-      call->request.set_lease_id(response.lease_id());
-      for (const std::string& key : suspects) call->request.add_suspect_keys(key);
-      call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
-      client.stub_->async()->ReleaseLease(&call->context, &call->request, &call->response, [call](grpc::Status) {});
+      client.calls_.Run<v1::ReleaseLeaseRequest, v1::ReleaseLeaseResponse>(
+          [this](grpc::ClientContext& context, v1::ReleaseLeaseRequest& request) {
+            context.set_deadline(std::chrono::system_clock::now() + kDetachedTimeout);
+            request.set_lease_id(response.lease_id());
+            for (const std::string& key : suspects) request.add_suspect_keys(key);
+          },
+          [this](auto... call) { client.stub_->async()->ReleaseLease(call...); });
     }
   };
   struct PendingLease {
@@ -329,11 +324,13 @@ RmaClient::Fetched RmaClient::Fetch(std::span<const ChunkKey> keys, Deadline dea
 }
 
 void RmaClient::Abort(const std::string& reservation_id, bool writer_quiet) {
-  const auto call = std::make_shared<DetachedCall<v1::AbortPutRequest, v1::AbortPutResponse>>();
-  call->request.set_reservation_id(reservation_id);
-  call->request.set_writer_quiet(writer_quiet);
-  call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
-  stub_->async()->AbortPut(&call->context, &call->request, &call->response, [call](grpc::Status) {});
+  calls_.Run<v1::AbortPutRequest, v1::AbortPutResponse>(
+      [&](grpc::ClientContext& context, v1::AbortPutRequest& request) {
+        context.set_deadline(std::chrono::system_clock::now() + kDetachedTimeout);
+        request.set_reservation_id(reservation_id);
+        request.set_writer_quiet(writer_quiet);
+      },
+      [this](auto... call) { stub_->async()->AbortPut(call...); });
 }
 
 RmaClient::Stored RmaClient::Put(std::span<const Chunk* const> chunks, const PutOptions& options, Deadline deadline) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
+#include "services/chunk/remote/detached_calls.h"
 #include "services/transport/kv_transport.h"
 #include "spl/v1/kvstore.grpc.pb.h"
 
@@ -66,6 +67,7 @@ class RmaClient {
   std::shared_ptr<Connection> connection_;
   Deadline not_before_{};  // after a failure
   bool failure_logged_ = false;
+  DetachedCalls calls_;  // releases and aborts on their way; last, so that it ends first
 };
 
 }  // namespace spl::chunk
