@@ -49,8 +49,27 @@ absl::StatusOr<std::unique_ptr<transport::KvTransport>> MakeTransport(const KvSt
 
 // In order of construction; destroyed in the opposite one.
 struct KvStoreServer::Parts {
-  explicit Parts(int num_threads) : pool(num_threads, kReadQueueCapacity) {}
+  explicit Parts(int num_threads)
+      : leases_outstanding(metrics.Gauge(metric::kKvLeasesOutstanding, "Read leases and put reservations in use.")),
+        leases_expired(metrics.Counter(metric::kKvLeasesExpiredTotal, "Leases and reservations given up.")),
+        quarantined(metrics.Gauge("splice_store_quarantined_bytes", "Of expired puts that a late write may reach.")),
+        pool(num_threads, kReadQueueCapacity) {}
+
+  void Maintain() {
+    leases->Expire();
+    puts->Expire();
+    store->Maintain();
+    const LeaseTable::Stats reads = leases->stats();
+    const PutTable::Stats writes = puts->stats();
+    leases_outstanding.Set(static_cast<double>(reads.num_leases + writes.num_reservations));
+    leases_expired.Increment(static_cast<double>(reads.num_expired + writes.num_expired) - leases_expired.Value());
+    quarantined.Set(static_cast<double>(writes.quarantined_bytes));
+  }
+
   Metrics metrics;
+  prometheus::Gauge& leases_outstanding;
+  prometheus::Counter& leases_expired;
+  prometheus::Gauge& quarantined;
   std::unique_ptr<transport::KvTransport> transport;
   std::unique_ptr<TieredStore> store;
   std::unique_ptr<LeaseTable> leases;
@@ -77,6 +96,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   store.watermarks = {options.high_watermark, options.low_watermark};
   SPLICE_ASSIGN_OR_RETURN(parts->transport, MakeTransport(options));
   store.transport = parts->transport.get();
+  store.require_registered = options.kv_transport != "auto";
   SPLICE_ASSIGN_OR_RETURN(parts->store, TieredStore::Open(store, parts->metrics));
   // What readers and writers hold cannot be evicted: some of the memory stays for everybody else.
   LeaseOptions leases;
@@ -100,11 +120,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   SPLICE_ASSIGN_OR_RETURN(
       parts->host, ServiceHost::Start(std::move(host), {parts->service.get(), parts->rma.get(), parts->admin.get()},
                                       parts->metrics));
-  parts->maintenance = std::make_unique<Periodic>(kMaintenancePeriod, [p = parts.get()] {
-    p->leases->Expire();
-    p->puts->Expire();
-    p->store->Maintain();
-  });
+  parts->maintenance = std::make_unique<Periodic>(kMaintenancePeriod, [p = parts.get()] { p->Maintain(); });
   parts->host->SetReady(true);
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(parts)));
 }

@@ -81,7 +81,7 @@ void PutTable::Expire() {
 
 PutTable::Stats PutTable::stats() const {
   std::lock_guard lock(mutex_);
-  return {reserved_bytes_, quarantined_bytes_, num_expired_};
+  return {reservations_.size(), reserved_bytes_, quarantined_bytes_, num_expired_};
 }
 
 }  // namespace spl::kvstore

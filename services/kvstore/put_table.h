@@ -39,6 +39,7 @@ class PutTable {
   void Expire();  // now and then
 
   struct Stats {
+    uint64_t num_reservations = 0;
     uint64_t reserved_bytes = 0;
     uint64_t quarantined_bytes = 0;
     uint64_t num_expired = 0;  // ever

@@ -75,7 +75,13 @@ TieredStore::TieredStore(const TieredStoreOptions& options, Metrics& metrics)
 
 absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const TieredStoreOptions& options, Metrics& metrics) {
   auto store = std::unique_ptr<TieredStore>(new TieredStore(options, metrics));
-  SPLICE_ASSIGN_OR_RETURN(store->memory_, PayloadMemory::Create(options.memory_bytes, options.transport));
+  auto memory = PayloadMemory::Create(options.memory_bytes, options.transport);
+  if (!memory.ok() && options.transport != nullptr && !options.require_registered) {
+    log::Warning("kvstore.no_registered_memory", log::F("cause", memory.status()));  // a small /dev/shm, for example
+    memory = PayloadMemory::Create(options.memory_bytes, nullptr);
+  }
+  if (!memory.ok()) return memory.status();
+  store->memory_ = std::move(*memory);
   store->memory_tier_ = std::make_unique<MemoryTier>(*store->memory_, options.watermarks);
   if (!options.data_dir.empty()) {
     SPLICE_ASSIGN_OR_RETURN(store->disk_, DiskTier::Open({options.data_dir, options.disk_bytes, options.watermarks},

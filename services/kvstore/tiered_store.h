@@ -30,6 +30,7 @@ struct TieredStoreOptions {
   uint64_t write_queue_bytes = 256ull << 20;
   // Registers the memory tier for RMA; null: plain memory. Borrowed.
   transport::KvTransport* transport = nullptr;
+  bool require_registered = false;  // no plain memory when it cannot be registered
   const Clock* clock = &Clock::Real();
 };
 

@@ -1,6 +1,7 @@
 #include "services/kvstore/disk_tier.h"
 
 #include <gtest/gtest.h>
+#include <rocksdb/db.h>
 
 #include <atomic>
 #include <filesystem>
@@ -223,6 +224,42 @@ TEST(DiskTier, SurvivesGarbageSlabsAndRefusesForeignDirectories) {
   std::filesystem::create_directory(foreign.path() + "/data");
   std::ofstream(foreign.path() + "/data/letters.txt") << "dear diary";
   EXPECT_EQ(Tier::Open(foreign).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// What the first version of the store left: rows without a namespace, headers without the fields that were zero then.
+TEST(DiskTier, UpgradesADirectoryOfTheFirstVersion) {
+  TempDir dir;
+  chunk::Chunk old = TestChunk(1, PayloadOf(1));
+  old.header.recompute_seconds = 0;
+  {
+    const auto tier = OpenTier(dir);
+    const StoredChunkRef stored = testing::Stored(tier->catalog, old);
+    ASSERT_TRUE((*tier)->Write({&stored, 1}).status.ok());
+  }
+  {
+    rocksdb::DB* db = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open({}, dir.path() + "/data/index", &db).ok());
+    const std::unique_ptr<rocksdb::DB> owned(db);
+    const std::string key = "k" + std::string(reinterpret_cast<const char*>(old.header.key.bytes.data()), 32);
+    std::string row;
+    ASSERT_TRUE(db->Get({}, key, &row).ok());
+    row = '\1' + row.substr(1, 24);
+    ASSERT_TRUE(db->Put({}, key, row).ok());
+  }
+  const std::string version = dir.path() + "/data/VERSION";
+  std::ofstream(version, std::ios::trunc) << "splice-kvstore data 1\n";
+  for (int start = 0; start < 2; ++start) {
+    const auto tier = OpenTier(dir);
+    const auto read = tier->Read(1);
+    ASSERT_TRUE(read.ok() && *read != nullptr) << read.status();
+    EXPECT_TRUE(SameChunk(testing::Copy(**read), old));
+    EXPECT_EQ((*tier)->stats().num_corrupt, 0u);
+    EXPECT_EQ(tier->namespaces.Stat(chunk::kDefaultNamespace)->num_chunks, 1u);
+    (*tier)->CheckInvariants();
+  }
+  std::string line;
+  std::getline(std::ifstream(version) >> std::ws, line);
+  EXPECT_EQ(line, "splice-kvstore data 2") << "so that an older program refuses it";
 }
 
 TEST(DiskTier, ASmallerCapacityAfterARestartEvicts) {
