@@ -1,5 +1,5 @@
 // What a fetch and a put through the store reach, beside the transport alone and gRPC streams, measured in turns so
-// that they share the machine's moods.
+// that they share the machine's moods. The ratios are medians of each round's own.
 //
 //   splice_store_fetch_bench [--bytes 1GiB] [--chunk-bytes 768KiB] [--rounds 5] [--carrier shm|tcp]
 //
@@ -175,6 +175,8 @@ void Run(const Setup& setup) {
       DeleteNamespace(server->grpc_address(), space);
       if (round < 0) continue;
       for (const auto& [name, rate] : now) rates[name].push_back(rate);
+      rates["fetch / raw get"].push_back(now["store fetch, rma"] / now["raw get"]);
+      rates["put / raw put"].push_back(now["store put, rma"] / now["raw put"]);
     }
     const auto plain = StartStore(setup, "none");
     const auto by_stream = std::move(chunk::RemoteChunkStore::Connect(plain->grpc_address())).value();
@@ -184,15 +186,12 @@ void Run(const Setup& setup) {
   std::printf("carrier %s, %llu chunks of %llu bytes, %d rounds\n", setup.carrier.c_str(),
               static_cast<unsigned long long>(setup.num_chunks()), static_cast<unsigned long long>(setup.chunk_bytes),
               setup.rounds);
-  std::map<std::string, double> medians;
   for (auto& [name, values] : rates) {
     std::sort(values.begin(), values.end());
-    medians[name] = values[values.size() / 2];
-    std::printf("  %-18s %6.2f GB/s   (%.2f to %.2f)\n", name.c_str(), medians[name], values.front(), values.back());
+    const bool is_ratio = name.find('/') != std::string::npos;
+    std::printf("  %-18s %6.2f %s   (%.2f to %.2f)\n", name.c_str(), values[values.size() / 2],
+                is_ratio ? "    " : "GB/s", values.front(), values.back());
   }
-  std::printf("  fetch / raw get %.0f%%, put / raw put %.0f%%\n",
-              100 * medians["store fetch, rma"] / medians["raw get"],
-              100 * medians["store put, rma"] / medians["raw put"]);
 }
 
 }  // namespace

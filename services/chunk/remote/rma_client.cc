@@ -19,8 +19,10 @@ constexpr std::chrono::seconds kRetryAfterFailure{5};
 // Of one lease: a few milliseconds of copying, so that the next lease is there in time and little is held at once.
 constexpr uint64_t kLeaseBytes = 32 << 20;
 constexpr int kLeaseKeys = 1024;
-// Copies that are posted and not yet verified: enough for the copying to go on while a chunk is verified.
-constexpr uint64_t kInFlightBytes = 64 << 20;
+// Copies that are posted and not yet verified: enough for the copying to go on while a chunk is verified, few enough
+// for the checksum to find the bytes in a cache. At least two, however large.
+constexpr uint64_t kInFlightBytes = 8 << 20;
+constexpr size_t kInFlightChunksMin = 2;
 constexpr size_t kInFlightChunks = 1024;
 constexpr uint64_t kPutBytes = 32 << 20;
 constexpr size_t kPutChunks = 1024;
@@ -126,7 +128,8 @@ class RmaClient::FetchRun {
 
   // Posts copies until enough are in flight. Waits for a lease only when there is nothing else to do.
   void Fill(const ChunkStore::PlaceFn& place) {
-    while (!no_more_ && in_flight_bytes_ < kInFlightBytes && copies_.size() < kInFlightChunks) {
+    while (!no_more_ && copies_.size() < kInFlightChunks &&
+           (in_flight_bytes_ < kInFlightBytes || copies_.size() < kInFlightChunksMin)) {
       if (lease_ == nullptr || next_in_lease_ == lease_->response.chunks_size()) {
         if (pending_ == nullptr || !(copies_.empty() || pending_->done.Wait(Clock::now())) || !TakeLease()) return;
         continue;
