@@ -1,8 +1,11 @@
 #include "services/chunk/chunk_header.h"
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/kv_copy/crc32c.h"
+#include "services/base/ids.h"
 #include "services/base/status.h"
 
 namespace spl::chunk {
@@ -21,6 +24,8 @@ constexpr size_t kFirstPositionAt = 116;
 constexpr size_t kProvenanceAt = 120;
 constexpr size_t kPayloadCrcAt = 124;
 constexpr size_t kPayloadBytesAt = 128;
+constexpr size_t kNamespaceAt = 136;
+constexpr size_t kRecomputeSecondsAt = 168;
 constexpr size_t kHeaderCrcAt = kEncodedHeaderBytes - 4;
 
 // Byte by byte: little-endian on every host, and no alignment is asked for.
@@ -55,6 +60,8 @@ std::array<std::byte, kEncodedHeaderBytes> EncodeHeader(const ChunkHeader& heade
   Store<uint8_t>(&bytes[kProvenanceAt], static_cast<uint8_t>(header.provenance));
   Store<uint32_t>(&bytes[kPayloadCrcAt], header.payload_crc32c);
   Store<uint64_t>(&bytes[kPayloadBytesAt], header.payload_bytes);
+  std::memcpy(&bytes[kNamespaceAt], header.namespace_id.data(), 32);
+  Store<uint32_t>(&bytes[kRecomputeSecondsAt], std::bit_cast<uint32_t>(header.recompute_seconds));
   Store<uint32_t>(&bytes[kHeaderCrcAt], kernels::Crc32cExtend(0, bytes.data(), kHeaderCrcAt));
   return bytes;
 }
@@ -77,6 +84,8 @@ absl::StatusOr<ChunkHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.provenance = static_cast<Provenance>(Load<uint8_t>(&bytes[kProvenanceAt]));
   header.payload_crc32c = Load<uint32_t>(&bytes[kPayloadCrcAt]);
   header.payload_bytes = Load<uint64_t>(&bytes[kPayloadBytesAt]);
+  std::memcpy(header.namespace_id.data(), &bytes[kNamespaceAt], 32);
+  header.recompute_seconds = std::bit_cast<float>(Load<uint32_t>(&bytes[kRecomputeSecondsAt]));
   if (const absl::Status fields = CheckHeaderFields(header); !fields.ok()) return DataLoss(MessageOf(fields));
   return header;
 }
@@ -92,18 +101,51 @@ absl::Status CheckHeaderFields(const ChunkHeader& header) {
   if (header.payload_bytes < 1 || header.payload_bytes > kMaxPayloadBytes) {
     return InvalidArgument("payload_bytes {} is not from 1 to {}", header.payload_bytes, kMaxPayloadBytes);
   }
+  if (!std::isfinite(header.recompute_seconds) || header.recompute_seconds < 0) {
+    return InvalidArgument("recompute_seconds {} is not a time", header.recompute_seconds);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameModel(const ChunkHeader& header, const Digest& model_fingerprint, const Digest& layout_digest) {
+  if (header.model_fingerprint != model_fingerprint) {
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "chunk {} was computed with model {}, not with {}; give each model a namespace or store of its own",
+                  header.key.ToHex(), HexEncode(header.model_fingerprint), HexEncode(model_fingerprint));
+  }
+  if (header.layout_digest != layout_digest) {
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "chunk {} has page layout {}, not {}; run its workers with the same --kv-dtype", header.key.ToHex(),
+                  HexEncode(header.layout_digest), HexEncode(layout_digest));
+  }
   return absl::OkStatus();
 }
 
 absl::Status VerifyPayload(const ChunkHeader& header, std::span<const std::byte> payload) {
-  if (payload.size() != header.payload_bytes) {
+  // The pieces are only read.
+  return VerifyPieces(header, {{const_cast<std::byte*>(payload.data()), payload.size()}});
+}
+
+absl::Status VerifyPieces(const ChunkHeader& header, const Pieces& pieces) {
+  uint64_t size = 0;
+  uint32_t crc = 0;
+  for (const std::span<std::byte> piece : pieces) size += piece.size();
+  if (size != header.payload_bytes) {
     return Errorf(absl::StatusCode::kDataLoss, "chunk {}: {} payload bytes, its header says {}", header.key.ToHex(),
-                  payload.size(), header.payload_bytes);
+                  size, header.payload_bytes);
   }
-  const uint32_t crc = kernels::Crc32cExtend(0, payload.data(), payload.size());
+  for (const std::span<std::byte> piece : pieces) crc = kernels::Crc32cExtend(crc, piece.data(), piece.size());
   if (crc == header.payload_crc32c) return absl::OkStatus();
   return Errorf(absl::StatusCode::kDataLoss, "chunk {}: payload checksum {:08x}, its header says {:08x}",
                 header.key.ToHex(), crc, header.payload_crc32c);
+}
+
+absl::Status CheckPieces(const ChunkHeader& header, const Pieces& pieces) {
+  uint64_t size = 0;
+  for (const std::span<std::byte> piece : pieces) size += piece.size();
+  if (size == header.payload_bytes) return absl::OkStatus();
+  return InvalidArgument("chunk {}: the pieces have {} bytes, its payload {}", header.key.ToHex(), size,
+                         header.payload_bytes);
 }
 
 }  // namespace spl::chunk

@@ -4,44 +4,143 @@
 #include <rocksdb/options.h>
 #include <rocksdb/write_batch.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <map>
 
 #include "services/base/status.h"
 
 namespace spl::kvstore {
 namespace {
 
-// Key: 'k' and the 32 bytes of the chunk key. Value: version byte 1, slot_bytes, slot, sequence (u64 little-endian).
-constexpr char kKeyPrefix = 'k';
-constexpr char kValueVersion = 1;
-constexpr size_t kValueBytes = 1 + 3 * 8;
+// Rows by the first byte of their key; behind it stand 32 bytes, of a chunk key or a namespace id.
+constexpr char kChunkPrefix = 'k';
+constexpr char kNamespacePrefix = 'n';
+constexpr char kBuriedPrefix = 't';
+constexpr char kSlotOnlyVersion = 1;  // of chunk rows: version, slot_bytes, slot, sequence
+constexpr char kChunkVersion = 2;
+constexpr char kNamespaceVersion = 1;
 
-std::string EncodeKey(const chunk::ChunkKey& key) {
-  return kKeyPrefix + std::string(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
+std::string RowKey(char prefix, const chunk::Digest& digest) {
+  return prefix + std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
 }
 
-std::string EncodeValue(const IndexEntry& entry) {
-  std::string value(1, kValueVersion);
-  for (const uint64_t field : {entry.slot.slot_bytes, entry.slot.slot, entry.sequence}) {
-    for (int i = 0; i < 8; ++i) value.push_back(static_cast<char>(field >> (8 * i)));
+// Little-endian fields one after another.
+class RowWriter {
+ public:
+  explicit RowWriter(char version) : bytes_(1, version) {}
+  RowWriter& U64(uint64_t value) {
+    for (int i = 0; i < 8; ++i) bytes_.push_back(static_cast<char>(value >> (8 * i)));
+    return *this;
   }
-  return value;
+  RowWriter& F64(double value) { return U64(std::bit_cast<uint64_t>(value)); }
+  RowWriter& Bytes(const void* data, size_t size) {
+    bytes_.append(static_cast<const char*>(data), size);
+    return *this;
+  }
+  RowWriter& Text(const std::string& text) { return U64(text.size()).Bytes(text.data(), text.size()); }
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+class RowReader {
+ public:
+  explicit RowReader(const rocksdb::Slice& row) : row_(row) {}
+  uint64_t U64() {
+    uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) value |= static_cast<uint64_t>(static_cast<uint8_t>(Byte())) << (8 * i);
+    return value;
+  }
+  double F64() { return std::bit_cast<double>(U64()); }
+  char Byte() {
+    if (row_.empty()) ok_ = false;
+    const char byte = ok_ ? row_[0] : 0;
+    if (ok_) row_.remove_prefix(1);
+    return byte;
+  }
+  void Bytes(void* to, size_t size) {
+    if (row_.size() < size) ok_ = false;
+    if (!ok_) return;
+    std::memcpy(to, row_.data(), size);
+    row_.remove_prefix(size);
+  }
+  std::string Text() {
+    const uint64_t size = U64();
+    if (size > row_.size()) ok_ = false;
+    std::string text(ok_ ? size : 0, '\0');
+    Bytes(text.data(), text.size());
+    return text;
+  }
+  bool Done() const { return ok_ && row_.empty(); }
+
+ private:
+  rocksdb::Slice row_;
+  bool ok_ = true;
+};
+
+std::string EncodeChunk(const IndexEntry& entry) {
+  RowWriter row(kChunkVersion);
+  row.U64(entry.slot.slot_bytes).U64(entry.slot.slot).U64(entry.sequence);
+  row.Bytes(entry.namespace_id.data(), entry.namespace_id.size()).U64(entry.incarnation);
+  row.U64(entry.created_ms).U64(entry.payload_bytes).U64(static_cast<uint64_t>(entry.pin)).U64(entry.uses);
+  row.F64(entry.cost_seconds).F64(entry.priority);
+  row.Bytes(entry.model_fingerprint.data(), 32).Bytes(entry.layout_digest.data(), 32);
+  return row.Take();
 }
 
-uint64_t LoadU64(const char* bytes) {
-  uint64_t value = 0;
-  for (int i = 0; i < 8; ++i) value |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[i])) << (8 * i);
-  return value;
-}
-
-bool Decode(const rocksdb::Slice& key, const rocksdb::Slice& value, IndexEntry& entry) {
-  if (key.size() != 33 || key[0] != kKeyPrefix || value.size() != kValueBytes || value[0] != kValueVersion)
-    return false;
+bool DecodeChunk(const rocksdb::Slice& key, const rocksdb::Slice& value, IndexEntry& entry) {
   std::memcpy(entry.key.bytes.data(), key.data() + 1, 32);
-  entry.slot.slot_bytes = LoadU64(value.data() + 1);
-  entry.slot.slot = LoadU64(value.data() + 9);
-  entry.sequence = LoadU64(value.data() + 17);
-  return true;
+  RowReader row(value);
+  const char version = row.Byte();
+  entry.slot.slot_bytes = row.U64();
+  entry.slot.slot = row.U64();
+  entry.sequence = row.U64();
+  if (version == kSlotOnlyVersion) {  // what the first version of the store wrote: the rest stays at its default
+    entry.payload_bytes = entry.slot.slot_bytes;
+    return row.Done();
+  }
+  if (version != kChunkVersion) return false;
+  row.Bytes(entry.namespace_id.data(), entry.namespace_id.size());
+  entry.incarnation = row.U64();
+  entry.created_ms = row.U64();
+  entry.payload_bytes = row.U64();
+  const uint64_t pin = row.U64();
+  entry.pin = static_cast<chunk::Pin>(pin);
+  entry.uses = static_cast<uint32_t>(row.U64());
+  entry.cost_seconds = static_cast<float>(row.F64());
+  entry.priority = row.F64();
+  row.Bytes(entry.model_fingerprint.data(), 32);
+  row.Bytes(entry.layout_digest.data(), 32);
+  return row.Done() && pin <= static_cast<uint64_t>(chunk::Pin::kHard) && std::isfinite(entry.cost_seconds) &&
+         std::isfinite(entry.priority);
+}
+
+std::string EncodeNamespace(const NamespaceRow& n) {
+  RowWriter row(kNamespaceVersion);
+  row.U64(n.incarnation).U64(n.created_ms).U64(n.settings.quota_bytes).U64(n.settings.quota_chunks);
+  row.U64(n.settings.ttl_seconds).U64(n.settings.is_public).U64(static_cast<uint64_t>(n.settings.pin));
+  row.Text(n.settings.name).Text(n.settings.owner);
+  return row.Take();
+}
+
+bool DecodeNamespace(const rocksdb::Slice& key, const rocksdb::Slice& value, NamespaceRow& n) {
+  std::memcpy(n.id.data(), key.data() + 1, 32);
+  RowReader row(value);
+  if (row.Byte() != kNamespaceVersion) return false;
+  n.incarnation = row.U64();
+  n.created_ms = row.U64();
+  n.settings.quota_bytes = row.U64();
+  n.settings.quota_chunks = row.U64();
+  n.settings.ttl_seconds = row.U64();
+  n.settings.is_public = row.U64() != 0;
+  const uint64_t pin = row.U64();
+  n.settings.pin = static_cast<chunk::Pin>(pin);
+  n.settings.name = row.Text();
+  n.settings.owner = row.Text();
+  return row.Done() && pin <= static_cast<uint64_t>(chunk::Pin::kHard);
 }
 
 absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
@@ -54,37 +153,88 @@ class RocksIndex final : public DiskIndex {
  public:
   explicit RocksIndex(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
 
-  absl::Status Add(std::span<const IndexEntry> entries) override {
-    rocksdb::WriteBatch batch;
-    for (const IndexEntry& entry : entries) batch.Put(EncodeKey(entry.key), EncodeValue(entry));
-    rocksdb::WriteOptions options;
-    options.sync = true;
-    return FromRocks(db_->Write(options, &batch), "chunk index");
-  }
+  absl::Status Add(std::span<const IndexEntry> entries) override { return Write(entries, true); }
+  absl::Status Update(std::span<const IndexEntry> entries) override { return Write(entries, false); }
 
   absl::Status Remove(std::span<const chunk::ChunkKey> keys) override {
     rocksdb::WriteBatch batch;
-    for (const chunk::ChunkKey& key : keys) batch.Delete(EncodeKey(key));
+    for (const chunk::ChunkKey& key : keys) batch.Delete(RowKey(kChunkPrefix, key.bytes));
     return FromRocks(db_->Write(rocksdb::WriteOptions(), &batch), "chunk index");
   }
 
-  absl::StatusOr<uint64_t> Load(const std::function<void(const IndexEntry&)>& sink) override {
-    rocksdb::WriteBatch unreadable;
+  absl::Status SaveNamespace(const NamespaceRow& row) override {
+    rocksdb::WriteBatch batch;
+    batch.Put(RowKey(kNamespacePrefix, row.id), EncodeNamespace(row));
+    return Commit(batch, true);
+  }
+
+  absl::Status BuryNamespace(const chunk::Digest& id, uint64_t incarnation) override {
+    rocksdb::WriteBatch batch;
+    batch.Delete(RowKey(kNamespacePrefix, id));
+    batch.Put(RowKey(kBuriedPrefix, id), RowWriter(kNamespaceVersion).U64(incarnation).Take());
+    return Commit(batch, true);
+  }
+
+  absl::StatusOr<Loaded> Load() override {
+    Loaded loaded;
+    rocksdb::WriteBatch useless;
+    std::map<chunk::Digest, uint64_t> buried;  // incarnations up to this one are dead
     const std::unique_ptr<rocksdb::Iterator> row(db_->NewIterator(rocksdb::ReadOptions()));
     for (row->SeekToFirst(); row->Valid(); row->Next()) {
-      IndexEntry entry;
-      if (Decode(row->key(), row->value(), entry)) {
-        sink(entry);
-      } else {
-        unreadable.Delete(row->key());
-      }
+      if (Take(row->key(), row->value(), loaded, buried)) continue;
+      useless.Delete(row->key());
+      ++loaded.num_unreadable;
     }
     SPLICE_RETURN_IF_ERROR(FromRocks(row->status(), "chunk index"));
-    SPLICE_RETURN_IF_ERROR(FromRocks(db_->Write(rocksdb::WriteOptions(), &unreadable), "chunk index"));
-    return unreadable.Count();
+    std::erase_if(loaded.entries, [&](const IndexEntry& entry) {
+      const auto grave = buried.find(entry.namespace_id);
+      if (grave == buried.end() || entry.incarnation > grave->second) return false;
+      useless.Delete(RowKey(kChunkPrefix, entry.key.bytes));
+      return true;
+    });
+    // With the last chunk of a life goes the note that it is dead.
+    for (const auto& grave : buried) useless.Delete(RowKey(kBuriedPrefix, grave.first));
+    SPLICE_RETURN_IF_ERROR(Commit(useless, false));
+    return loaded;
   }
 
  private:
+  static bool Take(const rocksdb::Slice& key, const rocksdb::Slice& value, Loaded& loaded,
+                   std::map<chunk::Digest, uint64_t>& buried) {
+    if (key.size() != 33) return false;
+    if (key[0] == kChunkPrefix) {
+      IndexEntry entry;
+      if (!DecodeChunk(key, value, entry)) return false;
+      loaded.entries.push_back(entry);
+    } else if (key[0] == kNamespacePrefix) {
+      NamespaceRow row;
+      if (!DecodeNamespace(key, value, row)) return false;
+      loaded.namespaces.push_back(std::move(row));
+    } else if (key[0] == kBuriedPrefix) {
+      chunk::Digest id;
+      std::memcpy(id.data(), key.data() + 1, id.size());
+      RowReader row(value);
+      if (row.Byte() != kNamespaceVersion) return false;
+      buried[id] = row.U64();
+      return row.Done();
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  absl::Status Write(std::span<const IndexEntry> entries, bool sync) {
+    rocksdb::WriteBatch batch;
+    for (const IndexEntry& entry : entries) batch.Put(RowKey(kChunkPrefix, entry.key.bytes), EncodeChunk(entry));
+    return Commit(batch, sync);
+  }
+
+  absl::Status Commit(rocksdb::WriteBatch& batch, bool sync) {
+    rocksdb::WriteOptions options;
+    options.sync = sync;
+    return FromRocks(db_->Write(options, &batch), "chunk index");
+  }
+
   const std::unique_ptr<rocksdb::DB> db_;
 };
 

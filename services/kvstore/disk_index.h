@@ -1,4 +1,4 @@
-// Which chunk stands in which slot, in RocksDB.
+// What outlives the process beside the payloads, in RocksDB: which chunk stands in which slot, and the namespaces.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
+#include "services/kvstore/namespace_table.h"
 
 namespace spl::kvstore {
 
@@ -21,11 +22,22 @@ struct SlotRef {
 struct IndexEntry {
   chunk::ChunkKey key;
   SlotRef slot;
-  uint64_t sequence = 0;  // of insertion: the eviction order after a restart
+  uint64_t sequence = 0;  // of insertion
+  chunk::Digest namespace_id = chunk::kDefaultNamespace;
+  uint64_t incarnation = 0;  // of the namespace
+  uint64_t created_ms = 0;
+  uint64_t payload_bytes = 0;
+  chunk::Pin pin = chunk::Pin::kNone;
+  uint32_t uses = 0;
+  float cost_seconds = 0;
+  double priority = 0;  // in the order of eviction
+  // Of the chunk's header; all zero in rows of the first version of the store.
+  chunk::Digest model_fingerprint{};
+  chunk::Digest layout_digest{};
 };
 
 // Thread-safe. Errors are Unavailable with RocksDB's words.
-class DiskIndex {
+class DiskIndex : public NamespaceStorage {
  public:
   // FailedPrecondition: the directory belongs to another program version or is in use. DataLoss: RocksDB cannot read
   // it.
@@ -34,10 +46,17 @@ class DiskIndex {
 
   // All or nothing, on disk when it returns.
   virtual absl::Status Add(std::span<const IndexEntry> entries) = 0;
-  // All or nothing; survives the death of the process at once and that of the machine a little later.
+  // Overwrites entries that exist, with another pin, count of uses, or priority: all or nothing; survives the death of
+  // the process at once and that of the machine a little later.
+  virtual absl::Status Update(std::span<const IndexEntry> entries) = 0;
+  // As durable as Update.
   virtual absl::Status Remove(std::span<const chunk::ChunkKey> keys) = 0;
-  // Every readable entry; returns how many unreadable ones it removed.
-  virtual absl::StatusOr<uint64_t> Load(const std::function<void(const IndexEntry&)>& sink) = 0;
+  struct Loaded {
+    std::vector<NamespaceRow> namespaces;
+    std::vector<IndexEntry> entries;  // chunks of buried namespaces are left out and removed
+    uint64_t num_unreadable = 0;      // rows that were removed because they make no sense
+  };
+  virtual absl::StatusOr<Loaded> Load() = 0;
 };
 
 }  // namespace spl::kvstore

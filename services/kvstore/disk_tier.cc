@@ -25,11 +25,14 @@ namespace fs = std::filesystem;
 FaultPoint synced_fault("kvstore.disk.synced");        // payloads on disk, index not
 FaultPoint committed_fault("kvstore.disk.committed");  // index on disk, nobody told
 
-constexpr char kVersionLine[] = "splice-kvstore data 1";
+constexpr char kVersionLine[] = "splice-kvstore data 2";
+constexpr char kOldVersionLine[] = "splice-kvstore data 1";  // read, and changed to 2 at once
 constexpr char kSlabPrefix[] = "slab-";
 // Files grow in steps, so that the file system can lay slots out in long runs.
 constexpr uint64_t kGrowBytes = 64 << 20;
 constexpr uint64_t kGrowSlotsMax = 64;
+constexpr size_t kUsedMax = 1 << 16;
+constexpr size_t kUsageBatch = 256;  // rows written under the lock at a time
 
 // Written beside, synced and renamed: a crash in between leaves another name, never a torn VERSION.
 absl::Status WriteVersionFile(const std::string& path) {
@@ -43,10 +46,27 @@ absl::Status WriteVersionFile(const std::string& path) {
   return Errorf(absl::StatusCode::kUnavailable, "cannot write {}: {}", path, std::strerror(errno));
 }
 
+IndexEntry RowOf(const ChunkRecord& record, const SlotRef& slot, uint64_t sequence, double priority) {
+  return {.key = record.key,
+          .slot = slot,
+          .sequence = sequence,
+          .namespace_id = record.owner->id,
+          .incarnation = record.owner->incarnation,
+          .created_ms = record.created_ms,
+          .payload_bytes = record.payload_bytes,
+          .pin = record.pin.load(),
+          .uses = record.uses.load(),
+          .cost_seconds = record.cost_seconds,
+          .priority = priority,
+          .model_fingerprint = record.model == nullptr ? chunk::Digest{} : record.model->model_fingerprint,
+          .layout_digest = record.model == nullptr ? chunk::Digest{} : record.model->layout_digest};
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options) {
-  auto tier = std::unique_ptr<DiskTier>(new DiskTier(options));
+absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options, ChunkCatalog& catalog,
+                                                         NamespaceTable& namespaces) {
+  auto tier = std::unique_ptr<DiskTier>(new DiskTier(options, catalog));
   std::error_code error;
   fs::create_directories(options.dir, error);
   if (error) return Errorf(absl::StatusCode::kUnavailable, "cannot create {}: {}", options.dir, error.message());
@@ -54,10 +74,12 @@ absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& 
   SPLICE_ASSIGN_OR_RETURN(tier->index_, DiskIndex::Open(options.dir + "/index"));
   std::lock_guard lock(tier->mutex_);
   SPLICE_RETURN_IF_ERROR(tier->OpenSlabs());
-  SPLICE_RETURN_IF_ERROR(tier->LoadIndex());
+  SPLICE_RETURN_IF_ERROR(tier->LoadIndex(namespaces));
   SPLICE_RETURN_IF_ERROR(tier->Trim());
   return tier;
 }
+
+DiskTier::~DiskTier() = default;
 
 absl::Status DiskTier::CheckVersionFile() {
   const std::string path = options_.dir + "/VERSION";
@@ -65,6 +87,7 @@ absl::Status DiskTier::CheckVersionFile() {
   if (std::ifstream file(path); file) {
     std::getline(file, line);
     if (line == kVersionLine) return absl::OkStatus();
+    if (line == kOldVersionLine) return WriteVersionFile(path);  // an older program must not open it any more
     return Errorf(absl::StatusCode::kFailedPrecondition,
                   "{} says '{}', this program reads '{}'; use another --data-dir", path, line.substr(0, 80),
                   kVersionLine);
@@ -115,17 +138,17 @@ absl::StatusOr<DiskTier::Slab*> DiskTier::SlabFor(uint64_t slot_bytes) {
   return &slabs_.emplace(slot_bytes, Slab{std::move(file).value(), {}, {}}).first->second;
 }
 
-absl::Status DiskTier::LoadIndex() {
-  std::vector<IndexEntry> loaded;
-  SPLICE_ASSIGN_OR_RETURN(const uint64_t num_unreadable,
-                          index_->Load([&](const IndexEntry& e) { loaded.push_back(e); }));
-  num_corrupt_ += num_unreadable;
+absl::Status DiskTier::LoadIndex(NamespaceTable& namespaces) {
+  SPLICE_ASSIGN_OR_RETURN(DiskIndex::Loaded loaded, index_->Load());
+  for (const NamespaceRow& row : loaded.namespaces) namespaces.Restore(row);
+  num_corrupt_ += loaded.num_unreadable;
   // Newest first, so that of two entries for one slot the one that was written last wins.
-  std::sort(loaded.begin(), loaded.end(), [](const auto& a, const auto& b) { return a.sequence > b.sequence; });
+  std::sort(loaded.entries.begin(), loaded.entries.end(),
+            [](const auto& a, const auto& b) { return a.sequence > b.sequence; });
   std::map<uint64_t, std::set<uint64_t>> taken;
   std::vector<chunk::ChunkKey> dropped;
   std::vector<const IndexEntry*> kept;
-  for (const IndexEntry& entry : loaded) {
+  for (const IndexEntry& entry : loaded.entries) {
     const auto slab = slabs_.find(entry.slot.slot_bytes);
     const bool exists = slab != slabs_.end() && entry.slot.slot < slab->second.file->num_slots();
     if (exists && taken[entry.slot.slot_bytes].insert(entry.slot.slot).second) {
@@ -136,9 +159,11 @@ absl::Status DiskTier::LoadIndex() {
     next_sequence_ = std::max(next_sequence_, entry.sequence + 1);
   }
   for (auto entry = kept.rbegin(); entry != kept.rend(); ++entry) {
-    used_bytes_ += (*entry)->slot.slot_bytes;
-    Publish((*entry)->key, (*entry)->slot);
+    const IndexEntry& row = **entry;
+    used_bytes_ += row.slot.slot_bytes;
+    Publish({catalog_.Restore(row), row}, true);
   }
+  order_.ResumeAge();
   num_corrupt_ += dropped.size();
   for (auto& slab : slabs_) {
     const std::set<uint64_t>& used = taken[slab.first];
@@ -148,15 +173,21 @@ absl::Status DiskTier::LoadIndex() {
     }
   }
   log::Info("kvstore.disk_opened", log::F("dir", options_.dir), log::F("chunks", entries_.size()),
-            log::F("bytes", used_bytes_), log::F("dropped", num_corrupt_));
+            log::F("bytes", used_bytes_), log::F("namespaces", loaded.namespaces.size()),
+            log::F("dropped", num_corrupt_));
   return dropped.empty() ? absl::OkStatus() : index_->Remove(dropped);
 }
 
-void DiskTier::Publish(const chunk::ChunkKey& key, const SlotRef& slot) {
-  auto entry = std::make_shared<Entry>(Entry{key, slot, 0, true, {}});
-  order_.push_front(entry.get());
-  entry->order = order_.begin();
-  entries_[key] = std::move(entry);
+void DiskTier::Publish(const Written& written, bool restored) {
+  auto entry = std::make_shared<Entry>();
+  entry->record = written.record;
+  entry->slot = written.row.slot;
+  entry->sequence = written.row.sequence;
+  const chunk::Pin pin = written.record->pin.load();
+  entry->position =
+      restored ? order_.Restore(*written.record, pin, written.row.priority) : order_.Add(*written.record, pin);
+  written.record->on_disk.store(true);
+  entries_[written.record->key] = std::move(entry);
 }
 
 bool DiskTier::Contains(const chunk::ChunkKey& key) const {
@@ -164,7 +195,7 @@ bool DiskTier::Contains(const chunk::ChunkKey& key) const {
   return entries_.count(key) != 0;
 }
 
-absl::StatusOr<std::shared_ptr<const chunk::Chunk>> DiskTier::Read(const chunk::ChunkKey& key) {
+absl::StatusOr<StoredChunkRef> DiskTier::Read(const chunk::ChunkKey& key, const TakeSlotFn& take_slot) {
   std::shared_ptr<Entry> entry;
   const SlabFile* file = nullptr;
   {
@@ -172,20 +203,31 @@ absl::StatusOr<std::shared_ptr<const chunk::Chunk>> DiskTier::Read(const chunk::
     const auto found = entries_.find(key);
     if (found == entries_.end()) return nullptr;
     entry = found->second;
-    order_.splice(order_.begin(), order_, entry->order);
     ++entry->num_readers;  // keeps the slot from being used again
     file = slabs_.at(entry->slot.slot_bytes).file.get();
   }
-  absl::StatusOr<chunk::Chunk> chunk = file->Read(entry->slot.slot);
-  if (chunk.ok() && chunk->header.key != key) {
-    chunk = Errorf(absl::StatusCode::kDataLoss, "the slot holds chunk {}", chunk->header.key.ToHex());
-  }
+  absl::StatusOr<StoredChunkRef> chunk = ReadSlot(*entry, *file, take_slot);
   const bool corrupt = !chunk.ok() && chunk.status().code() == absl::StatusCode::kDataLoss;
   if (corrupt) log::Warning("kvstore.chunk_dropped", log::F("key", key.ToHex()), log::F("cause", chunk.status()));
   EndRead(entry, corrupt);
   if (corrupt) return nullptr;
-  if (!chunk.ok()) return chunk.status();
-  return std::make_shared<const chunk::Chunk>(std::move(chunk).value());
+  return chunk;
+}
+
+absl::StatusOr<StoredChunkRef> DiskTier::ReadSlot(const Entry& entry, const SlabFile& file,
+                                                  const TakeSlotFn& take_slot) {
+  const chunk::ChunkKey& key = entry.record->key;
+  std::optional<SlotBuffer> slot = take_slot(entry.record->payload_bytes);
+  if (!slot.has_value()) {
+    return Errorf(absl::StatusCode::kResourceExhausted, "no memory to read chunk {} of {} bytes", key.ToHex(),
+                  entry.record->payload_bytes);
+  }
+  const uint64_t bytes = std::min({PaddedBytes(entry.record->payload_bytes), entry.slot.slot_bytes, slot->size()});
+  SPLICE_ASSIGN_OR_RETURN(const chunk::ChunkHeader header, file.Read(entry.slot.slot, {slot->data(), bytes}));
+  if (header.key != key) {
+    return Errorf(absl::StatusCode::kDataLoss, "the slot holds chunk {}", header.key.ToHex());
+  }
+  return std::make_shared<const StoredChunk>(StoredChunk{entry.record, header, std::move(*slot)});
 }
 
 void DiskTier::EndRead(const std::shared_ptr<Entry>& entry, bool corrupt) {
@@ -193,7 +235,7 @@ void DiskTier::EndRead(const std::shared_ptr<Entry>& entry, bool corrupt) {
   --entry->num_readers;
   if (corrupt && entry->indexed) {
     ++num_corrupt_;
-    if (absl::Status status = index_->Remove({&entry->key, 1}); !status.ok()) {
+    if (absl::Status status = index_->Remove({&entry->record->key, 1}); !status.ok()) {
       log::Warning("kvstore.index_failed", log::F("cause", status));  // found and dropped again after a restart
     }
     Unlink(entry);
@@ -202,13 +244,74 @@ void DiskTier::EndRead(const std::shared_ptr<Entry>& entry, bool corrupt) {
   }
 }
 
+void DiskTier::Touch(const chunk::ChunkKey& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found != entries_.end()) TouchLocked(*found->second);
+}
+
+void DiskTier::TouchLocked(Entry& entry) {
+  entry.position = order_.Touch(entry.position, entry.record->pin.load());
+  if (entry.used_since || used_.size() >= kUsedMax) return;
+  entry.used_since = true;
+  used_.push_back(entry.record->key);
+}
+
+absl::Status DiskTier::Remove(std::span<const std::shared_ptr<ChunkRecord>> records) {
+  std::vector<std::shared_ptr<Entry>> removed;  // the records they hold may end, outside the lock
+  std::lock_guard lock(mutex_);
+  std::vector<chunk::ChunkKey> here;
+  for (const std::shared_ptr<ChunkRecord>& record : records) {
+    const auto found = entries_.find(record->key);
+    if (found == entries_.end() || found->second->record != record) continue;
+    here.push_back(record->key);
+    removed.push_back(found->second);
+  }
+  if (here.empty()) return absl::OkStatus();
+  SPLICE_RETURN_IF_ERROR(index_->Remove(here));  // before a slot can be written again
+  for (const std::shared_ptr<Entry>& entry : removed) Unlink(entry);
+  return absl::OkStatus();
+}
+
+absl::Status DiskTier::SavePins(std::span<const chunk::ChunkKey> keys) {
+  std::lock_guard lock(mutex_);
+  std::vector<IndexEntry> rows;
+  for (const chunk::ChunkKey& key : keys) {
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) continue;
+    Entry& entry = *found->second;
+    entry.position = order_.SetPin(entry.position, entry.record->pin.load());
+    rows.push_back(RowOf(*entry.record, entry.slot, entry.sequence, entry.position->priority));
+  }
+  return rows.empty() ? absl::OkStatus() : index_->Add(rows);
+}
+
+absl::Status DiskTier::FlushUsage(size_t max_entries) {
+  for (size_t done = 0; done < max_entries; done += kUsageBatch) {
+    // Under the lock: an entry that is evicted meanwhile must not get its row back.
+    std::lock_guard lock(mutex_);
+    std::vector<IndexEntry> rows;
+    while (!used_.empty() && rows.size() < kUsageBatch) {
+      const auto found = entries_.find(used_.front());
+      used_.pop_front();
+      if (found == entries_.end()) continue;
+      Entry& entry = *found->second;
+      entry.used_since = false;
+      rows.push_back(RowOf(*entry.record, entry.slot, entry.sequence, entry.position->priority));
+    }
+    if (rows.empty()) return absl::OkStatus();
+    SPLICE_RETURN_IF_ERROR(index_->Update(rows));
+  }
+  return absl::OkStatus();
+}
+
 // Takes the entry out of the maps; its slot is free once nobody reads it.
-std::shared_ptr<DiskTier::Entry> DiskTier::Unlink(std::shared_ptr<Entry> entry) {
+void DiskTier::Unlink(const std::shared_ptr<Entry>& entry) {
   entry->indexed = false;
-  order_.erase(entry->order);
-  entries_.erase(entry->key);
+  entry->record->on_disk.store(false);
+  order_.Remove(entry->position);
   if (entry->num_readers == 0) FreeSlot(entry->slot);
-  return entry;
+  entries_.erase(entry->record->key);
 }
 
 void DiskTier::FreeSlot(const SlotRef& slot) {
@@ -235,6 +338,8 @@ absl::StatusOr<SlotRef> DiskTier::TakeSlot(uint64_t slot_bytes) {
                   options_.capacity_bytes);
   }
   SPLICE_ASSIGN_OR_RETURN(Slab * slab, SlabFor(slot_bytes));
+  const auto high = static_cast<uint64_t>(static_cast<double>(options_.capacity_bytes) * options_.watermarks.high);
+  if (used_bytes_ > 0 && used_bytes_ + slot_bytes > high) SPLICE_RETURN_IF_ERROR(EvictForMore(slot_bytes));
   SlotRef ref{slot_bytes, 0};
   for (int attempt = 0; attempt < 3; ++attempt) {
     if (TakeFree(*slab, ref.slot)) {
@@ -266,25 +371,35 @@ absl::Status DiskTier::MakeRoom(uint64_t slot_bytes) {
   Slab* const slab = &slabs_.at(slot_bytes);
   ReleaseFree(slot_bytes, slab);
   if (backed_bytes_ + slot_bytes <= options_.capacity_bytes) return absl::OkStatus();
-  const auto low = static_cast<uint64_t>(static_cast<double>(options_.capacity_bytes) * options_.low_watermark);
-  SPLICE_RETURN_IF_ERROR(EvictUntil(std::min(low, options_.capacity_bytes - slot_bytes)));
+  SPLICE_RETURN_IF_ERROR(EvictForMore(slot_bytes));
   if (slab->free_backed.empty()) ReleaseFree(slot_bytes, slab);
   return absl::OkStatus();
+}
+
+// Down to the low watermark, with `slot_bytes` more in use.
+absl::Status DiskTier::EvictForMore(uint64_t slot_bytes) {
+  const auto low = static_cast<uint64_t>(static_cast<double>(options_.capacity_bytes) * options_.watermarks.low);
+  return EvictUntil(std::min(low - std::min(low, slot_bytes), options_.capacity_bytes - slot_bytes));
 }
 
 absl::Status DiskTier::EvictUntil(uint64_t used_bytes_max) {
   std::vector<std::shared_ptr<Entry>> victims;
   std::vector<chunk::ChunkKey> keys;
   uint64_t freed = 0;
-  for (auto entry = order_.rbegin(); entry != order_.rend() && used_bytes_ - freed > used_bytes_max; ++entry) {
-    if ((*entry)->num_readers > 0) continue;
-    victims.push_back(entries_.at((*entry)->key));
-    keys.push_back((*entry)->key);
-    freed += (*entry)->slot.slot_bytes;
+  for (auto at = order_.begin(); at != order_.end() && EvictionOrder::Evictable(at); ++at) {
+    if (used_bytes_ - freed <= used_bytes_max) break;
+    std::shared_ptr<Entry>& entry = entries_.at(at->record->key);
+    if (entry->num_readers > 0) continue;
+    victims.push_back(entry);
+    keys.push_back(entry->record->key);
+    freed += entry->slot.slot_bytes;
   }
   if (victims.empty()) return absl::OkStatus();
   SPLICE_RETURN_IF_ERROR(index_->Remove(keys));  // before a slot can be written again
-  for (auto& victim : victims) Unlink(std::move(victim));
+  for (const std::shared_ptr<Entry>& victim : victims) {
+    order_.AgeTo(victim->position);
+    Unlink(victim);
+  }
   num_evicted_ += keys.size();
   return absl::OkStatus();
 }
@@ -314,7 +429,7 @@ absl::Status DiskTier::Trim() {
   return absl::OkStatus();
 }
 
-DiskTier::WriteResult DiskTier::Write(std::span<const std::shared_ptr<const chunk::Chunk>> chunks) {
+DiskTier::WriteResult DiskTier::Write(std::span<const StoredChunkRef> chunks) {
   std::lock_guard writing(write_mutex_);
   WriteResult result;
   while (!chunks.empty()) {
@@ -329,42 +444,58 @@ DiskTier::WriteResult DiskTier::Write(std::span<const std::shared_ptr<const chun
 
 // Writes and commits chunks from the front, up to the first for which there is no slot before the others are evictable.
 // `num_taken` says how many are dealt with, at least one; on an error none of those is indexed.
-absl::Status DiskTier::WriteSome(std::span<const std::shared_ptr<const chunk::Chunk>> chunks, size_t& num_taken) {
-  std::vector<IndexEntry> written;
+absl::Status DiskTier::WriteSome(std::span<const StoredChunkRef> chunks, size_t& num_taken) {
+  std::vector<Written> written;
   absl::Status status;
   for (num_taken = 0; num_taken < chunks.size() && status.ok(); ++num_taken) {
-    const chunk::Chunk& chunk = *chunks[num_taken];
+    const StoredChunk& chunk = *chunks[num_taken];
+    if (chunk.record->owner->dead()) continue;  // deleted while it waited
     SlabFile* file = nullptr;
     {
       std::lock_guard lock(mutex_);
-      const auto same = [&](const IndexEntry& other) { return other.key == chunk.header.key; };
+      const auto same = [&](const Written& other) { return other.row.key == chunk.header.key; };
       if (entries_.count(chunk.header.key) != 0 || std::any_of(written.begin(), written.end(), same)) continue;
-      const absl::StatusOr<SlotRef> slot = TakeSlot(SlotBytesFor(chunk.payload.size()));
+      const absl::StatusOr<SlotRef> slot = TakeSlot(SlotBytesFor(chunk.header.payload_bytes));
       if (!slot.ok() && !written.empty()) break;  // commit what is written: it can make room for the rest
       status = slot.status();
       if (!status.ok()) continue;
-      written.push_back({chunk.header.key, *slot, next_sequence_++});
+      const double priority = order_.PriorityOf(*chunk.record);
+      written.push_back({chunk.record, RowOf(*chunk.record, *slot, next_sequence_++, priority)});
       file = slabs_.at(slot->slot_bytes).file.get();
     }
-    status = file->Write(written.back().slot.slot, chunk);
+    status = file->Write(written.back().row.slot.slot,
+                         {chunk.slot.data(), static_cast<size_t>(PaddedBytes(chunk.header.payload_bytes))});
   }
   if (status.ok()) status = Commit(written);
-  std::lock_guard lock(mutex_);
-  for (const IndexEntry& entry : written) {
-    if (status.ok()) {
-      Publish(entry.key, entry.slot);
-    } else {
-      FreeSlot(entry.slot);
+  std::vector<std::shared_ptr<ChunkRecord>> dead;
+  std::vector<chunk::ChunkKey> repinned;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Written& chunk : written) {
+      if (!status.ok()) {
+        FreeSlot(chunk.row.slot);
+        continue;
+      }
+      Publish(chunk, false);
+      if (chunk.record->owner->dead()) dead.push_back(chunk.record);
+      if (chunk.record->pin.load() != chunk.row.pin) repinned.push_back(chunk.record->key);
     }
   }
+  if (!repinned.empty()) status.Update(SavePins(repinned));
+  // A namespace that was deleted while its chunks were written: whoever swept it has not seen them.
+  if (!dead.empty()) status.Update(Remove(dead));
   return status;
 }
 
 // Payloads first, then the index: an entry never names bytes that are not there.
-absl::Status DiskTier::Commit(const std::vector<IndexEntry>& written) {
+absl::Status DiskTier::Commit(const std::vector<Written>& written) {
   if (written.empty()) return absl::OkStatus();
   std::set<uint64_t> touched;
-  for (const IndexEntry& entry : written) touched.insert(entry.slot.slot_bytes);
+  std::vector<IndexEntry> rows;
+  for (const Written& chunk : written) {
+    touched.insert(chunk.row.slot.slot_bytes);
+    rows.push_back(chunk.row);
+  }
   for (const uint64_t slot_bytes : touched) {
     SlabFile* file = nullptr;
     {
@@ -374,7 +505,7 @@ absl::Status DiskTier::Commit(const std::vector<IndexEntry>& written) {
     SPLICE_RETURN_IF_ERROR(file->Sync());
   }
   if (synced_fault.armed()) SPLICE_RETURN_IF_ERROR(synced_fault.Hit().status);
-  SPLICE_RETURN_IF_ERROR(index_->Add(written));
+  SPLICE_RETURN_IF_ERROR(index_->Add(rows));
   if (committed_fault.armed()) (void)committed_fault.Hit();
   return absl::OkStatus();
 }
@@ -390,7 +521,7 @@ void DiskTier::CheckInvariants() const {
   uint64_t used = 0;
   for (const auto& named : entries_) {
     used += named.second->slot.slot_bytes;
-    SPLICE_CHECK(*named.second->order == named.second.get(), "the order points back");
+    SPLICE_CHECK(named.second->position->record == named.second->record.get(), "the order points back");
   }
   uint64_t free_backed = 0;
   for (const auto& slab : slabs_) {

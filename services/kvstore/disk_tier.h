@@ -1,7 +1,8 @@
 // Chunks on disk: an index in RocksDB, payloads in slab files, everything read is verified.
 #pragma once
 
-#include <list>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,41 +13,60 @@
 
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
+#include "services/kvstore/chunk_catalog.h"
 #include "services/kvstore/disk_index.h"
+#include "services/kvstore/eviction_order.h"
+#include "services/kvstore/memory_tier.h"
 #include "services/kvstore/slab_file.h"
+#include "services/kvstore/stored_chunk.h"
 
 namespace spl::kvstore {
 
 struct DiskTierOptions {
   std::string dir;
-  // Of slab files, files' headers and the index not counted. Least recently used chunks make room.
+  // Of slab files, files' headers and the index not counted. The chunks least worth keeping make room.
   uint64_t capacity_bytes = 0;
-  // A full tier evicts down to this share, so that room is made for many writes at once.
-  double low_watermark = 0.9;
+  Watermarks watermarks;
 };
 
 // Owns the directory (one process at a time). Read and Contains from any threads; Write from one at a time (it locks).
 //
 // Crash safety: a chunk is written and synced before its index entry is, and the entry of an evicted chunk is removed
 // before its slot is used again. After kill -9 every entry therefore names a slot with that chunk; after a power cut a
-// removed entry may be back, and Read finds another key in the slot and drops it. Recency of use is not kept across a
-// restart: the order is then that of insertion.
+// removed entry may be back, and Read finds another key in the slot and drops it. Counts of use and priorities are
+// written now and then (FlushUsage), so the order of eviction is approximately the same after a restart.
 class DiskTier {
  public:
-  // FailedPrecondition: the directory is in use or has another format version; DataLoss: the index is unreadable. A
-  // damaged slab file costs its chunks, not the start.
-  static absl::StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options);
+  // Gives the catalogue the records and the table the namespaces that it finds; both are borrowed. FailedPrecondition:
+  // the directory is in use or has another format version; DataLoss: the index is unreadable. A damaged slab file costs
+  // its chunks, not the start.
+  static absl::StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, ChunkCatalog& catalog,
+                                                        NamespaceTable& namespaces);
+  ~DiskTier();
+
+  NamespaceStorage& namespace_storage() { return *index_; }
 
   bool Contains(const chunk::ChunkKey& key) const;
-  // Null: not stored, or damaged and therefore dropped and counted. Unavailable: the disk failed; nothing is dropped.
-  absl::StatusOr<std::shared_ptr<const chunk::Chunk>> Read(const chunk::ChunkKey& key);
+  // Into a slot that `take_slot` gives for a payload size (nothing: ResourceExhausted). Null: not stored, or damaged
+  // and therefore dropped and counted. Unavailable: the disk failed; nothing is dropped.
+  using TakeSlotFn = std::function<std::optional<SlotBuffer>(uint64_t payload_bytes)>;
+  absl::StatusOr<StoredChunkRef> Read(const chunk::ChunkKey& key, const TakeSlotFn& take_slot);
+  // It was used, from here or from memory, which the caller has counted in the record: later in the order of eviction.
+  void Touch(const chunk::ChunkKey& key);
+  // Those of them that are here, not others that have taken their keys since. Who reads one finishes.
+  absl::Status Remove(std::span<const std::shared_ptr<ChunkRecord>> records);
+  // Their pins changed: the order follows, and what is here is synced.
+  absl::Status SavePins(std::span<const chunk::ChunkKey> keys);
+  // Writes counts of use and priorities of at most `max_entries` chunks that were used since. Cost: one unsynced batch
+  // of the index for 256 chunks each.
+  absl::Status FlushUsage(size_t max_entries);
   // Group commit: one sync per touched file and one of the index for many chunks. Chunks that exist are skipped. Chunks
   // that do not fit or that the disk refuses are left out and counted; the others are stored whatever became of those.
   struct WriteResult {
     absl::Status status;  // the first problem. ResourceExhausted: no room even after eviction; Unavailable: the disk
     size_t num_failed = 0;
   };
-  WriteResult Write(std::span<const std::shared_ptr<const chunk::Chunk>> chunks);
+  WriteResult Write(std::span<const StoredChunkRef> chunks);
 
   struct Stats {
     uint64_t num_chunks = 0;
@@ -67,42 +87,53 @@ class DiskTier {
     std::vector<uint64_t> free_punched;  // do not
   };
   struct Entry {
-    chunk::ChunkKey key;
+    std::shared_ptr<ChunkRecord> record;
     SlotRef slot;
+    uint64_t sequence = 0;
     int num_readers = 0;
-    bool indexed = true;  // false: dropped while readers were in its slot
-    std::list<Entry*>::iterator order;
+    bool indexed = true;      // false: dropped while readers were in its slot
+    bool used_since = false;  // since its row was written: stands in used_
+    EvictionOrder::Position position;
   };
 
-  explicit DiskTier(DiskTierOptions options) : options_(std::move(options)) {}
+  DiskTier(DiskTierOptions options, ChunkCatalog& catalog) : options_(std::move(options)), catalog_(catalog) {}
   absl::Status CheckVersionFile();
-  absl::Status WriteSome(std::span<const std::shared_ptr<const chunk::Chunk>> chunks, size_t& num_taken);
-  absl::Status Commit(const std::vector<IndexEntry>& written);
+  struct Written {
+    std::shared_ptr<ChunkRecord> record;
+    IndexEntry row;
+  };
+  absl::Status WriteSome(std::span<const StoredChunkRef> chunks, size_t& num_taken);
+  absl::Status Commit(const std::vector<Written>& written);
   absl::Status OpenSlabs();
-  absl::Status LoadIndex();
-  absl::StatusOr<Slab*> SlabFor(uint64_t slot_bytes);             // mutex_ held
-  absl::StatusOr<SlotRef> TakeSlot(uint64_t slot_bytes);          // mutex_ held
-  bool TakeFree(Slab& slab, uint64_t& slot);                      // mutex_ held
-  absl::Status MakeRoom(uint64_t slot_bytes);                     // mutex_ held
-  absl::Status EvictUntil(uint64_t used_bytes_max);               // mutex_ held
-  absl::Status Trim();                                            // mutex_ held
-  void ReleaseFree(uint64_t bytes_wanted, const Slab* keep);      // mutex_ held
-  void FreeSlot(const SlotRef& slot);                             // mutex_ held
-  void Publish(const chunk::ChunkKey& key, const SlotRef& slot);  // mutex_ held
-  std::shared_ptr<Entry> Unlink(std::shared_ptr<Entry> entry);    // mutex_ held
+  absl::Status LoadIndex(NamespaceTable& namespaces);
+  absl::StatusOr<Slab*> SlabFor(uint64_t slot_bytes);         // mutex_ held
+  absl::StatusOr<SlotRef> TakeSlot(uint64_t slot_bytes);      // mutex_ held
+  bool TakeFree(Slab& slab, uint64_t& slot);                  // mutex_ held
+  absl::Status MakeRoom(uint64_t slot_bytes);                 // mutex_ held
+  absl::Status EvictForMore(uint64_t slot_bytes);             // mutex_ held
+  absl::Status EvictUntil(uint64_t used_bytes_max);           // mutex_ held
+  absl::Status Trim();                                        // mutex_ held
+  void ReleaseFree(uint64_t bytes_wanted, const Slab* keep);  // mutex_ held
+  void FreeSlot(const SlotRef& slot);                         // mutex_ held
+  void Publish(const Written& written, bool restored);        // mutex_ held
+  void Unlink(const std::shared_ptr<Entry>& entry);           // mutex_ held
+  void TouchLocked(Entry& entry);                             // mutex_ held
+  absl::StatusOr<StoredChunkRef> ReadSlot(const Entry& entry, const SlabFile& file, const TakeSlotFn& take_slot);
   void EndRead(const std::shared_ptr<Entry>& entry, bool corrupt);
   std::string SlabPath(uint64_t slot_bytes) const;
 
   const DiskTierOptions options_;
+  ChunkCatalog& catalog_;
   std::unique_ptr<DiskIndex> index_;
   std::mutex write_mutex_;  // one Write at a time; taken before mutex_
 
   mutable std::mutex mutex_;        // guards all below; never held during payload I/O
   std::map<uint64_t, Slab> slabs_;  // by slot_bytes; slabs are never removed
   std::unordered_map<chunk::ChunkKey, std::shared_ptr<Entry>, chunk::ChunkKeyHash> entries_;
-  std::list<Entry*> order_;    // most recently used first
-  uint64_t used_bytes_ = 0;    // slots that hold a chunk, or a reader of one, or are being written
-  uint64_t backed_bytes_ = 0;  // used and free_backed slots
+  EvictionOrder order_;
+  std::deque<chunk::ChunkKey> used_;  // whose rows are out of date, oldest first; bounded
+  uint64_t used_bytes_ = 0;           // slots that hold a chunk, or a reader of one, or are being written
+  uint64_t backed_bytes_ = 0;         // used and free_backed slots
   uint64_t next_sequence_ = 1;
   uint64_t num_evicted_ = 0;
   uint64_t num_corrupt_ = 0;

@@ -1,7 +1,10 @@
-// The disk tier and the wire, beside a bare checksum of the same bytes. The directory is under TMPDIR.
+// The disk tier and the wire, beside the bare disk and a bare checksum of the same bytes. Directories are under TMPDIR.
 #include <benchmark/benchmark.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "kernels/kv_copy/crc32c.h"
@@ -9,7 +12,7 @@
 #include "services/chunk/remote/remote_chunk_store.h"
 #include "services/kvstore/disk_tier.h"
 #include "services/kvstore/kvstore_server.h"
-#include "tests/support/chunks.h"
+#include "tests/support/stored_chunks.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -19,13 +22,47 @@ using namespace spl;
 constexpr size_t kPayload = 1 << 20;
 constexpr uint64_t kBatch = 64;
 
-std::vector<std::shared_ptr<const chunk::Chunk>> Batch(uint64_t from) {
-  std::vector<std::shared_ptr<const chunk::Chunk>> batch;
-  for (uint64_t n = from; n < from + kBatch; ++n) {
-    batch.push_back(std::make_shared<const chunk::Chunk>(testing::TestChunk(n, kPayload)));
+// A disk tier in a directory of its own.
+struct Tier {
+  Tier() {
+    disk = std::move(kvstore::DiskTier::Open({dir.path() + "/data", 1ull << 30, {}}, catalog, namespaces)).value();
   }
-  return batch;
-}
+  std::vector<kvstore::StoredChunkRef> Batch(uint64_t from) {
+    std::vector<kvstore::StoredChunkRef> batch;
+    for (uint64_t n = from; n < from + kBatch; ++n) {
+      batch.push_back(testing::Stored(catalog, testing::TestChunk(n, kPayload)));
+    }
+    return batch;
+  }
+  const testing::TempDir dir;
+  kvstore::NamespaceTable namespaces{Clock::Real()};
+  kvstore::ChunkCatalog catalog{namespaces, Clock::Real()};
+  std::unique_ptr<kvstore::DiskTier> disk;
+};
+
+// The disk alone: one file, O_DIRECT, pieces of a payload's size, one sync for each batch.
+struct RawFile {
+  RawFile() {
+    fd = open((dir.path() + "/raw").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
+    buffer = static_cast<char*>(std::aligned_alloc(4096, kPayload));
+    std::memset(buffer, 1, kPayload);
+    (void)!fallocate(fd, 0, 0, static_cast<off_t>(kBatch * kPayload));
+  }
+  ~RawFile() {
+    close(fd);
+    std::free(buffer);
+  }
+  bool WriteBatch() {
+    for (uint64_t n = 0; n < kBatch; ++n) {
+      if (pwrite(fd, buffer, kPayload, static_cast<off_t>(n * kPayload)) != static_cast<ssize_t>(kPayload))
+        return false;
+    }
+    return fdatasync(fd) == 0;
+  }
+  const testing::TempDir dir;
+  int fd = -1;
+  char* buffer = nullptr;
+};
 
 void SetBytes(benchmark::State& state, uint64_t chunks) {
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(chunks * kPayload));
@@ -37,26 +74,46 @@ void Checksum(benchmark::State& state) {
   SetBytes(state, 1);
 }
 
-void DiskWrite(benchmark::State& state) {
-  const testing::TempDir dir;
-  auto tier = std::move(kvstore::DiskTier::Open({dir.path() + "/data", 1ull << 30})).value();
-  uint64_t next = 0;
+void RawDiskWrite(benchmark::State& state) {
+  RawFile file;
   for (auto _ : state) {
-    state.PauseTiming();
-    const auto batch = Batch(next += kBatch);
-    state.ResumeTiming();
-    if (!tier->Write(batch).status.ok()) state.SkipWithError("write failed");
+    if (!file.WriteBatch()) state.SkipWithError("write failed");
   }
   SetBytes(state, kBatch);
 }
 
-void DiskRead(benchmark::State& state) {
-  const testing::TempDir dir;
-  auto tier = std::move(kvstore::DiskTier::Open({dir.path() + "/data", 1ull << 30})).value();
-  if (!tier->Write(Batch(0)).status.ok()) state.SkipWithError("write failed");
+void DiskWrite(benchmark::State& state) {
+  Tier tier;
   uint64_t next = 0;
   for (auto _ : state) {
-    if (!tier->Read(testing::TestKey(next++ % kBatch)).ok()) state.SkipWithError("read failed");
+    state.PauseTiming();
+    const auto batch = tier.Batch(next += kBatch);
+    state.ResumeTiming();
+    if (!tier.disk->Write(batch).status.ok()) state.SkipWithError("write failed");
+  }
+  SetBytes(state, kBatch);
+}
+
+void RawDiskRead(benchmark::State& state) {
+  RawFile file;
+  if (!file.WriteBatch()) state.SkipWithError("write failed");
+  uint64_t next = 0;
+  for (auto _ : state) {
+    if (pread(file.fd, file.buffer, kPayload, static_cast<off_t>(next++ % kBatch * kPayload)) !=
+        static_cast<ssize_t>(kPayload)) {
+      state.SkipWithError("read failed");
+    }
+  }
+  SetBytes(state, 1);
+}
+
+void DiskRead(benchmark::State& state) {
+  Tier tier;
+  if (!tier.disk->Write(tier.Batch(0)).status.ok()) state.SkipWithError("write failed");
+  uint64_t next = 0;
+  for (auto _ : state) {
+    const auto chunk = tier.disk->Read(testing::TestKey(next++ % kBatch), testing::HeapSlot);
+    if (!chunk.ok() || *chunk == nullptr) state.SkipWithError("read failed");
   }
   SetBytes(state, 1);
 }
@@ -80,7 +137,9 @@ void RemoteGet(benchmark::State& state) {
 }
 
 BENCHMARK(Checksum)->UseRealTime();
+BENCHMARK(RawDiskWrite)->UseRealTime();
 BENCHMARK(DiskWrite)->UseRealTime();
+BENCHMARK(RawDiskRead)->UseRealTime();
 BENCHMARK(DiskRead)->UseRealTime();
 BENCHMARK(RemoteGet)->UseRealTime();
 

@@ -14,7 +14,13 @@ struct KvStoreOptions {
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics endpoint
   std::string data_dir;                        // empty: memory only, everything is gone with the process
   uint64_t memory_bytes = 1ull << 30;
-  uint64_t disk_bytes = 16ull << 30;                // of payloads; the index comes on top (about 100 bytes a chunk)
+  uint64_t disk_bytes = 16ull << 30;  // of payloads; the index comes on top (about 100 bytes a chunk)
+  double high_watermark = 0.95;       // what would fill a tier beyond this share evicts first,
+  double low_watermark = 0.90;        // down to this one
+  // How peers reach the memory tier: "auto", "shm", "tcp" (see transport::TransportOptions), or "none": as gRPC
+  // streams.
+  std::string kv_transport = "none";
+  std::string kv_listen_host = "127.0.0.1";
   int num_threads = 4;                              // that may wait for the disk at the same time
   std::chrono::milliseconds drain_timeout{30'000};  // for what memory has and the disk has not yet
 };

@@ -1,6 +1,7 @@
 #include "services/kvstore/kvstore_service.h"
 
 #include <atomic>
+#include <mutex>
 
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
@@ -9,22 +10,7 @@
 namespace spl::kvstore {
 namespace {
 
-constexpr int kMaxKeys = 1 << 16;  // 4 M tokens
 constexpr std::chrono::milliseconds kRetryAfter{100};
-
-template <typename Request>
-absl::StatusOr<std::vector<chunk::ChunkKey>> KeysOf(const Request& request) {
-  if (request.keys_size() > kMaxKeys) {
-    return InvalidArgument("keys: {} are more than {}", request.keys_size(), kMaxKeys);
-  }
-  std::vector<chunk::ChunkKey> keys;
-  keys.reserve(static_cast<size_t>(request.keys_size()));
-  for (const std::string& bytes : request.keys()) {
-    SPLICE_ASSIGN_OR_RETURN(const chunk::ChunkKey key, chunk::KeyFromBytes(bytes));
-    keys.push_back(key);
-  }
-  return keys;
-}
 
 // Streams chunk after chunk: load on the pool, write part by part, load the next. One step runs at a time, so only
 // `cancelled_` needs care.
@@ -33,7 +19,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
   GetReactor(TieredStore& store, WorkPool& pool, grpc::CallbackServerContext& context,
              const v1::GetChunksRequest& request)
       : store_(store), pool_(pool), context_(context), skip_missing_(request.skip_missing()) {
-    absl::StatusOr<std::vector<chunk::ChunkKey>> keys = KeysOf(request);
+    absl::StatusOr<std::vector<chunk::ChunkKey>> keys = chunk::KeysFromWire(request.keys());
     if (!keys.ok()) {
       Finish(ToGrpcStatus(keys.status()));
       return;
@@ -61,14 +47,17 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
   void Load() {
     while (next_ < keys_.size()) {
       if (cancelled_.load()) return Finish(grpc::Status::CANCELLED);
-      absl::StatusOr<std::shared_ptr<const chunk::Chunk>> found = store_.Get(keys_[next_++]);
+      const chunk::ChunkKey& key = keys_[next_++];
+      absl::StatusOr<StoredChunkRef> found = store_.Get(key);
+      // Memory can rot as well as disks; a second look finds the disk's copy, or that there is none.
+      if (found.ok() && *found != nullptr && store_.DropIfDamaged(key)) found = store_.Get(key);
       if (!found.ok()) return Finish(ToGrpcStatus(found.status()));
       if (*found == nullptr) {
         if (skip_missing_) continue;
         break;
       }
       chunk_ = std::move(found).value();
-      cutter_.emplace(*chunk_);
+      cutter_.emplace(chunk_->header, chunk_->payload());
       cutter_->Next(part_);
       return StartWrite(&part_);
     }
@@ -81,12 +70,14 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
   const bool skip_missing_;
   std::vector<chunk::ChunkKey> keys_;
   size_t next_ = 0;
-  std::shared_ptr<const chunk::Chunk> chunk_;
+  StoredChunkRef chunk_;
   std::optional<chunk::ChunkCutter> cutter_;
   v1::ChunkPart part_;
   std::atomic<bool> cancelled_{false};
 };
 
+// Takes chunk after chunk and answers when all are stored, or, of a durable put, on disk. While more than a few tens of
+// MiB wait for the disk no further part is read, so that the client feels the disk's pace.
 class PutReactor final : public grpc::ServerReadReactor<v1::ChunkPart> {
  public:
   PutReactor(TieredStore& store, grpc::CallbackServerContext& context, v1::PutChunksResponse& response)
@@ -96,21 +87,42 @@ class PutReactor final : public grpc::ServerReadReactor<v1::ChunkPart> {
 
   void OnReadDone(bool ok) override {
     if (!ok) {  // the client has sent everything, or is gone
-      return assembler_.pending() ? End(InvalidArgument("the stream ended in the middle of a chunk"))
-                                  : End(absl::OkStatus());
+      return End(assembler_.pending() ? InvalidArgument("the stream ended in the middle of a chunk")
+                                      : absl::OkStatus());
     }
-    const absl::Status status = Take();
-    if (!status.ok()) return End(status);
+    if (const absl::Status status = Take(); !status.ok()) return End(status);
+    {
+      std::lock_guard lock(mutex_);
+      reading_ = waiting_bytes_ <= kWaitingBytesMax;
+      if (!reading_) return;  // the disk's next answer reads on
+    }
     StartRead(&part_);
   }
   void OnDone() override { delete this; }
 
  private:
+  static constexpr uint64_t kWaitingBytesMax = 32 << 20;
+
   absl::Status Take() {
+    if (part_.has_options()) {
+      SPLICE_ASSIGN_OR_RETURN(options_, chunk::PutOptionsFromWire(part_.options()));
+    }
     SPLICE_ASSIGN_OR_RETURN(std::optional<chunk::Chunk> chunk, assembler_.Add(part_));
     if (!chunk.has_value()) return absl::OkStatus();
-    SPLICE_ASSIGN_OR_RETURN(const TieredStore::PutResult result, store_.Put(std::move(*chunk)));
-    if (result == TieredStore::PutResult::kStored) {
+    const uint64_t bytes = chunk->payload.size();
+    {
+      std::lock_guard lock(mutex_);
+      ++outstanding_;
+      waiting_bytes_ += bytes;
+    }
+    const absl::StatusOr<TieredStore::PutResult> result =
+        store_.Put(*chunk, options_, [this, bytes](absl::Status status) { OnDurable(bytes, status); });
+    if (!result.ok()) {  // OnDurable does not come; the stream itself is still outstanding
+      std::lock_guard lock(mutex_);
+      --outstanding_;
+      return result.status();
+    }
+    if (*result == TieredStore::PutResult::kStored) {
       response_.set_num_stored(response_.num_stored() + 1);
     } else {
       response_.set_num_existing(response_.num_existing() + 1);
@@ -118,16 +130,51 @@ class PutReactor final : public grpc::ServerReadReactor<v1::ChunkPart> {
     return absl::OkStatus();
   }
 
+  void OnDurable(uint64_t bytes, const absl::Status& status) {
+    bool read_on;
+    {
+      std::lock_guard lock(mutex_);
+      if (status.ok()) ++num_durable_;
+      if (options_.durable) status_.Update(status);
+      waiting_bytes_ -= bytes;
+      read_on = !reading_ && waiting_bytes_ <= kWaitingBytesMax / 2;
+      reading_ = reading_ || read_on;
+    }
+    if (read_on) StartRead(&part_);
+    Release();
+  }
+
   void End(const absl::Status& status) {
-    if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(context_, kRetryAfter);
-    Finish(ToGrpcStatus(status));
+    {
+      std::lock_guard lock(mutex_);
+      status_.Update(status);
+    }
+    Release();
+  }
+
+  // The stream and every chunk that waits hold the reactor; the last one to let go answers.
+  void Release() {
+    {
+      std::lock_guard lock(mutex_);
+      if (--outstanding_ > 0) return;
+    }
+    response_.set_num_durable(num_durable_);
+    if (status_.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(context_, kRetryAfter);
+    Finish(ToGrpcStatus(status_));
   }
 
   TieredStore& store_;
   grpc::CallbackServerContext& context_;
   v1::PutChunksResponse& response_;
+  chunk::PutOptions options_;
   chunk::ChunkAssembler assembler_;
   v1::ChunkPart part_;
+  std::mutex mutex_;  // guards all below
+  absl::Status status_;
+  uint32_t num_durable_ = 0;
+  int outstanding_ = 1;
+  uint64_t waiting_bytes_ = 0;
+  bool reading_ = true;
 };
 
 }  // namespace
@@ -135,7 +182,7 @@ class PutReactor final : public grpc::ServerReadReactor<v1::ChunkPart> {
 grpc::ServerUnaryReactor* KvStoreService::Contains(grpc::CallbackServerContext* context,
                                                    const v1::ContainsRequest* request, v1::ContainsResponse* response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::StatusOr<std::vector<chunk::ChunkKey>> keys = KeysOf(*request);
+  const absl::StatusOr<std::vector<chunk::ChunkKey>> keys = chunk::KeysFromWire(request->keys());
   if (keys.ok()) {
     bool leading = true;
     for (const chunk::ChunkKey& key : *keys) {
@@ -170,7 +217,12 @@ grpc::ServerUnaryReactor* KvStoreService::GetStats(grpc::CallbackServerContext* 
   response->set_disk_capacity_bytes(stats.disk_capacity_bytes);
   response->set_hits(stats.hits);
   response->set_misses(stats.misses);
-  response->set_corrupt_dropped(stats.disk.num_corrupt);
+  response->set_corrupt_dropped(stats.num_corrupt);
+  response->set_expired_dropped(stats.num_expired);
+  response->set_write_queue_chunks(stats.write_queue_chunks);
+  response->set_leases(leases_.stats().num_leases);
+  response->set_reserved_bytes(puts_.stats().reserved_bytes);
+  response->set_quarantined_bytes(puts_.stats().quarantined_bytes);
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

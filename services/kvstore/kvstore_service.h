@@ -1,17 +1,20 @@
 // spl.v1.KvStore over a TieredStore.
 #pragma once
 
+#include "services/kvstore/lease_table.h"
+#include "services/kvstore/put_table.h"
 #include "services/kvstore/tiered_store.h"
 #include "services/kvstore/work_pool.h"
 #include "spl/v1/kvstore.grpc.pb.h"
 
 namespace spl::kvstore {
 
-// Borrows store and pool; both outlive the server that runs the service. gRPC threads parse and checksum; reads, which
+// Borrows all; they outlive the server that runs the service. gRPC threads parse and checksum; reads, which
 // may wait for the disk, run on the pool.
 class KvStoreService final : public v1::KvStore::CallbackService {
  public:
-  KvStoreService(TieredStore& store, WorkPool& pool) : store_(store), pool_(pool) {}
+  KvStoreService(TieredStore& store, const LeaseTable& leases, const PutTable& puts, WorkPool& pool)
+      : store_(store), leases_(leases), puts_(puts), pool_(pool) {}
 
   grpc::ServerUnaryReactor* Contains(grpc::CallbackServerContext* context, const v1::ContainsRequest* request,
                                      v1::ContainsResponse* response) override;
@@ -24,6 +27,8 @@ class KvStoreService final : public v1::KvStore::CallbackService {
 
  private:
   TieredStore& store_;
+  const LeaseTable& leases_;  // for GetStats
+  const PutTable& puts_;
   WorkPool& pool_;
 };
 

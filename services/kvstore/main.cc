@@ -39,6 +39,18 @@ int main(int argc, char** argv) {
   app.add_option("--data-dir", options.data_dir, "directory of the disk tier; without it chunks live in memory only");
   app.add_option("--memory-bytes", memory, "memory tier, for example 512MiB")->capture_default_str();
   app.add_option("--disk-bytes", disk, "disk tier")->capture_default_str();
+  app.add_option("--high-watermark", options.high_watermark, "share of a tier that triggers eviction")
+      ->capture_default_str();
+  app.add_option("--low-watermark", options.low_watermark, "share that eviction leaves in use")->capture_default_str();
+  options.kv_transport = "auto";
+  app.add_option(
+         "--kv-transport", options.kv_transport,
+         "how workers read and write the memory tier: shm, tcp, auto (the fastest that works), or none: as gRPC "
+         "streams only")
+      ->check(CLI::IsMember({"auto", "shm", "tcp", "none"}))
+      ->capture_default_str();
+  app.add_option("--kv-listen-host", options.kv_listen_host, "address that the KV transport listens on and peers reach")
+      ->capture_default_str();
   app.add_option("--log-level", log_level, "debug, info, warning, error or off")->capture_default_str();
   app.add_option("--fault", faults)->group("");  // for tests
   try {

@@ -82,8 +82,10 @@ absl::StatusOr<uint64_t> ReadUpTo(int fd, const std::string& path, std::byte* by
 
 }  // namespace
 
+uint64_t PaddedBytes(uint64_t payload_bytes) { return AlignUp(chunk::kEncodedHeaderBytes + payload_bytes); }
+
 uint64_t SlotBytesFor(uint64_t payload_bytes) {
-  const uint64_t needed = AlignUp(chunk::kEncodedHeaderBytes + payload_bytes);
+  const uint64_t needed = PaddedBytes(payload_bytes);
   const uint64_t step = std::max<uint64_t>(std::bit_floor(needed) / 8, kSlabAlignment);
   return (needed + step - 1) / step * step;
 }
@@ -152,38 +154,31 @@ absl::Status SlabFile::Grow(uint64_t num_slots) {
   return absl::OkStatus();
 }
 
-absl::Status SlabFile::Write(uint64_t slot, const chunk::Chunk& chunk) {
-  const uint64_t bytes = chunk::kEncodedHeaderBytes + chunk.payload.size();
-  const uint64_t padded = AlignUp(bytes);
-  const AlignedBytes buffer = MakeAligned(padded);
-  if (buffer == nullptr) return Errorf(absl::StatusCode::kResourceExhausted, "no memory for {} bytes", padded);
-  const auto header = chunk::EncodeHeader(chunk.header);
-  std::memcpy(buffer.get(), header.data(), header.size());
-  std::memcpy(buffer.get() + header.size(), chunk.payload.data(), chunk.payload.size());
-  std::memset(buffer.get() + bytes, 0, padded - bytes);
+absl::Status SlabFile::Write(uint64_t slot, std::span<const std::byte> bytes) {
   if (write_fault.armed()) {
     const FaultOutcome fault = write_fault.Hit();
     SPLICE_RETURN_IF_ERROR(fault.status);
     if (fault.drop) return absl::OkStatus();
-    if (fault.corrupt) buffer.get()[bytes - 1] ^= std::byte(1);
+    if (fault.corrupt) {
+      const AlignedBytes damaged = MakeAligned(bytes.size());
+      std::memcpy(damaged.get(), bytes.data(), bytes.size());
+      damaged.get()[chunk::kEncodedHeaderBytes] ^= std::byte(1);
+      return WriteAll(fd_, path_, damaged.get(), bytes.size(), OffsetOf(slot));
+    }
   }
-  return WriteAll(fd_, path_, buffer.get(), padded, OffsetOf(slot));
+  return WriteAll(fd_, path_, bytes.data(), bytes.size(), OffsetOf(slot));
 }
 
-absl::StatusOr<chunk::Chunk> SlabFile::Read(uint64_t slot) const {
+absl::StatusOr<chunk::ChunkHeader> SlabFile::Read(uint64_t slot, std::span<std::byte> buffer) const {
   if (read_fault.armed()) SPLICE_RETURN_IF_ERROR(read_fault.Hit().status);
-  const AlignedBytes buffer = MakeAligned(slot_bytes_);
-  if (buffer == nullptr) return Errorf(absl::StatusCode::kResourceExhausted, "no memory for {} bytes", slot_bytes_);
-  SPLICE_ASSIGN_OR_RETURN(const uint64_t got, ReadUpTo(fd_, path_, buffer.get(), slot_bytes_, OffsetOf(slot)));
-  chunk::Chunk chunk;
-  SPLICE_ASSIGN_OR_RETURN(chunk.header, chunk::DecodeHeader({buffer.get(), got}));
-  if (chunk.header.payload_bytes > got - chunk::kEncodedHeaderBytes) {
+  SPLICE_ASSIGN_OR_RETURN(const uint64_t got, ReadUpTo(fd_, path_, buffer.data(), buffer.size(), OffsetOf(slot)));
+  SPLICE_ASSIGN_OR_RETURN(const chunk::ChunkHeader header, chunk::DecodeHeader({buffer.data(), got}));
+  if (header.payload_bytes > got - chunk::kEncodedHeaderBytes) {
     return Errorf(absl::StatusCode::kDataLoss, "{} slot {}: the payload does not fit the slot", path_, slot);
   }
-  const std::byte* const payload = buffer.get() + chunk::kEncodedHeaderBytes;
-  chunk.payload.assign(payload, payload + chunk.header.payload_bytes);
-  SPLICE_RETURN_IF_ERROR(chunk::VerifyPayload(chunk.header, chunk.payload));
-  return chunk;
+  SPLICE_RETURN_IF_ERROR(
+      chunk::VerifyPayload(header, {buffer.data() + chunk::kEncodedHeaderBytes, header.payload_bytes}));
+  return header;
 }
 
 absl::Status SlabFile::Sync() {

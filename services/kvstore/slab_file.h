@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,8 @@ inline constexpr size_t kSlabAlignment = 4096;  // of slots, buffers and lengths
 // The slot size for a payload: header and payload, rounded up to one of eight sizes per power of two, so that at most
 // an eighth of a slot is wasted and few files exist.
 uint64_t SlotBytesFor(uint64_t payload_bytes);
+// What of a slot is written: header and payload, up to the next multiple of 4096.
+uint64_t PaddedBytes(uint64_t payload_bytes);
 
 // Owns the descriptor. Read and Write may run at the same time on different slots, from any threads; Grow, Punch and
 // Sync need no order with them. All errors but the named ones are Unavailable (the disk said so) with errno's words.
@@ -27,9 +30,11 @@ class SlabFile {
 
   // ResourceExhausted when the disk is full.
   absl::Status Grow(uint64_t num_slots);
-  absl::Status Write(uint64_t slot, const chunk::Chunk& chunk);
-  // DataLoss: header or payload are not what was written. Everything is verified.
-  absl::StatusOr<chunk::Chunk> Read(uint64_t slot) const;
+  // `bytes`: an encoded header, its payload, zeros up to PaddedBytes; aligned to 4096.
+  absl::Status Write(uint64_t slot, std::span<const std::byte> bytes);
+  // Into `buffer`, aligned to 4096, at least what was written and at most slot_bytes: the same shape. DataLoss: header
+  // or payload are not what was written. Everything is verified.
+  absl::StatusOr<chunk::ChunkHeader> Read(uint64_t slot, std::span<std::byte> buffer) const;
   absl::Status Sync();                // what was written survives a power cut
   absl::Status Punch(uint64_t slot);  // gives the slot's blocks back to the file system
 

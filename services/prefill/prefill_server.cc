@@ -3,7 +3,7 @@
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
-#include "services/chunk/remote/remote_chunk_store.h"
+#include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/wire/convert.h"
 
 namespace spl::prefill {
@@ -36,7 +36,12 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
       on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
-    SPLICE_ASSIGN_OR_RETURN(engine_options.store, chunk::RemoteChunkStore::Connect(options.store_address));
+    chunk::RemoteStoreOptions remote;
+    remote.transport = server->transport_.get();
+    chunk::ClusterStoreOptions cluster;
+    cluster.metrics = &server->metrics_;
+    SPLICE_ASSIGN_OR_RETURN(engine_options.store,
+                            chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
   server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);

@@ -18,14 +18,20 @@ absl::Status RunCopy(const CopyJob& job) {
   if (job.copier && !job.ops.empty()) {
     if (absl::Status status = job.interrupted(); !status.ok()) return status;
     std::vector<MappedWrite> writes;
-    for (const PutOp& op : job.ops) writes.push_back({job.target + op.remote_offset, op.local, op.bytes});
+    for (const RmaOp& op : job.ops) writes.push_back({job.remote + op.remote_offset, op.local, op.bytes});
     if (absl::Status status = job.copier(writes); !status.ok()) return status;
     return job.interrupted();
   }
-  for (const PutOp& op : job.ops) {
+  for (const RmaOp& op : job.ops) {
     for (size_t copied = 0; copied < op.bytes; copied += kPieceBytes) {
       if (absl::Status status = job.interrupted(); !status.ok()) return status;
-      std::memcpy(job.target + op.remote_offset + copied, op.local + copied, std::min(kPieceBytes, op.bytes - copied));
+      std::byte* const remote = job.remote + op.remote_offset + copied;
+      const size_t bytes = std::min(kPieceBytes, op.bytes - copied);
+      if (job.is_get) {
+        std::memcpy(op.local + copied, remote, bytes);
+      } else {
+        std::memcpy(remote, op.local + copied, bytes);
+      }
     }
   }
   return job.interrupted();

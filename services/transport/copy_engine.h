@@ -1,4 +1,5 @@
-// Writes into memory of a peer on the same host, which is mapped here: one memcpy per write, on a thread of its own.
+// Writes into, and reads from, memory of a peer on the same host, which is mapped here: one memcpy per operation, on a
+// thread of its own.
 #pragma once
 
 #include <condition_variable>
@@ -10,14 +11,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "services/transport/kv_transport.h"
+#include "services/transport/rma_ops.h"
 
 namespace spl::transport {
 
 struct CopyJob {
-  std::byte* target = nullptr;  // where remote_offset 0 is mapped
-  std::vector<PutOp> ops;       // empty: a marker that only keeps its place in the order
-  Copier copier;                // null: memcpy
+  std::byte* remote = nullptr;  // where remote_offset 0 is mapped
+  bool is_get = false;          // from there, not to it
+  std::vector<RmaOp> ops;       // empty: a marker that only keeps its place in the order
+  Copier copier;                // of a write; null: memcpy
   // Asked between pieces of at most 1 MiB: anything but OK ends the job with that status.
   std::function<absl::Status()> interrupted;
   std::function<void(absl::Status)> done;  // on the engine's thread

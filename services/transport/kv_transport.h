@@ -1,4 +1,5 @@
-// Moves KV pages between workers: one-sided writes into registered memory of a peer. Knows bytes, not pages or layers.
+// Moves KV pages between workers, and chunks between workers and stores: one-sided writes into, and reads from,
+// registered memory of a peer. Knows bytes, not pages or layers.
 #pragma once
 
 #include <chrono>
@@ -21,7 +22,7 @@ struct TransportOptions {
   uint16_t listen_port = 0;
 };
 
-// Memory that peers may write. Zeroed, page-aligned, at a fixed address. Must not outlive its transport.
+// Memory that peers may write and read. Zeroed, page-aligned, at a fixed address. Must not outlive its transport.
 class RegisteredMemory {
  public:
   virtual ~RegisteredMemory() = default;
@@ -53,6 +54,12 @@ struct MappedWrite {
 };
 using Copier = std::function<absl::Status(std::span<const MappedWrite>)>;
 
+struct GetOp {
+  std::byte* local = nullptr;
+  uint64_t remote_offset = 0;  // from RemoteMemory.base
+  size_t bytes = 0;
+};
+
 // A connection to one peer's memory. Any thread may call; calls are queued to the transport's progress thread (a queue
 // of bounded length: a full one makes Put return ResourceExhausted).
 class KvChannel {
@@ -71,14 +78,19 @@ class KvChannel {
   // and returns when the bytes are written. FailedPrecondition without mapped memory.
   virtual absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
 
+  // Starts the reads; nothing but the channel may touch `local` until done runs, which it does once, on the progress
+  // thread: OK when the bytes are there, Unavailable when the peer is lost (some may be there). What a peer writes at
+  // the same time is read in any mixture: agree on who owns the bytes first, and checksum them. InvalidArgument as Put.
+  virtual absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done) = 0;
+
   // done runs when every earlier Put of this channel is complete and visible in the peer's memory.
   virtual absl::Status Flush(std::function<void(absl::Status)> done) = 0;
 
   // Blocking form of Flush with a deadline. DeadlineExceeded leaves the channel usable.
   virtual absl::Status FlushAndWait(std::chrono::nanoseconds timeout) = 0;
 
-  // Closes and returns only when no write of this channel can reach the peer any more (writer provably quiet), or
-  // DeadlineExceeded. Pending done callbacks run with Cancelled first.
+  // Closes and returns only when no write of this channel can reach the peer any more (writer provably quiet) and no
+  // read can reach local memory, or DeadlineExceeded. Pending done callbacks run with Cancelled first.
   virtual absl::Status Close(std::chrono::nanoseconds timeout) = 0;
 
   virtual std::string carrier() const = 0;  // "shm", "tcp", "rdma"

@@ -10,7 +10,7 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
-#include "services/transport/put_ops.h"
+#include "services/transport/rma_ops.h"
 #include "services/transport/rkey_frame.h"
 #include "services/transport/ucx_runtime.h"
 
@@ -18,6 +18,7 @@ namespace spl::transport {
 namespace {
 
 FaultPoint put_fault("transport.put");
+FaultPoint get_fault("transport.get");
 
 constexpr size_t kMaxPendingJobs = 4096;
 // UCX keeps a request for each; enough to fill any pipe.
@@ -126,21 +127,42 @@ absl::Status UcxChannel::Admit() {
   return absl::OkStatus();
 }
 
-absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, Copier copier) {
+absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl::Status)> done, Copier copier) {
   if (copier && mapped_ == nullptr)
     return Errorf(absl::StatusCode::kFailedPrecondition, "the KV memory at {} is not mapped here", remote_.address);
-  SPLICE_RETURN_IF_ERROR(CheckPutOps(ops, remote_.size));
+  std::vector<RmaOp> ops = ToRmaOps(put_ops);
+  SPLICE_RETURN_IF_ERROR(CheckRmaOps(ops, remote_.size));
   if (put_fault.armed()) {
     const FaultOutcome fault = put_fault.Hit();
     SPLICE_RETURN_IF_ERROR(fault.status);
     if (fault.drop) ops.clear();  // claims success and moves nothing: what the receiver's checksum must catch
   }
+  return Start(std::move(ops), false, std::move(done), std::move(copier));
+}
+
+absl::Status UcxChannel::Get(std::vector<GetOp> get_ops, std::function<void(absl::Status)> done) {
+  std::vector<RmaOp> ops = ToRmaOps(get_ops);
+  SPLICE_RETURN_IF_ERROR(CheckRmaOps(ops, remote_.size));
+  if (get_fault.armed()) {
+    const FaultOutcome fault = get_fault.Hit();
+    SPLICE_RETURN_IF_ERROR(fault.status);
+    if (fault.drop) ops.clear();
+  }
+  return Start(std::move(ops), true, std::move(done), nullptr);
+}
+
+absl::Status UcxChannel::Start(std::vector<RmaOp> ops, bool is_get, std::function<void(absl::Status)> done,
+                               Copier copier) {
   SPLICE_RETURN_IF_ERROR(Admit());
   const auto self = shared_from_this();
-  ops = CoalescePutOps(std::move(ops));
+  ops = CoalesceRmaOps(std::move(ops));
   bool accepted;
   if (mapped_ != nullptr) {
-    CopyJob job{mapped_, std::move(ops), std::move(copier), [self] { return self->Interruption(); }, nullptr};
+    CopyJob job{.remote = mapped_,
+                .is_get = is_get,
+                .ops = std::move(ops),
+                .copier = std::move(copier),
+                .interrupted = [self] { return self->Interruption(); }};
     job.done = [self, done](absl::Status status) mutable {
       self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };
@@ -148,6 +170,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> ops, std::function<void(absl::St
   } else {
     const auto job = std::make_shared<Job>();
     job->ops = std::move(ops);
+    job->is_get = is_get;
     job->done = done;
     accepted = worker_.Post([self, job] { self->Enqueue(std::make_unique<Job>(std::move(*job))); });
   }
@@ -218,8 +241,10 @@ bool UcxChannel::PostNext(Job& job) {
     request = ucp_ep_flush_nbx(ep_, &param);
     job.all_posted = true;
   } else if (job.next_op < job.ops.size()) {
-    const PutOp& op = job.ops[job.next_op++];
-    request = ucp_put_nbx(ep_, op.local, op.bytes, remote_.base + op.remote_offset, rkey_, &param);
+    const RmaOp& op = job.ops[job.next_op++];
+    const uint64_t remote = remote_.base + op.remote_offset;
+    request = job.is_get ? ucp_get_nbx(ep_, op.local, op.bytes, remote, rkey_, &param)
+                         : ucp_put_nbx(ep_, op.local, op.bytes, remote, rkey_, &param);
     job.all_posted = job.next_op == job.ops.size();
   } else {
     job.all_posted = true;  // a put without bytes
@@ -231,7 +256,7 @@ bool UcxChannel::PostNext(Job& job) {
   }
   const ucs_status_t status = UCS_PTR_STATUS(request);
   if (status == UCS_OK) return true;
-  job.status = StatusFromUcs(status, "write to " + remote_.address);
+  job.status = StatusFromUcs(status, (job.is_get ? "read from " : "write to ") + remote_.address);
   job.all_posted = true;
   return false;
 }
@@ -246,7 +271,7 @@ void UcxChannel::OpDone(Job& job, ucs_status_t status) {
   --job.num_in_flight;
   --num_in_flight_;
   if (status != UCS_OK && job.status.ok()) {
-    job.status = StatusFromUcs(status, "write to " + remote_.address);
+    job.status = StatusFromUcs(status, (job.is_get ? "read from " : "write to ") + remote_.address);
     job.all_posted = true;
   }
   if (job.all_posted && job.num_in_flight == 0) Retire(job);

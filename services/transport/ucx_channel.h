@@ -1,4 +1,4 @@
-// One connection: a UCX endpoint, the peer's unpacked rkey, and either its memory mapped here or a queue of UCX puts.
+// One connection: a UCX endpoint, the peer's unpacked rkey, and either its memory mapped here or a queue of UCX operations.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "services/transport/copy_engine.h"
 #include "services/transport/kv_transport.h"
+#include "services/transport/rma_ops.h"
 #include "services/transport/ucx_worker.h"
 
 namespace spl::transport {
@@ -34,6 +35,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   absl::Status WaitConnected(std::chrono::steady_clock::time_point deadline);
 
   absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, Copier copier = nullptr);
+  absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done);
   absl::Status Flush(std::function<void(absl::Status)> done);
   absl::Status Close(std::chrono::nanoseconds timeout);
   // Begins to close and does not wait.
@@ -50,7 +52,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
 
  private:
   struct Job {
-    std::vector<PutOp> ops;
+    std::vector<RmaOp> ops;
+    bool is_get = false;
     size_t next_op = 0;
     size_t num_in_flight = 0;
     bool is_flush = false;
@@ -61,6 +64,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   };
 
   absl::Status Admit();
+  absl::Status Start(std::vector<RmaOp> ops, bool is_get, std::function<void(absl::Status)> done, Copier copier);
   void Finish(std::function<void(absl::Status)> done, absl::Status status);  // [progress]
   void Enqueue(std::unique_ptr<Job> job);                                    // [progress]
   void Pump();                                                               // [progress]

@@ -89,6 +89,9 @@ class ChannelHandle final : public KvChannel {
   absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
     return channel_->Put(std::move(ops), std::move(done), std::move(copier));
   }
+  absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done) override {
+    return channel_->Get(std::move(ops), std::move(done));
+  }
   absl::Status Flush(std::function<void(absl::Status)> done) override { return channel_->Flush(std::move(done)); }
   absl::Status FlushAndWait(std::chrono::nanoseconds timeout) override;
   absl::Status Close(std::chrono::nanoseconds timeout) override { return channel_->Close(timeout); }

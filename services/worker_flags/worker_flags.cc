@@ -71,7 +71,8 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                    "refuse decode workers that KV reaches more slowly than this; 0: any")
         ->check(CLI::NonNegativeNumber);
-    app.add_option("--store", flags.store, "HOST:PORT of a splice-kvstore; empty: none");
+    app.add_option("--store", flags.store,
+                   "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");

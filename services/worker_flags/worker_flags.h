@@ -32,7 +32,7 @@ struct WorkerFlags {
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string log_level = "info";
-  std::string store;  // prefill only: HOST:PORT of a splice-kvstore
+  std::string store;  // prefill only: HOST:PORT[,HOST:PORT…] of splice-kvstores
   std::vector<std::string> faults;
   int32_t tp = 1;
   uint64_t kv_bytes = 1ull << 30;  // of all ranks together

@@ -35,6 +35,8 @@ inline chunk::Chunk TestChunk(uint64_t number, size_t payload_bytes) {
   chunk.header.provenance = chunk::Provenance::kExact;
   chunk.header.payload_bytes = payload_bytes;
   chunk.header.payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), payload_bytes);
+  // Equal value per byte, exactly: eviction then goes by use alone.
+  chunk.header.recompute_seconds = static_cast<float>(payload_bytes) / (1 << 20);
   return chunk;
 }
 

@@ -9,6 +9,8 @@
 namespace spl::chunk {
 namespace {
 
+constexpr int kMaxKeys = 1 << 16;
+
 absl::Status CopyDigest(const std::string& bytes, const char* field, Digest& to) {
   if (bytes.size() != to.size()) return InvalidArgument("{} has {} bytes, not 32", field, bytes.size());
   std::memcpy(to.data(), bytes.data(), to.size());
@@ -31,6 +33,8 @@ v1::ChunkMeta MetaFromHeader(const ChunkHeader& header) {
   meta.set_provenance(static_cast<uint32_t>(header.provenance));
   meta.set_payload_bytes(header.payload_bytes);
   meta.set_payload_crc32c(header.payload_crc32c);
+  if (header.namespace_id != kDefaultNamespace) meta.set_namespace_id(ToBytes(header.namespace_id));
+  meta.set_recompute_seconds(header.recompute_seconds);
   return meta;
 }
 
@@ -45,6 +49,8 @@ absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta) {
   header.provenance = static_cast<Provenance>(meta.provenance());
   header.payload_bytes = meta.payload_bytes();
   header.payload_crc32c = meta.payload_crc32c();
+  SPLICE_ASSIGN_OR_RETURN(header.namespace_id, NamespaceFromBytes(meta.namespace_id()));
+  header.recompute_seconds = meta.recompute_seconds();
   SPLICE_RETURN_IF_ERROR(CheckHeaderFields(header));
   return header;
 }
@@ -55,15 +61,52 @@ absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes) {
   return key;
 }
 
+absl::StatusOr<std::vector<ChunkKey>> KeysFromWire(const google::protobuf::RepeatedPtrField<std::string>& wire) {
+  if (wire.size() > kMaxKeys) return InvalidArgument("keys: {} are more than {}", wire.size(), kMaxKeys);
+  std::vector<ChunkKey> keys;
+  keys.reserve(static_cast<size_t>(wire.size()));
+  for (const std::string& bytes : wire) {
+    SPLICE_ASSIGN_OR_RETURN(const ChunkKey key, KeyFromBytes(bytes));
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+absl::StatusOr<Digest> NamespaceFromBytes(const std::string& bytes) {
+  Digest id = kDefaultNamespace;
+  if (!bytes.empty()) SPLICE_RETURN_IF_ERROR(CopyDigest(bytes, "namespace_id", id));
+  return id;
+}
+
+v1::PutOptions PutOptionsToWire(const PutOptions& options) {
+  v1::PutOptions wire;
+  wire.set_durable(options.durable);
+  wire.set_require_namespace(options.require_namespace);
+  wire.set_pin(static_cast<v1::Pin>(options.pin));
+  return wire;
+}
+
+absl::StatusOr<PutOptions> PutOptionsFromWire(const v1::PutOptions& wire) {
+  SPLICE_ASSIGN_OR_RETURN(const Pin pin, PinFromWire(wire.pin()));
+  return PutOptions{wire.durable(), wire.require_namespace(), pin};
+}
+
+absl::StatusOr<Pin> PinFromWire(v1::Pin pin) {
+  if (pin != v1::PIN_NONE && pin != v1::PIN_SOFT && pin != v1::PIN_HARD) {
+    return InvalidArgument("pin {} is not 0 (none), 1 (soft) or 2 (hard)", static_cast<int>(pin));
+  }
+  return static_cast<Pin>(pin);
+}
+
 bool ChunkCutter::Next(v1::ChunkPart& part) {
   part.Clear();
-  if (started_ && offset_ >= chunk_.payload.size()) return false;
-  if (!started_) *part.mutable_meta() = MetaFromHeader(chunk_.header);
+  if (started_ && offset_ >= payload_.size()) return false;
+  if (!started_) *part.mutable_meta() = MetaFromHeader(header_);
   started_ = true;
-  const size_t bytes = std::min(kPartBytes, chunk_.payload.size() - offset_);
-  part.set_data(chunk_.payload.data() + offset_, bytes);
+  const size_t bytes = std::min(kPartBytes, payload_.size() - offset_);
+  part.set_data(payload_.data() + offset_, bytes);
   offset_ += bytes;
-  part.set_last(offset_ >= chunk_.payload.size());
+  part.set_last(offset_ >= payload_.size());
   return true;
 }
 

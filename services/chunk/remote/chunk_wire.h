@@ -17,15 +17,27 @@ absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta);
 // InvalidArgument: not 32 bytes.
 absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes);
 
-// Cuts one chunk into parts. Borrows the chunk.
+// At most 65,536 keys (4 M tokens). InvalidArgument: more, or one that is not 32 bytes.
+absl::StatusOr<std::vector<ChunkKey>> KeysFromWire(const google::protobuf::RepeatedPtrField<std::string>& keys);
+// No bytes are the default namespace. InvalidArgument: neither none nor 32.
+absl::StatusOr<Digest> NamespaceFromBytes(const std::string& bytes);
+
+v1::PutOptions PutOptionsToWire(const PutOptions& options);
+// InvalidArgument names the field.
+absl::StatusOr<PutOptions> PutOptionsFromWire(const v1::PutOptions& wire);
+absl::StatusOr<Pin> PinFromWire(v1::Pin pin);
+
+// Cuts one chunk into parts. Borrows header and payload.
 class ChunkCutter {
  public:
-  explicit ChunkCutter(const Chunk& chunk) : chunk_(chunk) {}
+  explicit ChunkCutter(const Chunk& chunk) : ChunkCutter(chunk.header, chunk.payload) {}
+  ChunkCutter(const ChunkHeader& header, std::span<const std::byte> payload) : header_(header), payload_(payload) {}
   // False after the last part.
   bool Next(v1::ChunkPart& part);
 
  private:
-  const Chunk& chunk_;
+  const ChunkHeader& header_;
+  const std::span<const std::byte> payload_;
   size_t offset_ = 0;
   bool started_ = false;
 };

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/support/chunks.h"
 
 namespace spl::chunk {
@@ -10,7 +12,9 @@ namespace {
 using testing::TestChunk;
 
 TEST(ChunkHeader, RoundTrips) {
-  const Chunk chunk = TestChunk(5, 1000);
+  Chunk chunk = TestChunk(5, 1000);
+  chunk.header.namespace_id.fill(0x77);
+  chunk.header.recompute_seconds = 0.125f;
   const auto bytes = EncodeHeader(chunk.header);
   EXPECT_EQ(std::memcmp(bytes.data(), "SPLCHUNK", 8), 0);
   const auto decoded = DecodeHeader(bytes);
@@ -23,6 +27,8 @@ TEST(ChunkHeader, RoundTrips) {
   EXPECT_EQ(decoded->provenance, Provenance::kExact);
   EXPECT_EQ(decoded->payload_bytes, 1000u);
   EXPECT_EQ(decoded->payload_crc32c, chunk.header.payload_crc32c);
+  EXPECT_EQ(decoded->namespace_id, chunk.header.namespace_id);
+  EXPECT_EQ(decoded->recompute_seconds, 0.125f);
 }
 
 TEST(ChunkHeader, AnyFlippedBitIsDataLoss) {
@@ -39,13 +45,38 @@ TEST(ChunkHeader, RefusesFieldsOutOfRangeEvenWithAGoodChecksum) {
   for (const auto& change : std::vector<void (*)(ChunkHeader&)>{
            [](ChunkHeader& h) { h.num_tokens = 0; }, [](ChunkHeader& h) { h.num_tokens = 65; },
            [](ChunkHeader& h) { h.provenance = static_cast<Provenance>(1); },
-           [](ChunkHeader& h) { h.payload_bytes = 0; },
+           [](ChunkHeader& h) { h.payload_bytes = 0; }, [](ChunkHeader& h) { h.recompute_seconds = -1; },
+           [](ChunkHeader& h) { h.recompute_seconds = INFINITY; }, [](ChunkHeader& h) { h.recompute_seconds = NAN; },
            [](ChunkHeader& h) { h.payload_bytes = kMaxPayloadBytes + 1; }}) {
     ChunkHeader header = TestChunk(7, 64).header;
     change(header);
     EXPECT_EQ(CheckHeaderFields(header).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(DecodeHeader(EncodeHeader(header)).status().code(), absl::StatusCode::kDataLoss);
   }
+}
+
+TEST(CheckSameModel, NamesBothSides) {
+  const ChunkHeader header = TestChunk(1, 64).header;
+  EXPECT_TRUE(CheckSameModel(header, header.model_fingerprint, header.layout_digest).ok());
+  Digest other;
+  other.fill(0xab);
+  for (const absl::Status& status :
+       {CheckSameModel(header, other, header.layout_digest), CheckSameModel(header, header.model_fingerprint, other)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.ToString().find("abababab"), std::string::npos) << status;
+  }
+  EXPECT_NE(CheckSameModel(header, other, other).ToString().find("11111111"), std::string::npos);
+}
+
+TEST(VerifyPieces, AreOnePayload) {
+  Chunk chunk = TestChunk(8, 1000);
+  const std::span<std::byte> all(chunk.payload);
+  EXPECT_TRUE(
+      VerifyPieces(chunk.header, {all.first(1), all.subspan(1, 0), all.subspan(1, 500), all.subspan(501)}).ok());
+  EXPECT_EQ(VerifyPieces(chunk.header, {all.subspan(501), all.first(501)}).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(VerifyPieces(chunk.header, {all.first(999)}).code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(CheckPieces(chunk.header, {all.first(400), all.subspan(400)}).ok());
+  EXPECT_EQ(CheckPieces(chunk.header, {all.first(400)}).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(VerifyPayload, NoticesSizeAndBytes) {

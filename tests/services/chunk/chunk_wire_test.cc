@@ -36,6 +36,23 @@ TEST(ChunkWire, CutsAndAssembles) {
   }
 }
 
+TEST(ChunkWire, NamespacesPinsAndOptions) {
+  ChunkHeader header = TestChunk(1, 100).header;
+  EXPECT_TRUE(MetaFromHeader(header).namespace_id().empty()) << "as older programs send it";
+  EXPECT_EQ(HeaderFromMeta(MetaFromHeader(header))->namespace_id, kDefaultNamespace);
+  header.namespace_id.fill(9);
+  header.recompute_seconds = 0.5f;
+  v1::ChunkMeta meta = MetaFromHeader(header);
+  EXPECT_EQ(EncodeHeader(*HeaderFromMeta(meta)), EncodeHeader(header));
+  meta.set_namespace_id("short");
+  EXPECT_EQ(HeaderFromMeta(meta).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto options = PutOptionsFromWire(PutOptionsToWire({.durable = true, .pin = Pin::kSoft}));
+  EXPECT_TRUE(options->durable);
+  EXPECT_FALSE(options->require_namespace);
+  EXPECT_EQ(options->pin, Pin::kSoft);
+  EXPECT_EQ(PinFromWire(static_cast<v1::Pin>(7)).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ChunkWire, RefusesBadStreams) {
   const std::vector<v1::ChunkPart> good = PartsOf(TestChunk(1, kPartBytes + 10));
   const auto code_of = [](std::vector<v1::ChunkPart> parts) {

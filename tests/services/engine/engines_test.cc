@@ -162,8 +162,11 @@ class EnginesTest : public testing::Test {
       next.first_tokens = result.first_tokens;
       next.cancelled = cancelled;
       next.deadline = deadline;
-      for (size_t i = 0; i < result.first_tokens.size(); ++i)
-        outcome->tokens[i].push_back(result.first_tokens[i].token);
+      {
+        std::lock_guard lock(outcome->mutex);
+        for (size_t i = 0; i < result.first_tokens.size(); ++i)
+          outcome->tokens[i].push_back(result.first_tokens[i].token);
+      }
       next.on_tokens = [outcome](std::vector<DecodeToken> tokens) {
         std::lock_guard lock(outcome->mutex);
         for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);

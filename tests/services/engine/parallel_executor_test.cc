@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -179,7 +181,9 @@ class PassTest : public testing::Test {
   }
   absl::Status Prefill(SequenceKv& kv, const std::vector<int32_t>& prompt, const Executor::OnLayer& on_layer) {
     ExactPolicy policy(model_->config());
-    const PrefillSlice slice{prompt, 0, &kv, &policy};
+    std::vector<int32_t> positions(prompt.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    const PrefillSlice slice{prompt, positions, &kv, &policy};
     return executor_->Prefill({&slice, 1}, on_layer);
   }
 

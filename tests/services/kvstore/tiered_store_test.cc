@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "services/base/fault_point.h"
-#include "tests/support/chunks.h"
+#include "tests/support/stored_chunks.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::kvstore {
@@ -40,7 +40,7 @@ TEST(TieredStore, ServesMemoryFirstAndDiskAfterEviction) {
     ASSERT_TRUE(store->Contains(TestKey(n)));
     const auto chunk = store->Get(TestKey(n));
     ASSERT_TRUE(chunk.ok() && *chunk != nullptr) << n;
-    EXPECT_TRUE(SameChunk(**chunk, TestChunk(n, 10000)));
+    EXPECT_TRUE(SameChunk(testing::Copy(**chunk), TestChunk(n, 10000)));
   }
   EXPECT_EQ(*store->Get(TestKey(1000)), nullptr);
   const TieredStore::Stats stats = store->stats();

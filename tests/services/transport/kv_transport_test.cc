@@ -108,6 +108,36 @@ TEST_P(KvTransportTest, RandomPutsArriveByteByByte) {
   }
 }
 
+TEST_P(KvTransportTest, RandomGetsBringWhatThePeerHas) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  constexpr size_t kBytes = 4 << 20;
+  Pair pair(GetParam().writer, GetParam().reader, kBytes);
+  ASSERT_NE(pair.channel, nullptr);
+  const std::vector<std::byte> source = RandomBytes(kBytes, seed);
+  std::memcpy(pair.memory->data(), source.data(), kBytes);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::byte> got(kBytes), expected(kBytes);
+    std::vector<GetOp> ops;
+    for (size_t to = random() % 5000; to < kBytes;) {
+      const size_t bytes = std::min<size_t>(1 + random() % (random() % 4 == 0 ? 300000 : 5000), kBytes - to);
+      const size_t from = random() % (kBytes - bytes + 1);
+      ops.push_back({got.data() + to, from, bytes});
+      std::memcpy(expected.data() + to, source.data() + from, bytes);
+      to += bytes + random() % 3000;
+    }
+    std::promise<absl::Status> done;
+    ASSERT_TRUE(pair.channel->Get(ops, [&](absl::Status status) { done.set_value(status); }).ok());
+    const absl::Status status = done.get_future().get();
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(got, expected) << "round " << round;
+  }
+  std::byte one{};
+  EXPECT_EQ(pair.channel->Get({{&one, kBytes, 1}}, [](absl::Status) { FAIL(); }).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(KvTransportTest, FlushCallbackSeesTheBytesOfEarlierPuts) {
   Pair pair(GetParam().writer, GetParam().reader, 1 << 20);
   ASSERT_NE(pair.channel, nullptr);

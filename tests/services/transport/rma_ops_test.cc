@@ -1,4 +1,4 @@
-#include "services/transport/put_ops.h"
+#include "services/transport/rma_ops.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 namespace spl::transport {
 namespace {
 
-const std::byte* At(size_t address) { return reinterpret_cast<const std::byte*>(address); }
+std::byte* At(size_t address) { return reinterpret_cast<std::byte*>(address); }
 
-TEST(CoalescePutOps, JoinsWhatContinuesOnBothSides) {
-  const auto ops = CoalescePutOps(
+TEST(CoalesceRmaOps, JoinsWhatContinuesOnBothSides) {
+  const auto ops = CoalesceRmaOps(
       {{At(100), 0, 10}, {At(110), 10, 5}, {At(115), 16, 1}, {At(117), 17, 1}, {At(118), 18, 0}, {At(118), 18, 2}});
   ASSERT_EQ(ops.size(), 3u);
   EXPECT_EQ(ops[0].bytes, 15u);
@@ -19,17 +19,17 @@ TEST(CoalescePutOps, JoinsWhatContinuesOnBothSides) {
   EXPECT_EQ(ops[2].bytes, 3u);
 }
 
-TEST(CoalescePutOps, KeepsTheOrderOfOverlappingWrites) {
-  const auto ops = CoalescePutOps({{At(100), 0, 10}, {At(200), 0, 10}, {At(110), 10, 10}});
+TEST(CoalesceRmaOps, KeepsTheOrderOfOverlappingWrites) {
+  const auto ops = CoalesceRmaOps({{At(100), 0, 10}, {At(200), 0, 10}, {At(110), 10, 10}});
   ASSERT_EQ(ops.size(), 3u);
   EXPECT_EQ(ops[1].local, At(200));
 }
 
-TEST(CheckPutOps, RefusesWhatLeavesTheMemory) {
-  EXPECT_TRUE(CheckPutOps({{At(1), 0, 100}, {At(1), 100, 0}, {nullptr, 5, 0}}, 100).ok());
-  for (const PutOp& op : {PutOp{At(1), 0, 101}, PutOp{At(1), 100, 1}, PutOp{At(1), 101, 0}, PutOp{At(1), UINT64_MAX, 2},
-                          PutOp{At(1), 2, SIZE_MAX}, PutOp{nullptr, 0, 1}}) {
-    EXPECT_EQ(CheckPutOps({{At(1), 0, 1}, op}, 100).code(), absl::StatusCode::kInvalidArgument);
+TEST(CheckRmaOps, RefusesWhatLeavesTheMemory) {
+  EXPECT_TRUE(CheckRmaOps({{At(1), 0, 100}, {At(1), 100, 0}, {nullptr, 5, 0}}, 100).ok());
+  for (const RmaOp& op : {RmaOp{At(1), 0, 101}, RmaOp{At(1), 100, 1}, RmaOp{At(1), 101, 0}, RmaOp{At(1), UINT64_MAX, 2},
+                          RmaOp{At(1), 2, SIZE_MAX}, RmaOp{nullptr, 0, 1}}) {
+    EXPECT_EQ(CheckRmaOps({{At(1), 0, 1}, op}, 100).code(), absl::StatusCode::kInvalidArgument);
   }
 }
 

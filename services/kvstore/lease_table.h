@@ -1,0 +1,63 @@
+// Read leases: chunks that stay where they are while a peer copies them.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/base/clock.h"
+#include "services/base/ids.h"
+#include "services/kvstore/stored_chunk.h"
+
+namespace spl::kvstore {
+
+struct LeaseOptions {
+  std::chrono::milliseconds default_ttl{10'000};
+  std::chrono::milliseconds max_ttl{60'000};
+  uint64_t max_bytes = 0;  // of payloads under lease in all; a single lease is granted whatever its size
+};
+
+// A lease holds references, and a chunk that is referred to is not evicted and its memory not used again; deleting its
+// namespace makes it a miss at once and frees its memory when the lease ends. Any thread may call.
+class LeaseTable {
+ public:
+  LeaseTable(const LeaseOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
+
+  struct Grant {
+    RandomId id;
+    std::chrono::milliseconds ttl{0};
+  };
+  // `ttl` 0: the default; longer ones are cut. ResourceExhausted: too many bytes are under lease.
+  absl::StatusOr<Grant> Take(std::vector<StoredChunkRef> chunks, std::chrono::milliseconds ttl);
+  // NotFound: expired, released, or never given.
+  absl::StatusOr<std::chrono::milliseconds> Renew(const RandomId& id, std::chrono::milliseconds ttl);
+  void Release(const RandomId& id);  // of an unknown one: nothing
+  void Expire();                     // ends those whose time has come; now and then
+
+  struct Stats {
+    uint64_t num_leases = 0;
+    uint64_t bytes = 0;
+    uint64_t num_expired = 0;  // ever: their readers came too late
+  };
+  Stats stats() const;
+
+ private:
+  struct Lease {
+    std::vector<StoredChunkRef> chunks;
+    uint64_t bytes = 0;
+    SteadyTime expires;
+  };
+  std::chrono::milliseconds Clamp(std::chrono::milliseconds ttl) const;
+
+  const LeaseOptions options_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;  // guards all below
+  std::unordered_map<RandomId, Lease, RandomIdHash> leases_;
+  uint64_t bytes_ = 0;
+  uint64_t num_expired_ = 0;
+};
+
+}  // namespace spl::kvstore
