@@ -46,7 +46,7 @@ uint64_t SegmentIndex::SaltOf(const chunk::Digest& namespace_key) {
   return salt;
 }
 
-void SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source) {
+bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source) {
   const std::span<const int32_t> tokens = source->tokens();
   const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, tokens);
   std::vector<uint64_t> hashes;
@@ -56,7 +56,7 @@ void SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<co
   // A segment that is there to its last chunk is not kept twice.
   if (const auto last = entries_.find(keys.back()); last != entries_.end()) {
     Use(last->second.source);
-    return;
+    return false;
   }
   sources_.push_front({namespace_key, std::move(source), {}, {}});
   const Sources::iterator place = sources_.begin();
@@ -68,6 +68,12 @@ void SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<co
     if (windows_.try_emplace(hashes[i], Place{place, static_cast<int32_t>(i) * kChunk}).second)
       place->text_hashes.push_back(hashes[i]);
   }
+  return true;
+}
+
+bool SegmentIndex::Contains(std::span<const chunk::ChunkKey> keys) const {
+  std::lock_guard lock(mutex_);
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return entries_.contains(key); });
 }
 
 std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,

@@ -23,8 +23,13 @@ class SegmentIndex {
   explicit SegmentIndex(const chunk::Digest& fingerprint) : fingerprint_(fingerprint) {}
 
   // Makes the source's tokens findable: from their first token on as a segment, and every full chunk of 64 by its text
-  // alone. What is there already stays, and counts as used.
-  void Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source);
+  // alone. What is there already stays, and counts as used. True when the source is new.
+  bool Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source);
+
+  // Keys of a segment's chunks, the last perhaps of fewer tokens than 64.
+  std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
+  // Whether all of these are here.
+  bool Contains(std::span<const chunk::ChunkKey> keys) const;
 
   // The longest leading part of the segment tokens[range] that some sources have, in whole chunks of 64 (and a short
   // last one that ends with the segment).
@@ -57,7 +62,6 @@ class SegmentIndex {
     int32_t offset = 0;
   };
 
-  std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
   static uint64_t SaltOf(const chunk::Digest& namespace_key);
   void Use(Sources::iterator source) { sources_.splice(sources_.begin(), sources_, source); }
 

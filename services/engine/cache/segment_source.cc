@@ -5,7 +5,11 @@
 namespace spl::engine {
 
 SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated)
-    : pool_(kv.pool()), begin_(begin), tokens_(tokens.begin(), tokens.end()), isolated_(isolated) {
+    : pool_(kv.pool()),
+      begin_(begin),
+      first_slot_(begin % kernels::kPageTokens),
+      tokens_(tokens.begin(), tokens.end()),
+      isolated_(isolated) {
   const int32_t end = begin + static_cast<int32_t>(tokens.size());
   SPLICE_CHECK(!tokens.empty() && begin >= 0 && end <= kv.exact_tokens(), "a source is written and exact");
   const int32_t first_page = begin / kernels::kPageTokens, num_pages = PagesFor(end) - first_page;
@@ -17,6 +21,19 @@ SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<cons
       pages_.emplace_back(pages.begin(), pages.end());
     }
   }
+}
+
+SegmentSource::SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> pages, int32_t begin,
+                             std::span<const int32_t> tokens, bool isolated)
+    : pool_(pool),
+      begin_(begin),
+      first_slot_(0),
+      tokens_(tokens.begin(), tokens.end()),
+      isolated_(isolated),
+      pages_(std::move(pages)) {
+  SPLICE_CHECK(
+      !pages_.empty() && pages_[0].size() == static_cast<size_t>(PagesFor(static_cast<int64_t>(tokens.size()))),
+      "pages for all tokens");
 }
 
 SegmentSource::~SegmentSource() {

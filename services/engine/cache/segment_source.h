@@ -18,6 +18,10 @@ class SegmentSource {
  public:
   // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens.
   SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated);
+  // Takes over pages [stream][page] that hold the tokens from slot 0 on, one owner each: chunks of a store, which only
+  // takes exact KV. `begin`: the position where tokens[0] was computed.
+  SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> pages, int32_t begin, std::span<const int32_t> tokens,
+                bool isolated);
   ~SegmentSource();
   SegmentSource(const SegmentSource&) = delete;
   SegmentSource& operator=(const SegmentSource&) = delete;
@@ -27,10 +31,11 @@ class SegmentSource {
   bool isolated() const { return isolated_; }
   // Of the source's token `offset`, in stream [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
-    return pages_[static_cast<size_t>(stream)]
-                 [static_cast<size_t>((begin_ + offset) / kernels::kPageTokens - begin_ / kernels::kPageTokens)];
+    return pages_[static_cast<size_t>(stream)][static_cast<size_t>((first_slot_ + offset) / kernels::kPageTokens)];
   }
-  int32_t slot(int32_t offset) const { return (begin_ + offset) % kernels::kPageTokens; }
+  int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
+  int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }
+  PagePool& pool() const { return pool_; }
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * pages_[0].size()); }
   // Whether nobody but this source owns its pages.
   bool sole_owner() const;
@@ -38,6 +43,7 @@ class SegmentSource {
  private:
   PagePool& pool_;
   const int32_t begin_;
+  const int32_t first_slot_;  // of tokens_[0]
   const std::vector<int32_t> tokens_;
   const bool isolated_;
   std::vector<std::vector<int32_t>> pages_;  // [stream][page]

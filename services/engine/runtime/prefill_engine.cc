@@ -8,6 +8,7 @@
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/segment_io.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
 
@@ -261,7 +262,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   job->stats.cached_tokens = job->cached();
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && hits < keys.size() && fetch_queue_.TryPush(job)) {
+  if (options_.store && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
     job->started = Clock::now();
@@ -290,12 +291,21 @@ void PrefillEngine::FetchLoop() {
   }
 }
 
-// Copies the leading chunks that the store has into the job's pages. A store that fails costs time, never a request.
+// Brings what the store has. A store that fails costs time, never a request.
 void PrefillEngine::Fetch(Job& job) {
   const auto start = Clock::now();
+  const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
+  FetchPrefix(job, deadline);
+  if (WantsSegments(job)) FetchSegments(job, deadline);
+  job.stats.fetch_s = Seconds(Clock::now() - start);
+}
+
+// The leading chunks of the prompt, into the job's pages.
+void PrefillEngine::FetchPrefix(Job& job, SteadyTime deadline) {
   const int64_t cached = job.cached();
   const size_t first = static_cast<size_t>(cached / kernels::kPageTokens);
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
+  if (keys.empty()) return;
   int32_t page = static_cast<int32_t>(first);
   const auto take = [&](chunk::Chunk&& chunk) {
     if (job.cancelled() || !UnpackChunk(chunk, *model_, page, *job.kv).ok()) return false;
@@ -303,12 +313,38 @@ void PrefillEngine::Fetch(Job& job) {
     job.stats.fetched_bytes += static_cast<int64_t>(chunk.payload.size());
     return true;
   };
-  const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
   (void)options_.store->GetLeading(keys, deadline, take);
   job.kv->set_num_tokens(static_cast<int64_t>(page) * kernels::kPageTokens);
   job.stats.stored_tokens = job.cached() - cached;
   job.stats.cached_tokens = job.cached();
-  job.stats.fetch_s = Seconds(Clock::now() - start);
+}
+
+// Whether the store may have a segment that is not here.
+bool PrefillEngine::WantsSegments(const Job& job) const {
+  if (!job.policy->reuses_segments() || !executor_->can_reuse_segments()) return false;
+  const std::span<const int32_t> tokens = job.request.tokens;
+  return std::any_of(job.request.segments.begin(), job.request.segments.end(), [&](const ReuseSpan& segment) {
+    return segment.range.end > job.cached() && segment.range.size() >= kSegmentTokensMin &&
+           !segments_.Contains(segments_.KeysOf(
+               segment.namespace_key,
+               tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(segment.range.size()))));
+  });
+}
+
+// Into pages of their own, where the lookup finds them as it finds what was computed here.
+void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
+  const std::span<const int32_t> tokens = job.request.tokens;
+  for (const ReuseSpan& segment : job.request.segments) {
+    if (job.cancelled()) return;
+    if (segment.range.end <= job.cached() || segment.range.size() < kSegmentTokensMin) continue;
+    const auto text =
+        tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(segment.range.size()));
+    const std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
+    if (segments_.Contains(keys)) continue;
+    FetchedSegment fetched = FetchSegment(*options_.store, keys, text, *model_, pool_, deadline);
+    job.stats.fetched_bytes += fetched.num_bytes;
+    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source));
+  }
 }
 
 std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
@@ -483,7 +519,11 @@ void PrefillEngine::Index(const Job& job) {
     const auto exact = std::min(job.keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
     const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
     if (options_.store && options_.publish && known < exact)
-      (void)publish_queue_.TryPush({job.kv, {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)}, known});
+      (void)publish_queue_.TryPush({job.kv,
+                                    nullptr,
+                                    {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)},
+                                    job.request.namespace_key,
+                                    known});
   }
   std::vector<ReuseSpan> offered = job.request.segments;
   if (job.request.reuse_auto) {
@@ -496,11 +536,12 @@ void PrefillEngine::Index(const Job& job) {
     const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(kv.exact_tokens()));
     if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
       continue;
-    segments_.Insert(segment.namespace_key,
-                     std::make_shared<SegmentSource>(kv, segment.range.begin,
-                                                     tokens.subspan(static_cast<size_t>(segment.range.begin),
-                                                                    static_cast<size_t>(end - segment.range.begin)),
-                                                     segment.range.begin == 0));
+    const auto text =
+        tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(end - segment.range.begin));
+    auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
+    if (segments_.Insert(segment.namespace_key, source) && options_.store && options_.publish)
+      (void)publish_queue_.TryPush(
+          {nullptr, source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key, 0});
   }
 }
 
@@ -521,6 +562,15 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   idle_.notify_all();
 }
 
+absl::Status PrefillEngine::Publish(const PublishTask& task, size_t index) {
+  const auto at = static_cast<int32_t>(index);
+  SPLICE_ASSIGN_OR_RETURN(chunk::Chunk chunk, task.source != nullptr
+                                                  ? PackSegmentChunk(*task.source, at, task.keys[index], *model_)
+                                                  : PackChunk(*task.kv, at, task.keys[index], *model_));
+  chunk.header.namespace_id = task.namespace_key;
+  return options_.store->Put({&chunk, 1}, Clock::now() + options_.store_timeout);
+}
+
 void PrefillEngine::PublishLoop() {
   SetThreadPriority(ThreadPriority::kBackground);
   while (true) {
@@ -530,8 +580,7 @@ void PrefillEngine::PublishLoop() {
       continue;
     }
     for (size_t i = task->first_chunk; i < task->keys.size() && !publish_queue_.closed(); ++i) {
-      const auto chunk = PackChunk(*task->kv, static_cast<int32_t>(i), task->keys[i], *model_);
-      if (!chunk.ok() || !options_.store->Put({&*chunk, 1}, Clock::now() + options_.store_timeout).ok()) break;
+      if (!Publish(*task, i).ok()) break;
     }
     task.reset();  // gives the pages back
     Wake();

@@ -132,9 +132,12 @@ class PrefillEngine {
 
  private:
   struct Job;
+  // Chunks from first_chunk on: of a prompt's exact start, or of a segment.
   struct PublishTask {
-    std::shared_ptr<const SequenceKv> kv;
+    std::shared_ptr<const SequenceKv> kv;         // null for a segment
+    std::shared_ptr<const SegmentSource> source;  // null for a prompt
     std::vector<chunk::ChunkKey> keys;
+    chunk::Digest namespace_key{};
     size_t first_chunk = 0;
   };
 
@@ -148,6 +151,10 @@ class PrefillEngine {
   bool MakeRoom(int64_t num_pages);
   void FetchLoop();
   void Fetch(Job& job);
+  void FetchPrefix(Job& job, SteadyTime deadline);
+  void FetchSegments(Job& job, SteadyTime deadline);
+  bool WantsSegments(const Job& job) const;
+  absl::Status Publish(const PublishTask& task, size_t chunk);
   void PublishLoop();
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();

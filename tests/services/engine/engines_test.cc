@@ -182,8 +182,8 @@ class EnginesTest : public testing::Test {
   // With segments, and waits.
   std::shared_ptr<Outcome> Ask(const std::vector<int32_t>& prompt, const std::function<void(PrefillRequest&)>& change,
                                int64_t max_tokens = 6) {
-    auto outcome = Submit(prompt, Greedy(max_tokens), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
-                          change);
+    auto outcome =
+        Submit(prompt, Greedy(max_tokens), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), change);
     EXPECT_TRUE(outcome->Wait());
     EXPECT_TRUE(outcome->status.ok()) << outcome->status;
     return outcome;
@@ -454,8 +454,9 @@ TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfIt
   std::mt19937 random(11);
   const auto intro = RandomPrompt(random, 30), other = RandomPrompt(random, 111), question = RandomPrompt(random, 9);
   const auto document = RandomPrompt(random, 333);
-  const auto first = Ask(Concatenate({intro, document, question}),
-                         [](PrefillRequest& r) { r.segments = {{{30, 363}, kDocs}}; });
+  const auto first = Ask(Concatenate({intro, document, question}), [](PrefillRequest& r) {
+    r.segments = {{{30, 363}, kDocs}};
+  });
   EXPECT_TRUE(first->stats.exact);
   EXPECT_EQ(first->stats.policy, "sparsex");  // "auto", and there is a segment
   EXPECT_EQ(first->stats.aligned_tokens, 0);
@@ -529,16 +530,65 @@ TEST_F(EnginesTest, UnmarkedTextIsFoundAtAnyOffset) {
   EXPECT_EQ(strict->tokens, Expected(prompt, Greedy(6)));
 }
 
+// What one worker computed another finds in the store, at any offset of its pages, the short last chunk included.
+TEST_F(EnginesTest, SegmentsTravelThroughTheStore) {
+  auto store = std::make_shared<FakeStore>();
+  std::mt19937 random(15);
+  const auto document = RandomPrompt(random, 200), intro = RandomPrompt(random, 41), question = RandomPrompt(random, 9);
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  const auto first = Ask(Concatenate({intro, document, question}), [](PrefillRequest& r) {
+    r.segments = {{{41, 241}, kDocs}};
+  });
+  EXPECT_TRUE(first->stats.exact);
+  ASSERT_TRUE(store->WaitForSize(3 + 4));  // chunks of the prompt, chunks of the segment
+  Start(8192, 8192, options);
+  const auto prompt = Concatenate({RandomPrompt(random, 100), document, question});
+  const auto ask = [&](const chunk::Digest& key, const char* policy) {
+    return Ask(prompt, [&, key, policy](PrefillRequest& r) {
+      r.segments = {{{100, 300}, key}};
+      r.reuse.policy = policy;
+      r.reuse.recompute_share = 1;
+      r.reuse.recompute_max = 1 << 20;
+      r.publish = false;
+    });
+  };
+  EXPECT_EQ(ask(kOtherDocs, "naive")->stats.aligned_tokens, 0);
+  const auto naive = ask(kDocs, "naive");
+  EXPECT_EQ(naive->stats.aligned_tokens, 200);
+  EXPECT_EQ(naive->stats.fetched_bytes, 4 * static_cast<int64_t>(ChunkPayloadBytes(*model_)));
+  const auto again = ask(kDocs, "sparsex");
+  EXPECT_EQ(again->stats.fetched_bytes, 0);  // it is here now
+  EXPECT_EQ(again->stats.recomputed_tokens, 200);
+  EXPECT_EQ(again->tokens, Expected(prompt, Greedy(6)));
+  // The copy that came through the store is the one that was computed, bit by bit: the same naive answer.
+  Start(8192, 8192, {});
+  (void)Ask(Concatenate({intro, document, question}), [](PrefillRequest& r) { r.segments = {{{41, 241}, kDocs}}; });
+  EXPECT_EQ(ask(kDocs, "naive")->tokens, naive->tokens);
+  store->fail = true;
+  Start(8192, 8192, options);
+  const auto without = ask(kDocs, "naive");
+  EXPECT_EQ(without->stats.aligned_tokens, 0);
+  EXPECT_EQ(without->tokens, Expected(prompt, Greedy(6)));
+}
+
 TEST_F(EnginesTest, SegmentsMakeRoomWhenPagesAreShort) {
   Start(1024, 2048);
   std::mt19937 random(14);
   for (int i = 0; i < 12; ++i) {
     const auto document = RandomPrompt(random, 300);
-    const auto outcome = Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 300}, kDocs}}; }, 2);
+    const auto outcome = Ask(
+        document,
+        [](PrefillRequest& r) {
+          r.segments = {{{0, 300}, kDocs}};
+        },
+        2);
     EXPECT_EQ(outcome->stats.aligned_tokens, 0);
   }
   EXPECT_LE(prefill_->segment_stats().num_tokens, 1024);
-  const auto whole = Ask(RandomPrompt(random, 1000), [](PrefillRequest&) {}, 2);
+  const auto whole = Ask(
+      RandomPrompt(random, 1000), [](PrefillRequest&) {}, 2);
   EXPECT_TRUE(whole->status.ok());
   prefill_->pool().CheckInvariants();
 }

@@ -1,0 +1,95 @@
+#include "services/engine/cache/segment_io.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kv_copy/crc32c.h"
+#include "services/engine/cache/chunk_io.h"
+
+namespace spl::engine {
+namespace {
+
+constexpr int32_t kChunk = chunk::kChunkTokens;
+
+int32_t TokensOfChunk(size_t num_tokens, int32_t index) {
+  return std::min(kChunk, static_cast<int32_t>(num_tokens) - index * kChunk);
+}
+
+}  // namespace
+
+absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32_t index, const chunk::ChunkKey& key,
+                                              const Model& model) {
+  const int32_t offset = index * kChunk, count = TokensOfChunk(source.tokens().size(), index);
+  const int32_t slot = source.slot(offset), in_first = std::min(count, kernels::kPageTokens - slot);
+  const int32_t num_streams = source.num_streams();
+  std::vector<int32_t> pages;
+  for (int32_t s = 0; s < num_streams; ++s) pages.push_back(source.page(s, offset));
+  if (in_first < count) {
+    for (int32_t s = 0; s < num_streams; ++s) pages.push_back(source.page(s, offset + count - 1));
+  }
+  const size_t page_bytes = model.page_bytes(), half = page_bytes / 2, row = half / kernels::kPageTokens;
+  std::vector<std::byte> read(pages.size() * page_bytes);
+  if (absl::Status status = source.pool().ReadPages(pages, read.data()); !status.ok()) return status;
+  chunk::Chunk chunk;
+  chunk.payload.resize(ChunkPayloadBytes(model));
+  for (int32_t s = 0; s < num_streams; ++s) {
+    for (const size_t part : {size_t{0}, half}) {  // K, then V
+      std::byte* const to = chunk.payload.data() + s * page_bytes + part;
+      std::memcpy(to, read.data() + s * page_bytes + part + slot * row, in_first * row);
+      if (in_first < count)
+        std::memcpy(to + in_first * row, read.data() + (num_streams + s) * page_bytes + part, (count - in_first) * row);
+    }
+  }
+  chunk.header = {.key = key,
+                  .model_fingerprint = model.fingerprint(),
+                  .layout_digest = model.layout_digest(),
+                  .num_tokens = static_cast<uint32_t>(count),
+                  .first_position = static_cast<uint32_t>(source.begin() + offset),
+                  .provenance = source.isolated() ? chunk::Provenance::kCanon : chunk::Provenance::kExact,
+                  .payload_bytes = chunk.payload.size(),
+                  .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size())};
+  return chunk;
+}
+
+FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                            std::span<const int32_t> tokens, const Model& model, PagePool& pool,
+                            std::chrono::steady_clock::time_point deadline) {
+  const int32_t num_streams = model.config().num_layers * model.config().num_kv_heads;
+  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(num_streams));
+  FetchedSegment fetched;
+  int32_t num_tokens = 0, next = 0;
+  int64_t begin = 0;
+  bool isolated = false;
+  const auto take = [&](chunk::Chunk&& chunk) {
+    const chunk::ChunkHeader& header = chunk.header;
+    if (next == 0) {
+      begin = header.first_position;
+      isolated = header.provenance == chunk::Provenance::kCanon;
+    }
+    const bool ours =
+        header.model_fingerprint == model.fingerprint() && header.layout_digest == model.layout_digest() &&
+        chunk.payload.size() == ChunkPayloadBytes(model) && header.provenance >= chunk::Provenance::kCanon &&
+        (header.provenance == chunk::Provenance::kCanon) == isolated &&
+        header.num_tokens == static_cast<uint32_t>(TokensOfChunk(tokens.size(), next)) &&
+        header.first_position == static_cast<uint64_t>(begin) + static_cast<uint64_t>(next) * kChunk;
+    std::vector<int32_t> added;
+    if (!ours || !pool.Allocate(num_streams, added).ok()) return false;
+    for (int32_t s = 0; s < num_streams; ++s) pages[static_cast<size_t>(s)].push_back(added[static_cast<size_t>(s)]);
+    if (!pool.WritePages(added, chunk.payload.data()).ok()) {
+      for (auto& stream : pages) stream.pop_back();
+      pool.Release(added);
+      return false;
+    }
+    num_tokens += static_cast<int32_t>(header.num_tokens);
+    fetched.num_bytes += static_cast<int64_t>(chunk.payload.size());
+    ++next;
+    return true;
+  };
+  (void)store.GetLeading(keys, deadline, take);  // a store that fails costs time, never a request
+  if (num_tokens > 0)
+    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin),
+                                                     tokens.first(static_cast<size_t>(num_tokens)), isolated);
+  return fetched;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,32 @@
+// Between segment sources and stored chunks. Chunk i of a segment holds its tokens [64 i, 64 i + 64), the last one
+// perhaps fewer, the first of them in slot 0 of every page, whatever slots they have here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+#include "services/engine/cache/segment_source.h"
+#include "services/engine/model/model.h"
+
+namespace spl::engine {
+
+// A copy of chunk `index`, with header and checksum. Provenance: EXACT where it stood behind other text, CANON where
+// nothing stood in front. Errors are those of reading device memory.
+absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32_t index, const chunk::ChunkKey& key,
+                                              const Model& model);
+
+struct FetchedSegment {
+  std::shared_ptr<const SegmentSource> source;  // null: nothing was stored
+  int64_t num_bytes = 0;
+};
+// The leading chunks of a segment that the store has, in pages of `pool`. `keys` are those of the segment's chunks.
+// What the store gives wrongly (another model, other positions) or no page is left for ends the segment early.
+FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                            std::span<const int32_t> tokens, const Model& model, PagePool& pool,
+                            std::chrono::steady_clock::time_point deadline);
+
+}  // namespace spl::engine
