@@ -22,8 +22,8 @@ absl::Status CheckRmaOps(const std::vector<RmaOp>& ops, uint64_t remote_size) {
   for (size_t i = 0; i < ops.size(); ++i) {
     const RmaOp& op = ops[i];
     if (op.remote_offset > remote_size || op.bytes > remote_size - op.remote_offset) {
-      return InvalidArgument("op {} covers {} bytes at offset {}, outside the remote memory of {} bytes", i,
-                             op.bytes, op.remote_offset, remote_size);
+      return InvalidArgument("op {} covers {} bytes at offset {}, outside the remote memory of {} bytes", i, op.bytes,
+                             op.remote_offset, remote_size);
     }
     if (op.bytes > 0 && op.local == nullptr) return InvalidArgument("op {} has no local address", i);
   }

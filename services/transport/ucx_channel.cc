@@ -10,8 +10,8 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
-#include "services/transport/rma_ops.h"
 #include "services/transport/rkey_frame.h"
+#include "services/transport/rma_ops.h"
 #include "services/transport/ucx_runtime.h"
 
 namespace spl::transport {
@@ -158,11 +158,10 @@ absl::Status UcxChannel::Start(std::vector<RmaOp> ops, bool is_get, std::functio
   ops = CoalesceRmaOps(std::move(ops));
   bool accepted;
   if (mapped_ != nullptr) {
-    CopyJob job{.remote = mapped_,
-                .is_get = is_get,
-                .ops = std::move(ops),
-                .copier = std::move(copier),
-                .interrupted = [self] { return self->Interruption(); }};
+    CopyJob job{
+        .remote = mapped_, .is_get = is_get, .ops = std::move(ops), .copier = std::move(copier), .interrupted = [self] {
+          return self->Interruption();
+        }};
     job.done = [self, done](absl::Status status) mutable {
       self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };

@@ -1,4 +1,5 @@
-// One connection: a UCX endpoint, the peer's unpacked rkey, and either its memory mapped here or a queue of UCX operations.
+// One connection: a UCX endpoint, the peer's unpacked rkey, and either its memory mapped here or a queue of UCX
+// operations.
 #pragma once
 
 #include <ucp/api/ucp.h>

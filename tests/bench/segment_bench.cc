@@ -155,9 +155,8 @@ class Bench {
   }
 
   absl::Status FirstTokens() {
-    const engine::ReuseOptions sparsex{.policy = "sparsex",
-                                       .dense_layers = flags_.dense_layers,
-                                       .recompute_share = flags_.recompute_share};
+    const engine::ReuseOptions sparsex{
+        .policy = "sparsex", .dense_layers = flags_.dense_layers, .recompute_share = flags_.recompute_share};
     std::vector<double> exact, cold, reused;
     int64_t recomputed = 0;
     for (int32_t i = 0; i <= flags_.repeats; ++i) {
@@ -218,8 +217,9 @@ class Bench {
     const kernels::DType act = backend.activation_dtype(c.dtype);
     const int64_t width = c.q_size();
     SPLICE_ASSIGN_OR_RETURN(const auto q, backend.Allocate(rows * width * kernels::DTypeBytes(act)));
-    SPLICE_RETURN_IF_ERROR(backend.FillRandom(
-        executor_->context(), {.out = q->data(), .dtype = act, .count = rows * width, .stream = 3, .step_exponent = -2}));
+    SPLICE_RETURN_IF_ERROR(
+        backend.FillRandom(executor_->context(),
+                           {.out = q->data(), .dtype = act, .count = rows * width, .stream = 3, .step_exponent = -2}));
     SPLICE_ASSIGN_OR_RETURN(const auto lse, backend.Allocate(sizeof(float) * rows * c.num_qo_heads));
     SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->AllocateScores(flags_.tokens));
     std::vector<kernels::HeadStreamView> heads;
@@ -239,10 +239,10 @@ class Bench {
                             }));
     const double flops = 2.0 * rows * static_cast<double>(flags_.tokens) * width;
     const double floor = flops / (flags_.gemm_tflops * 1e12);
-    Report("column_scores_s", seconds,
-           fmt::format("column scores of {} rows over {}: {:.3f} ms, {:.0f} TFLOP/s, {:.0f} % of {:.0f} TFLOP/s", rows,
-                       flags_.tokens, 1e3 * seconds, flops / seconds / 1e12, 100 * floor / seconds,
-                       flags_.gemm_tflops));
+    Report(
+        "column_scores_s", seconds,
+        fmt::format("column scores of {} rows over {}: {:.3f} ms, {:.0f} TFLOP/s, {:.0f} % of {:.0f} TFLOP/s", rows,
+                    flags_.tokens, 1e3 * seconds, flops / seconds / 1e12, 100 * floor / seconds, flags_.gemm_tflops));
     return absl::OkStatus();
   }
 
@@ -294,7 +294,8 @@ int main(int argc, char** argv) {
   app.add_option("--dense-layers", flags.dense_layers)->capture_default_str();
   app.add_option("--recompute-share", flags.recompute_share)->capture_default_str();
   app.add_option("--repeats", flags.repeats)->capture_default_str();
-  app.add_option("--gemm-tflops", flags.gemm_tflops, "rate that column scores are compared with")->capture_default_str();
+  app.add_option("--gemm-tflops", flags.gemm_tflops, "rate that column scores are compared with")
+      ->capture_default_str();
   app.add_flag("--json", flags.json, "print JSON at the end");
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = spl::Bench(flags).Run(); !status.ok()) {

@@ -119,8 +119,8 @@ absl::Status Executor::Stage() {
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
   return Prefill(
-      slices, pass,
-      [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer).visibility; }, on_layer);
+      slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer).visibility; },
+      on_layer);
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,

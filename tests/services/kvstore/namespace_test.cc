@@ -1,9 +1,8 @@
 // Namespaces, pins and durability of the store, without a network.
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include <future>
+#include <thread>
 
 #include "services/base/fault_point.h"
 #include "services/kvstore/tiered_store.h"
