@@ -40,11 +40,4 @@ SegmentSource::~SegmentSource() {
   for (const auto& pages : pages_) pool_.Release(pages);
 }
 
-bool SegmentSource::sole_owner() const {
-  for (const int32_t page : pages_[0]) {
-    if (pool_.owners(page) > 1) return false;
-  }
-  return true;
-}
-
 }  // namespace spl::engine

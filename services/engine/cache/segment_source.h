@@ -36,9 +36,6 @@ class SegmentSource {
   int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
   int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }
   PagePool& pool() const { return pool_; }
-  int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * pages_[0].size()); }
-  // Whether nobody but this source owns its pages.
-  bool sole_owner() const;
 
  private:
   PagePool& pool_;

@@ -26,13 +26,25 @@ constexpr double kSmoothing = 0.2;
 // A shorter copy costs more than it saves: its edges are computed afresh anyway (algorithms.md 6.4: two blocks).
 constexpr int32_t kSegmentTokensMin = 32;
 
+std::span<const int32_t> TextOf(std::span<const int32_t> tokens, const PositionRange& range) {
+  return tokens.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+}
+
+// What of `within` is in none of the request's segments.
+PositionRanges UnmarkedText(const PrefillRequest& request, PositionRange within) {
+  PositionRanges marked;
+  for (const ReuseSpan& segment : request.segments) marked.push_back(segment.range);
+  return ComplementOf(marked, within);
+}
+
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 
 struct PrefillEngine::Job {
   PrefillRequest request;
-  std::vector<chunk::ChunkKey> keys;  // of the full chunks that may be reused or published
+  std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
+  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
@@ -137,6 +149,10 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
   job->queued = length;
   if (options_.prefix_cache)
     job->keys = chunk::MakePrefixKeys(model_->fingerprint(), request.namespace_key, request.tokens);
+  if (options_.store && job->policy->reuses_segments() && executor_->can_reuse_segments()) {
+    for (const ReuseSpan& segment : request.segments)
+      job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
+  }
   job->request = std::move(request);
   std::lock_guard lock(mutex_);
   if (stopping_) return absl::UnavailableError("the prefill worker is stopping");
@@ -296,7 +312,7 @@ void PrefillEngine::Fetch(Job& job) {
   const auto start = Clock::now();
   const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
   FetchPrefix(job, deadline);
-  if (WantsSegments(job)) FetchSegments(job, deadline);
+  FetchSegments(job, deadline);
   job.stats.fetch_s = Seconds(Clock::now() - start);
 }
 
@@ -321,27 +337,24 @@ void PrefillEngine::FetchPrefix(Job& job, SteadyTime deadline) {
 
 // Whether the store may have a segment that is not here.
 bool PrefillEngine::WantsSegments(const Job& job) const {
-  if (!job.policy->reuses_segments() || !executor_->can_reuse_segments()) return false;
-  const std::span<const int32_t> tokens = job.request.tokens;
-  return std::any_of(job.request.segments.begin(), job.request.segments.end(), [&](const ReuseSpan& segment) {
-    return segment.range.end > job.cached() && segment.range.size() >= kSegmentTokensMin &&
-           !segments_.Contains(segments_.KeysOf(
-               segment.namespace_key,
-               tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(segment.range.size()))));
-  });
+  for (size_t i = 0; i < job.segment_keys.size(); ++i) {
+    if (WantsSegment(job, i)) return true;
+  }
+  return false;
+}
+
+bool PrefillEngine::WantsSegment(const Job& job, size_t index) const {
+  const PositionRange& range = job.request.segments[index].range;
+  return range.end > job.cached() && range.size() >= kSegmentTokensMin && !segments_.Contains(job.segment_keys[index]);
 }
 
 // Into pages of their own, where the lookup finds them as it finds what was computed here.
 void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
-  const std::span<const int32_t> tokens = job.request.tokens;
-  for (const ReuseSpan& segment : job.request.segments) {
-    if (job.cancelled()) return;
-    if (segment.range.end <= job.cached() || segment.range.size() < kSegmentTokensMin) continue;
-    const auto text =
-        tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(segment.range.size()));
-    const std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
-    if (segments_.Contains(keys)) continue;
-    FetchedSegment fetched = FetchSegment(*options_.store, keys, text, *model_, pool_, deadline);
+  for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
+    if (!WantsSegment(job, i)) continue;
+    const ReuseSpan& segment = job.request.segments[i];
+    FetchedSegment fetched = FetchSegment(*options_.store, job.segment_keys[i],
+                                          TextOf(job.request.tokens, segment.range), *model_, pool_, deadline);
     job.stats.fetched_bytes += fetched.num_bytes;
     if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source));
   }
@@ -375,9 +388,7 @@ std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
     hits.insert(hits.end(), more.begin(), more.end());
   }
   if (request.reuse_auto) {
-    PositionRanges marked;
-    for (const ReuseSpan& segment : request.segments) marked.push_back(segment.range);
-    for (const PositionRange& range : ComplementOf(marked, {prefix, length})) {
+    for (const PositionRange& range : UnmarkedText(request, {prefix, length})) {
       const auto found = segments_.FindText(request.namespace_key, request.tokens, range);
       hits.insert(hits.end(), found.begin(), found.end());
     }
@@ -527,17 +538,14 @@ void PrefillEngine::Index(const Job& job) {
   }
   std::vector<ReuseSpan> offered = job.request.segments;
   if (job.request.reuse_auto) {
-    PositionRanges marked;
-    for (const ReuseSpan& segment : job.request.segments) marked.push_back(segment.range);
-    for (const PositionRange& range : ComplementOf(marked, {0, static_cast<int32_t>(tokens.size())}))
+    for (const PositionRange& range : UnmarkedText(job.request, {0, static_cast<int32_t>(tokens.size())}))
       offered.push_back({range, job.request.namespace_key});
   }
   for (const ReuseSpan& segment : offered) {
     const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(kv.exact_tokens()));
     if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
       continue;
-    const auto text =
-        tokens.subspan(static_cast<size_t>(segment.range.begin), static_cast<size_t>(end - segment.range.begin));
+    const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
     if (segments_.Insert(segment.namespace_key, source) && options_.store && options_.publish)
       (void)publish_queue_.TryPush(

@@ -154,6 +154,7 @@ class PrefillEngine {
   void FetchPrefix(Job& job, SteadyTime deadline);
   void FetchSegments(Job& job, SteadyTime deadline);
   bool WantsSegments(const Job& job) const;
+  bool WantsSegment(const Job& job, size_t index) const;
   absl::Status Publish(const PublishTask& task, size_t chunk);
   void PublishLoop();
   void RunStep();

@@ -29,7 +29,6 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   const AlignPlan plan = MakeAlignPlan(hits_, kv_, policy_.first_cached_layer(), executor.model().config());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plan));
-  final_.end = layout_.num_prefix / kernels::kPageTokens;
   return Enter(executor, policy_.FirstStage(layout_));
 }
 
