@@ -64,7 +64,7 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   add_executable(${target} ${P_SRCS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
-  target_link_libraries(${target} PRIVATE ${P_DEPS} GTest::gmock GTest::gtest_main)
+  target_link_libraries(${target} PRIVATE ${P_DEPS} GTest::gmock spl_test_main)
   splice_program_rpath(${target})
   add_dependencies(${target} splice_plugins)
   add_test(NAME ${target} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

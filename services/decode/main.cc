@@ -1,9 +1,11 @@
 // splice-decode: see services/decode/decode_server.h.
+#include "services/base/crash_handler.h"
 #include "services/base/shutdown_signal.h"
 #include "services/decode/decode_server.h"
 #include "services/worker_flags/worker_flags.h"
 
 int main(int argc, char** argv) {
+  spl::InstallCrashHandler(argv[0]);
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode",
                         "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "services/base/byte_size.h"
+#include "services/base/crash_handler.h"
 #include "services/base/fault_point.h"
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
@@ -23,6 +24,7 @@ absl::Status Serve(const spl::kvstore::KvStoreOptions& options, spl::ShutdownSig
 }  // namespace
 
 int main(int argc, char** argv) {
+  spl::InstallCrashHandler(argv[0]);
   spl::ShutdownSignal stop;
   spl::kvstore::KvStoreOptions options;
   options.listen = "127.0.0.1:7004";

@@ -1,9 +1,11 @@
 // splice-prefill: see services/prefill/prefill_server.h.
+#include "services/base/crash_handler.h"
 #include "services/base/shutdown_signal.h"
 #include "services/prefill/prefill_server.h"
 #include "services/worker_flags/worker_flags.h"
 
 int main(int argc, char** argv) {
+  spl::InstallCrashHandler(argv[0]);
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(
       argc, argv, stop, spl::WorkerRole::kPrefill, "splice-prefill",

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "services/base/crash_handler.h"
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
@@ -12,6 +13,7 @@
 #include "services/router/router_server.h"
 
 int main(int argc, char** argv) {
+  spl::InstallCrashHandler(argv[0]);
   CLI::App app("splice-router: the front door of a Splice cluster (OpenAI-compatible HTTP and gRPC)");
   app.footer(
       "Example:\n"

@@ -72,12 +72,16 @@ void UcxChannel::Open(const std::string& address_bytes, ucp_err_handling_mode_t 
   request.cb.send = &UcxChannel::OnConnected;
   request.user_data = this;
   const ucs_status_ptr_t pending = ucp_ep_flush_nbx(ep_, &request);
-  if (!UCS_PTR_IS_PTR(pending)) Connected(UCS_PTR_STATUS(pending));
+  if (!UCS_PTR_IS_PTR(pending)) return Connected(UCS_PTR_STATUS(pending));
+  ++num_calls_due_;
 }
 
 void UcxChannel::OnConnected(void* request, ucs_status_t status, void* user_data) {
   ucp_request_free(request);
-  static_cast<UcxChannel*>(user_data)->Connected(status);
+  const auto self = static_cast<UcxChannel*>(user_data)->shared_from_this();
+  --self->num_calls_due_;
+  self->Connected(status);
+  self->FinishClose();
 }
 
 void UcxChannel::Connected(ucs_status_t ucs_status) {
@@ -257,6 +261,7 @@ bool UcxChannel::PostNext(Job& job) {
   if (status == UCS_OK) return true;
   job.status = StatusFromUcs(status, (job.is_get ? "read from " : "write to ") + remote_.address);
   job.all_posted = true;
+  MarkLost(job.status);
   return false;
 }
 
@@ -272,6 +277,7 @@ void UcxChannel::OpDone(Job& job, ucs_status_t status) {
   if (status != UCS_OK && job.status.ok()) {
     job.status = StatusFromUcs(status, (job.is_get ? "read from " : "write to ") + remote_.address);
     job.all_posted = true;
+    MarkLost(job.status);
   }
   if (job.all_posted && job.num_in_flight == 0) Retire(job);
   // From a task: this may run inside a UCX call of Pump itself.
@@ -307,6 +313,23 @@ void UcxChannel::DropQueued(const absl::Status& status) {
 void UcxChannel::OnError(void* arg, ucp_ep_h, ucs_status_t status) {
   auto* const channel = static_cast<UcxChannel*>(arg);
   channel->Lose(StatusFromUcs(status, "lost the KV memory at " + channel->remote_.address));
+}
+
+// UCX often fails an operation on its way before it reports the peer lost. Whoever hears of the failed operation must
+// see the channel lost.
+void UcxChannel::MarkLost(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kUnavailable) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (!status_.ok() || closing_) return;  // what closing cancelled is no loss
+    status_ = status;
+  }
+  // From a task: this runs inside Pump or a UCX call of it.
+  const auto self = shared_from_this();
+  worker_.PostAlways([self] {
+    self->DropQueued(self->status());
+    self->CloseEndpoint();
+  });
 }
 
 void UcxChannel::Lose(const absl::Status& status) {
@@ -383,8 +406,9 @@ void UcxChannel::AdvanceClose() {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &UcxChannel::OnFlushedForClose;
   param.user_data = this;
-  if (!UCS_PTR_IS_PTR(ucp_ep_flush_nbx(ep_, &param))) {
-    flushing_for_close_ = false;
+  if (UCS_PTR_IS_PTR(ucp_ep_flush_nbx(ep_, &param))) {
+    ++num_calls_due_;
+  } else {
     CloseEndpoint();
   }
 }
@@ -392,39 +416,40 @@ void UcxChannel::AdvanceClose() {
 void UcxChannel::OnFlushedForClose(void* request, ucs_status_t, void* user_data) {
   ucp_request_free(request);
   const auto self = static_cast<UcxChannel*>(user_data)->shared_from_this();
-  self->flushing_for_close_ = false;
+  --self->num_calls_due_;
   self->worker_.PostAlways([self] { self->CloseEndpoint(); });
 }
 
 void UcxChannel::CloseEndpoint() {
-  if (endpoint_closing_) return;
-  if (ep_ == nullptr) return EndpointGone();
+  if (ep_ == nullptr) return FinishClose();
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.cb.send = &UcxChannel::OnClosed;
   param.user_data = this;
   // UCX forces only endpoints with error handling; the others are quiet already and say good-bye.
   param.flags = mode_ == UCP_ERR_HANDLING_MODE_PEER ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-  endpoint_closing_ = true;
+  ++num_calls_due_;
   const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &param);
   if (UCS_PTR_IS_PTR(request)) return;
-  endpoint_closing_ = false;
-  EndpointGone();
+  --num_calls_due_;
+  FinishClose();
 }
 
 void UcxChannel::OnClosed(void* request, ucs_status_t, void* user_data) {
   ucp_request_free(request);
-  auto* const channel = static_cast<UcxChannel*>(user_data);
-  channel->endpoint_closing_ = false;
-  channel->EndpointGone();
+  const auto self = static_cast<UcxChannel*>(user_data)->shared_from_this();
+  --self->num_calls_due_;
+  self->FinishClose();
 }
 
-// Closed only when the owner wants it (not merely lost) and every job has ended; otherwise AdvanceClose comes back.
-void UcxChannel::EndpointGone() {
+// Closed only when the owner wants it (not merely lost), every job has ended and UCX has let go of this object;
+// whichever of these comes last gets here.
+void UcxChannel::FinishClose() {
+  if (ep_ != nullptr || num_calls_due_ > 0) return;
   const std::shared_ptr<UcxChannel> self = shared_from_this();
   {
     std::lock_guard lock(mutex_);
-    if (!closing_ || num_pending_ > 0) return;
+    if (!closing_ || closed_ || num_pending_ > 0) return;
     closed_ = true;
   }
   if (rkey_ != nullptr)

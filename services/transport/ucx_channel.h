@@ -78,7 +78,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   absl::Status MapOrChooseCarrier();                                         // [progress]
   void AdvanceClose();                                                       // [progress]
   void CloseEndpoint();                                                      // [progress]
-  void EndpointGone();                                                       // [progress]
+  void FinishClose();                                                        // [progress]
+  void MarkLost(const absl::Status& status);                                 // [progress]
   absl::Status Interruption() const;
 
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
@@ -99,7 +100,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   std::vector<std::unique_ptr<Job>> posted_;  // fully posted, waiting for UCX
   size_t num_in_flight_ = 0;
   bool flushing_for_close_ = false;
-  bool endpoint_closing_ = false;
+  // Calls that UCX still owes with this object as their argument: a forced close may end before a flush it cancelled.
+  int num_calls_due_ = 0;
   std::shared_ptr<UcxChannel> alive_until_closed_;  // UCX holds a bare pointer to this object
 
   // Written before connected, read-only after.

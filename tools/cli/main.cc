@@ -4,10 +4,12 @@
 #include <cstdio>
 #include <vector>
 
+#include "services/base/crash_handler.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
 
 int main(int argc, char** argv) {
+  spl::InstallCrashHandler(argv[0]);
   CLI::App app(
       "Splice: LLM inference with prefill and decode pools that reuse KV.\n\n"
       "Examples:\n"

@@ -14,6 +14,7 @@ std::string Captured(const std::function<void()>& body) {
 }
 
 TEST(Log, WritesOneLineWithFields) {
+  log::SetLevel(log::Level::kInfo);
   const std::string out = Captured([] {
     log::Info("test.event", log::F("n", 3), log::F("text", std::string("a b")), log::F("plain", "x"),
               log::F("status", InvalidArgument("bad\n\"{}\"", 1)));
@@ -30,7 +31,6 @@ TEST(Log, ObeysItsLevel) {
     log::Info("test.quiet");
     log::Warning("test.loud");
   });
-  log::SetLevel(log::Level::kInfo);
   EXPECT_EQ(out.find("test.quiet"), std::string::npos);
   EXPECT_NE(out.find("warning test.loud"), std::string::npos);
   EXPECT_EQ(log::SetLevel("verbose").code(), absl::StatusCode::kInvalidArgument);

@@ -1,0 +1,9 @@
+// What a program leaves behind when it dies of a signal (SIGSEGV, SIGABRT, ...): the stack of the thread, on stderr.
+#pragma once
+
+namespace spl {
+
+// Call once at the start of main, with its argv[0]. Does nothing in builds with a sanitizer, which has its own.
+void InstallCrashHandler(const char* program);
+
+}  // namespace spl
