@@ -166,6 +166,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.reuse = wire::FromProto(request.reuse());
   prefill.reuse_auto = request.reuse().auto_segments();
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
+  prefill.return_first_logits = request.reuse().return_first_logits();
   for (const v1::TokenSegment& segment : request.segments()) {
     SPLICE_ASSIGN_OR_RETURN(const auto key, wire::DigestFromBytes(segment.namespace_key(), "segments.namespace_key"));
     prefill.segments.push_back({{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())}, key});
@@ -191,6 +192,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     receipt.set_prefill_worker(worker_id_);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().carrier());
+    receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     push->Commit(std::move(outcome.kv), outcome.first_tokens);

@@ -100,6 +100,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.String("namespace", &request->namespace_name);
   inner.Bool("reuse_auto", &reuse.auto_segments);
   inner.Bool("publish", &reuse.publish);
+  inner.Bool("return_first_logits", &reuse.return_first_logits);
   inner.Uint32("dense_layers", &reuse.dense_layers);
   inner.Number("recompute_share", &reuse.recompute_share);
   inner.Uint32("recompute_min", &reuse.recompute_min);

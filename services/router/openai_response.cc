@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "services/tokenizer/byte_level.h"
 
 namespace spl::router {
@@ -49,6 +50,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   out["transport"] = r.transport;
   out["attempts"] = r.attempts;
   out["migrations"] = r.migrations;
+  if (!r.first_logits.empty()) out["first_logits"] = absl::Base64Escape(r.first_logits);
   return out;
 }
 

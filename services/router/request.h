@@ -88,6 +88,7 @@ struct ReuseRequest {
   std::string quality;  // "", "balanced", "strict"
   bool auto_segments = false;
   bool publish = true;
+  bool return_first_logits = false;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, overflow_tokens, tail_tokens, link_tokens,
       epic_tokens;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction;
@@ -160,8 +161,9 @@ struct RequestReceipt {
   std::string prefill_worker;
   std::string decode_worker;
   std::string transport;
-  uint32_t attempts = 0;    // prefills that were started for this request
-  uint32_t migrations = 0;  // of those, after the first token
+  std::string first_logits;  // f32, little endian; empty unless asked for
+  uint32_t attempts = 0;     // prefills that were started for this request
+  uint32_t migrations = 0;   // of those, after the first token
 };
 
 struct FinalInfo {

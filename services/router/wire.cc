@@ -59,6 +59,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.blend_share.has_value()) out.set_blend_share(*r.blend_share);
   if (r.epic_tokens.has_value()) out.set_epic_tokens(*r.epic_tokens);
   if (r.max_recompute_fraction.has_value()) out.set_max_recompute_fraction(*r.max_recompute_fraction);
+  out.set_return_first_logits(r.return_first_logits);
   return out;
 }
 
@@ -79,6 +80,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_blend_share()) out.blend_share = o.blend_share();
   if (o.has_epic_tokens()) out.epic_tokens = o.epic_tokens();
   if (o.has_max_recompute_fraction()) out.max_recompute_fraction = o.max_recompute_fraction();
+  out.return_first_logits = o.return_first_logits();
   return out;
 }
 
@@ -147,6 +149,7 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_prefill_worker(r.prefill_worker);
   out.set_decode_worker(r.decode_worker);
   out.set_transport(r.transport);
+  out.set_first_logits(r.first_logits);
   return out;
 }
 
@@ -170,6 +173,7 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.transfer_seconds = r.transfer_seconds();
   out.seed = r.seed();
   out.transport = r.transport();
+  out.first_logits = r.first_logits();
   return out;
 }
 

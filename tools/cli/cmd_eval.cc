@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <random>
 
+#include "absl/strings/escaping.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
@@ -31,6 +33,18 @@ struct Flags {
   uint64_t kv_bytes = 2ull << 30;
   std::string json_file, html_file, answers_file;
 };
+
+// Behind the prompt; empty when the server gave none.
+absl::StatusOr<std::vector<float>> FirstLogits(const TextResult& result) {
+  if (!result.receipt.is_object() || !result.receipt.contains("first_logits")) return std::vector<float>();
+  std::string bytes;
+  if (!absl::Base64Unescape(result.receipt["first_logits"].get<std::string>(), &bytes) ||
+      bytes.size() % sizeof(float) != 0)
+    return Errorf(absl::StatusCode::kDataLoss, "the receipt's first_logits are not base64 of 32-bit floats");
+  std::vector<float> logits(bytes.size() / sizeof(float));
+  std::memcpy(logits.data(), bytes.data(), bytes.size());
+  return logits;
+}
 
 class Evaluation {
  public:
@@ -123,11 +137,12 @@ class Evaluation {
     request.decode = method.decode;
     request.reuse_options.update(method.options);
     request.reuse_options["publish"] = false;
+    request.reuse_options["return_first_logits"] = true;
     auto result = generator_.Generate(request, [](const std::string&) { return true; });
     if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);
     const bool correct = result->text == sample.answers[place];
     report_.Add(sample.task, sample.length, method, *result, correct);
-    CompareFirstToken(sample, place, method, result->text);
+    SPLICE_RETURN_IF_ERROR(CompareFirstLogits(sample, place, method, *result));
     if (answers_.is_open())
       answers_ << json{{"id", sample.id},         {"place", place},
                        {"reuse", method.label},   {"provenance", ProvenanceName(method.provenance)},
@@ -138,22 +153,25 @@ class Evaluation {
     return absl::OkStatus();
   }
 
-  void CompareFirstToken(const EvalSample& sample, size_t place, const EvalMethod& method, const std::string& text) {
+  // With what `exact` gave for the same question, when that was asked, too.
+  absl::Status CompareFirstLogits(const EvalSample& sample, size_t place, const EvalMethod& method,
+                                  const TextResult& result) {
+    SPLICE_ASSIGN_OR_RETURN(std::vector<float> logits, FirstLogits(result));
     const std::string where = fmt::format("{}/{}", sample.id, place);
     if (!method.reuses_segments()) {
-      exact_texts_[where] = text;
-      return;
+      exact_logits_[where] = std::move(logits);
+      return absl::OkStatus();
     }
-    const auto exact = exact_texts_.find(where);
-    if (exact == exact_texts_.end()) return;
-    // Words stand for tokens: the API streams text.
-    const auto first = [](const std::string& s) { return s.substr(0, s.find_first_of(" \n,.")); };
-    report_.AddFirstToken(sample.task, sample.length, method, first(exact->second) == first(text));
+    const auto exact = exact_logits_.find(where);
+    if (exact == exact_logits_.end() || logits.empty() || logits.size() != exact->second.size())
+      return absl::OkStatus();
+    report_.AddFirstLogits(sample.task, sample.length, method, logits, exact->second);
+    return absl::OkStatus();
   }
 
   TextGenerator& generator_;
   EvalReport report_;
-  std::map<std::string, std::string> exact_texts_;
+  std::map<std::string, std::vector<float>> exact_logits_;  // empty: the server gives none
   std::string nonce_;
   int64_t num_asked_ = 0;
   std::ofstream answers_;

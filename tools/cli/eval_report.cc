@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 namespace spl::cli {
@@ -30,11 +31,26 @@ double Percentile(std::vector<double> values, double p) {
 
 double Percent(int64_t part, int64_t whole) { return whole > 0 ? 100.0 * double(part) / double(whole) : 0; }
 
+double Mean(const std::vector<double>& values) {
+  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+double Cosine(std::span<const float> a, std::span<const float> b) {
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += double(a[i]) * b[i];
+    aa += double(a[i]) * a[i];
+    bb += double(b[i]) * b[i];
+  }
+  return ab / std::sqrt(std::max(aa * bb, 1e-300));
+}
+
 void Accumulate(EvalCell& into, const EvalCell& cell) {
   into.n += cell.n;
   into.correct += cell.correct;
   into.first_equal += cell.first_equal;
   into.first_compared += cell.first_compared;
+  into.cosines.insert(into.cosines.end(), cell.cosines.begin(), cell.cosines.end());
   into.ttft_ms.insert(into.ttft_ms.end(), cell.ttft_ms.begin(), cell.ttft_ms.end());
   into.prompt_tokens += cell.prompt_tokens;
   into.cached += cell.cached;
@@ -92,10 +108,13 @@ void EvalReport::Add(const std::string& task, int64_t length, const EvalMethod& 
   cell.wire += number("/bytes/moved");
 }
 
-void EvalReport::AddFirstToken(const std::string& task, int64_t length, const EvalMethod& method, bool equal) {
+void EvalReport::AddFirstLogits(const std::string& task, int64_t length, const EvalMethod& method,
+                                std::span<const float> logits, std::span<const float> exact) {
   EvalCell& cell = cells_[KeyOf(task, length, method)];
   ++cell.first_compared;
-  cell.first_equal += equal;
+  cell.first_equal += std::max_element(logits.begin(), logits.end()) - logits.begin() ==
+                      std::max_element(exact.begin(), exact.end()) - exact.begin();
+  cell.cosines.push_back(Cosine(logits, exact));
 }
 
 std::map<EvalReport::Key, EvalCell> EvalReport::CoreAverages() const {
@@ -115,20 +134,21 @@ std::map<EvalReport::Key, EvalCell> EvalReport::CoreAverages() const {
 }
 
 void EvalReport::PrintTable() const {
-  fmt::print("{:<16} {:>6} {:<28} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6}\n", "task",
+  fmt::print("{:<16} {:>6} {:<28} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6} {:>7}\n", "task",
              "length", "reuse", "from", "n", "accuracy", "95 %", "ttft p50", "p95", "cached", "aligned", "recomp.",
-             "computed", "first=");
+             "computed", "first=", "cosine");
   const auto row = [](const Key& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     fmt::print(
         "{:<16} {:>6} {:<28} {:<8} {:>4} {:>7.1f}% {:>6.1f} – {:>5.1f}% {:>5.0f} ms {:>5.0f} ms {:>6.1f}% {:>6.1f}% "
-        "{:>6.1f}% {:>7.1f}% {:>6}\n",
+        "{:>6.1f}% {:>7.1f}% {:>6} {:>7}\n",
         task, length, reuse, provenance, cell.n, Percent(cell.correct, cell.n), 100 * low, 100 * high,
         Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
         Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),
         Percent(cell.computed, cell.prompt_tokens),
-        cell.first_compared > 0 ? fmt::format("{:.0f}%", Percent(cell.first_equal, cell.first_compared)) : "-");
+        cell.first_compared > 0 ? fmt::format("{:.0f}%", Percent(cell.first_equal, cell.first_compared)) : "-",
+        cell.first_compared > 0 ? fmt::format("{:.4f}", Mean(cell.cosines)) : "-");
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
@@ -154,7 +174,11 @@ json EvalReport::ToJson() const {
                       {"aligned", cell.aligned},
                       {"recomputed", cell.recomputed},
                       {"computed", cell.computed}}},
-                    {"first_token", {{"compared", cell.first_compared}, {"equal", cell.first_equal}}},
+                    {"first_token",
+                     {{"compared", cell.first_compared},
+                      {"equal", cell.first_equal},
+                      {"cosine_mean", Mean(cell.cosines)},
+                      {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
                     {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
@@ -246,7 +270,9 @@ std::string EvalReport::ToHtml(const std::string& title) const {
         Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
         Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),
         Percent(cell.computed, cell.prompt_tokens), double(cell.fetched) / 1e6, double(cell.wire) / 1e6,
-        cell.first_compared > 0 ? fmt::format("{:.0f} % equal", Percent(cell.first_equal, cell.first_compared)) : "");
+        cell.first_compared > 0 ? fmt::format("{:.0f} % equal, cosine {:.4f}",
+                                              Percent(cell.first_equal, cell.first_compared), Mean(cell.cosines))
+                                : "");
   };
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
   for (const auto& [key, cell] : cells_) row(key, cell);

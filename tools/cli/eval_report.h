@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -15,7 +16,9 @@ namespace spl::cli {
 
 struct EvalCell {
   int64_t n = 0, correct = 0;
-  int64_t first_equal = 0, first_compared = 0;  // first token as with `exact`, where that ran too
+  // Beside `exact`, where that ran too: the most likely first token, and the cosine of its logits.
+  int64_t first_equal = 0, first_compared = 0;
+  std::vector<double> cosines;
   std::vector<double> ttft_ms;
   int64_t prompt_tokens = 0, cached = 0, aligned = 0, recomputed = 0, computed = 0, fetched = 0, wire = 0;
 };
@@ -23,7 +26,9 @@ struct EvalCell {
 class EvalReport {
  public:
   void Add(const std::string& task, int64_t length, const EvalMethod& method, const TextResult& result, bool correct);
-  void AddFirstToken(const std::string& task, int64_t length, const EvalMethod& method, bool equal);
+  // Logits behind the prompt, of the method and of `exact`. REQUIRES: equal, positive sizes.
+  void AddFirstLogits(const std::string& task, int64_t length, const EvalMethod& method, std::span<const float> logits,
+                      std::span<const float> exact);
 
   void PrintTable() const;
   nlohmann::json ToJson() const;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "absl/strings/escaping.h"
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
 #include "spl/v1/inference.grpc.pb.h"
@@ -17,26 +18,28 @@ using nlohmann::json;
 
 // The receipt in the shape of the HTTP API's "splice" object.
 json ToJson(const v1::Receipt& r) {
-  return {{"reuse", r.reuse_policy()},
-          {"decode", r.decode_selector()},
-          {"exact", r.exact()},
-          {"tokens",
-           {{"prompt", r.prompt_tokens()},
-            {"cached", r.cached_tokens()},
-            {"stored", r.stored_tokens()},
-            {"aligned", r.aligned_tokens()},
-            {"recomputed", r.recomputed_tokens()},
-            {"computed", r.computed_tokens()}}},
-          {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}}},
-          {"seconds",
-           {{"queue", r.queue_seconds()},
-            {"lookup", r.lookup_seconds()},
-            {"fetch", r.fetch_seconds()},
-            {"prefill", r.prefill_seconds()},
-            {"transfer", r.transfer_seconds()},
-            {"ttft", r.ttft_seconds()}}},
-          {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
-          {"transport", r.transport()}};
+  json out = {{"reuse", r.reuse_policy()},
+              {"decode", r.decode_selector()},
+              {"exact", r.exact()},
+              {"tokens",
+               {{"prompt", r.prompt_tokens()},
+                {"cached", r.cached_tokens()},
+                {"stored", r.stored_tokens()},
+                {"aligned", r.aligned_tokens()},
+                {"recomputed", r.recomputed_tokens()},
+                {"computed", r.computed_tokens()}}},
+              {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}}},
+              {"seconds",
+               {{"queue", r.queue_seconds()},
+                {"lookup", r.lookup_seconds()},
+                {"fetch", r.fetch_seconds()},
+                {"prefill", r.prefill_seconds()},
+                {"transfer", r.transfer_seconds()},
+                {"ttft", r.ttft_seconds()}}},
+              {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
+              {"transport", r.transport()}};
+  if (!r.first_logits().empty()) out["first_logits"] = absl::Base64Escape(r.first_logits());
+  return out;
 }
 
 // The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for three names.

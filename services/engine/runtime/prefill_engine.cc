@@ -49,6 +49,7 @@ struct PrefillEngine::Job {
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
+  std::vector<float> first_logits;
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
   std::unique_ptr<PromptRun> run;  // once the first pass is near
@@ -509,6 +510,7 @@ void PrefillEngine::FailAll(const std::vector<std::shared_ptr<Job>>& batch, cons
 
 void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
   const PrefillRequest& request = job.request;
+  if (request.return_first_logits) job.first_logits.assign(logits.begin(), logits.end());
   const std::span<const int32_t> tokens(request.tokens);
   const auto prompt = tokens.first(tokens.size() - request.num_output_tokens);
   const auto prior = tokens.last(request.num_output_tokens);
@@ -562,7 +564,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (status.ok() && job->request.publish) Index(*job);
   job->run.reset();  // gives its sources back
-  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
+  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats, std::move(job->first_logits)};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
   std::lock_guard lock(mutex_);

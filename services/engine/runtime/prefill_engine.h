@@ -56,6 +56,7 @@ struct PrefillOutcome {
   std::vector<SampledToken> first_tokens;  // one per fork; empty unless OK
   std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
   PrefillStats stats;
+  std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
 };
 
 // A part of a prompt that may be found in, and is offered to, the segment index.
@@ -75,6 +76,7 @@ struct PrefillRequest {
   // Text outside of `segments` may be found, too, under namespace_key.
   bool reuse_auto = false;
   bool publish = true;  // false: nothing of it is kept for later prompts, here or in the store
+  bool return_first_logits = false;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Both must not block and run on the engine thread, or while that waits on a thread of its executor. on_layer runs

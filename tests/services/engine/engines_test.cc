@@ -72,6 +72,7 @@ struct Outcome {
   bool done = false;
   absl::Status status;
   PrefillStats stats;
+  std::vector<float> first_logits;
   Tokens tokens;
 
   void Finish(const absl::Status& s) {
@@ -154,6 +155,7 @@ class EnginesTest : public testing::Test {
     if (change) change(request);
     request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
       outcome->stats = result.stats;
+      outcome->first_logits = result.first_logits;
       if (!status.ok()) return outcome->Finish(status);
       DecodeRequest next;
       next.kv = CopyKv(*result.kv);
@@ -286,6 +288,17 @@ TEST_F(EnginesTest, AnotherNamespaceNeverHits) {
   };
   EXPECT_EQ(prefill_->CountCachedLeading(keys(0)), 3u);
   EXPECT_EQ(prefill_->CountCachedLeading(keys(1)), 0u);
+}
+
+TEST_F(EnginesTest, LogitsBehindThePromptAreReturnedWhenAskedFor) {
+  Start();
+  std::mt19937 random(5);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 100);
+  EXPECT_TRUE(Ask(prompt, nullptr)->first_logits.empty());
+  const auto outcome = Ask(prompt, [](PrefillRequest& request) { request.return_first_logits = true; });
+  ASSERT_EQ(outcome->first_logits.size(), static_cast<size_t>(model_->config().vocab_size));
+  const auto best = std::max_element(outcome->first_logits.begin(), outcome->first_logits.end());
+  EXPECT_EQ(best - outcome->first_logits.begin(), outcome->tokens[0][0]) << "greedy takes the most likely token";
 }
 
 TEST_F(EnginesTest, ForksAreIndependentAndEqualThePlainModel) {

@@ -266,6 +266,7 @@ TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
                         {"recompute_share", 0.25},
                         {"reuse_auto", true},
                         {"publish", false},
+                        {"return_first_logits", true},
                         {"quality", "strict"}}}});
   const v1::PrefillRequest run = cluster_.prefill[0]->last_run();
   ASSERT_EQ(run.segments_size(), 1);
@@ -277,6 +278,7 @@ TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
   EXPECT_TRUE(run.reuse().auto_segments());
   EXPECT_TRUE(run.reuse().has_publish() && !run.reuse().publish());
   EXPECT_EQ(run.reuse().quality(), "strict");
+  EXPECT_TRUE(run.reuse().return_first_logits());
   EXPECT_FALSE(run.reuse().has_epic_tokens());
 }
 
