@@ -24,6 +24,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
 #include "kernels/selection/column_scores.h"
+#include "kernels/selection/pool_scores.h"
 #include "kernels/selection/top_k.h"
 #include "kernels/selection/value_deviation.h"
 
@@ -127,6 +128,7 @@ class Backend {
   virtual absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args) const = 0;
   virtual absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& args) const = 0;
   virtual absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& args) const = 0;
+  virtual absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& args) const = 0;
   virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
   virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
   virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {

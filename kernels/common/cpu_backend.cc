@@ -54,6 +54,9 @@ class CpuBackend final : public HostBackend {
   absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
     return cpu::ColumnScores(ctx, a);
   }
+  absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
+    return cpu::PoolScores(ctx, a);
+  }
   absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override { return cpu::TopK(ctx, a); }
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return cpu::ValueDeviation(ctx, a);

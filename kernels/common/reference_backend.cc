@@ -43,6 +43,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
     return ref::ColumnScores(ctx, a);
   }
+  absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
+    return ref::PoolScores(ctx, a);
+  }
   absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override { return ref::TopK(ctx, a); }
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return ref::ValueDeviation(ctx, a);

@@ -37,6 +37,7 @@
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
 #include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/pool_scores_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
 #include "kernels/selection/value_deviation_cuda.h"
 
@@ -411,6 +412,10 @@ class CudaBackend final : public Backend {
     tables.partial = static_cast<float*>(*partial);
     return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
                     "ColumnScores");
+  }
+  absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
+    if (absl::Status s = ValidatePoolScores(a); !s.ok()) return s;
+    return ToStatus(cuda::PoolScores(a, CudaSession::Of(ctx).stream()), "PoolScores");
   }
   absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override {
     if (absl::Status s = ValidateTopK(a); !s.ok()) return s;

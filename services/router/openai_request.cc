@@ -105,6 +105,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("recompute_share", &reuse.recompute_share);
   inner.Uint32("recompute_min", &reuse.recompute_min);
   inner.Uint32("recompute_max", &reuse.recompute_max);
+  inner.Uint32("score_pool", &reuse.score_pool);
   inner.Uint32("overflow_tokens", &reuse.overflow_tokens);
   inner.Uint32("tail_tokens", &reuse.tail_tokens);
   inner.Uint32("link_tokens", &reuse.link_tokens);

@@ -89,8 +89,8 @@ struct ReuseRequest {
   bool auto_segments = false;
   bool publish = true;
   bool return_first_logits = false;
-  std::optional<uint32_t> dense_layers, recompute_min, recompute_max, overflow_tokens, tail_tokens, link_tokens,
-      epic_tokens;
+  std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
+      link_tokens, epic_tokens;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction;
 };
 

@@ -54,6 +54,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.recompute_min.has_value()) out.set_recompute_min(*r.recompute_min);
   if (r.recompute_max.has_value()) out.set_recompute_max(*r.recompute_max);
   if (r.overflow_tokens.has_value()) out.set_overflow_tokens(*r.overflow_tokens);
+  if (r.score_pool.has_value()) out.set_score_pool(*r.score_pool);
   if (r.tail_tokens.has_value()) out.set_tail_tokens(*r.tail_tokens);
   if (r.link_tokens.has_value()) out.set_link_tokens(*r.link_tokens);
   if (r.blend_share.has_value()) out.set_blend_share(*r.blend_share);
@@ -75,6 +76,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_recompute_min()) out.recompute_min = o.recompute_min();
   if (o.has_recompute_max()) out.recompute_max = o.recompute_max();
   if (o.has_overflow_tokens()) out.overflow_tokens = o.overflow_tokens();
+  if (o.has_score_pool()) out.score_pool = o.score_pool();
   if (o.has_tail_tokens()) out.tail_tokens = o.tail_tokens();
   if (o.has_link_tokens()) out.link_tokens = o.link_tokens();
   if (o.has_blend_share()) out.blend_share = o.blend_share();

@@ -41,6 +41,7 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (proto.has_recompute_min()) reuse.recompute_min = bounded(proto.recompute_min());
   if (proto.has_recompute_max()) reuse.recompute_max = bounded(proto.recompute_max());
   if (proto.has_overflow_tokens()) reuse.overflow_tokens = bounded(proto.overflow_tokens());
+  if (proto.has_score_pool()) reuse.score_pool = bounded(proto.score_pool());
   if (proto.has_tail_tokens()) reuse.tail_tokens = bounded(proto.tail_tokens());
   if (proto.has_link_tokens()) reuse.link_tokens = bounded(proto.link_tokens());
   if (proto.has_blend_share()) reuse.blend_share = proto.blend_share();

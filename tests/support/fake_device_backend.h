@@ -84,6 +84,9 @@ class FakeDeviceBackend final : public kernels::Backend {
   absl::Status ColumnScores(const kernels::KernelContext& ctx, const kernels::ColumnScoresArgs& a) const override {
     return cpu_->ColumnScores(ctx, a);
   }
+  absl::Status PoolScores(const kernels::KernelContext& ctx, const kernels::PoolScoresArgs& a) const override {
+    return cpu_->PoolScores(ctx, a);
+  }
   absl::Status TopK(const kernels::KernelContext& ctx, const kernels::TopKArgs& a) const override {
     return cpu_->TopK(ctx, a);
   }

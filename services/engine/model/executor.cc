@@ -529,15 +529,26 @@ absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::AllocateScores(int64_
   return model_->backend().Allocate(sizeof(float) * static_cast<size_t>(std::max<int64_t>(count, 1)));
 }
 
-absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores, int64_t k) {
+absl::Status Executor::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+  if (buffer != nullptr && buffer->size() >= bytes) return absl::OkStatus();
+  SPLICE_RETURN_IF_ERROR(session_->Synchronize());  // the old one may be in use
+  SPLICE_ASSIGN_OR_RETURN(buffer, model_->backend().Allocate(bytes));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores,
+                                                         int32_t pool_radius, int64_t k) {
   if (k == 0) return std::vector<int32_t>();
-  const size_t bytes = sizeof(int32_t) * static_cast<size_t>(k);
-  if (ws_.top == nullptr || ws_.top->size() < bytes) {
-    SPLICE_RETURN_IF_ERROR(session_->Synchronize());
-    SPLICE_ASSIGN_OR_RETURN(ws_.top, model_->backend().Allocate(bytes));
+  const kernels::Backend& backend = model_->backend();
+  const auto* from = static_cast<const float*>(scores.data());
+  if (pool_radius > 0) {
+    SPLICE_RETURN_IF_ERROR(Grow(ws_.pooled, sizeof(float) * static_cast<size_t>(num_scores)));
+    SPLICE_RETURN_IF_ERROR(backend.PoolScores(context(), {from, num_scores, pool_radius, F32(ws_.pooled)}));
+    from = F32(ws_.pooled);
   }
-  SPLICE_RETURN_IF_ERROR(
-      model_->backend().TopK(context(), {static_cast<const float*>(scores.data()), num_scores, k, Int32(ws_.top)}));
+  const size_t bytes = sizeof(int32_t) * static_cast<size_t>(k);
+  SPLICE_RETURN_IF_ERROR(Grow(ws_.top, bytes));
+  SPLICE_RETURN_IF_ERROR(backend.TopK(context(), {from, num_scores, k, Int32(ws_.top)}));
   SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(ws_.top->data(), bytes));
   const auto* indices = static_cast<const int32_t*>(host);
   return std::vector<int32_t>(indices, indices + k);

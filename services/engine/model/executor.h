@@ -95,8 +95,10 @@ class Executor {
   // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
-  // The indices of the k largest scores, ascending (kernels/selection/top_k.h).
-  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int64_t k);
+  // The indices of the k largest scores, ascending (kernels/selection/top_k.h), each the best of its neighbours within
+  // pool_radius (kernels/selection/pool_scores.h).
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
+                                                 int64_t k);
   // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).
   absl::Status AlignCopy(const AlignPlan& plan);
   // One step, with the logits of every row.
@@ -146,6 +148,7 @@ class Executor {
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
+  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status ReserveLogits(int64_t num_rows);
@@ -210,6 +213,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
     std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
     std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
+    std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]

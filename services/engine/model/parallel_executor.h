@@ -42,8 +42,9 @@ class ParallelExecutor {
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const {
     return ranks_[0]->AllocateScores(count);
   }
-  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int64_t k) {
-    return ranks_[0]->SelectTop(scores, num_scores, k);
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
+                                                 int64_t k) {
+    return ranks_[0]->SelectTop(scores, num_scores, pool_radius, k);
   }
   absl::Status AlignCopy(const AlignPlan& plan) { return ranks_[0]->AlignCopy(plan); }
   absl::Status Decode(std::span<const DecodeRow> rows);

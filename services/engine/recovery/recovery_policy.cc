@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/selection/pool_scores.h"
 #include "kernels/selection/top_k.h"
 #include "services/base/status.h"
 #include "services/engine/recovery/cacheblend.h"
@@ -45,6 +46,7 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   SPLICE_RETURN_IF_ERROR(integer("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
   SPLICE_RETURN_IF_ERROR(integer("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
   SPLICE_RETURN_IF_ERROR(integer("overflow_tokens", o.overflow_tokens, 0, 4096));
+  SPLICE_RETURN_IF_ERROR(integer("score_pool", o.score_pool, 0, kernels::kPoolRadiusMax));
   SPLICE_RETURN_IF_ERROR(integer("tail_tokens", o.tail_tokens, 1, 4096));
   SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
   SPLICE_RETURN_IF_ERROR(share("max_recompute_fraction", o.max_recompute_fraction));

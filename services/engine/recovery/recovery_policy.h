@@ -56,6 +56,7 @@ struct ScoreRequest {
   int32_t layer = 0;          // of the stage
   PositionRanges candidates;  // scored
   PositionRanges probes;      // kColumnMass: the rows that score; rows of the stage
+  int32_t pool_radius = 0;    // a candidate counts as the best of its neighbours that are as near (PoolScores)
   int64_t k = 0;              // candidates that the next stage is given, at most all
 };
 
@@ -82,7 +83,7 @@ class RecoveryPolicy {
   // Whether copies of segments are wanted at all. Without a copy every policy computes every row in every layer, and
   // its KV is exact.
   virtual bool reuses_segments() const = 0;
-  // The first layer whose cached K and V are read; copies of the layers below are not needed.
+  // The first layer whose cached K and V are read; copies of the layers below are not needed. Asked after FirstStage.
   virtual int32_t first_cached_layer() const { return 0; }
 
   // The model's own: everything before the row, or its sliding window.
@@ -108,10 +109,12 @@ class RecoveryPolicy {
 struct ReuseOptions {
   std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
-  int32_t dense_layers = -1;      // layers before the boundary, where every row is computed; -1: by the model
+  int32_t dense_layers = -1;  // layers before the boundary, where every row is computed; -1: by model and provenance
   double recompute_share = 0.05;  // k as a share of the reused tokens, bounded by the next two
   int32_t recompute_min = 64;
   int32_t recompute_max = 4096;
+  // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.
+  int32_t score_pool = 4;
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that is reused there
   int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones

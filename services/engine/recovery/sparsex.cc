@@ -17,18 +17,19 @@ int64_t NumWeights(const ModelConfig& c) {
 
 }  // namespace
 
-int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config) {
+int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config, bool isolated) {
   const bool small = config.moe.num_experts == 0 && NumWeights(config) < kSmallModelWeights;
-  return std::max(1, static_cast<int32_t>(std::lround(config.num_layers / (small ? 6.0 : 8.0))));
+  const double share = (isolated ? 2.0 : 1.0) / (small ? 6.0 : 8.0);
+  return std::max(1, static_cast<int32_t>(std::lround(config.num_layers * share)));
 }
 
 SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options)
-    : RecoveryPolicy(config),
-      options_(options),
-      dense_layers_(
-          std::min(config.num_layers, options.dense_layers >= 0 ? options.dense_layers : DefaultDenseLayers(config))) {}
+    : RecoveryPolicy(config), options_(options) {}
 
 PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
+  const bool isolated = std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
+  dense_layers_ = std::min(config().num_layers,
+                           options_.dense_layers >= 0 ? options_.dense_layers : DefaultDenseLayers(config(), isolated));
   if (dense_layers_ >= config().num_layers) return AllRows(layout);
   if (dense_layers_ == 0) {
     // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
@@ -54,6 +55,7 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
       .layer = layer,
       .candidates = layout.reused,
       .probes = stage.rows,
+      .pool_radius = options_.score_pool,
       .k = std::min({reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)})};
   return stage;
 }

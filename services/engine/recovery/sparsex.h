@@ -20,10 +20,11 @@ class SparseXPolicy final : public RecoveryPolicy {
   int32_t first_cached_layer() const override { return dense_layers_; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
-  int32_t dense_layers() const { return dense_layers_; }
-  // A sixth of the layers of a small dense model, an eighth of a large one or one of experts (algorithms.md
-  // section 1: 15–20 % and 10–15 %).
-  static int32_t DefaultDenseLayers(const ModelConfig& config);
+  // Segments cached in context: a sixth of the layers of a small dense model, an eighth of a large one or one of
+  // experts (algorithms.md section 1: 15–20 % and 10–15 %). Isolated ones: twice that, because what relates them to
+  // each other has never been computed, and it takes the layers up to there until attention points at it (docs/results,
+  // segments).
+  static int32_t DefaultDenseLayers(const ModelConfig& config, bool isolated);
 
  protected:
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
@@ -37,7 +38,7 @@ class SparseXPolicy final : public RecoveryPolicy {
   PositionRanges Links(const ReuseLayout& layout) const;
 
   const ReuseOptions options_;
-  const int32_t dense_layers_;
+  int32_t dense_layers_ = 0;  // known from FirstReuseStage on
   enum class Next { kNothing, kProbes, kChosen };
   Next next_ = Next::kNothing;
 };

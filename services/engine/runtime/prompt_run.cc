@@ -27,9 +27,10 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 }
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
+  PrefillStage first = policy_.FirstStage(layout_);
   const AlignPlan plan = MakeAlignPlan(hits_, kv_, policy_.first_cached_layer(), executor.model().config());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plan));
-  return Enter(executor, policy_.FirstStage(layout_));
+  return Enter(executor, std::move(first));
 }
 
 absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
@@ -124,7 +125,7 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& execu
   const ScoreRequest& request = stage_.score;
   if (request.kind == ScoreKind::kNone) return std::vector<int32_t>();
   SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
-                          executor.SelectTop(*scores_, CountOf(request.candidates), request.k));
+                          executor.SelectTop(*scores_, CountOf(request.candidates), request.pool_radius, request.k));
   // From numbers of candidates to positions; both ascend.
   size_t next = 0;
   int32_t before = 0;

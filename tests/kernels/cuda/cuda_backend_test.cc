@@ -616,6 +616,22 @@ TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
   }
 }
 
+TEST_P(CudaBackendTest, PoolScores) {
+  Random random(15);
+  for (const int64_t count : {1, 5, 255, 256, 257, 32769}) {
+    const std::vector<float> values = random.Normals(static_cast<size_t>(count));
+    const Tensor scores = Upload(values, DType::kF32);
+    for (const int32_t radius : {0, 1, 4, 64}) {
+      std::vector<float> want(values.size());
+      ExpectOk(ref_->PoolScores({}, {values.data(), count, radius, want.data()}));
+      const Tensor out = Upload(std::vector<float>(values.size(), -1.0f), DType::kF32);
+      ExpectOk(cuda_->PoolScores(ctx(), {scores.f32(), count, radius, out.f32()}));
+      EXPECT_THAT(Download(out), ElementsAreArray(want)) << count << ", " << radius;
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(CudaBackendTest, TopK) {
   Random random(13);
   for (const int64_t count : {1, 5, 1000, 32768, 32769, 100'000, 1 << 20}) {

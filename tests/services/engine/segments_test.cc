@@ -380,6 +380,7 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_EQ(probes.layers, (LayerRange{1, 2}));
   EXPECT_FALSE(probes.kv_is_final);
   EXPECT_EQ(probes.score.k, 64);
+  EXPECT_EQ(probes.score.pool_radius, 4);
   const Tokens selected = {205, 206, 500};
   const auto second = policy.NextStage(layout, selected);
   ASSERT_TRUE(second.has_value());
@@ -387,6 +388,20 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_EQ(second->rows, (PositionRanges{{64, 116}, {205, 207}, {400, 402}, {500, 501}, {584, 666}, {936, 1000}}));
   EXPECT_EQ(second->layers, (LayerRange{1, 4}));
   EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
+}
+
+TEST(SparseXPolicyTest, IsolatedSegmentsGetMoreDenseLayers) {
+  ModelConfig config = SmallConfig();
+  config.num_layers = 12;
+  const auto dense_layers = [&](bool isolated, int32_t option) {
+    SparseXPolicy policy(config, {.dense_layers = option});
+    const PrefillStage first = policy.FirstStage({500, 0, {{10, 200}, {200, 480}}, {false, isolated}});
+    EXPECT_EQ(policy.first_cached_layer(), first.layers.end);
+    return first.layers.end;
+  };
+  EXPECT_EQ(dense_layers(false, -1), 2);
+  EXPECT_EQ(dense_layers(true, -1), 4);
+  EXPECT_EQ(dense_layers(true, 3), 3) << "what the request says counts";
 }
 
 // Oracle (f): a larger k only adds rows.
@@ -412,6 +427,7 @@ TEST(ReuseOptionsTest, BadValuesAreNamed) {
     return std::string(MakeRecoveryPolicy(options, config).status().message());
   };
   EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 5}), testing::HasSubstr("dense_layers is 5"));
+  EXPECT_THAT(error({.policy = "sparsex", .score_pool = 65}), testing::HasSubstr("score_pool is 65"));
   EXPECT_THAT(error({.policy = "sparsex", .recompute_share = 1.5}), testing::HasSubstr("recompute_share is 1.5"));
   EXPECT_THAT(error({.policy = "sparsex", .recompute_min = 9, .recompute_max = 8}),
               testing::HasSubstr("recompute_max"));
