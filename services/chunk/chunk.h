@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +21,7 @@ namespace spl::chunk {
 inline constexpr int kChunkTokens = 64;
 
 using Digest = std::array<uint8_t, 32>;
+Digest Sha256(std::string_view bytes);
 
 // SHA-256 of (model fingerprint, namespace key, previous chunk's key, tokens). Content addressed and salted: without
 // the namespace key a chunk can neither be found nor named.

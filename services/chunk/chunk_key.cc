@@ -31,19 +31,21 @@ class KeyInput {
     Append(encoded.data(), encoded.size());
   }
 
-  ChunkKey Hash() const {
-    ChunkKey key;
-    unsigned size = 0;
-    const int done = EVP_Digest(bytes_.data(), bytes_.size(), key.bytes.data(), &size, EVP_sha256(), nullptr);
-    SPLICE_CHECK(done == 1 && size == key.bytes.size(), "SHA-256 is not available");
-    return key;
-  }
+  ChunkKey Hash() const { return {Sha256({reinterpret_cast<const char*>(bytes_.data()), bytes_.size()})}; }
 
  private:
   std::vector<uint8_t> bytes_;
 };
 
 }  // namespace
+
+Digest Sha256(std::string_view bytes) {
+  Digest digest{};
+  unsigned size = 0;
+  const int done = EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
+  SPLICE_CHECK(done == 1 && size == digest.size(), "SHA-256 is not available");
+  return digest;
+}
 
 std::string ChunkKey::ToHex() const { return HexEncode(bytes); }
 

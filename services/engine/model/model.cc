@@ -1,6 +1,5 @@
 #include "services/engine/model/model.h"
 
-#include <openssl/sha.h>
 #include <xxhash.h>
 
 #include <cmath>
@@ -37,12 +36,6 @@ std::string ConfigIdentity(const ModelConfig& c) {
   return identity;
 }
 
-chunk::Digest Sha256(const std::string& text) {
-  chunk::Digest digest;
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
-  return digest;
-}
-
 // Weight files are gigabytes and read by their owner: a 128-bit XXH3 of each (10 GB/s) is folded into the SHA-256.
 chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint) {
   std::string identity = "splice-model-1|" + ConfigIdentity(config);
@@ -50,11 +43,11 @@ chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoin
     const XXH128_hash_t hash = XXH3_128bits(file->bytes().data(), file->bytes().size());
     identity += fmt::format("|{}:{:016x}{:016x}", file->bytes().size(), hash.high64, hash.low64);
   }
-  return Sha256(identity);
+  return chunk::Sha256(identity);
 }
 
 chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
-  return Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
+  return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
                             kernels::DTypeName(kv_dtype), kernels::kPageTokens));
 }
 
@@ -309,7 +302,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
                                                                const ModelOptions& options) {
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
-  model->fingerprint_ = Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config), random.seed,
+  model->fingerprint_ = chunk::Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config), random.seed,
                                            kernels::DTypeName(random.config.dtype)));
   return std::shared_ptr<const Model>(std::move(model));
 }

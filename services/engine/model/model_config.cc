@@ -11,84 +11,12 @@
 #include <sstream>
 
 #include "services/base/status.h"
+#include "services/engine/model/json_fields.h"
 
 namespace spl::engine {
 namespace {
 
 using nlohmann::json;
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return Errorf(absl::StatusCode::kNotFound, "{}: cannot open", path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-// Typed access to one JSON object; the first error sticks, so that callers read every field and check once.
-class Fields {
- public:
-  Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {}
-
-  int32_t Int(const char* field, int64_t low, int64_t high, std::optional<int64_t> fallback = std::nullopt) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) {
-      if (!fallback) Fail(field, "is missing");
-      return static_cast<int32_t>(fallback.value_or(low));
-    }
-    if (!it->is_number_integer()) return Fail(field, "is not an integer"), static_cast<int32_t>(low);
-    const int64_t value = it->is_number_unsigned() && it->get<uint64_t>() > INT64_MAX ? INT64_MAX : it->get<int64_t>();
-    if (value < low || value > high)
-      return Fail(field, fmt::format("is {}, not in [{}, {}]", value, low, high)), static_cast<int32_t>(low);
-    return static_cast<int32_t>(value);
-  }
-  double Double(const char* field, double fallback) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) return fallback;
-    if (!it->is_number()) return Fail(field, "is not a number"), fallback;
-    const double value = it->get<double>();
-    if (!std::isfinite(value) || value <= 0) return Fail(field, "is not a positive number"), fallback;
-    return value;
-  }
-  bool Bool(const char* field, bool fallback) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) return fallback;
-    if (!it->is_boolean()) return Fail(field, "is not true or false"), fallback;
-    return it->get<bool>();
-  }
-  std::string String(const char* field, const std::string& fallback) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) return fallback;
-    if (!it->is_string()) return Fail(field, "is not a string"), fallback;
-    return it->get<std::string>();
-  }
-  bool Has(const char* field) const {
-    const auto it = object_.find(field);
-    return it != object_.end() && !it->is_null();
-  }
-  const json* Array(const char* field) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) return nullptr;
-    if (!it->is_array()) return Fail(field, "is not a list"), nullptr;
-    return &*it;
-  }
-  const json* Object(const char* field) {
-    const auto it = object_.find(field);
-    if (it == object_.end() || it->is_null()) return nullptr;
-    if (!it->is_object()) return Fail(field, "is not an object"), nullptr;
-    return &*it;
-  }
-  void Fail(const char* field, const std::string& why) {
-    if (status_.ok()) status_ = InvalidArgument("{}: '{}' {}", source_, field, why);
-  }
-  const absl::Status& status() const { return status_; }
-  const std::string& source() const { return source_; }
-
- private:
-  const json& object_;
-  std::string source_;
-  absl::Status status_;
-};
 
 // One id or a list of ids.
 std::optional<std::vector<int32_t>> ParseIds(const json& value) {
@@ -104,7 +32,7 @@ std::optional<std::vector<int32_t>> ParseIds(const json& value) {
 // m-scale of the paper's section 3.4: 0.1 · m · ln(factor) + 1, or 1 where nothing is stretched.
 double YarnScale(double factor, double m) { return factor <= 1.0 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
 
-void ParseYarn(Fields& fields, int32_t max_positions, RopeConfig& rope) {
+void ParseYarn(JsonFields& fields, int32_t max_positions, RopeConfig& rope) {
   rope.scaling = RopeScaling::kYarn;
   rope.original_max_positions = fields.Int("original_max_position_embeddings", 1, INT32_MAX, max_positions);
   if (!fields.Has("factor")) fields.Fail("factor", "is missing");
@@ -122,7 +50,7 @@ void ParseYarn(Fields& fields, int32_t max_positions, RopeConfig& rope) {
   rope.attention_factor = fields.Double("attention_factor", scale);
 }
 
-absl::StatusOr<RopeConfig> ParseRope(Fields& config, int32_t max_positions) {
+absl::StatusOr<RopeConfig> ParseRope(JsonFields& config, int32_t max_positions) {
   RopeConfig rope;
   rope.theta = config.Double("rope_theta", 10000.0);
   const json* scaling = config.Object("rope_scaling");
@@ -134,14 +62,14 @@ absl::StatusOr<RopeConfig> ParseRope(Fields& config, int32_t max_positions) {
                       "{}: 'rope_parameters' has an entry for '{}': angles that differ by layer are not supported",
                       config.source(), name);
     }
-    Fields fields(*parameters, config.source() + " rope_parameters");
+    JsonFields fields(*parameters, config.source() + " rope_parameters");
     rope.theta = fields.Double("rope_theta", rope.theta);
     SPLICE_RETURN_IF_ERROR(fields.status());
     scaling = parameters;
   }
   SPLICE_RETURN_IF_ERROR(config.status());
   if (scaling == nullptr) return rope;
-  Fields fields(*scaling, config.source() + (config.Has("rope_parameters") ? " rope_parameters" : " rope_scaling"));
+  JsonFields fields(*scaling, config.source() + (config.Has("rope_parameters") ? " rope_parameters" : " rope_scaling"));
   if (fields.Double("partial_rotary_factor", 1.0) != 1.0)
     return Errorf(absl::StatusCode::kUnimplemented, "{}: 'partial_rotary_factor' other than 1 is not supported",
                   fields.source());
@@ -167,7 +95,7 @@ absl::StatusOr<RopeConfig> ParseRope(Fields& config, int32_t max_positions) {
   return rope;
 }
 
-absl::StatusOr<kernels::DType> ParseDType(Fields& config) {
+absl::StatusOr<kernels::DType> ParseDType(JsonFields& config) {
   const std::string name = config.String("torch_dtype", config.String("dtype", "float32"));
   if (name == "float32") return kernels::DType::kF32;
   if (name == "bfloat16") return kernels::DType::kBF16;
@@ -189,7 +117,7 @@ absl::StatusOr<std::string> ParseArchitecture(const json& root, const std::strin
 }
 
 // Which layers use `window`: what "layer_types" says, else the family's rule.
-absl::Status PlaceWindows(Fields& f, ModelConfig& c, int32_t window, int32_t first_layer) {
+absl::Status PlaceWindows(JsonFields& f, ModelConfig& c, int32_t window, int32_t first_layer) {
   std::vector<int32_t> windows(c.num_layers, 0);
   if (const json* types = f.Array("layer_types")) {
     if (types->size() != windows.size())
@@ -214,7 +142,7 @@ absl::Status PlaceWindows(Fields& f, ModelConfig& c, int32_t window, int32_t fir
   return absl::OkStatus();
 }
 
-absl::Status ParseWindows(Fields& f, const json& root, ModelConfig& c) {
+absl::Status ParseWindows(JsonFields& f, const json& root, ModelConfig& c) {
   if (c.architecture == "LlamaForCausalLM") return absl::OkStatus();
   if (c.architecture == "MistralForCausalLM") {
     // A folder without the field means the family's default, 4096; null means none.
@@ -232,7 +160,7 @@ absl::Status ParseWindows(Fields& f, const json& root, ModelConfig& c) {
   return PlaceWindows(f, c, window, f.Int("max_window_layers", 0, 1 << 20, 28));
 }
 
-absl::Status ParseMoe(Fields& f, ModelConfig& c) {
+absl::Status ParseMoe(JsonFields& f, ModelConfig& c) {
   MoeConfig& moe = c.moe;
   const char* count = f.Has("num_experts") ? "num_experts" : "num_local_experts";
   if (!f.Has(count)) f.Fail("num_experts", "is missing");
@@ -258,7 +186,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
   if (root.is_discarded() || !root.is_object()) return InvalidArgument("{}: not a JSON object", source_name);
   ModelConfig c;
   SPLICE_ASSIGN_OR_RETURN(c.architecture, ParseArchitecture(root, source_name));
-  Fields f(root, source_name);
+  JsonFields f(root, source_name);
   c.hidden_size = f.Int("hidden_size", 1, 1 << 20);
   c.intermediate_size = f.Int("intermediate_size", 1, 1 << 24);
   c.num_layers = f.Int("num_hidden_layers", 1, 1024);

@@ -1,0 +1,100 @@
+// Which KV heads need the whole context and which get by with a window and the first tokens (RedKnot 3.1, DuoAttention
+// 2; algorithms.md 2.1). The file head_classes.json beside a model; docs/head-classes.md describes it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/visibility.h"
+#include "services/chunk/chunk.h"
+
+namespace spl::engine {
+
+// A local head at position i sees [0, sinks) and [i - window + 1, i]: `window` counts the token itself.
+struct HeadClass {
+  bool is_global = true;
+  int32_t window = 0;  // of a local head, >= 1
+  int32_t sinks = 0;   // of a local head, >= 0
+  bool operator==(const HeadClass&) const = default;
+
+  kernels::HeadVisibility visibility() const;
+  // Tokens that a sequence of `num_tokens` keeps: all, or sinks and window.
+  int64_t kept_tokens(int64_t num_tokens) const;
+};
+
+// What profiling found, [layer][kv_head] flattened; empty in a map that was made by hand or imported.
+struct HeadProfile {
+  int64_t num_tokens = 0;            // of calibration text
+  std::vector<float> edge_mass;      // attention outside of sinks and window, mean over rows, largest of the group
+  std::vector<float> edge_mass_q99;  // its 99th percentile over probe windows: what restoring compares with
+  std::vector<float> prefix_shift;   // how much other text in front turns what the head reads
+  bool empty() const { return edge_mass.empty(); }
+};
+
+// How a profile becomes classes.
+struct HeadPreset {
+  std::string name;
+  double global_share = 0.5;
+  int32_t window = 256;
+  int32_t sinks = 64;
+  int32_t dense_prefix_layers = 0;  // every head of the first layers is global, beyond the share
+};
+// "safe", "mid", "paper". InvalidArgument for another name, with these.
+absl::StatusOr<HeadPreset> FindHeadPreset(std::string_view name);
+std::span<const HeadPreset> HeadPresets();
+
+// Immutable; any thread.
+class HeadClassMap {
+ public:
+  // REQUIRES: classes.size() == num_layers * num_kv_heads, both positive; classes within kHeadWindowMax.
+  HeadClassMap(int32_t num_layers, int32_t num_kv_heads, std::vector<HeadClass> classes);
+
+  // Every head global: nothing is left out.
+  static HeadClassMap AllGlobal(int32_t num_layers, int32_t num_kv_heads);
+  // The round(share * heads) heads with the largest max(prefix_shift, edge_mass) are global, ties to the lower layer
+  // and head; so are those of the dense prefix. REQUIRES: a profile of this shape.
+  static HeadClassMap FromProfile(int32_t num_layers, int32_t num_kv_heads, HeadProfile profile,
+                                  const HeadPreset& preset);
+
+  // InvalidArgument: "SOURCE: 'FIELD' WHY". `source` is for the message.
+  static absl::StatusOr<HeadClassMap> Parse(const std::string& json, const std::string& source);
+  static absl::StatusOr<HeadClassMap> Load(const std::string& path);  // NotFound too
+  std::string ToJson() const;
+
+  // FailedPrecondition when it belongs to a model of another shape or with other weights (a map without a fingerprint,
+  // imported or made by hand, is held against the shape alone).
+  absl::Status CheckModel(int32_t num_layers, int32_t num_kv_heads, const chunk::Digest& model_fingerprint) const;
+
+  int32_t num_layers() const { return num_layers_; }
+  int32_t num_kv_heads() const { return num_kv_heads_; }
+  const HeadClass& at(int32_t layer, int32_t kv_head) const {
+    return classes_[static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head)];
+  }
+  const std::string& preset() const { return preset_; }
+  const HeadProfile& profile() const { return profile_; }
+  bool all_global() const;
+  double global_share() const;
+  // Tokens that all heads keep of `num_tokens`, over those of a dense cache (algorithms.md 2.5, without page rounding).
+  double kept_share(int64_t num_tokens) const;
+  // SHA-256 over the classes, windows and sinks: equal digests mean that both sides leave out the same.
+  const chunk::Digest& digest() const { return digest_; }
+
+  void set_preset(std::string name) { preset_ = std::move(name); }
+  void set_model_fingerprint(const chunk::Digest& fingerprint) { model_fingerprint_ = fingerprint; }
+
+ private:
+  int32_t num_layers_ = 0, num_kv_heads_ = 0;
+  std::vector<HeadClass> classes_;
+  std::string preset_;
+  HeadProfile profile_;
+  chunk::Digest model_fingerprint_{};  // all zero: unknown
+  chunk::Digest digest_{};
+};
+
+inline constexpr int32_t kHeadWindowMax = 1 << 20;
+
+}  // namespace spl::engine
