@@ -22,5 +22,6 @@ Command MakeTokenizeCommand(CLI::App& root);
 Command MakeLogitsCommand(CLI::App& root);
 Command MakeEvalCommand(CLI::App& root);
 Command MakeBenchCommand(CLI::App& root);
+Command MakeProfileCommand(CLI::App& root);
 
 }  // namespace spl::cli

@@ -221,15 +221,58 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                   std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
                                   std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
-  SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), {.shape = attention_shape(),
-                                                                        .pool = pool_,
-                                                                        .q = query(),
-                                                                        .q_row_stride = query_stride(),
-                                                                        .out = Act(ws_.attention),
-                                                                        .lse = any_scores ? F32(ws_.lse) : nullptr,
-                                                                        .sequences = prefill_sequences_,
-                                                                        .layer = layer}));
+  const bool wants_lse = any_scores || observer_ != nullptr;
+  const kernels::PrefillAttentionArgs args = {.shape = attention_shape(),
+                                              .pool = pool_,
+                                              .q = query(),
+                                              .q_row_stride = query_stride(),
+                                              .out = Act(ws_.attention),
+                                              .lse = wants_lse ? F32(ws_.lse) : nullptr,
+                                              .sequences = prefill_sequences_,
+                                              .layer = layer};
+  SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), args));
+  if (observer_ != nullptr) SPLICE_RETURN_IF_ERROR(Observe(args));
   return any_scores ? ScoreColumns(slices, layer) : absl::OkStatus();
+}
+
+absl::Status Executor::Observe(const kernels::PrefillAttentionArgs& seen) {
+  const int64_t heads = model_->config().num_qo_heads, rows = num_rows_, width = model_->config().q_size();
+  kernels::PrefillAttentionArgs args = seen;
+  args.out = {observer_->out->data(), activation_dtype_};
+  args.lse = F32(observer_->lse);
+  for (kernels::HeadStreamView& stream : stream_views_) stream.visibility = observer_->other;
+  SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), args));
+  const auto floats = [&](const void* device, int64_t count,
+                          kernels::DType dtype) -> absl::StatusOr<std::vector<float>> {
+    SPLICE_ASSIGN_OR_RETURN(const void* host,
+                            session_->ReadBack(device, static_cast<size_t>(count) * kernels::DTypeBytes(dtype)));
+    std::vector<float> values(static_cast<size_t>(count));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = dtype == kernels::DType::kF32 ? static_cast<const float*>(host)[i]
+                                                : kernels::ToFloat(static_cast<const kernels::bf16*>(host)[i]);
+    return values;
+  };
+  SPLICE_ASSIGN_OR_RETURN(const auto out, floats(ws_.attention->data(), rows * width, activation_dtype_));
+  SPLICE_ASSIGN_OR_RETURN(const auto lse, floats(ws_.lse->data(), rows * heads, kernels::DType::kF32));
+  SPLICE_ASSIGN_OR_RETURN(const auto other, floats(observer_->lse->data(), rows * heads, kernels::DType::kF32));
+  (*observer_->observe)({seen.layer, out, lse, other});
+  return absl::OkStatus();
+}
+
+absl::Status Executor::PrefillObserved(const PrefillSlice& slice, const kernels::HeadVisibility& other,
+                                       const OnAttention& observe) {
+  const ModelConfig& c = model_->config();
+  const size_t rows = static_cast<size_t>(options_.max_rows);
+  const size_t lse_bytes = rows * static_cast<size_t>(c.num_qo_heads) * sizeof(float);
+  auto observer = std::make_unique<Observer>(Observer{other, &observe, nullptr, nullptr});
+  SPLICE_RETURN_IF_ERROR(
+      Grow(observer->out, rows * static_cast<size_t>(c.q_size()) * kernels::DTypeBytes(activation_dtype_)));
+  SPLICE_RETURN_IF_ERROR(Grow(observer->lse, lse_bytes));
+  SPLICE_RETURN_IF_ERROR(Grow(ws_.lse, lse_bytes));
+  observer_ = std::move(observer);
+  const absl::Status status = Prefill({&slice, 1}, PassLayers{{0, c.num_layers}});
+  observer_.reset();
+  return status;
 }
 
 absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer) {

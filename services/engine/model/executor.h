@@ -72,6 +72,16 @@ struct PassLayers {
 // The KV heads of one slice in one layer: what its rows attend to, [num_kv_heads of the model].
 using PlanSlice = std::function<std::span<const kernels::HeadVisibility>(size_t slice, int32_t layer)>;
 
+// The attention of one layer of an observed pass, on the host; valid during the call. What a row's log-sum-exp over
+// some keys is below that over all of them is the mass of the others: 1 - exp(lse_other - lse).
+struct AttentionObservation {
+  int32_t layer = 0;
+  std::span<const float> out;        // [rows, num_qo_heads, head_dim]
+  std::span<const float> lse;        // [rows, num_qo_heads], over all that the model lets a row see
+  std::span<const float> lse_other;  // the same over what the other visibility lets it see
+};
+using OnAttention = std::function<void(const AttentionObservation&)>;
+
 // Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
 // Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
 // Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
@@ -92,6 +102,10 @@ class Executor {
   // The same with plans from elsewhere than the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
                        const OnLayer& on_layer);
+  // A pass of one slice through all layers, with the model's own attention, which is shown layer by layer, beside what
+  // it would be if every head saw `other` (profiling). Costs a second attention and a copy to the host in each layer.
+  absl::Status PrefillObserved(const PrefillSlice& slice, const kernels::HeadVisibility& other,
+                               const OnAttention& observe);
   // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
@@ -148,6 +162,7 @@ class Executor {
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
+  absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
@@ -199,7 +214,13 @@ class Executor {
   std::vector<kernels::PrefillSequence> prefill_sequences_;
   std::vector<kernels::BatchSequence> batch_sequences_;
   std::vector<int32_t> row_ids_;
-  std::vector<float> host_logits_;  // of a device whose memory the host cannot change
+  struct Observer {
+    kernels::HeadVisibility other;
+    const OnAttention* observe = nullptr;
+    std::unique_ptr<kernels::Buffer> out, lse;  // of the other attention
+  };
+  std::unique_ptr<Observer> observer_;  // during PrefillObserved
+  std::vector<float> host_logits_;      // of a device whose memory the host cannot change
 
   struct Workspace {
     // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one

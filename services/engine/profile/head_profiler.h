@@ -1,0 +1,69 @@
+// Finds out which KV heads need the whole context (RedKnot 3.1's two measures; algorithms.md 2.1).
+//
+//   edge_mass    = mean over rows i of (1 - Σ_{j < sinks or i - window < j <= i} A[i, j])
+//   prefix_shift = 1 - cos(what the head reads for a chunk alone, ... behind other text), mean over rows, in [0, 1]
+//
+// Of a KV head: the largest of its query heads. edge_mass_q99 is the 99th percentile of the edge mass of 64 rows: what
+// a prompt's probe rows will show in the worst of a hundred cases (2.6).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/engine/cache/kv_memory.h"
+#include "services/engine/model/executor.h"
+#include "services/engine/model/head_classes.h"
+
+namespace spl::engine {
+
+struct HeadProfilerOptions {
+  int32_t window = 256;
+  int32_t sinks = 64;
+  int32_t chunk_tokens = 512;  // whose shift is measured
+  int32_t max_text_tokens = 2048;
+  ExecutorOptions executor;
+};
+
+// One thread at a time. Memory: KV of one text and the head outputs of one chunk (layers · query heads · head_dim ·
+// chunk_tokens floats).
+class HeadProfiler {
+ public:
+  // Unimplemented for a model on several ranks.
+  static absl::StatusOr<std::unique_ptr<HeadProfiler>> Create(std::shared_ptr<const Model> model,
+                                                              const HeadProfilerOptions& options);
+
+  // Measures one text; its last chunk also alone, and behind the start of `other`. Three prefills.
+  // InvalidArgument: fewer than 2 · chunk_tokens or more than max_text_tokens in either.
+  absl::Status Add(std::span<const int32_t> text, std::span<const int32_t> other);
+
+  int64_t num_texts() const { return num_texts_; }
+  // REQUIRES: num_texts() > 0.
+  HeadProfile Result() const;
+
+ private:
+  HeadProfiler() = default;
+  // [layer] → [chunk rows, query heads, head_dim]
+  using ChunkOutputs = std::vector<std::vector<float>>;
+  // Runs the tokens; the edge mass of each row is handed to `on_edge` when that is set, and the outputs of the last
+  // chunk to `on_chunk`.
+  absl::Status Run(std::span<const int32_t> tokens, bool measure_edge,
+                   const std::function<void(int32_t layer, std::span<const float> outputs)>& on_chunk);
+  void AddEdge(const AttentionObservation& seen);
+  void AddShift(int32_t layer, std::span<const float> alone, std::span<const float> prefixed);
+
+  std::shared_ptr<const Model> model_;
+  HeadProfilerOptions options_;
+  std::unique_ptr<KvMemory> memory_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<Executor> executor_;
+
+  int64_t num_texts_ = 0, num_rows_ = 0, num_shift_rows_ = 0;
+  std::vector<double> edge_sum_, shift_sum_;      // [layer][query head]
+  std::vector<std::vector<float>> edge_of_rows_;  // [layer][query head] → means of 64 rows
+};
+
+}  // namespace spl::engine

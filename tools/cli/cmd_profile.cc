@@ -1,0 +1,166 @@
+// splice profile: which KV heads need the whole context; makes, imports and shows head_classes.json.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+
+#include "services/base/status.h"
+#include "services/engine/model/head_class_import.h"
+#include "services/engine/profile/head_profiler.h"
+#include "services/tokenizer/tokenizer.h"
+#include "services/worker_flags/worker_flags.h"
+#include "tools/cli/command.h"
+#include "tools/cli/eval_data.h"
+#include "tools/cli/head_class_picture.h"
+
+namespace spl::cli {
+namespace {
+
+struct Flags {
+  ModelSource model;
+  std::string tokenizer_dir, backend = "auto", preset = "safe", import_file, show_file, out_file, svg_file;
+  std::vector<std::string> data;
+  int32_t num_threads = 0, text_tokens = 2048, chunk_tokens = 512;
+  int64_t num_texts = 24;
+};
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (!out) return Errorf(absl::StatusCode::kUnavailable, "{}: cannot be written", path);
+  return absl::OkStatus();
+}
+
+bool EndsWith(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Prompts of evaluation sets as they are, the last tokens of longer ones; other files are plain text, cut into pieces.
+// From every file the same number, so that no task decides alone.
+absl::StatusOr<std::vector<std::vector<int32_t>>> ReadTexts(const Flags& flags, const tokenizer::Tokenizer& tokenizer) {
+  const auto shortest = static_cast<size_t>(2 * flags.chunk_tokens), longest = static_cast<size_t>(flags.text_tokens);
+  const auto of_each = static_cast<size_t>((flags.num_texts + static_cast<int64_t>(flags.data.size()) - 1) /
+                                           static_cast<int64_t>(flags.data.size()));
+  std::vector<std::vector<int32_t>> texts;
+  for (const std::string& path : flags.data) {
+    const size_t before = texts.size();
+    const auto encode = [&](const std::string& text) {
+      return tokenizer.Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
+    };
+    if (EndsWith(path, ".jsonl") || EndsWith(path, ".jsonl.xz")) {
+      SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadEvalData(path));
+      for (const EvalSample& sample : samples) {
+        if (texts.size() - before == of_each) break;
+        std::string text;
+        for (const EvalSegment& segment : sample.segments) text += segment.text;
+        for (const std::string& answer : sample.answers) text += answer;
+        SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, encode(text));
+        if (ids.size() < shortest) continue;
+        if (ids.size() > longest) ids.erase(ids.begin(), ids.end() - static_cast<int64_t>(longest));
+        texts.push_back(std::move(ids));
+      }
+    } else {
+      SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(path));
+      SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, encode(text));
+      for (size_t at = 0; at + shortest <= ids.size() && texts.size() - before < of_each; at += longest)
+        texts.emplace_back(ids.begin() + static_cast<int64_t>(at),
+                           ids.begin() + static_cast<int64_t>(std::min(ids.size(), at + longest)));
+    }
+    if (texts.size() == before)
+      return InvalidArgument("{}: no text of at least {} tokens (twice --chunk-tokens)", path, shortest);
+  }
+  if (texts.size() < 2)
+    return absl::InvalidArgumentError("at least two calibration texts are needed: give more --data");
+  return texts;
+}
+
+absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
+  if (flags.data.empty()) return absl::InvalidArgumentError("--data is needed: text to calibrate with");
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, engine::FindHeadPreset(flags.preset));
+  SPLICE_ASSIGN_OR_RETURN(
+      const auto tokenizer,
+      tokenizer::Tokenizer::Load(flags.tokenizer_dir.empty() ? flags.model.dir : flags.tokenizer_dir));
+  SPLICE_ASSIGN_OR_RETURN(const auto texts, ReadTexts(flags, *tokenizer));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(flags.model, flags.backend, "auto"));
+  SPLICE_ASSIGN_OR_RETURN(const auto profiler,
+                          engine::HeadProfiler::Create(model, {.window = preset.window,
+                                                               .sinks = preset.sinks,
+                                                               .chunk_tokens = flags.chunk_tokens,
+                                                               .max_text_tokens = flags.text_tokens,
+                                                               .executor = {.num_threads = flags.num_threads}}));
+  const bool progress = isatty(STDERR_FILENO) != 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    SPLICE_RETURN_IF_ERROR(profiler->Add(texts[i], texts[(i + 1) % texts.size()]));
+    if (progress) fmt::print(stderr, "\rprofiled {} of {} texts", i + 1, texts.size());
+  }
+  if (progress) fmt::print(stderr, "\n");
+  const engine::ModelConfig& config = model->config();
+  engine::HeadClassMap map =
+      engine::HeadClassMap::FromProfile(config.num_layers, config.num_kv_heads, profiler->Result(), preset);
+  map.set_model_fingerprint(model->fingerprint());
+  return map;
+}
+
+absl::StatusOr<engine::HeadClassMap> Import(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, engine::FindHeadPreset(flags.preset));
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(flags.import_file));
+  return EndsWith(flags.import_file, ".tsv") ? engine::ImportDuoAttention(text, flags.import_file, preset)
+                                             : engine::ImportRedKnot(text, flags.import_file);
+}
+
+absl::Status RunProfile(const Flags& flags) {
+  const auto make = [&]() -> absl::StatusOr<engine::HeadClassMap> {
+    if (!flags.show_file.empty()) return engine::HeadClassMap::Load(flags.show_file);
+    return flags.import_file.empty() ? Profile(flags) : Import(flags);
+  };
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadClassMap map, make());
+  fmt::print("{}{:.0f} % global; of 8K tokens {:.0f} % are kept, of 32K {:.0f} %\n", HeadClassTable(map),
+             100 * map.global_share(), 100 * map.kept_share(8192), 100 * map.kept_share(32768));
+  if (!flags.svg_file.empty())
+    SPLICE_RETURN_IF_ERROR(WriteFile(flags.svg_file, HeadClassSvg(map, "Head classes: " + map.preset())));
+  if (flags.out_file.empty()) return absl::OkStatus();
+  SPLICE_RETURN_IF_ERROR(WriteFile(flags.out_file, map.ToJson()));
+  fmt::print("written to {}\n", flags.out_file);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeProfileCommand(CLI::App& root) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *root.add_subcommand("profile", "Which KV heads need the whole context: makes head_classes.json");
+  app.footer(
+      "Examples:\n"
+      "  splice profile --model models/splice-tiny --data vt.jsonl.xz,book.txt --out "
+      "models/splice-tiny/head_classes.json\n"
+      "  splice profile --import full_attention_heads.tsv --preset safe --out head_classes.json\n"
+      "  splice profile --show models/splice-tiny/head_classes.json --svg heads.svg\n"
+      "Presets: safe (half of the heads global, window 256, 64 sinks, two dense layers), mid (a quarter, 1024, 64), "
+      "paper\n"
+      "(15 %, 256, 4). The table shows the larger of edge mass and prefix shift; G is a global head.");
+  auto* source = app.add_option_group("source");
+  AddModelSourceFlags(*source, flags->model);
+  source->add_option("--import", flags->import_file, "DuoAttention's full_attention_heads.tsv or RedKnot's JSON");
+  source->add_option("--show", flags->show_file, "an existing head_classes.json");
+  source->require_option(1);
+  app.add_option("--data", flags->data, "calibration text: evaluation sets (.jsonl, .jsonl.xz) or plain text")
+      ->delimiter(',');
+  app.add_option("--preset", flags->preset, "safe, mid or paper")->capture_default_str();
+  app.add_option("--texts", flags->num_texts, "texts to measure")->check(CLI::Range(2, 100000))->capture_default_str();
+  app.add_option("--text-tokens", flags->text_tokens, "tokens of a text at most")
+      ->check(CLI::Range(256, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--chunk-tokens", flags->chunk_tokens, "tokens whose prefix shift is measured")
+      ->check(CLI::Range(16, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--out", flags->out_file, "head_classes.json to write");
+  app.add_option("--svg", flags->svg_file, "picture to write");
+  app.add_option("--tokenizer", flags->tokenizer_dir, "folder with tokenizer.json; default: the model folder");
+  app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();
+  app.add_option("--threads", flags->num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
+  return {&app, [flags] { return RunProfile(*flags); }};
+}
+
+}  // namespace spl::cli
