@@ -27,13 +27,22 @@ class PrefillService final : public v1::Prefill::CallbackService {
                                         v1::ConnectPeerResponse* response) override;
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                 v1::PrefillResponse* response) override;
+  grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
+                                    v1::PublishResponse* response) override;
 
   void set_draining(bool draining) { draining_ = draining; }
   void UpdateGauges();
 
  private:
-  class RunCall;
+  template <typename Request, typename Response>
+  class EngineCall;
+  using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
+  using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
+  // Starts the call, or refuses it with `start`'s status.
+  template <typename Call>
+  Call* Begin(Call* call, absl::Status (PrefillService::*start)(Call&));
   absl::Status StartRun(RunCall& call);
+  absl::Status StartPublish(PublishCall& call);
   void Count(const engine::PrefillStats& stats);
 
   engine::PrefillEngine& engine_;
@@ -52,6 +61,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;
   prometheus::Counter& fetched_bytes_;
+  prometheus::Counter& published_new_;
+  prometheus::Counter& published_existing_;
+  prometheus::Counter& published_bytes_;
   prometheus::Histogram& stage_queue_;
   prometheus::Histogram& stage_lookup_;
   prometheus::Histogram& stage_fetch_;

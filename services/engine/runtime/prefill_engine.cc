@@ -6,7 +6,6 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
-#include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_io.h"
 #include "services/engine/recovery/exact.h"
@@ -19,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 // A prompt that waited this long runs before younger, shorter ones: bounds the delay that short prompts can cause.
 constexpr std::chrono::seconds kMaxDelay{2};
+constexpr std::chrono::seconds kMaxPublishDelay{10};
 // Upper bound of a wait without work: a safety net, every real event wakes the thread.
 constexpr std::chrono::milliseconds kIdleWait{100};
 constexpr int32_t kWarmUpTokens = 192;
@@ -43,6 +43,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 struct PrefillEngine::Job {
   PrefillRequest request;
+  std::optional<PublishRequest> publish;                   // a Publish call: `request` has its tokens and segments
   std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
@@ -59,6 +60,13 @@ struct PrefillEngine::Job {
   }
   int64_t cached() const { return kv ? kv->num_tokens() : 0; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  bool overdue(Clock::time_point now) const { return now - submitted > (publish ? kMaxPublishDelay : kMaxDelay); }
+  // Whether it is this one's turn before b's, when neither or both are overdue.
+  bool before(const Job& b, bool overdue, double work, double work_of_b) const {
+    if (overdue) return submitted < b.submitted;
+    if (publish.has_value() != b.publish.has_value()) return b.publish.has_value();
+    return work < work_of_b;
+  }
   // The last prompt position is always computed: its logits give the first token.
   std::span<const chunk::ChunkKey> reusable_keys() const {
     return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
@@ -72,8 +80,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       index_(pool_),
       segments_(model_->fingerprint()),
       options_(options),
-      fetch_queue_(options.max_concurrent),
-      publish_queue_(options.max_publish_queued) {}
+      fetch_queue_(options.max_concurrent) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
                                                                      const KvPartitions& pool,
@@ -90,7 +97,13 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
   if (options.store) {
     engine->fetch_thread_ = std::thread([self] { self->FetchLoop(); });
-    engine->publish_thread_ = std::thread([self] { self->PublishLoop(); });
+    engine->publisher_ = std::make_unique<ChunkPublisher>(
+        engine->model_, ChunkPublisherOptions{.store = options.store,
+                                              .offer_timeout = options.store_timeout,
+                                              .order_timeout = options.publish_timeout,
+                                              .max_offers = options.max_publish_queued,
+                                              .max_orders = options.max_publish_calls,
+                                              .on_released = [self] { self->Wake(); }});
   }
   return engine;
 }
@@ -123,42 +136,77 @@ int64_t PrefillEngine::max_prompt_tokens() const {
   return std::min<int64_t>(model_->config().max_positions - 1, pages * kernels::kPageTokens);
 }
 
-absl::Status PrefillEngine::Submit(PrefillRequest request) {
-  const ModelConfig& config = model_->config();
-  SPLICE_RETURN_IF_ERROR(ValidatePrompt(request.tokens, config));
-  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
-  const int64_t length = static_cast<int64_t>(request.tokens.size());
+// What Submit and Publish ask of a prompt alike.
+absl::Status PrefillEngine::CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseSpan> segments) const {
+  SPLICE_RETURN_IF_ERROR(ValidatePrompt(tokens, model_->config()));
+  const auto length = static_cast<int64_t>(tokens.size());
   if (length > max_prompt_tokens())
     return InvalidArgument("the prompt has {} tokens; the prefill worker's KV pool holds {}", length,
                            max_prompt_tokens());
-  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
-    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   int32_t end = 0;
-  for (const ReuseSpan& segment : request.segments) {
+  for (const ReuseSpan& segment : segments) {
     if (segment.range.begin < end || segment.range.size() <= 0 || segment.range.end > length)
       return InvalidArgument("segment [{}, {}) behind position {} in a prompt of {} tokens", segment.range.begin,
                              segment.range.end, end, length);
     end = segment.range.end;
   }
+  return absl::OkStatus();
+}
+
+absl::Status PrefillEngine::Submit(PrefillRequest request) {
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
+  const int64_t length = static_cast<int64_t>(request.tokens.size());
+  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
+    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   if (request.reuse.policy.empty() || request.reuse.policy == "auto")
     request.reuse.policy = request.segments.empty() && !request.reuse_auto ? "exact" : "sparsex";
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
-  job->stats.policy = std::string(job->policy->name());
-  job->stats.prompt_tokens = length;
-  job->queued = length;
-  if (options_.prefix_cache)
-    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), request.namespace_key, request.tokens);
   if (options_.store && job->policy->reuses_segments() && executor_->can_reuse_segments()) {
     for (const ReuseSpan& segment : request.segments)
       job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
   }
   job->request = std::move(request);
+  return Enqueue(std::move(job));
+}
+
+absl::Status PrefillEngine::Publish(PublishRequest request) {
+  if (publisher_ == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "the prefill worker has no chunk store to publish to; start it with --store");
+  if (request.segments.empty()) return InvalidArgument("segments is empty: nothing of the context would be stored");
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
+  auto job = std::make_shared<Job>();
+  job->policy = std::make_unique<ExactPolicy>(model_->config());
+  job->request.id = request.id;
+  job->request.tokens = std::move(request.tokens);
+  job->request.segments = request.segments;
+  // A context has no namespace of its own; whoever may name its first segment's may share its start.
+  job->request.namespace_key = request.segments[0].namespace_key;
+  job->request.deadline = request.deadline;
+  job->request.cancelled = request.cancelled;
+  job->publish = std::move(request);
+  return Enqueue(std::move(job));
+}
+
+absl::Status PrefillEngine::Enqueue(std::shared_ptr<Job> job) {
+  const auto length = static_cast<int64_t>(job->request.tokens.size());
+  job->stats.policy = std::string(job->policy->name());
+  job->stats.prompt_tokens = length;
+  job->queued = length;
+  if (options_.prefix_cache)
+    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), job->request.namespace_key, job->request.tokens);
   std::lock_guard lock(mutex_);
   if (stopping_) return absl::UnavailableError("the prefill worker is stopping");
   if (num_jobs_ >= options_.max_queued)
     return Errorf(absl::StatusCode::kResourceExhausted, "the prefill queue is full ({} requests)", num_jobs_);
+  if (job->publish && num_publishes_ >= options_.max_publish_calls)
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} contexts are being published, at most {}; try again",
+                  num_publishes_, options_.max_publish_calls);
   ++num_jobs_;
+  num_publishes_ += job->publish ? 1 : 0;
   queued_tokens_ += length;
   inbox_.push_back(std::move(job));
   woken_ = true;
@@ -190,10 +238,10 @@ void PrefillEngine::Stop() {
     wake_.notify_one();
   }
   fetch_queue_.Close();
-  publish_queue_.Close();
-  for (std::thread* thread : {&fetch_thread_, &engine_thread_, &publish_thread_}) {
+  for (std::thread* thread : {&fetch_thread_, &engine_thread_}) {
     if (thread->joinable()) thread->join();
   }
+  if (publisher_) publisher_->Stop();
 }
 
 void PrefillEngine::RunLoop() {
@@ -253,9 +301,10 @@ void PrefillEngine::AdmitWaiting() {
   // Shortest prompt first among those that are not overdue, as in ChooseBatch.
   const auto now = Clock::now();
   std::stable_sort(waiting_.begin(), waiting_.end(), [&](const auto& a, const auto& b) {
-    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    const bool overdue_a = a->overdue(now), overdue_b = b->overdue(now);
     if (overdue_a != overdue_b) return overdue_a;
-    return !overdue_a && a->request.tokens.size() < b->request.tokens.size();
+    return a->before(*b, overdue_a, static_cast<double>(a->request.tokens.size()),
+                     static_cast<double>(b->request.tokens.size()));
   });
   while (!waiting_.empty() && running_.size() + num_fetching_ < options_.max_concurrent) {
     if (!Admit(waiting_.front())) break;
@@ -278,7 +327,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   job->stats.cached_tokens = job->cached();
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
+  if (options_.store && !job->publish && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
     job->started = Clock::now();
@@ -364,9 +413,9 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
   const auto now = Clock::now();
   std::vector<std::shared_ptr<Job>> order(running_.begin(), running_.end());
   std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
-    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    const bool overdue_a = a->overdue(now), overdue_b = b->overdue(now);
     if (overdue_a != overdue_b) return overdue_a;
-    return overdue_a ? a->submitted < b->submitted : a->remaining() < b->remaining();
+    return a->before(*b, overdue_a, a->remaining(), b->remaining());
   });
   return order;
 }
@@ -457,7 +506,7 @@ void PrefillEngine::RunStep() {
 
   // Logits of the prompts that are complete now, in one product.
   std::vector<int32_t> last_rows;
-  std::vector<std::shared_ptr<Job>> complete;
+  std::vector<std::shared_ptr<Job>> complete, published;
   int32_t row = 0;
   double work = 0;
   for (size_t i = 0; i < batch.size() && status.ok(); ++i) {
@@ -468,11 +517,19 @@ void PrefillEngine::RunStep() {
     status = job.run->Finish(*executor_);
     if (!status.ok() || !job.run->done()) continue;
     job.stats.recomputed_tokens = job.run->recomputed_tokens();
-    last_rows.push_back(row - 1);
-    complete.push_back(batch[i]);
+    if (job.publish) {
+      published.push_back(batch[i]);
+    } else {
+      last_rows.push_back(row - 1);
+      complete.push_back(batch[i]);
+    }
   }
   if (!status.ok()) return FailAll(batch, status);
   UpdateRate(work, Seconds(Clock::now() - start));
+  for (const auto& job : published) {
+    running_.remove(job);
+    FinishJob(job, absl::OkStatus());
+  }
   if (complete.empty()) return;
   absl::StatusOr<std::span<float>> logits = std::span<float>();
   if (const absl::Status computed = executor_->ComputeLogits(last_rows); computed.ok())
@@ -529,12 +586,12 @@ void PrefillEngine::Index(const Job& job) {
     index_.Insert(job.keys, kv);
     const auto exact = std::min(job.keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
     const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
-    if (options_.store && options_.publish && known < exact)
-      (void)publish_queue_.TryPush({job.kv,
-                                    nullptr,
-                                    {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)},
-                                    job.request.namespace_key,
-                                    known});
+    if (publisher_ && options_.publish && !job.publish && known < exact)
+      (void)publisher_->Offer({job.kv,
+                               nullptr,
+                               {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)},
+                               job.request.namespace_key,
+                               known});
   }
   std::vector<ReuseSpan> offered = job.request.segments;
   if (job.request.reuse_auto) {
@@ -547,8 +604,8 @@ void PrefillEngine::Index(const Job& job) {
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
-    if (segments_.Insert(segment.namespace_key, source) && options_.store && options_.publish)
-      (void)publish_queue_.TryPush(
+    if (segments_.Insert(segment.namespace_key, source) && publisher_ && options_.publish && !job.publish)
+      (void)publisher_->Offer(
           {nullptr, source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key, 0});
   }
 }
@@ -562,6 +619,11 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (status.ok() && job->request.publish) Index(*job);
   job->run.reset();  // gives its sources back
+  if (job->publish) {
+    const absl::Status ordered = status.ok() ? Order(job) : status;
+    if (!ordered.ok()) EndPublish(*job, ordered, {});
+    return;
+  }
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
@@ -570,29 +632,34 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   idle_.notify_all();
 }
 
-absl::Status PrefillEngine::Publish(const PublishTask& task, size_t index) {
-  const auto at = static_cast<int32_t>(index);
-  SPLICE_ASSIGN_OR_RETURN(chunk::Chunk chunk, task.source != nullptr
-                                                  ? PackSegmentChunk(*task.source, at, task.keys[index], *model_)
-                                                  : PackChunk(*task.kv, at, task.keys[index], *model_));
-  chunk.header.namespace_id = task.namespace_key;
-  return options_.store->Put({&chunk, 1}, Clock::now() + options_.store_timeout);
+// Hands the computed segments to the publisher. They are exact: the policy copies nothing.
+absl::Status PrefillEngine::Order(const std::shared_ptr<Job>& job) {
+  PublishOrder order{.runs = {},
+                     .put = job->publish->put,
+                     .deadline = job->request.deadline,
+                     .cancelled = job->request.cancelled,
+                     .on_done = [this, job](const absl::Status& status, const PublishTally& stored) {
+                       EndPublish(*job, status, stored);
+                     }};
+  for (const ReuseSpan& segment : job->publish->segments) {
+    const auto text = TextOf(job->request.tokens, segment.range);
+    order.runs.push_back(
+        {.kv = nullptr,
+         .source = std::make_shared<SegmentSource>(*job->kv, segment.range.begin, text, segment.range.begin == 0),
+         .keys = segments_.KeysOf(segment.namespace_key, text),
+         .namespace_key = segment.namespace_key});
+  }
+  job->kv.reset();  // the sources keep what is needed
+  if (publisher_->Order(std::move(order))) return absl::OkStatus();
+  return absl::UnavailableError("the prefill worker is stopping");
 }
 
-void PrefillEngine::PublishLoop() {
-  SetThreadPriority(ThreadPriority::kBackground);
-  while (true) {
-    std::optional<PublishTask> task = publish_queue_.Pop(kIdleWait);
-    if (!task) {
-      if (publish_queue_.closed()) return;
-      continue;
-    }
-    for (size_t i = task->first_chunk; i < task->keys.size() && !publish_queue_.closed(); ++i) {
-      if (!Publish(*task, i).ok()) break;
-    }
-    task.reset();  // gives the pages back
-    Wake();
-  }
+void PrefillEngine::EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored) {
+  job.publish->on_done(status, {stored, job.stats});
+  std::lock_guard lock(mutex_);
+  --num_jobs_;
+  --num_publishes_;
+  idle_.notify_all();
 }
 
 void PrefillEngine::UpdateLoad(Job& job, double work) {

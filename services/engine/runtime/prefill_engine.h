@@ -19,6 +19,7 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
@@ -84,6 +85,23 @@ struct PrefillRequest {
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
 
+struct PublishOutcome {
+  PublishTally stored;  // also after an error: what the store has acknowledged stays there
+  PrefillStats stats;
+};
+
+// A context that is computed exactly so that its segments can be stored: documents of a knowledge base.
+struct PublishRequest {
+  std::string id;
+  std::vector<int32_t> tokens;
+  std::vector<ReuseSpan> segments;  // what is stored of it; at least one, ascending, disjoint
+  chunk::PutOptions put;            // pin and durability of the stored chunks
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Exactly once, on the engine thread or one of its publisher; must not block.
+  std::function<void(absl::Status, const PublishOutcome&)> on_done;
+};
+
 struct PrefillEngineOptions {
   ExecutorOptions executor{.max_rows = 512};  // a slice: other prompts wait at most one; cancelling one layer of it
   size_t max_queued = 256;
@@ -92,7 +110,9 @@ struct PrefillEngineOptions {
   bool publish = true;                       // new exact chunks to the store
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
-  size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
+  size_t max_publish_queued = 8;                     // prompts waiting to be published; more are not published
+  size_t max_publish_calls = 16;                     // Publish calls under way; more are refused
+  std::chrono::milliseconds publish_timeout{30000};  // of one put of a Publish call, the store's disk included
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -102,9 +122,9 @@ struct PrefillLoad {
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
-// Owns one engine thread, one fetch thread and one publish thread. Submit and load may be called from any thread.
-// Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs before younger
-// ones.
+// Owns one engine thread, one fetch thread and the two threads of its publisher. Submit, Publish and load may be called
+// from any thread. Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs
+// before younger ones. What is published comes behind requests, unless it has waited several times as long.
 class PrefillEngine {
  public:
   // `pool` views memory that outlives the engine.
@@ -116,6 +136,12 @@ class PrefillEngine {
   // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
   // ResourceExhausted: the queue is full. Unavailable: stopping. on_done does not run when Submit fails.
   absl::Status Submit(PrefillRequest request);
+  // Computes the context, with whole pages of its start from the local prefix index where they are, never with copies
+  // of segments; makes its segments local sources; puts their chunks and waits for the store. InvalidArgument: as
+  // Submit, or no segments. FailedPrecondition: no store. ResourceExhausted: too many Publish calls, or the queue is
+  // full. Later errors come by on_done: Unavailable, the store did not answer; ResourceExhausted, its quota or room; or
+  // its own.
+  absl::Status Publish(PublishRequest request);
   // Pages were given back or a request was cancelled: look again.
   void Wake();
 
@@ -132,17 +158,11 @@ class PrefillEngine {
 
  private:
   struct Job;
-  // Chunks from first_chunk on: of a prompt's exact start, or of a segment.
-  struct PublishTask {
-    std::shared_ptr<const SequenceKv> kv;         // null for a segment
-    std::shared_ptr<const SegmentSource> source;  // null for a prompt
-    std::vector<chunk::ChunkKey> keys;
-    chunk::Digest namespace_key{};
-    size_t first_chunk = 0;
-  };
 
   PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
+  absl::Status CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseSpan> segments) const;
+  absl::Status Enqueue(std::shared_ptr<Job> job);
   void RunLoop();
   void CollectInbox();
   void DropDead();
@@ -155,8 +175,6 @@ class PrefillEngine {
   void FetchSegments(Job& job, SteadyTime deadline);
   bool WantsSegments(const Job& job) const;
   bool WantsSegment(const Job& job, size_t index) const;
-  absl::Status Publish(const PublishTask& task, size_t chunk);
-  void PublishLoop();
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();
   absl::Status StartRun(Job& job);
@@ -164,6 +182,8 @@ class PrefillEngine {
   void FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed);
   void Index(const Job& job);
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
+  absl::Status Order(const std::shared_ptr<Job>& job);
+  void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void SampleFirstTokens(Job& job, std::span<const float> logits);
   void UpdateLoad(Job& job, double work);
   void UpdateRate(double work, double seconds);
@@ -183,6 +203,7 @@ class PrefillEngine {
   std::deque<std::shared_ptr<Job>> inbox_;    // submitted
   std::deque<std::shared_ptr<Job>> fetched_;  // back from the fetch thread
   size_t num_jobs_ = 0;                       // not finished
+  size_t num_publishes_ = 0;                  // of these, Publish calls
   int64_t queued_tokens_ = 0;
   double tokens_per_s_ = 0;
 
@@ -192,8 +213,8 @@ class PrefillEngine {
   size_t num_fetching_ = 0;
 
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
-  BoundedQueue<PublishTask> publish_queue_;
-  std::thread engine_thread_, fetch_thread_, publish_thread_;
+  std::unique_ptr<ChunkPublisher> publisher_;  // null without a store
+  std::thread engine_thread_, fetch_thread_;
 };
 
 }  // namespace spl::engine
