@@ -24,6 +24,11 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
   return reactor;
 }
 
+void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+  const double missing = static_cast<double>(value) - counter.Value();
+  if (missing > 0) counter.Increment(missing);
+}
+
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
   return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
                            {{"stage", stage}});
@@ -78,6 +83,10 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
+      frozen_sources_(metrics.Gauge("splice_prefill_frozen_sources", "Segments of knowledge bases in local pages.")),
+      frozen_tokens_(metrics.Gauge("splice_prefill_frozen_tokens", "Tokens of these segments.")),
+      frozen_dropped_(metrics.Counter("splice_prefill_frozen_dropped_total",
+                                      "Segments of knowledge bases that had to make room; the store keeps them.")),
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
       reused_prefix_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
@@ -104,6 +113,10 @@ void PrefillService::UpdateGauges() {
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool.num_pages())));
   pages_used_.Set(used);
+  const engine::SegmentIndex::Stats segments = engine_.segment_stats();
+  frozen_sources_.Set(static_cast<double>(segments.num_frozen));
+  frozen_tokens_.Set(static_cast<double>(segments.frozen_tokens));
+  RaiseTo(frozen_dropped_, segments.num_frozen_dropped);
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,

@@ -55,6 +55,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;
   prometheus::Gauge& pages_used_;
+  prometheus::Gauge& frozen_sources_;
+  prometheus::Gauge& frozen_tokens_;
+  prometheus::Counter& frozen_dropped_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
   prometheus::Counter& reused_segment_;

@@ -72,6 +72,11 @@ absl::Status ChunkPublisher::PutWindow(const ChunkRun& run, size_t begin, size_t
   return absl::OkStatus();
 }
 
+void ChunkPublisher::Released() {
+  num_held_.fetch_sub(1);
+  if (options_.on_released) options_.on_released();
+}
+
 void ChunkPublisher::OfferLoop() {
   SetThreadPriority(ThreadPriority::kBackground);
   while (true) {
@@ -85,7 +90,7 @@ void ChunkPublisher::OfferLoop() {
       begin = end;
     }
     run.reset();  // gives the pages back
-    if (options_.on_released) options_.on_released();
+    Released();
   }
 }
 
@@ -122,7 +127,7 @@ void ChunkPublisher::OrderLoop() {
     PublishTally tally;
     const absl::Status status = Fulfil(*order, tally);
     order->runs.clear();  // gives the pages back
-    if (options_.on_released) options_.on_released();
+    Released();
     order->on_done(status, tally);
   }
 }

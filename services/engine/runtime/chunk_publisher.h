@@ -61,15 +61,23 @@ class ChunkPublisher {
   ~ChunkPublisher();  // Stop() must have been called
 
   // Best effort. False: not taken, too many wait.
-  bool Offer(ChunkRun run) { return offers_.TryPush(std::move(run)); }
+  bool Offer(ChunkRun run) { return Count(offers_.TryPush(std::move(run))); }
   // False: not taken, too many wait or stopping; on_done does not run.
-  [[nodiscard]] bool Order(PublishOrder order) { return orders_.TryPush(std::move(order)); }
+  [[nodiscard]] bool Order(PublishOrder order) { return Count(orders_.TryPush(std::move(order))); }
+  // Whether it holds pages that it will give back.
+  bool busy() const { return num_held_.load() > 0; }
 
   // Ends waiting orders with Unavailable and joins. Idempotent.
   void Stop();
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
+  bool Count(bool taken) {
+    num_held_.fetch_add(taken ? 1 : 0);
+    return taken;
+  }
+  // The pages of an offer or an order were given back.
+  void Released();
   void OfferLoop();
   void OrderLoop();
   absl::Status Fulfil(const PublishOrder& order, PublishTally& tally);
@@ -83,6 +91,7 @@ class ChunkPublisher {
   const ChunkPublisherOptions options_;
   BoundedQueue<ChunkRun> offers_;
   BoundedQueue<PublishOrder> orders_;
+  std::atomic<int64_t> num_held_{0};
   std::thread offer_thread_, order_thread_;  // last: they start when the rest is there
 };
 

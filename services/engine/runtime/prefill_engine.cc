@@ -321,7 +321,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const size_t hits = index_.AppendLeading(keys, *kv);
   const int64_t needed =
       PagesForTokens(model_->config(), length) - static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
-  if (!MakeRoom(needed)) return false;
+  if (!MakeRoom(needed, job->overdue(start) || !PagesWillReturn())) return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
   job->stats.cached_tokens = job->cached();
@@ -336,12 +336,22 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   return true;
 }
 
-// Segment sources and prefix entries share pages, so a page is free when both let go of it.
-bool PrefillEngine::MakeRoom(int64_t num_pages) {
-  while (pool_.num_free() < num_pages && !index_.EvictUntilFree(num_pages)) {
-    if (!segments_.EvictOne()) return false;
+// Segment sources and prefix entries share pages, so a page is free when both let go of it. Frozen sources go last, but
+// first while they hold more than their share. Any thread.
+bool PrefillEngine::MakeRoom(int64_t num_pages, bool may_drop_frozen) {
+  const auto frozen_max = static_cast<int64_t>(options_.frozen_share * static_cast<double>(pool_.num_pages()));
+  while (pool_.num_free() < num_pages) {
+    if (segments_.frozen_pages() > frozen_max && segments_.EvictFrozen()) continue;
+    if (index_.EvictUntilFree(num_pages)) break;
+    if (!segments_.EvictOne() && !(may_drop_frozen && segments_.EvictFrozen())) return false;
   }
   return true;
+}
+
+// Whether somebody works with pages that will be free soon: no reason to drop what was meant to stay.
+bool PrefillEngine::PagesWillReturn() {
+  std::erase_if(handed_out_, [](const auto& kv) { return kv.expired(); });
+  return !running_.empty() || num_fetching_ > 0 || !handed_out_.empty() || (publisher_ && publisher_->busy());
 }
 
 void PrefillEngine::FetchLoop() {
@@ -405,7 +415,7 @@ void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
     FetchedSegment fetched = FetchSegment(*options_.store, job.segment_keys[i],
                                           TextOf(job.request.tokens, segment.range), *model_, pool_, deadline);
     job.stats.fetched_bytes += fetched.num_bytes;
-    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source));
+    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
   }
 }
 
@@ -429,7 +439,7 @@ std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
   std::vector<SegmentHit> hits;
   for (const ReuseSpan& segment : request.segments) {
     if (segment.range.end <= prefix) continue;
-    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range);
+    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range, segment.frozen);
     hits.insert(hits.end(), found.begin(), found.end());
     const int32_t rest = found.empty() ? segment.range.begin : found.back().target + found.back().num_tokens;
     const auto more =
@@ -604,7 +614,8 @@ void PrefillEngine::Index(const Job& job) {
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
-    if (segments_.Insert(segment.namespace_key, source) && publisher_ && options_.publish && !job.publish)
+    if (segments_.Insert(segment.namespace_key, source, segment.frozen) && publisher_ && options_.publish &&
+        !job.publish)
       (void)publisher_->Offer(
           {nullptr, source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key, 0});
   }
@@ -624,6 +635,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     if (!ordered.ok()) EndPublish(*job, ordered, {});
     return;
   }
+  if (job->kv) handed_out_.push_back(job->kv);
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));

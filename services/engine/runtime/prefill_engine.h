@@ -63,6 +63,7 @@ struct PrefillOutcome {
 struct ReuseSpan {
   PositionRange range;
   chunk::Digest namespace_key{};
+  bool frozen = false;  // of a knowledge base: its local source is kept beyond ordinary ones
 };
 
 struct PrefillRequest {
@@ -107,7 +108,9 @@ struct PrefillEngineOptions {
   size_t max_queued = 256;
   size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
-  bool publish = true;                       // new exact chunks to the store
+  bool publish = true;  // new exact chunks to the store
+  // Frozen sources go last, unless they hold more than this share of the pool's pages: then they go first.
+  double frozen_share = 0.9;
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
   size_t max_publish_queued = 8;                     // prompts waiting to be published; more are not published
@@ -168,7 +171,8 @@ class PrefillEngine {
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
-  bool MakeRoom(int64_t num_pages);
+  bool MakeRoom(int64_t num_pages, bool may_drop_frozen);
+  bool PagesWillReturn();
   void FetchLoop();
   void Fetch(Job& job);
   void FetchPrefix(Job& job, SteadyTime deadline);
@@ -211,6 +215,7 @@ class PrefillEngine {
   std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
   std::list<std::shared_ptr<Job>> running_;
   size_t num_fetching_ = 0;
+  std::vector<std::weak_ptr<const SequenceKv>> handed_out_;  // with on_done: whoever has them gives them back
 
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
   std::unique_ptr<ChunkPublisher> publisher_;  // null without a store

@@ -368,5 +368,56 @@ TEST_F(EnginesTest, SegmentsMakeRoomWhenPagesAreShort) {
   prefill_->pool().CheckInvariants();
 }
 
+// Ordinary text passes through; a knowledge base's stays until there is nothing else, and comes back from the store.
+TEST_F(EnginesTest, FrozenSegmentsOutlastOrdinaryOnesAndComeBackFromTheStore) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  std::mt19937 random(16);
+  const auto book = RandomPrompt(random, 256), plain = RandomPrompt(random, 256);
+  const auto ask = [&](const std::vector<int32_t>& text, bool frozen, std::vector<int32_t> lead) {
+    const auto begin = static_cast<int32_t>(lead.size()), end = begin + static_cast<int32_t>(text.size());
+    return Ask(
+        Concatenate({lead, text, RandomPrompt(random, 5)}),
+        [&](PrefillRequest& r) {
+          r.segments = {{{begin, end}, kDocs, frozen}};
+          r.reuse.policy = "naive";
+        },
+        2);
+  };
+  const auto pass_through = [&] {
+    for (int i = 0; i < 8; ++i) (void)ask(RandomPrompt(random, 300), false, {});
+  };
+  Start(1024, 2048, options);
+  (void)ask(book, true, {});
+  (void)ask(plain, false, {});
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 1u);
+  ASSERT_TRUE(store->WaitForSize(2 * (4 + 4)));
+  pass_through();
+  EXPECT_EQ(prefill_->segment_stats().num_frozen_dropped, 0u);
+  const auto kept = ask(book, true, RandomPrompt(random, 50));
+  EXPECT_EQ(kept->stats.aligned_tokens, 256);
+  EXPECT_EQ(kept->stats.fetched_bytes, 0);
+  // Nothing else is left: it goes, too, and its next use brings it from the store.
+  EXPECT_TRUE(Ask(
+                  RandomPrompt(random, 1020), [](PrefillRequest& r) { r.publish = false; }, 2)
+                  ->status.ok());
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 0u);
+  EXPECT_EQ(prefill_->segment_stats().num_frozen_dropped, 1u);
+  const auto back = ask(book, true, RandomPrompt(random, 50));
+  EXPECT_EQ(back->stats.aligned_tokens, 256);
+  EXPECT_GT(back->stats.fetched_bytes, 0);
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 1u) << "what was fetched is frozen again";
+  EXPECT_EQ(prefill_->segment_stats().frozen_tokens, 256);
+  // Above its share the frozen pool is the first to give.
+  options.frozen_share = 0.1;
+  Start(1024, 2048, options);
+  (void)ask(book, true, {});
+  (void)ask(plain, false, {});
+  pass_through();
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 0u);
+  prefill_->pool().CheckInvariants();
+}
+
 }  // namespace
 }  // namespace spl::engine
