@@ -43,6 +43,9 @@ absl::StatusOr<chunk::Chunk> ChunkPublisher::Pack(const ChunkRun& run, size_t in
                                                   ? PackSegmentChunk(*run.source, at, run.keys[index], *model_)
                                                   : PackChunk(*run.kv, at, run.keys[index], *model_));
   chunk.header.namespace_id = run.namespace_key;
+  if (options_.recompute_seconds)
+    chunk.header.recompute_seconds = static_cast<float>(
+        options_.recompute_seconds(chunk.header.first_position, static_cast<int32_t>(chunk.header.num_tokens)));
   return chunk;
 }
 

@@ -49,7 +49,10 @@ struct ChunkPublisherOptions {
   std::chrono::milliseconds order_timeout{30000};  // of one put of an order: a durable one waits for the store's disk
   size_t max_offers = 8;                           // runs that wait; more are not published
   size_t max_orders = 16;                          // orders that wait
-  std::function<void()> on_released;               // pages were given back; must not block
+  // What `count` tokens from position `first` on would take to compute again: the store keeps the dear ones longer.
+  // Null: not said. Any thread.
+  std::function<double(int64_t first, int32_t count)> recompute_seconds;
+  std::function<void()> on_released;  // pages were given back; must not block
 };
 
 // Two threads: one for what is offered, in the background, and one for orders, so that neither waits for the other.

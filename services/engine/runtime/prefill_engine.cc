@@ -80,6 +80,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       index_(pool_),
       segments_(model_->fingerprint()),
       options_(options),
+      cost_(model_->config()),
       fetch_queue_(options.max_concurrent) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
@@ -96,14 +97,18 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   PrefillEngine* self = engine.get();
   engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
   if (options.store) {
-    engine->fetch_thread_ = std::thread([self] { self->FetchLoop(); });
+    for (int i = 0; i < std::max(1, options.num_fetch_threads); ++i)
+      engine->fetch_threads_.emplace_back([self] { self->FetchLoop(); });
     engine->publisher_ = std::make_unique<ChunkPublisher>(
-        engine->model_, ChunkPublisherOptions{.store = options.store,
-                                              .offer_timeout = options.store_timeout,
-                                              .order_timeout = options.publish_timeout,
-                                              .max_offers = options.max_publish_queued,
-                                              .max_orders = options.max_publish_calls,
-                                              .on_released = [self] { self->Wake(); }});
+        engine->model_,
+        ChunkPublisherOptions{
+            .store = options.store,
+            .offer_timeout = options.store_timeout,
+            .order_timeout = options.publish_timeout,
+            .max_offers = options.max_publish_queued,
+            .max_orders = options.max_publish_calls,
+            .recompute_seconds = [self](int64_t first, int32_t count) { return self->RecomputeSeconds(first, count); },
+            .on_released = [self] { self->Wake(); }});
   }
   return engine;
 }
@@ -126,7 +131,9 @@ absl::Status PrefillEngine::WarmUp() {
     const auto start = Clock::now();
     const PrefillSlice slice{tokens, positions, &kv, &policy};
     SPLICE_RETURN_IF_ERROR(executor_->Prefill({&slice, 1}));
-    tokens_per_s_ = length / std::max(1e-6, Seconds(Clock::now() - start));
+    const double seconds = std::max(1e-6, Seconds(Clock::now() - start));
+    tokens_per_s_ = length / seconds;
+    cost_per_s_ = cost_.Of(0, length) / seconds;
   }
   return absl::OkStatus();
 }
@@ -238,9 +245,9 @@ void PrefillEngine::Stop() {
     wake_.notify_one();
   }
   fetch_queue_.Close();
-  for (std::thread* thread : {&fetch_thread_, &engine_thread_}) {
-    if (thread->joinable()) thread->join();
-  }
+  for (std::thread& thread : fetch_threads_) thread.join();
+  fetch_threads_.clear();
+  if (engine_thread_.joinable()) engine_thread_.join();
   if (publisher_) publisher_->Stop();
 }
 
@@ -258,7 +265,7 @@ void PrefillEngine::RunLoop() {
     if (!running_.empty()) RunStep();
   }
   CollectInbox();
-  // The fetch thread has ended (Stop joins it first), so nothing else holds a job.
+  // The fetch threads have ended (Stop joins them first), so nothing else holds a job.
   while (auto job = fetch_queue_.TryPop()) waiting_.push_back(*job);
   waiting_.insert(waiting_.end(), running_.begin(), running_.end());
   running_.clear();
@@ -381,15 +388,10 @@ void PrefillEngine::FetchPrefix(Job& job, SteadyTime deadline) {
   const size_t first = static_cast<size_t>(cached / kernels::kPageTokens);
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
   if (keys.empty()) return;
-  int32_t page = static_cast<int32_t>(first);
-  const auto take = [&](chunk::Chunk&& chunk) {
-    if (job.cancelled() || !UnpackChunk(chunk, *model_, page, *job.kv).ok()) return false;
-    ++page;
-    job.stats.fetched_bytes += static_cast<int64_t>(chunk.payload.size());
-    return true;
-  };
-  (void)options_.store->GetLeading(keys, deadline, take);
-  job.kv->set_num_tokens(static_cast<int64_t>(page) * kernels::kPageTokens);
+  const FetchedPrefix fetched = engine::FetchPrefix(*options_.store, keys, static_cast<int32_t>(first), *model_,
+                                                    *job.kv, deadline, [&] { return job.cancelled(); });
+  job.stats.fetched_bytes += fetched.num_bytes;
+  job.kv->set_num_tokens(cached + int64_t{fetched.num_chunks} * kernels::kPageTokens);
   job.stats.stored_tokens = job.cached() - cached;
   job.stats.cached_tokens = job.cached();
 }
@@ -412,8 +414,9 @@ void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
   for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
     if (!WantsSegment(job, i)) continue;
     const ReuseSpan& segment = job.request.segments[i];
-    FetchedSegment fetched = FetchSegment(*options_.store, job.segment_keys[i],
-                                          TextOf(job.request.tokens, segment.range), *model_, pool_, deadline);
+    FetchedSegment fetched =
+        FetchSegment(*options_.store, job.segment_keys[i], TextOf(job.request.tokens, segment.range), *model_, pool_,
+                     deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
     job.stats.fetched_bytes += fetched.num_bytes;
     if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
   }
@@ -518,11 +521,12 @@ void PrefillEngine::RunStep() {
   std::vector<int32_t> last_rows;
   std::vector<std::shared_ptr<Job>> complete, published;
   int32_t row = 0;
-  double work = 0;
+  double work = 0, cost = 0;
   for (size_t i = 0; i < batch.size() && status.ok(); ++i) {
     Job& job = *batch[i];
     row += static_cast<int32_t>(slices[i].tokens.size());
     work += job.run->pass_work();
+    cost += cost_.Of(slices[i].positions, layers.layers.begin, layers.layers.end);
     UpdateLoad(job, job.run->pass_work());
     status = job.run->Finish(*executor_);
     if (!status.ok() || !job.run->done()) continue;
@@ -535,7 +539,7 @@ void PrefillEngine::RunStep() {
     }
   }
   if (!status.ok()) return FailAll(batch, status);
-  UpdateRate(work, Seconds(Clock::now() - start));
+  UpdateRate(work, cost, Seconds(Clock::now() - start));
   for (const auto& job : published) {
     running_.remove(job);
     FinishJob(job, absl::OkStatus());
@@ -681,9 +685,16 @@ void PrefillEngine::UpdateLoad(Job& job, double work) {
   job.queued -= tokens;
 }
 
-void PrefillEngine::UpdateRate(double work, double seconds) {
+void PrefillEngine::UpdateRate(double work, double cost, double seconds) {
   std::lock_guard lock(mutex_);
   tokens_per_s_ += kSmoothing * (work / std::max(seconds, 1e-6) - tokens_per_s_);
+  cost_per_s_ += kSmoothing * (cost / std::max(seconds, 1e-6) - cost_per_s_);
+}
+
+double PrefillEngine::RecomputeSeconds(int64_t first, int32_t count) const {
+  const double cost = cost_.Of(first, count);
+  std::lock_guard lock(mutex_);
+  return cost / std::max(cost_per_s_, 1.0);
 }
 
 }  // namespace spl::engine

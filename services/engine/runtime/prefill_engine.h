@@ -19,6 +19,7 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/model/prefill_cost.h"
 #include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -113,8 +114,9 @@ struct PrefillEngineOptions {
   double frozen_share = 0.9;
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
-  size_t max_publish_queued = 8;                     // prompts waiting to be published; more are not published
-  size_t max_publish_calls = 16;                     // Publish calls under way; more are refused
+  int num_fetch_threads = 4;      // prompts that are fetched at one time: a large one does not keep small ones waiting
+  size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
+  size_t max_publish_calls = 16;  // Publish calls under way; more are refused
   std::chrono::milliseconds publish_timeout{30000};  // of one put of a Publish call, the store's disk included
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
@@ -125,7 +127,7 @@ struct PrefillLoad {
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
-// Owns one engine thread, one fetch thread and the two threads of its publisher. Submit, Publish and load may be called
+// Owns one engine thread, fetch threads and the two threads of its publisher. Submit, Publish and load may be called
 // from any thread. Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs
 // before younger ones. What is published comes behind requests, unless it has waited several times as long.
 class PrefillEngine {
@@ -190,13 +192,15 @@ class PrefillEngine {
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void SampleFirstTokens(Job& job, std::span<const float> logits);
   void UpdateLoad(Job& job, double work);
-  void UpdateRate(double work, double seconds);
+  void UpdateRate(double work, double cost, double seconds);
+  double RecomputeSeconds(int64_t first, int32_t count) const;
 
   std::shared_ptr<const Model> model_;
   PagePool pool_;
   PrefixIndex index_;
   SegmentIndex segments_;
   const PrefillEngineOptions options_;
+  const PrefillCost cost_;
   std::unique_ptr<ParallelExecutor> executor_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
@@ -210,6 +214,7 @@ class PrefillEngine {
   size_t num_publishes_ = 0;                  // of these, Publish calls
   int64_t queued_tokens_ = 0;
   double tokens_per_s_ = 0;
+  double cost_per_s_ = 0;  // in units of cost_
 
   // Engine thread only.
   std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
@@ -219,7 +224,8 @@ class PrefillEngine {
 
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
   std::unique_ptr<ChunkPublisher> publisher_;  // null without a store
-  std::thread engine_thread_, fetch_thread_;
+  std::thread engine_thread_;
+  std::vector<std::thread> fetch_threads_;
 };
 
 }  // namespace spl::engine

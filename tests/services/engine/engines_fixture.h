@@ -35,7 +35,10 @@ class FakeStore final : public chunk::ChunkStore {
     for (const chunk::ChunkKey& key : keys) {
       chunk::Chunk copy;
       {
-        std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
+        num_waiting_gets_ += blocked_get_ == key;
+        changed_.notify_all();
+        changed_.wait_for(lock, 60s, [&] { return blocked_get_ != key; });
         if (fail) return absl::UnavailableError("the store is gone");
         const auto it = chunks_.find(key);
         if (it == chunks_.end()) break;
@@ -73,6 +76,16 @@ class FakeStore final : public chunk::ChunkStore {
     puts_blocked_ = blocked;
     changed_.notify_all();
   }
+  // Gets of this chunk wait until it is another's turn, or nobody's.
+  void BlockGetsOf(const std::optional<chunk::ChunkKey>& key) {
+    std::lock_guard lock(mutex_);
+    blocked_get_ = key;
+    changed_.notify_all();
+  }
+  bool WaitForBlockedGet() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return num_waiting_gets_ > 0; });
+  }
   // What every put is answered with.
   void RefusePuts(const absl::Status& status) {
     std::lock_guard lock(mutex_);
@@ -107,6 +120,8 @@ class FakeStore final : public chunk::ChunkStore {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   bool puts_blocked_ = false, forgetful_ = false;
+  std::optional<chunk::ChunkKey> blocked_get_;
+  int num_waiting_gets_ = 0;
   absl::Status put_status_;
   std::vector<chunk::PutOptions> put_options_;
   std::unordered_map<chunk::ChunkKey, chunk::Chunk, chunk::ChunkKeyHash> chunks_;

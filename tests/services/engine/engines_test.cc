@@ -110,6 +110,57 @@ TEST_F(EnginesTest, ChunksFromTheStoreGiveTheSameTokens) {
   EXPECT_EQ(failed->tokens, cold->tokens);
 }
 
+// Prefixes are fetched before their prompts start; meanwhile others are computed, and fetched, too.
+TEST_F(EnginesTest, OtherPromptsRunWhileOneIsFetched) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  std::mt19937 random(17);
+  const auto slow = RandomPrompt(random, 300), stored = RandomPrompt(random, 300), fresh = RandomPrompt(random, 300);
+  for (const auto* prompt : {&slow, &stored}) ASSERT_TRUE(Submit(*prompt, Greedy(1))->Wait());
+  ASSERT_TRUE(store->WaitForSize(8));
+  Start(8192, 8192, options);
+  store->BlockGetsOf(chunk::MakePrefixKeys(model_->fingerprint(), {}, slow)[0]);
+  auto waiting = Submit(slow, Greedy(4));
+  ASSERT_TRUE(store->WaitForBlockedGet());
+  auto other = Submit(stored, Greedy(4)), third = Submit(fresh, Greedy(4));
+  ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
+  ASSERT_TRUE(third->Wait() && third->status.ok()) << third->status;
+  EXPECT_EQ(other->stats.stored_tokens, 256);
+  EXPECT_FALSE(waiting->done);
+  store->BlockGetsOf(std::nullopt);
+  ASSERT_TRUE(waiting->Wait() && waiting->status.ok()) << waiting->status;
+  EXPECT_EQ(waiting->stats.stored_tokens, 256);
+  EXPECT_EQ(waiting->tokens, Expected(slow, Greedy(4)));
+}
+
+// The store keeps what is dear to compute: what chunks say of themselves adds up to about what the prompt took.
+TEST_F(EnginesTest, StoredChunksSayWhatTheyTakeToCompute) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  std::mt19937 random(18);
+  const auto prompt = RandomPrompt(random, 2048 + 1);
+  const auto run = Submit(prompt, Greedy(1));
+  ASSERT_TRUE(run->Wait() && run->status.ok());
+  ASSERT_TRUE(store->WaitForSize(32));
+  double sum = 0, last = 0;
+  for (const auto& key : chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)) {
+    const double seconds = store->Find(key)->header.recompute_seconds;
+    EXPECT_GT(seconds, 0);
+    sum += seconds;
+    last = seconds;
+  }
+  const double first =
+      store->Find(chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)[0])->header.recompute_seconds;
+  EXPECT_GT(last, first * 1.2) << "later tokens attend to more";
+  std::printf("prefill %.3f s, chunks say %.3f s\n", run->stats.prefill_s, sum);
+  EXPECT_GT(sum, run->stats.prefill_s / 10);
+  EXPECT_LT(sum, run->stats.prefill_s * 10);
+}
+
 TEST_F(EnginesTest, CancellingFreesEveryPage) {
   Start();
   std::mt19937 random(5);
@@ -366,6 +417,26 @@ TEST_F(EnginesTest, SegmentsMakeRoomWhenPagesAreShort) {
       RandomPrompt(random, 1000), [](PrefillRequest&) {}, 2);
   EXPECT_TRUE(whole->status.ok());
   prefill_->pool().CheckInvariants();
+}
+
+// A pool full of what was computed before gives way to a segment that the store has.
+TEST_F(EnginesTest, FetchedSegmentsMakeRoom) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  std::mt19937 random(19);
+  const auto document = RandomPrompt(random, 256);
+  Start(1024, 2048, options);
+  (void)Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 256}, kDocs}}; });
+  ASSERT_TRUE(store->WaitForSize(4 + 4));
+  Start(1024, 2048, options);
+  (void)Ask(
+      RandomPrompt(random, 1020), [](PrefillRequest&) {}, 1);  // fills the pool
+  const auto found = Ask(Concatenate({RandomPrompt(random, 50), document, {1, 2, 3}}), [](PrefillRequest& r) {
+    r.segments = {{{50, 306}, kDocs}};
+    r.reuse.policy = "naive";
+  });
+  EXPECT_EQ(found->stats.aligned_tokens, 256);
 }
 
 // Ordinary text passes through; a knowledge base's stays until there is nothing else, and comes back from the store.
