@@ -29,6 +29,12 @@ void RaiseTo(prometheus::Counter& counter, uint64_t value) {
   if (missing > 0) counter.Increment(missing);
 }
 
+prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
+  return metrics.Counter("splice_prefill_canonical_segments_total",
+                         "Segments to be computed by themselves in the background, by what became of them.",
+                         {{"result", result}});
+}
+
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
   return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
                            {{"stage", stage}});
@@ -87,6 +93,13 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       frozen_tokens_(metrics.Gauge("splice_prefill_frozen_tokens", "Tokens of these segments.")),
       frozen_dropped_(metrics.Counter("splice_prefill_frozen_dropped_total",
                                       "Segments of knowledge bases that had to make room; the store keeps them.")),
+      canonical_queued_(metrics.Gauge("splice_prefill_canonical_queued",
+                                      "Segments without a source that wait to be computed while nothing else is.")),
+      canonical_computed_(CanonicalCounter(metrics, "computed")),
+      canonical_cancelled_(CanonicalCounter(metrics, "cancelled")),
+      canonical_dropped_(CanonicalCounter(metrics, "dropped")),
+      canonical_tokens_(metrics.Counter("splice_prefill_canonical_tokens_total",
+                                        "Tokens of segments that were computed by themselves in the background.")),
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
       reused_prefix_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
@@ -117,6 +130,12 @@ void PrefillService::UpdateGauges() {
   frozen_sources_.Set(static_cast<double>(segments.num_frozen));
   frozen_tokens_.Set(static_cast<double>(segments.frozen_tokens));
   RaiseTo(frozen_dropped_, segments.num_frozen_dropped);
+  const engine::CanonicalStats canonical = engine_.canonical_stats();
+  canonical_queued_.Set(static_cast<double>(canonical.num_queued));
+  RaiseTo(canonical_computed_, canonical.num_computed);
+  RaiseTo(canonical_cancelled_, canonical.num_cancelled);
+  RaiseTo(canonical_dropped_, canonical.num_dropped);
+  RaiseTo(canonical_tokens_, canonical.num_tokens);
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,

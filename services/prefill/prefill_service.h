@@ -58,6 +58,11 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& frozen_sources_;
   prometheus::Gauge& frozen_tokens_;
   prometheus::Counter& frozen_dropped_;
+  prometheus::Gauge& canonical_queued_;
+  prometheus::Counter& canonical_computed_;
+  prometheus::Counter& canonical_cancelled_;
+  prometheus::Counter& canonical_dropped_;
+  prometheus::Counter& canonical_tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
   prometheus::Counter& reused_segment_;

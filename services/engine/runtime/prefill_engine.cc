@@ -73,6 +73,14 @@ struct PrefillEngine::Job {
   }
 };
 
+// A segment that is computed by itself: from position 0, with nothing in front.
+struct PrefillEngine::CanonicalRun {
+  CanonicalTask task;
+  std::shared_ptr<SequenceKv> kv;
+  ExactPolicy policy;
+  std::unique_ptr<PromptRun> run;  // last: it refers to the others
+};
+
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
@@ -81,6 +89,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       segments_(model_->fingerprint()),
       options_(options),
       cost_(model_->config()),
+      canonical_queue_(options.max_canonical_queued),
       fetch_queue_(options.max_concurrent) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
@@ -237,6 +246,16 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
   idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
 }
 
+bool PrefillEngine::WaitBackgroundIdle(SteadyTime deadline) const {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0 && canonical_stats_.num_queued == 0; });
+}
+
+CanonicalStats PrefillEngine::canonical_stats() const {
+  std::lock_guard lock(mutex_);
+  return canonical_stats_;
+}
+
 void PrefillEngine::Stop() {
   {
     std::lock_guard lock(mutex_);
@@ -255,15 +274,21 @@ void PrefillEngine::RunLoop() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      if (running_.empty()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      if (running_.empty() && !CanStepCanonical()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }
     CollectInbox();
     DropDead();
+    if (!waiting_.empty() || !running_.empty() || num_fetching_ > 0) CancelCanonical();
     AdmitWaiting();
-    if (!running_.empty()) RunStep();
+    if (!running_.empty()) {
+      RunStep();
+    } else if (CanStepCanonical()) {
+      StepCanonical();
+    }
   }
+  canonical_.reset();
   CollectInbox();
   // The fetch threads have ended (Stop joins them first), so nothing else holds a job.
   while (auto job = fetch_queue_.TryPop()) waiting_.push_back(*job);
@@ -314,7 +339,10 @@ void PrefillEngine::AdmitWaiting() {
                      static_cast<double>(b->request.tokens.size()));
   });
   while (!waiting_.empty() && running_.size() + num_fetching_ < options_.max_concurrent) {
-    if (!Admit(waiting_.front())) break;
+    if (!Admit(waiting_.front())) {
+      DropCanonical();  // pages are short: nothing is computed that nobody has asked for
+      break;
+    }
     waiting_.pop_front();
   }
 }
@@ -625,6 +653,117 @@ void PrefillEngine::Index(const Job& job) {
   }
 }
 
+// Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
+// again.
+void PrefillEngine::NoteMissingSegments(const Job& job) {
+  if (!options_.canonical_prefill || !executor_->can_reuse_segments()) return;
+  size_t num_dropped = 0;
+  for (const ReuseSpan& segment : job.request.segments) {
+    if (segment.range.size() < kSegmentTokensMin) continue;
+    const auto text = TextOf(job.request.tokens, segment.range);
+    std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
+    if (segments_.Contains(keys)) continue;
+    num_dropped +=
+        canonical_queue_.Add({segment.namespace_key, {text.begin(), text.end()}, std::move(keys), segment.frozen});
+  }
+  CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += num_dropped; });
+}
+
+void PrefillEngine::CountCanonical(const std::function<void(CanonicalStats&)>& change) {
+  std::lock_guard lock(mutex_);
+  change(canonical_stats_);
+  canonical_stats_.running = canonical_ != nullptr;
+  canonical_stats_.num_queued = canonical_queue_.size() + (canonical_ != nullptr ? 1 : 0);
+  idle_.notify_all();
+}
+
+// Engine thread.
+bool PrefillEngine::CanStepCanonical() const {
+  return running_.empty() && waiting_.empty() && num_fetching_ == 0 &&
+         (canonical_ != nullptr || canonical_queue_.size() > 0);
+}
+
+bool PrefillEngine::WorkArrived() const {
+  std::lock_guard lock(mutex_);
+  return !inbox_.empty() || !fetched_.empty() || stopping_;
+}
+
+// One slice, or the part of it until a request comes.
+void PrefillEngine::StepCanonical() {
+  if (canonical_ == nullptr && !StartCanonical()) return;
+  const auto start = Clock::now();
+  PromptRun& run = *canonical_->run;
+  const PrefillSlice slice = run.Next(executor_->max_rows());
+  const PassLayers layers = run.layers();
+  absl::Status status = executor_->Prefill({&slice, 1}, layers, [this](int32_t) { return !WorkArrived(); });
+  if (status.code() == absl::StatusCode::kCancelled) return CancelCanonical();
+  if (status.ok()) {
+    const double work = run.pass_work(), cost = cost_.Of(slice.positions, layers.layers.begin, layers.layers.end);
+    status = run.Finish(*executor_);
+    UpdateRate(work, cost, Seconds(Clock::now() - start));
+  }
+  if (!status.ok()) {
+    canonical_.reset();
+    CountCanonical([](CanonicalStats& stats) { ++stats.num_dropped; });
+    return FailAll({}, status);
+  }
+  if (run.done()) FinishCanonical();
+}
+
+// The next segment that still has no source. False when there is none, or there are no pages for it.
+bool PrefillEngine::StartCanonical() {
+  while (std::optional<CanonicalTask> task = canonical_queue_.Take()) {
+    const bool known = segments_.Contains(task->keys);
+    if (!known) {
+      const auto length = static_cast<int64_t>(task->tokens.size());
+      auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
+      if (MakeRoom(PagesForTokens(model_->config(), length), false) && kv->Reserve(length).ok()) {
+        canonical_.reset(new CanonicalRun{*std::move(task), std::move(kv), ExactPolicy(model_->config()), nullptr});
+        canonical_->run = std::make_unique<PromptRun>(canonical_->task.tokens, std::vector<SegmentHit>(),
+                                                      *canonical_->kv, canonical_->policy);
+        const absl::Status begun = canonical_->run->Begin(*executor_);
+        if (begun.ok()) {
+          CountCanonical([](CanonicalStats&) {});
+          return true;
+        }
+        canonical_.reset();
+      }
+    }
+    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += known ? 0 : 1; });
+  }
+  return false;
+}
+
+void PrefillEngine::FinishCanonical() {
+  const CanonicalTask& task = canonical_->task;
+  auto source = std::make_shared<SegmentSource>(*canonical_->kv, 0, task.tokens, true);
+  if (segments_.Insert(task.namespace_key, source, task.frozen) && publisher_ && options_.publish)
+    (void)publisher_->Offer({nullptr, source, task.keys, task.namespace_key, 0});
+  const size_t num_tokens = task.tokens.size();
+  canonical_.reset();
+  CountCanonical([&](CanonicalStats& stats) {
+    ++stats.num_computed;
+    stats.num_tokens += num_tokens;
+  });
+}
+
+// Somebody waits: its pages go back, the segment's turn comes again.
+void PrefillEngine::CancelCanonical() {
+  if (canonical_ == nullptr) return;
+  CanonicalTask task = std::move(canonical_->task);
+  canonical_.reset();
+  const size_t num_dropped = canonical_queue_.Add(std::move(task));
+  CountCanonical([&](CanonicalStats& stats) {
+    ++stats.num_cancelled;
+    stats.num_dropped += num_dropped;
+  });
+}
+
+void PrefillEngine::DropCanonical() {
+  if (const size_t count = canonical_queue_.Clear(); count > 0)
+    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += count; });
+}
+
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
   if (job->started != Clock::time_point{}) job->stats.prefill_s = Seconds(Clock::now() - job->started);
   {
@@ -632,7 +771,10 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     queued_tokens_ -= job->queued;
     job->queued = 0;
   }
-  if (status.ok() && job->request.publish) Index(*job);
+  if (status.ok() && job->request.publish) {
+    Index(*job);
+    NoteMissingSegments(*job);
+  }
   job->run.reset();  // gives its sources back
   if (job->publish) {
     const absl::Status ordered = status.ok() ? Order(job) : status;

@@ -20,6 +20,7 @@
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
+#include "services/engine/runtime/canonical_queue.h"
 #include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -118,7 +119,20 @@ struct PrefillEngineOptions {
   size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
   size_t max_publish_calls = 16;  // Publish calls under way; more are refused
   std::chrono::milliseconds publish_timeout{30000};  // of one put of a Publish call, the store's disk included
+  // While nothing is queued or running: compute segments without a source by themselves, for later requests.
+  bool canonical_prefill = true;
+  size_t max_canonical_queued = 64;  // segments that wait for that
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
+};
+
+// Of the segments that were computed by themselves in the background.
+struct CanonicalStats {
+  size_t num_queued = 0;       // the one being computed included
+  bool running = false;        // one is being computed
+  uint64_t num_computed = 0;   // and made sources
+  uint64_t num_tokens = 0;     // of these
+  uint64_t num_cancelled = 0;  // runs that a request ended; they are tried again
+  uint64_t num_dropped = 0;    // for want of room in the queue, or of pages
 };
 
 struct PrefillLoad {
@@ -129,7 +143,8 @@ struct PrefillLoad {
 
 // Owns one engine thread, fetch threads and the two threads of its publisher. Submit, Publish and load may be called
 // from any thread. Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs
-// before younger ones. What is published comes behind requests, unless it has waited several times as long.
+// before younger ones. What is published comes behind requests, unless it has waited several times as long. Segments
+// are computed in the background only while there is neither, and stop in front of the next layer when something comes.
 class PrefillEngine {
  public:
   // `pool` views memory that outlives the engine.
@@ -152,6 +167,9 @@ class PrefillEngine {
 
   PrefillLoad load() const;
   void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
+  // Until nothing is to be computed in the background either. False: the deadline passed before.
+  bool WaitBackgroundIdle(SteadyTime deadline) const;
+  CanonicalStats canonical_stats() const;
   SegmentIndex::Stats segment_stats() const { return segments_.stats(); }
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
   const PagePool& pool() const { return pool_; }
@@ -163,6 +181,7 @@ class PrefillEngine {
 
  private:
   struct Job;
+  struct CanonicalRun;
 
   PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
@@ -187,6 +206,15 @@ class PrefillEngine {
   std::vector<SegmentHit> FindSegments(const Job& job);
   void FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed);
   void Index(const Job& job);
+  void NoteMissingSegments(const Job& job);
+  bool CanStepCanonical() const;
+  void StepCanonical();
+  bool StartCanonical();
+  void FinishCanonical();
+  void CancelCanonical();
+  void DropCanonical();
+  void CountCanonical(const std::function<void(CanonicalStats&)>& change);
+  bool WorkArrived() const;
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   absl::Status Order(const std::shared_ptr<Job>& job);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
@@ -215,11 +243,14 @@ class PrefillEngine {
   int64_t queued_tokens_ = 0;
   double tokens_per_s_ = 0;
   double cost_per_s_ = 0;  // in units of cost_
+  CanonicalStats canonical_stats_;
 
   // Engine thread only.
   std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
   std::list<std::shared_ptr<Job>> running_;
   size_t num_fetching_ = 0;
+  CanonicalQueue canonical_queue_;
+  std::unique_ptr<CanonicalRun> canonical_;                  // under way; nothing else is
   std::vector<std::weak_ptr<const SequenceKv>> handed_out_;  // with on_done: whoever has them gives them back
 
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
