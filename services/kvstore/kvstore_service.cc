@@ -3,12 +3,16 @@
 #include <atomic>
 #include <mutex>
 
+#include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
 
 namespace spl::kvstore {
 namespace {
+
+FaultPoint get_fault("kvstore.get");        // delays between finding a chunk and looking at its bytes
+FaultPoint stream_fault("kvstore.stream");  // corrupt: a part changes on its way out
 
 constexpr std::chrono::milliseconds kRetryAfter{100};
 
@@ -49,8 +53,14 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
       if (cancelled_.load()) return Finish(grpc::Status::CANCELLED);
       const chunk::ChunkKey& key = keys_[next_++];
       absl::StatusOr<StoredChunkRef> found = store_.Get(key);
-      // Memory can rot as well as disks; a second look finds the disk's copy, or that there is none.
-      if (found.ok() && *found != nullptr && store_.DropIfDamaged(key)) found = store_.Get(key);
+      if (get_fault.armed()) (void)get_fault.Hit();
+      // Memory can rot as well as disks. It is the bytes at hand that count, not those the store has by now: a reader
+      // by RMA may have had them dropped since. A second look finds the disk's copy, or that there is none.
+      if (found.ok() && *found != nullptr && store_.DropIfDamaged(*found)) {
+        found = store_.Get(key);
+        // Of a chunk that the disk does not have yet the copy that waits for it is the same.
+        if (found.ok() && *found != nullptr && store_.DropIfDamaged(*found)) *found = nullptr;
+      }
       if (!found.ok()) return Finish(ToGrpcStatus(found.status()));
       if (*found == nullptr) {
         if (skip_missing_) continue;
@@ -59,6 +69,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
       chunk_ = std::move(found).value();
       cutter_.emplace(chunk_->header, chunk_->payload());
       cutter_->Next(part_);
+      if (stream_fault.armed() && stream_fault.Hit().corrupt) (*part_.mutable_data())[0] ^= 1;
       return StartWrite(&part_);
     }
     Finish(grpc::Status::OK);

@@ -78,6 +78,15 @@ bool MemoryTier::Erase(const ChunkRecord& record) {
   return true;
 }
 
+bool MemoryTier::EraseCopy(const StoredChunkRef& chunk) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(chunk->header.key);
+  if (found == entries_.end() || found->second.chunk != chunk) return false;
+  order_.Remove(found->second.position);
+  entries_.erase(found);  // the caller still holds the bytes: their slot does not come back under the lock
+  return true;
+}
+
 void MemoryTier::Reposition(const chunk::ChunkKey& key) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);

@@ -30,6 +30,8 @@ class MemoryTier {
   bool Insert(StoredChunkRef chunk);
   // That chunk, not one that has taken its key since. False: it is not here.
   bool Erase(const ChunkRecord& record);
+  // These very bytes, not a copy of the chunk that was read from the disk since. False: they are not here.
+  bool EraseCopy(const StoredChunkRef& chunk);
   // Its pin changed, or it has reached the disk.
   void Reposition(const chunk::ChunkKey& key);
 

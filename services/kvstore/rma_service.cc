@@ -11,8 +11,9 @@
 namespace spl::kvstore {
 namespace {
 
-FaultPoint lease_fault("kvstore.rma.lease");    // corrupt: one payload changes under its lease
-FaultPoint commit_fault("kvstore.rma.commit");  // drop: the answer is lost; the chunks are stored
+FaultPoint lease_fault("kvstore.rma.lease");      // corrupt: one payload changes under its lease
+FaultPoint release_fault("kvstore.rma.release");  // delays the look at a reader's suspects
+FaultPoint commit_fault("kvstore.rma.commit");    // drop: the answer is lost; the chunks are stored
 
 constexpr int kMaxChunksPerPut = 1 << 14;
 
@@ -131,6 +132,7 @@ grpc::ServerUnaryReactor* RmaService::ReleaseLease(grpc::CallbackServerContext* 
   const auto release = [this, request]() -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request->lease_id()));
     SPLICE_ASSIGN_OR_RETURN(const auto suspects, chunk::KeysFromWire(request->suspect_keys()));
+    if (release_fault.armed() && !suspects.empty()) (void)release_fault.Hit();
     for (const chunk::ChunkKey& key : suspects) store_.DropIfDamaged(key);
     leases_.Release(id);
     return absl::OkStatus();

@@ -140,10 +140,13 @@ absl::StatusOr<StoredChunkRef> TieredStore::Get(const chunk::ChunkKey& key, bool
 
 bool TieredStore::DropIfDamaged(const chunk::ChunkKey& key) {
   const StoredChunkRef chunk = memory_tier_->Find(key, false);
-  if (chunk == nullptr) return false;
+  return chunk != nullptr && DropIfDamaged(chunk);
+}
+
+bool TieredStore::DropIfDamaged(const StoredChunkRef& chunk) {
   const absl::Status status = chunk::VerifyPayload(chunk->header, chunk->payload());
   if (status.ok()) return false;
-  if (!memory_tier_->Erase(*chunk->record)) return true;  // somebody else saw it too, and counted it
+  if (!memory_tier_->EraseCopy(chunk)) return true;  // somebody else saw it too, and counted it
   log::Warning("kvstore.chunk_dropped", log::F("tier", "memory"), log::F("cause", status));
   num_damaged_in_memory_.fetch_add(1);
   UpdateGauges();

@@ -59,7 +59,11 @@ class TieredStore {
   // ResourceExhausted when there is no room for it.
   absl::StatusOr<StoredChunkRef> Get(const chunk::ChunkKey& key, bool in_region = false);
 
-  // Looks at the copy in memory and drops it, counted, when its bytes have changed. The disk may have a good one.
+  // Looks at these bytes, which a Get has given, and when they have changed drops them from memory, counted once
+  // however many look. True: they are not to be used, even when somebody else dropped them first; the disk may have a
+  // good copy.
+  bool DropIfDamaged(const StoredChunkRef& chunk);
+  // The same for the copy in memory, if there is one.
   bool DropIfDamaged(const chunk::ChunkKey& key);
 
   // The two halves of a put. Neither waits for the disk. Prepare: ResourceExhausted: no room (larger than the memory

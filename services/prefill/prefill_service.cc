@@ -8,6 +8,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/chunk/remote/chunk_wire.h"
 #include "services/wire/convert.h"
 
 namespace spl::prefill {
@@ -15,11 +16,23 @@ namespace {
 
 FaultPoint run_fault("prefill.run");
 constexpr size_t kMaxProbeKeys = 16384;
+constexpr std::chrono::milliseconds kRetryAfter{200};
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
   auto* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
   return reactor;
+}
+
+void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+  const double missing = static_cast<double>(value) - counter.Value();
+  if (missing > 0) counter.Increment(missing);
+}
+
+prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
+  return metrics.Counter("splice_prefill_canonical_segments_total",
+                         "Segments to be computed by themselves in the background, by what became of them.",
+                         {{"result", result}});
 }
 
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
@@ -45,12 +58,12 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
 
 }  // namespace
 
-// One Run call. Lives until gRPC is done with it, which is after Finish; Finish is called exactly once, by the engine's
-// on_done (through the push when there is something to undo) or when the request is refused at once.
-class PrefillService::RunCall final : public grpc::ServerUnaryReactor {
+// One Run or Publish call. Lives until gRPC is done with it, which is after Finish; Finish is called exactly once, by
+// the engine's on_done (of a Run through the push when there is something to undo) or when it is refused at once.
+template <typename Request, typename Response>
+class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
  public:
-  RunCall(PrefillService& service, grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
-          v1::PrefillResponse* response)
+  EngineCall(PrefillService& service, grpc::CallbackServerContext* context, const Request* request, Response* response)
       : service(service), context(context), request(request), response(response) {}
 
   void OnCancel() override {
@@ -61,8 +74,8 @@ class PrefillService::RunCall final : public grpc::ServerUnaryReactor {
 
   PrefillService& service;
   grpc::CallbackServerContext* const context;
-  const v1::PrefillRequest* const request;
-  v1::PrefillResponse* const response;
+  const Request* const request;
+  Response* const response;
   const engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
 };
 
@@ -76,6 +89,17 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
+      frozen_sources_(metrics.Gauge("splice_prefill_frozen_sources", "Segments of knowledge bases in local pages.")),
+      frozen_tokens_(metrics.Gauge("splice_prefill_frozen_tokens", "Tokens of these segments.")),
+      frozen_dropped_(metrics.Counter("splice_prefill_frozen_dropped_total",
+                                      "Segments of knowledge bases that had to make room; the store keeps them.")),
+      canonical_queued_(metrics.Gauge("splice_prefill_canonical_queued",
+                                      "Segments without a source that wait to be computed while nothing else is.")),
+      canonical_computed_(CanonicalCounter(metrics, "computed")),
+      canonical_cancelled_(CanonicalCounter(metrics, "cancelled")),
+      canonical_dropped_(CanonicalCounter(metrics, "dropped")),
+      canonical_tokens_(metrics.Counter("splice_prefill_canonical_tokens_total",
+                                        "Tokens of segments that were computed by themselves in the background.")),
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
       reused_prefix_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
@@ -85,6 +109,12 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
                                   "Tokens of segments that were computed afresh above the dense layers.")),
       reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
       fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
+      published_new_(metrics.Counter("splice_prefill_published_chunks_total", "Chunks that Publish calls stored.",
+                                     {{"result", "stored"}})),
+      published_existing_(metrics.Counter("splice_prefill_published_chunks_total", "Chunks that Publish calls stored.",
+                                          {{"result", "existing"}})),
+      published_bytes_(
+          metrics.Counter("splice_prefill_published_bytes_total", "Payloads of the chunks of Publish calls.")),
       stage_queue_(StageHistogram(metrics, "queue")),
       stage_lookup_(StageHistogram(metrics, "lookup")),
       stage_fetch_(StageHistogram(metrics, "fetch")),
@@ -96,6 +126,16 @@ void PrefillService::UpdateGauges() {
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool.num_pages())));
   pages_used_.Set(used);
+  const engine::SegmentIndex::Stats segments = engine_.segment_stats();
+  frozen_sources_.Set(static_cast<double>(segments.num_frozen));
+  frozen_tokens_.Set(static_cast<double>(segments.frozen_tokens));
+  RaiseTo(frozen_dropped_, segments.num_frozen_dropped);
+  const engine::CanonicalStats canonical = engine_.canonical_stats();
+  canonical_queued_.Set(static_cast<double>(canonical.num_queued));
+  RaiseTo(canonical_computed_, canonical.num_computed);
+  RaiseTo(canonical_cancelled_, canonical.num_cancelled);
+  RaiseTo(canonical_dropped_, canonical.num_dropped);
+  RaiseTo(canonical_tokens_, canonical.num_tokens);
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
@@ -141,19 +181,52 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
   return reactor;
 }
 
+template <typename Call>
+Call* PrefillService::Begin(Call* call, absl::Status (PrefillService::*start)(Call&)) {
+  const absl::Status status =
+      draining_ ? absl::UnavailableError("the prefill worker is draining") : (this->*start)(*call);
+  if (status.ok()) return call;
+  if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(*call->context, kRetryAfter);
+  call->Finish(ToGrpcStatus(status));
+  return call;
+}
+
 grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                               v1::PrefillResponse* response) {
-  auto* call = new RunCall(*this, context, request, response);
-  if (const absl::Status status = StartRun(*call); !status.ok()) {
-    if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(*context, std::chrono::milliseconds(200));
-    call->Finish(ToGrpcStatus(status));
-  }
-  return call;
+  return Begin(new RunCall(*this, context, request, response), &PrefillService::StartRun);
+}
+
+grpc::ServerUnaryReactor* PrefillService::Publish(grpc::CallbackServerContext* context,
+                                                  const v1::PublishRequest* request, v1::PublishResponse* response) {
+  return Begin(new PublishCall(*this, context, request, response), &PrefillService::StartPublish);
+}
+
+absl::Status PrefillService::StartPublish(PublishCall& call) {
+  const v1::PublishRequest& request = *call.request;
+  engine::PublishRequest publish;
+  publish.id = request.request_id();
+  publish.tokens.assign(request.token_ids().begin(), request.token_ids().end());
+  SPLICE_ASSIGN_OR_RETURN(publish.segments, wire::FromProto(request.segments()));
+  SPLICE_ASSIGN_OR_RETURN(publish.put.pin, chunk::PinFromWire(request.pin()));
+  publish.put.durable = request.durable();
+  publish.deadline = FromGrpcDeadline(call.context->deadline());
+  publish.cancelled = call.cancelled;
+  publish.on_done = [this, &call](const absl::Status& status, const engine::PublishOutcome& outcome) {
+    published_new_.Increment(static_cast<double>(outcome.stored.num_chunks - outcome.stored.num_existing));
+    published_existing_.Increment(static_cast<double>(outcome.stored.num_existing));
+    published_bytes_.Increment(static_cast<double>(outcome.stored.num_bytes));
+    call.response->set_chunks(outcome.stored.num_chunks);
+    call.response->set_existing_chunks(outcome.stored.num_existing);
+    call.response->set_bytes(outcome.stored.num_bytes);
+    call.response->set_computed_tokens(static_cast<uint64_t>(outcome.stats.computed_tokens));
+    call.response->set_prefill_seconds(outcome.stats.prefill_s);
+    call.Finish(ToGrpcStatus(status));
+  };
+  return engine_.Publish(std::move(publish));
 }
 
 absl::Status PrefillService::StartRun(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
-  if (draining_) return absl::UnavailableError("the prefill worker is draining");
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
   SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
   engine::PrefillRequest prefill;
@@ -167,10 +240,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.reuse_auto = request.reuse().auto_segments();
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
   prefill.return_first_logits = request.reuse().return_first_logits();
-  for (const v1::TokenSegment& segment : request.segments()) {
-    SPLICE_ASSIGN_OR_RETURN(const auto key, wire::DigestFromBytes(segment.namespace_key(), "segments.namespace_key"));
-    prefill.segments.push_back({{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())}, key});
-  }
+  SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
                           engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));

@@ -27,13 +27,22 @@ class PrefillService final : public v1::Prefill::CallbackService {
                                         v1::ConnectPeerResponse* response) override;
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                 v1::PrefillResponse* response) override;
+  grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
+                                    v1::PublishResponse* response) override;
 
   void set_draining(bool draining) { draining_ = draining; }
   void UpdateGauges();
 
  private:
-  class RunCall;
+  template <typename Request, typename Response>
+  class EngineCall;
+  using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
+  using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
+  // Starts the call, or refuses it with `start`'s status.
+  template <typename Call>
+  Call* Begin(Call* call, absl::Status (PrefillService::*start)(Call&));
   absl::Status StartRun(RunCall& call);
+  absl::Status StartPublish(PublishCall& call);
   void Count(const engine::PrefillStats& stats);
 
   engine::PrefillEngine& engine_;
@@ -46,12 +55,23 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;
   prometheus::Gauge& pages_used_;
+  prometheus::Gauge& frozen_sources_;
+  prometheus::Gauge& frozen_tokens_;
+  prometheus::Counter& frozen_dropped_;
+  prometheus::Gauge& canonical_queued_;
+  prometheus::Counter& canonical_computed_;
+  prometheus::Counter& canonical_cancelled_;
+  prometheus::Counter& canonical_dropped_;
+  prometheus::Counter& canonical_tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
   prometheus::Counter& reused_segment_;
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;
   prometheus::Counter& fetched_bytes_;
+  prometheus::Counter& published_new_;
+  prometheus::Counter& published_existing_;
+  prometheus::Counter& published_bytes_;
   prometheus::Histogram& stage_queue_;
   prometheus::Histogram& stage_lookup_;
   prometheus::Histogram& stage_fetch_;

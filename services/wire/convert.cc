@@ -50,6 +50,19 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   return reuse;
 }
 
+absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
+    const google::protobuf::RepeatedPtrField<v1::TokenSegment>& proto) {
+  std::vector<engine::ReuseSpan> segments;
+  for (const v1::TokenSegment& segment : proto) {
+    if (segment.begin() > INT32_MAX || segment.end() > INT32_MAX)
+      return InvalidArgument("segments: [{}, {}) is beyond any prompt", segment.begin(), segment.end());
+    SPLICE_ASSIGN_OR_RETURN(const auto key, DigestFromBytes(segment.namespace_key(), "segments.namespace_key"));
+    segments.push_back(
+        {{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())}, key, segment.frozen()});
+  }
+  return segments;
+}
+
 v1::SampledToken ToProto(const engine::SampledToken& token) {
   v1::SampledToken proto;
   proto.set_token_id(static_cast<uint32_t>(token.token));

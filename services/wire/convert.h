@@ -2,6 +2,8 @@
 // further down than this.
 #pragma once
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/engine.h"
@@ -16,6 +18,11 @@ engine::SamplingParams FromProto(const v1::SamplingParams& proto);
 // Policy and numbers; unset ones keep the policy's defaults. "strict" quality is the exact policy. Ranges are checked
 // by engine::ValidateReuseOptions.
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto);
+
+// Ranges, namespace keys and which are frozen, as they came; the engine checks them against the prompt.
+// InvalidArgument: a namespace key that is none, or a position beyond any prompt.
+absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
+    const google::protobuf::RepeatedPtrField<v1::TokenSegment>& proto);
 
 v1::SampledToken ToProto(const engine::SampledToken& token);
 // InvalidArgument: a finish reason that only clients see.

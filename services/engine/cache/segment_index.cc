@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "services/base/check.h"
 #include "services/engine/cache/rolling_hash.h"
 
 namespace spl::engine {
@@ -46,38 +47,99 @@ uint64_t SegmentIndex::SaltOf(const chunk::Digest& namespace_key) {
   return salt;
 }
 
-bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source) {
+int64_t SegmentIndex::Source::num_pages() const { return source->num_pages(); }
+
+void SegmentIndex::Use(Sources::iterator source) {
+  if (!source->frozen) {
+    sources_.splice(sources_.begin(), sources_, source);
+    return;
+  }
+  const uint64_t rank = std::max(source->order->first, frozen_age_) + 1;
+  frozen_order_.erase(source->order);
+  source->order = frozen_order_.emplace(rank, source);
+}
+
+void SegmentIndex::Freeze(Sources::iterator source) {
+  if (source->frozen) return;
+  source->frozen = true;
+  frozen_.splice(frozen_.begin(), sources_, source);
+  source->order = frozen_order_.emplace(frozen_age_ + 1, source);
+  frozen_pages_ += source->num_pages();
+}
+
+template <typename Map, typename Key>
+void SegmentIndex::Claim(Map& entries, const Key& key, const Place& place, Dropped& dropped) {
+  const auto [entry, is_new] = entries.try_emplace(key, place);
+  if (!is_new) {
+    const Sources::iterator holder = entry->second.source;
+    if (holder == place.source || (holder->frozen && !place.source->frozen)) return;
+    entry->second = place;
+    if (--holder->num_entries == 0) Drop(holder, dropped);
+  }
+  ++place.source->num_entries;
+}
+
+template <typename Map, typename Keys>
+void SegmentIndex::Forget(Map& entries, const Keys& keys, Sources::iterator source) {
+  for (const auto& key : keys) {
+    const auto entry = entries.find(key);
+    if (entry != entries.end() && entry->second.source == source) entries.erase(entry);
+  }
+}
+
+void SegmentIndex::Drop(Sources::iterator source, Dropped& dropped) {
+  Forget(entries_, source->keys, source);
+  Forget(windows_, source->text_hashes, source);
+  dropped.push_back(std::move(source->source));
+  if (!source->frozen) {
+    sources_.erase(source);
+    return;
+  }
+  frozen_pages_ -= dropped.back()->num_pages();
+  frozen_order_.erase(source->order);
+  frozen_.erase(source);
+}
+
+bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source,
+                          bool frozen) {
   const std::span<const int32_t> tokens = source->tokens();
   const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, tokens);
   std::vector<uint64_t> hashes;
   for (int32_t at = 0; at + kChunk <= static_cast<int32_t>(tokens.size()); at += kChunk)
     hashes.push_back(RollingHash(kChunk, SaltOf(namespace_key)).At(tokens, at));
+  Dropped dropped;
   std::lock_guard lock(mutex_);
-  // A segment that is there to its last chunk is not kept twice.
-  if (const auto last = entries_.find(keys.back()); last != entries_.end()) {
-    Use(last->second.source);
+  if (ContainsLocked(keys)) {
+    Sources::iterator last = sources_.end();
+    for (const chunk::ChunkKey& key : keys) {
+      const Sources::iterator holder = entries_.at(key).source;
+      if (holder == last) continue;
+      last = holder;
+      if (frozen) Freeze(holder);
+      Use(holder);
+    }
     return false;
   }
-  sources_.push_front({namespace_key, std::move(source), {}, {}});
+  sources_.push_front({namespace_key, std::move(source), keys, hashes});
   const Sources::iterator place = sources_.begin();
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (entries_.try_emplace(keys[i], Place{place, static_cast<int32_t>(i) * kChunk}).second)
-      place->keys.push_back(keys[i]);
-  }
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    if (windows_.try_emplace(hashes[i], Place{place, static_cast<int32_t>(i) * kChunk}).second)
-      place->text_hashes.push_back(hashes[i]);
-  }
+  if (frozen) Freeze(place);
+  for (size_t i = 0; i < keys.size(); ++i) Claim(entries_, keys[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
+  for (size_t i = 0; i < hashes.size(); ++i)
+    Claim(windows_, hashes[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
   return true;
+}
+
+bool SegmentIndex::ContainsLocked(std::span<const chunk::ChunkKey> keys) const {
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return entries_.contains(key); });
 }
 
 bool SegmentIndex::Contains(std::span<const chunk::ChunkKey> keys) const {
   std::lock_guard lock(mutex_);
-  return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return entries_.contains(key); });
+  return ContainsLocked(keys);
 }
 
 std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
-                                                  PositionRange range) {
+                                                  PositionRange range, bool freeze) {
   const auto segment = tokens.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
   const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, segment);
   std::vector<SegmentHit> hits;
@@ -91,7 +153,10 @@ std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace
     if (found.namespace_key != namespace_key || here.size() < static_cast<size_t>(count) ||
         !SameTokens(here.first(static_cast<size_t>(count)), segment.subspan(static_cast<size_t>(at), count)))
       break;
+    const size_t num_hits = hits.size();
     Append(hits, {found.source, it->second.offset, range.begin + at, count});
+    if (hits.size() == num_hits) continue;  // the same source goes on: one use
+    if (freeze) Freeze(it->second.source);
     Use(it->second.source);
   }
   return hits;
@@ -130,22 +195,65 @@ std::vector<SegmentHit> SegmentIndex::FindText(const chunk::Digest& namespace_ke
 }
 
 bool SegmentIndex::EvictOne() {
-  std::shared_ptr<const SegmentSource> dropped;  // its pages go back without the lock
+  Dropped dropped;
   std::lock_guard lock(mutex_);
   if (sources_.empty()) return false;
-  const Source& source = sources_.back();
-  for (const chunk::ChunkKey& key : source.keys) entries_.erase(key);
-  for (const uint64_t hash : source.text_hashes) windows_.erase(hash);
-  dropped = source.source;
-  sources_.pop_back();
+  Drop(std::prev(sources_.end()), dropped);
   return true;
+}
+
+bool SegmentIndex::EvictFrozen() {
+  Dropped dropped;
+  std::lock_guard lock(mutex_);
+  if (frozen_order_.empty()) return false;
+  const auto [rank, victim] = *frozen_order_.begin();
+  frozen_age_ = rank;
+  ++num_frozen_dropped_;
+  Drop(victim, dropped);
+  return true;
+}
+
+int64_t SegmentIndex::frozen_pages() const {
+  std::lock_guard lock(mutex_);
+  return frozen_pages_;
 }
 
 SegmentIndex::Stats SegmentIndex::stats() const {
   std::lock_guard lock(mutex_);
-  Stats stats{sources_.size(), 0};
-  for (const Source& source : sources_) stats.num_tokens += static_cast<int64_t>(source.source->tokens().size());
+  Stats stats{.num_sources = sources_.size() + frozen_.size(),
+              .num_tokens = 0,
+              .num_frozen = frozen_.size(),
+              .frozen_pages = frozen_pages_,
+              .num_frozen_dropped = num_frozen_dropped_};
+  const auto tokens_of = [](const Source& source) { return static_cast<int64_t>(source.source->tokens().size()); };
+  for (const Source& source : frozen_) stats.frozen_tokens += tokens_of(source);
+  stats.num_tokens = stats.frozen_tokens;
+  for (const Source& source : sources_) stats.num_tokens += tokens_of(source);
   return stats;
+}
+
+void SegmentIndex::CheckInvariants() const {
+  std::lock_guard lock(mutex_);
+  std::unordered_map<const Source*, size_t> entries;
+  for (const auto& [key, place] : entries_) ++entries[&*place.source];
+  for (const auto& [hash, place] : windows_) ++entries[&*place.source];
+  size_t num_alive = 0;
+  int64_t pages = 0;
+  for (const Sources* const list : {&sources_, &frozen_}) {
+    for (const Source& source : *list) {
+      SPLICE_CHECK(source.frozen == (list == &frozen_), "a frozen source is in the frozen pool");
+      SPLICE_CHECK(source.num_entries > 0, "a source without entries is gone");
+      SPLICE_CHECK(entries[&source] == source.num_entries, "a source counts the entries that lead to it");
+      if (source.frozen) {
+        SPLICE_CHECK(&*source.order->second == &source, "the frozen order leads back");
+        pages += source.num_pages();
+      }
+      ++num_alive;
+    }
+  }
+  SPLICE_CHECK(entries.size() == num_alive, "every entry leads to a source that is here");
+  SPLICE_CHECK(frozen_order_.size() == frozen_.size(), "the frozen order lists every frozen source once");
+  SPLICE_CHECK(pages == frozen_pages_, "frozen pages are those of the frozen sources");
 }
 
 }  // namespace spl::engine

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -16,15 +17,24 @@
 
 namespace spl::engine {
 
-// Any thread may call. A hit always compares token ids, and a namespace that differs is a miss (P7).
+// Two kinds of sources: ordinary ones, of which the one that was used least recently goes first, and the frozen pool,
+// text of knowledge bases that is kept beyond them (algorithms.md 1: least-referenced first). A frozen source's uses
+// are counted from the level at which the last one was dropped, so that what nobody asks for any more does not stay for
+// what it was asked once (LFU with dynamic ageing).
+//
+// Any thread may call. A hit always compares token ids, and a namespace that differs is a miss (P7). Invariants: every
+// entry leads to a source that is here; a source without entries is not; the frozen order lists every frozen source
+// once.
 class SegmentIndex {
  public:
   // `fingerprint`: of the model whose KV it is.
   explicit SegmentIndex(const chunk::Digest& fingerprint) : fingerprint_(fingerprint) {}
 
   // Makes the source's tokens findable: from their first token on as a segment, and every full chunk of 64 by its text
-  // alone. What is there already stays, and counts as used. True when the source is new.
-  bool Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source);
+  // alone. Where all of it is here, what is here stays, counts as used and becomes frozen if `frozen`. Else the new
+  // source answers for all of its tokens, but an ordinary one not for what a frozen one answers for; sources that are
+  // left with nothing are dropped. True when the source is new.
+  bool Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source, bool frozen = false);
 
   // Keys of a segment's chunks, the last perhaps of fewer tokens than 64.
   std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
@@ -32,42 +42,72 @@ class SegmentIndex {
   bool Contains(std::span<const chunk::ChunkKey> keys) const;
 
   // The longest leading part of the segment tokens[range] that some sources have, in whole chunks of 64 (and a short
-  // last one that ends with the segment).
+  // last one that ends with the segment). `freeze`: these sources are frozen from now on.
   std::vector<SegmentHit> FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
-                                      PositionRange range);
+                                      PositionRange range, bool freeze = false);
 
   // Everything of at least 64 tokens inside tokens[range] that some source has, at any offset; hits ascend.
   std::vector<SegmentHit> FindText(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
                                    PositionRange range);
 
-  // Drops the source that was used least recently. False when there is none.
+  // Drops the ordinary source that was used least recently. False when there is none.
   bool EvictOne();
+  // Drops the frozen source that was used least. False when there is none.
+  bool EvictFrozen();
+
+  int64_t frozen_pages() const;
 
   struct Stats {
-    size_t num_sources = 0;
+    size_t num_sources = 0;  // frozen ones included
     int64_t num_tokens = 0;
+    size_t num_frozen = 0;
+    int64_t frozen_tokens = 0;
+    int64_t frozen_pages = 0;  // a page that two frozen sources share counts twice
+    uint64_t num_frozen_dropped = 0;
   };
   Stats stats() const;
+  void CheckInvariants() const;  // aborts on a broken one
 
  private:
+  struct Source;
+  using Sources = std::list<Source>;
+  using FrozenOrder = std::multimap<uint64_t, Sources::iterator>;  // by rank; equal ones by their last use
   struct Source {
     chunk::Digest namespace_key{};
     std::shared_ptr<const SegmentSource> source;
-    std::vector<chunk::ChunkKey> keys;  // entries that point here
-    std::vector<uint64_t> text_hashes;  // the same, of windows_
+    // What it was inserted with. Of these, the entries that lead here; the others answer elsewhere.
+    std::vector<chunk::ChunkKey> keys;
+    std::vector<uint64_t> text_hashes;
+    size_t num_entries = 0;
+    bool frozen = false;
+    FrozenOrder::iterator order{};  // of a frozen one
+    int64_t num_pages() const;
   };
-  using Sources = std::list<Source>;  // most recently used first
   struct Place {
     Sources::iterator source;
     int32_t offset = 0;
   };
+  using Dropped = std::vector<std::shared_ptr<const SegmentSource>>;  // their pages go back without the lock
 
   static uint64_t SaltOf(const chunk::Digest& namespace_key);
-  void Use(Sources::iterator source) { sources_.splice(sources_.begin(), sources_, source); }
+  bool ContainsLocked(std::span<const chunk::ChunkKey> keys) const;
+  void Use(Sources::iterator source);
+  void Freeze(Sources::iterator source);
+  // Lets `place` answer for the key unless a frozen source does and `place` is not one.
+  template <typename Map, typename Key>
+  void Claim(Map& entries, const Key& key, const Place& place, Dropped& dropped);
+  template <typename Map, typename Keys>
+  static void Forget(Map& entries, const Keys& keys, Sources::iterator source);
+  void Drop(Sources::iterator source, Dropped& dropped);
 
   const chunk::Digest fingerprint_;
   mutable std::mutex mutex_;  // guards all below
-  Sources sources_;
+  Sources sources_;           // ordinary ones, most recently used first
+  Sources frozen_;
+  FrozenOrder frozen_order_;  // least used first
+  uint64_t frozen_age_ = 0;   // rank of the one that was dropped last
+  int64_t frozen_pages_ = 0;
+  uint64_t num_frozen_dropped_ = 0;
   std::unordered_map<chunk::ChunkKey, Place, chunk::ChunkKeyHash> entries_;
   std::unordered_map<uint64_t, Place> windows_;  // chunks by the hash of their text
 };

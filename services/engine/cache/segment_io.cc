@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "kernels/kv_copy/crc32c.h"
 #include "services/engine/cache/chunk_io.h"
@@ -53,42 +54,45 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
 
 FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                             std::span<const int32_t> tokens, const Model& model, PagePool& pool,
-                            std::chrono::steady_clock::time_point deadline) {
+                            std::chrono::steady_clock::time_point deadline,
+                            const std::function<bool(int64_t num_pages)>& make_room) {
   const int32_t num_streams = model.config().num_layers * model.config().num_kv_heads;
-  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(num_streams));
+  std::map<size_t, std::vector<int32_t>> placed;  // pages by chunk; perhaps not all will be filled
+  ChunkLanding landing(pool, ChunkPayloadBytes(model));
+  const auto place = [&](size_t index, const chunk::ChunkHeader& header) -> chunk::Pieces {
+    if (!IsOfModel(header, model) || header.provenance < chunk::Provenance::kCanon ||
+        header.num_tokens != static_cast<uint32_t>(TokensOfChunk(tokens.size(), static_cast<int32_t>(index))))
+      return {};
+    std::vector<int32_t>& pages = placed[index];
+    if (pages.empty() && (!make_room(num_streams) || !pool.Allocate(num_streams, pages).ok())) return {};
+    return landing.PiecesFor(index, pages);
+  };
   FetchedSegment fetched;
-  int32_t num_tokens = 0, next = 0;
+  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(num_streams));
+  size_t num_tokens = 0;
   int64_t begin = 0;
   bool isolated = false;
-  const auto take = [&](chunk::Chunk&& chunk) {
-    const chunk::ChunkHeader& header = chunk.header;
-    if (next == 0) {
+  const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
+    if (index == 0) {
       begin = header.first_position;
       isolated = header.provenance == chunk::Provenance::kCanon;
     }
-    const bool ours =
-        header.model_fingerprint == model.fingerprint() && header.layout_digest == model.layout_digest() &&
-        chunk.payload.size() == ChunkPayloadBytes(model) && header.provenance >= chunk::Provenance::kCanon &&
-        (header.provenance == chunk::Provenance::kCanon) == isolated &&
-        header.num_tokens == static_cast<uint32_t>(TokensOfChunk(tokens.size(), next)) &&
-        header.first_position == static_cast<uint64_t>(begin) + static_cast<uint64_t>(next) * kChunk;
-    std::vector<int32_t> added;
-    if (!ours || !pool.Allocate(num_streams, added).ok()) return false;
-    for (int32_t s = 0; s < num_streams; ++s) pages[static_cast<size_t>(s)].push_back(added[static_cast<size_t>(s)]);
-    if (!pool.WritePages(added, chunk.payload.data()).ok()) {
-      for (auto& stream : pages) stream.pop_back();
-      pool.Release(added);
+    // All of one context, one behind the other.
+    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
+        header.first_position != static_cast<uint64_t>(begin) + index * kChunk ||
+        !landing.Land(index, placed.at(index)).ok())
       return false;
-    }
-    num_tokens += static_cast<int32_t>(header.num_tokens);
-    fetched.num_bytes += static_cast<int64_t>(chunk.payload.size());
-    ++next;
+    const auto filled = placed.extract(index);
+    for (int32_t s = 0; s < num_streams; ++s) pages[s].push_back(filled.mapped()[static_cast<size_t>(s)]);
+    num_tokens += header.num_tokens;
+    fetched.num_bytes += static_cast<int64_t>(header.payload_bytes);
     return true;
   };
-  (void)store.GetLeading(keys, deadline, take);  // a store that fails costs time, never a request
+  (void)store.FetchLeading(keys, deadline, place, take);  // a store that fails costs time, never a request
+  for (const auto& [index, unfilled] : placed) pool.Release(unfilled);
   if (num_tokens > 0)
     fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin),
-                                                     tokens.first(static_cast<size_t>(num_tokens)), isolated);
+                                                     tokens.first(num_tokens), isolated);
   return fetched;
 }
 

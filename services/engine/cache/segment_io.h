@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -23,10 +24,13 @@ struct FetchedSegment {
   std::shared_ptr<const SegmentSource> source;  // null: nothing was stored
   int64_t num_bytes = 0;
 };
-// The leading chunks of a segment that the store has, in pages of `pool`. `keys` are those of the segment's chunks.
-// What the store gives wrongly (another model, other positions) or no page is left for ends the segment early.
+// The leading chunks of a segment that the store has, in pages of `pool`, straight into them where the host can write
+// them. `keys` are those of the segment's chunks. `make_room` is asked for each chunk's pages before they are taken;
+// false ends the segment early, as does what the store gives wrongly (another model, other positions, damaged bytes).
+// Pages of chunks that did not come are free again on return.
 FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                             std::span<const int32_t> tokens, const Model& model, PagePool& pool,
-                            std::chrono::steady_clock::time_point deadline);
+                            std::chrono::steady_clock::time_point deadline,
+                            const std::function<bool(int64_t num_pages)>& make_room);
 
 }  // namespace spl::engine

@@ -35,6 +35,8 @@ class SegmentSource {
   }
   int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
   int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }
+  // Of all streams.
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * (pages_.empty() ? 0 : pages_[0].size())); }
   PagePool& pool() const { return pool_; }
 
  private:

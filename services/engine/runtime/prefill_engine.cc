@@ -6,7 +6,6 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
-#include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_io.h"
 #include "services/engine/recovery/exact.h"
@@ -19,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 // A prompt that waited this long runs before younger, shorter ones: bounds the delay that short prompts can cause.
 constexpr std::chrono::seconds kMaxDelay{2};
+constexpr std::chrono::seconds kMaxPublishDelay{10};
 // Upper bound of a wait without work: a safety net, every real event wakes the thread.
 constexpr std::chrono::milliseconds kIdleWait{100};
 constexpr int32_t kWarmUpTokens = 192;
@@ -43,6 +43,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 struct PrefillEngine::Job {
   PrefillRequest request;
+  std::optional<PublishRequest> publish;                   // a Publish call: `request` has its tokens and segments
   std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
@@ -60,10 +61,25 @@ struct PrefillEngine::Job {
   }
   int64_t cached() const { return kv ? kv->num_tokens() : 0; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  bool overdue(Clock::time_point now) const { return now - submitted > (publish ? kMaxPublishDelay : kMaxDelay); }
+  // Whether it is this one's turn before b's, when neither or both are overdue.
+  bool before(const Job& b, bool overdue, double work, double work_of_b) const {
+    if (overdue) return submitted < b.submitted;
+    if (publish.has_value() != b.publish.has_value()) return b.publish.has_value();
+    return work < work_of_b;
+  }
   // The last prompt position is always computed: its logits give the first token.
   std::span<const chunk::ChunkKey> reusable_keys() const {
     return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
   }
+};
+
+// A segment that is computed by itself: from position 0, with nothing in front.
+struct PrefillEngine::CanonicalRun {
+  CanonicalTask task;
+  std::shared_ptr<SequenceKv> kv;
+  ExactPolicy policy;
+  std::unique_ptr<PromptRun> run;  // last: it refers to the others
 };
 
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
@@ -73,8 +89,9 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       index_(pool_),
       segments_(model_->fingerprint()),
       options_(options),
-      fetch_queue_(options.max_concurrent),
-      publish_queue_(options.max_publish_queued) {}
+      cost_(model_->config()),
+      canonical_queue_(options.max_canonical_queued),
+      fetch_queue_(options.max_concurrent) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
                                                                      const KvPartitions& pool,
@@ -90,8 +107,18 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   PrefillEngine* self = engine.get();
   engine->engine_thread_ = std::thread([self] { self->RunLoop(); });
   if (options.store) {
-    engine->fetch_thread_ = std::thread([self] { self->FetchLoop(); });
-    engine->publish_thread_ = std::thread([self] { self->PublishLoop(); });
+    for (int i = 0; i < std::max(1, options.num_fetch_threads); ++i)
+      engine->fetch_threads_.emplace_back([self] { self->FetchLoop(); });
+    engine->publisher_ = std::make_unique<ChunkPublisher>(
+        engine->model_,
+        ChunkPublisherOptions{
+            .store = options.store,
+            .offer_timeout = options.store_timeout,
+            .order_timeout = options.publish_timeout,
+            .max_offers = options.max_publish_queued,
+            .max_orders = options.max_publish_calls,
+            .recompute_seconds = [self](int64_t first, int32_t count) { return self->RecomputeSeconds(first, count); },
+            .on_released = [self] { self->Wake(); }});
   }
   return engine;
 }
@@ -114,7 +141,9 @@ absl::Status PrefillEngine::WarmUp() {
     const auto start = Clock::now();
     const PrefillSlice slice{tokens, positions, &kv, &policy};
     SPLICE_RETURN_IF_ERROR(executor_->Prefill({&slice, 1}));
-    tokens_per_s_ = length / std::max(1e-6, Seconds(Clock::now() - start));
+    const double seconds = std::max(1e-6, Seconds(Clock::now() - start));
+    tokens_per_s_ = length / seconds;
+    cost_per_s_ = cost_.Of(0, length) / seconds;
   }
   return absl::OkStatus();
 }
@@ -124,42 +153,77 @@ int64_t PrefillEngine::max_prompt_tokens() const {
   return std::min<int64_t>(model_->config().max_positions - 1, pages * kernels::kPageTokens);
 }
 
-absl::Status PrefillEngine::Submit(PrefillRequest request) {
-  const ModelConfig& config = model_->config();
-  SPLICE_RETURN_IF_ERROR(ValidatePrompt(request.tokens, config));
-  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
-  const int64_t length = static_cast<int64_t>(request.tokens.size());
+// What Submit and Publish ask of a prompt alike.
+absl::Status PrefillEngine::CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseSpan> segments) const {
+  SPLICE_RETURN_IF_ERROR(ValidatePrompt(tokens, model_->config()));
+  const auto length = static_cast<int64_t>(tokens.size());
   if (length > max_prompt_tokens())
     return InvalidArgument("the prompt has {} tokens; the prefill worker's KV pool holds {}", length,
                            max_prompt_tokens());
-  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
-    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   int32_t end = 0;
-  for (const ReuseSpan& segment : request.segments) {
+  for (const ReuseSpan& segment : segments) {
     if (segment.range.begin < end || segment.range.size() <= 0 || segment.range.end > length)
       return InvalidArgument("segment [{}, {}) behind position {} in a prompt of {} tokens", segment.range.begin,
                              segment.range.end, end, length);
     end = segment.range.end;
   }
+  return absl::OkStatus();
+}
+
+absl::Status PrefillEngine::Submit(PrefillRequest request) {
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
+  const int64_t length = static_cast<int64_t>(request.tokens.size());
+  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
+    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   if (request.reuse.policy.empty() || request.reuse.policy == "auto")
     request.reuse.policy = request.segments.empty() && !request.reuse_auto ? "exact" : "sparsex";
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
-  job->stats.policy = std::string(job->policy->name());
-  job->stats.prompt_tokens = length;
-  job->queued = length;
-  if (options_.prefix_cache)
-    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), request.namespace_key, request.tokens);
   if (options_.store && job->policy->reuses_segments() && executor_->can_reuse_segments()) {
     for (const ReuseSpan& segment : request.segments)
       job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
   }
   job->request = std::move(request);
+  return Enqueue(std::move(job));
+}
+
+absl::Status PrefillEngine::Publish(PublishRequest request) {
+  if (publisher_ == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "the prefill worker has no chunk store to publish to; start it with --store");
+  if (request.segments.empty()) return InvalidArgument("segments is empty: nothing of the context would be stored");
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
+  auto job = std::make_shared<Job>();
+  job->policy = std::make_unique<ExactPolicy>(model_->config());
+  job->request.id = request.id;
+  job->request.tokens = std::move(request.tokens);
+  job->request.segments = request.segments;
+  // A context has no namespace of its own; whoever may name its first segment's may share its start.
+  job->request.namespace_key = request.segments[0].namespace_key;
+  job->request.deadline = request.deadline;
+  job->request.cancelled = request.cancelled;
+  job->publish = std::move(request);
+  return Enqueue(std::move(job));
+}
+
+absl::Status PrefillEngine::Enqueue(std::shared_ptr<Job> job) {
+  const auto length = static_cast<int64_t>(job->request.tokens.size());
+  job->stats.policy = std::string(job->policy->name());
+  job->stats.prompt_tokens = length;
+  job->queued = length;
+  if (options_.prefix_cache)
+    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), job->request.namespace_key, job->request.tokens);
   std::lock_guard lock(mutex_);
   if (stopping_) return absl::UnavailableError("the prefill worker is stopping");
   if (num_jobs_ >= options_.max_queued)
     return Errorf(absl::StatusCode::kResourceExhausted, "the prefill queue is full ({} requests)", num_jobs_);
+  if (job->publish && num_publishes_ >= options_.max_publish_calls)
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} contexts are being published, at most {}; try again",
+                  num_publishes_, options_.max_publish_calls);
   ++num_jobs_;
+  num_publishes_ += job->publish ? 1 : 0;
   queued_tokens_ += length;
   inbox_.push_back(std::move(job));
   woken_ = true;
@@ -183,6 +247,16 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
   idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
 }
 
+bool PrefillEngine::WaitBackgroundIdle(SteadyTime deadline) const {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0 && canonical_stats_.num_queued == 0; });
+}
+
+CanonicalStats PrefillEngine::canonical_stats() const {
+  std::lock_guard lock(mutex_);
+  return canonical_stats_;
+}
+
 void PrefillEngine::Stop() {
   {
     std::lock_guard lock(mutex_);
@@ -191,27 +265,33 @@ void PrefillEngine::Stop() {
     wake_.notify_one();
   }
   fetch_queue_.Close();
-  publish_queue_.Close();
-  for (std::thread* thread : {&fetch_thread_, &engine_thread_, &publish_thread_}) {
-    if (thread->joinable()) thread->join();
-  }
+  for (std::thread& thread : fetch_threads_) thread.join();
+  fetch_threads_.clear();
+  if (engine_thread_.joinable()) engine_thread_.join();
+  if (publisher_) publisher_->Stop();
 }
 
 void PrefillEngine::RunLoop() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      if (running_.empty()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      if (running_.empty() && !CanStepCanonical()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }
     CollectInbox();
     DropDead();
+    if (!waiting_.empty() || !running_.empty() || num_fetching_ > 0) CancelCanonical();
     AdmitWaiting();
-    if (!running_.empty()) RunStep();
+    if (!running_.empty()) {
+      RunStep();
+    } else if (CanStepCanonical()) {
+      StepCanonical();
+    }
   }
+  canonical_.reset();
   CollectInbox();
-  // The fetch thread has ended (Stop joins it first), so nothing else holds a job.
+  // The fetch threads have ended (Stop joins them first), so nothing else holds a job.
   while (auto job = fetch_queue_.TryPop()) waiting_.push_back(*job);
   waiting_.insert(waiting_.end(), running_.begin(), running_.end());
   running_.clear();
@@ -254,12 +334,16 @@ void PrefillEngine::AdmitWaiting() {
   // Shortest prompt first among those that are not overdue, as in ChooseBatch.
   const auto now = Clock::now();
   std::stable_sort(waiting_.begin(), waiting_.end(), [&](const auto& a, const auto& b) {
-    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    const bool overdue_a = a->overdue(now), overdue_b = b->overdue(now);
     if (overdue_a != overdue_b) return overdue_a;
-    return !overdue_a && a->request.tokens.size() < b->request.tokens.size();
+    return a->before(*b, overdue_a, static_cast<double>(a->request.tokens.size()),
+                     static_cast<double>(b->request.tokens.size()));
   });
   while (!waiting_.empty() && running_.size() + num_fetching_ < options_.max_concurrent) {
-    if (!Admit(waiting_.front())) break;
+    if (!Admit(waiting_.front())) {
+      DropCanonical();  // pages are short: nothing is computed that nobody has asked for
+      break;
+    }
     waiting_.pop_front();
   }
 }
@@ -273,13 +357,13 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const size_t hits = index_.AppendLeading(keys, *kv);
   const int64_t needed =
       PagesForTokens(model_->config(), length) - static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
-  if (!MakeRoom(needed)) return false;
+  if (!MakeRoom(needed, job->overdue(start) || !PagesWillReturn())) return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
   job->stats.cached_tokens = job->cached();
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
+  if (options_.store && !job->publish && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
     job->started = Clock::now();
@@ -288,12 +372,22 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   return true;
 }
 
-// Segment sources and prefix entries share pages, so a page is free when both let go of it.
-bool PrefillEngine::MakeRoom(int64_t num_pages) {
-  while (pool_.num_free() < num_pages && !index_.EvictUntilFree(num_pages)) {
-    if (!segments_.EvictOne()) return false;
+// Segment sources and prefix entries share pages, so a page is free when both let go of it. Frozen sources go last, but
+// first while they hold more than their share. Any thread.
+bool PrefillEngine::MakeRoom(int64_t num_pages, bool may_drop_frozen) {
+  const auto frozen_max = static_cast<int64_t>(options_.frozen_share * static_cast<double>(pool_.num_pages()));
+  while (pool_.num_free() < num_pages) {
+    if (segments_.frozen_pages() > frozen_max && segments_.EvictFrozen()) continue;
+    if (index_.EvictUntilFree(num_pages)) break;
+    if (!segments_.EvictOne() && !(may_drop_frozen && segments_.EvictFrozen())) return false;
   }
   return true;
+}
+
+// Whether somebody works with pages that will be free soon: no reason to drop what was meant to stay.
+bool PrefillEngine::PagesWillReturn() {
+  std::erase_if(handed_out_, [](const auto& kv) { return kv.expired(); });
+  return !running_.empty() || num_fetching_ > 0 || !handed_out_.empty() || (publisher_ && publisher_->busy());
 }
 
 void PrefillEngine::FetchLoop() {
@@ -323,15 +417,10 @@ void PrefillEngine::FetchPrefix(Job& job, SteadyTime deadline) {
   const size_t first = static_cast<size_t>(cached / kernels::kPageTokens);
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
   if (keys.empty()) return;
-  int32_t page = static_cast<int32_t>(first);
-  const auto take = [&](chunk::Chunk&& chunk) {
-    if (job.cancelled() || !UnpackChunk(chunk, *model_, page, *job.kv).ok()) return false;
-    ++page;
-    job.stats.fetched_bytes += static_cast<int64_t>(chunk.payload.size());
-    return true;
-  };
-  (void)options_.store->GetLeading(keys, deadline, take);
-  job.kv->set_num_tokens(static_cast<int64_t>(page) * kernels::kPageTokens);
+  const FetchedPrefix fetched = engine::FetchPrefix(*options_.store, keys, static_cast<int32_t>(first), *model_,
+                                                    *job.kv, deadline, [&] { return job.cancelled(); });
+  job.stats.fetched_bytes += fetched.num_bytes;
+  job.kv->set_num_tokens(cached + int64_t{fetched.num_chunks} * kernels::kPageTokens);
   job.stats.stored_tokens = job.cached() - cached;
   job.stats.cached_tokens = job.cached();
 }
@@ -354,10 +443,11 @@ void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
   for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
     if (!WantsSegment(job, i)) continue;
     const ReuseSpan& segment = job.request.segments[i];
-    FetchedSegment fetched = FetchSegment(*options_.store, job.segment_keys[i],
-                                          TextOf(job.request.tokens, segment.range), *model_, pool_, deadline);
+    FetchedSegment fetched =
+        FetchSegment(*options_.store, job.segment_keys[i], TextOf(job.request.tokens, segment.range), *model_, pool_,
+                     deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
     job.stats.fetched_bytes += fetched.num_bytes;
-    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source));
+    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
   }
 }
 
@@ -365,9 +455,9 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
   const auto now = Clock::now();
   std::vector<std::shared_ptr<Job>> order(running_.begin(), running_.end());
   std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
-    const bool overdue_a = now - a->submitted > kMaxDelay, overdue_b = now - b->submitted > kMaxDelay;
+    const bool overdue_a = a->overdue(now), overdue_b = b->overdue(now);
     if (overdue_a != overdue_b) return overdue_a;
-    return overdue_a ? a->submitted < b->submitted : a->remaining() < b->remaining();
+    return a->before(*b, overdue_a, a->remaining(), b->remaining());
   });
   return order;
 }
@@ -381,7 +471,7 @@ std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
   std::vector<SegmentHit> hits;
   for (const ReuseSpan& segment : request.segments) {
     if (segment.range.end <= prefix) continue;
-    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range);
+    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range, segment.frozen);
     hits.insert(hits.end(), found.begin(), found.end());
     const int32_t rest = found.empty() ? segment.range.begin : found.back().target + found.back().num_tokens;
     const auto more =
@@ -458,22 +548,31 @@ void PrefillEngine::RunStep() {
 
   // Logits of the prompts that are complete now, in one product.
   std::vector<int32_t> last_rows;
-  std::vector<std::shared_ptr<Job>> complete;
+  std::vector<std::shared_ptr<Job>> complete, published;
   int32_t row = 0;
-  double work = 0;
+  double work = 0, cost = 0;
   for (size_t i = 0; i < batch.size() && status.ok(); ++i) {
     Job& job = *batch[i];
     row += static_cast<int32_t>(slices[i].tokens.size());
     work += job.run->pass_work();
+    cost += cost_.Of(slices[i].positions, layers.layers.begin, layers.layers.end);
     UpdateLoad(job, job.run->pass_work());
     status = job.run->Finish(*executor_);
     if (!status.ok() || !job.run->done()) continue;
     job.stats.recomputed_tokens = job.run->recomputed_tokens();
-    last_rows.push_back(row - 1);
-    complete.push_back(batch[i]);
+    if (job.publish) {
+      published.push_back(batch[i]);
+    } else {
+      last_rows.push_back(row - 1);
+      complete.push_back(batch[i]);
+    }
   }
   if (!status.ok()) return FailAll(batch, status);
-  UpdateRate(work, Seconds(Clock::now() - start));
+  UpdateRate(work, cost, Seconds(Clock::now() - start));
+  for (const auto& job : published) {
+    running_.remove(job);
+    FinishJob(job, absl::OkStatus());
+  }
   if (complete.empty()) return;
   absl::StatusOr<std::span<float>> logits = std::span<float>();
   if (const absl::Status computed = executor_->ComputeLogits(last_rows); computed.ok())
@@ -531,12 +630,12 @@ void PrefillEngine::Index(const Job& job) {
     index_.Insert(job.keys, kv);
     const auto exact = std::min(job.keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
     const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
-    if (options_.store && options_.publish && known < exact)
-      (void)publish_queue_.TryPush({job.kv,
-                                    nullptr,
-                                    {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)},
-                                    job.request.namespace_key,
-                                    known});
+    if (publisher_ && options_.publish && !job.publish && known < exact)
+      (void)publisher_->Offer({job.kv,
+                               nullptr,
+                               {job.keys.begin(), job.keys.begin() + static_cast<int64_t>(exact)},
+                               job.request.namespace_key,
+                               known});
   }
   std::vector<ReuseSpan> offered = job.request.segments;
   if (job.request.reuse_auto) {
@@ -549,10 +648,122 @@ void PrefillEngine::Index(const Job& job) {
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
-    if (segments_.Insert(segment.namespace_key, source) && options_.store && options_.publish)
-      (void)publish_queue_.TryPush(
+    if (segments_.Insert(segment.namespace_key, source, segment.frozen) && publisher_ && options_.publish &&
+        !job.publish)
+      (void)publisher_->Offer(
           {nullptr, source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key, 0});
   }
+}
+
+// Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
+// again.
+void PrefillEngine::NoteMissingSegments(const Job& job) {
+  if (!options_.canonical_prefill || !executor_->can_reuse_segments()) return;
+  size_t num_dropped = 0;
+  for (const ReuseSpan& segment : job.request.segments) {
+    if (segment.range.size() < kSegmentTokensMin) continue;
+    const auto text = TextOf(job.request.tokens, segment.range);
+    std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
+    if (segments_.Contains(keys)) continue;
+    num_dropped +=
+        canonical_queue_.Add({segment.namespace_key, {text.begin(), text.end()}, std::move(keys), segment.frozen});
+  }
+  CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += num_dropped; });
+}
+
+void PrefillEngine::CountCanonical(const std::function<void(CanonicalStats&)>& change) {
+  std::lock_guard lock(mutex_);
+  change(canonical_stats_);
+  canonical_stats_.running = canonical_ != nullptr;
+  canonical_stats_.num_queued = canonical_queue_.size() + (canonical_ != nullptr ? 1 : 0);
+  idle_.notify_all();
+}
+
+// Engine thread.
+bool PrefillEngine::CanStepCanonical() const {
+  return running_.empty() && waiting_.empty() && num_fetching_ == 0 &&
+         (canonical_ != nullptr || canonical_queue_.size() > 0);
+}
+
+bool PrefillEngine::WorkArrived() const {
+  std::lock_guard lock(mutex_);
+  return !inbox_.empty() || !fetched_.empty() || stopping_;
+}
+
+// One slice, or the part of it until a request comes.
+void PrefillEngine::StepCanonical() {
+  if (canonical_ == nullptr && !StartCanonical()) return;
+  const auto start = Clock::now();
+  PromptRun& run = *canonical_->run;
+  const PrefillSlice slice = run.Next(executor_->max_rows());
+  const PassLayers layers = run.layers();
+  absl::Status status = executor_->Prefill({&slice, 1}, layers, [this](int32_t) { return !WorkArrived(); });
+  if (status.code() == absl::StatusCode::kCancelled) return CancelCanonical();
+  if (status.ok()) {
+    const double work = run.pass_work(), cost = cost_.Of(slice.positions, layers.layers.begin, layers.layers.end);
+    status = run.Finish(*executor_);
+    UpdateRate(work, cost, Seconds(Clock::now() - start));
+  }
+  if (!status.ok()) {
+    canonical_.reset();
+    CountCanonical([](CanonicalStats& stats) { ++stats.num_dropped; });
+    return FailAll({}, status);
+  }
+  if (run.done()) FinishCanonical();
+}
+
+// The next segment that still has no source. False when there is none, or there are no pages for it.
+bool PrefillEngine::StartCanonical() {
+  while (std::optional<CanonicalTask> task = canonical_queue_.Take()) {
+    const bool known = segments_.Contains(task->keys);
+    if (!known) {
+      const auto length = static_cast<int64_t>(task->tokens.size());
+      auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
+      if (MakeRoom(PagesForTokens(model_->config(), length), false) && kv->Reserve(length).ok()) {
+        canonical_.reset(new CanonicalRun{*std::move(task), std::move(kv), ExactPolicy(model_->config()), nullptr});
+        canonical_->run = std::make_unique<PromptRun>(canonical_->task.tokens, std::vector<SegmentHit>(),
+                                                      *canonical_->kv, canonical_->policy);
+        const absl::Status begun = canonical_->run->Begin(*executor_);
+        if (begun.ok()) {
+          CountCanonical([](CanonicalStats&) {});
+          return true;
+        }
+        canonical_.reset();
+      }
+    }
+    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += known ? 0 : 1; });
+  }
+  return false;
+}
+
+void PrefillEngine::FinishCanonical() {
+  const CanonicalTask& task = canonical_->task;
+  auto source = std::make_shared<SegmentSource>(*canonical_->kv, 0, task.tokens, true);
+  if (segments_.Insert(task.namespace_key, source, task.frozen) && publisher_ && options_.publish)
+    (void)publisher_->Offer({nullptr, source, task.keys, task.namespace_key, 0});
+  const size_t num_tokens = task.tokens.size();
+  canonical_.reset();
+  CountCanonical([&](CanonicalStats& stats) {
+    ++stats.num_computed;
+    stats.num_tokens += num_tokens;
+  });
+}
+
+// Somebody waits: its pages go back, the segment's turn comes again.
+void PrefillEngine::CancelCanonical() {
+  if (canonical_ == nullptr) return;
+  CanonicalTask task = std::move(canonical_->task);
+  canonical_.reset();
+  const size_t num_dropped = canonical_queue_.Add(std::move(task));
+  CountCanonical([&](CanonicalStats& stats) {
+    ++stats.num_cancelled;
+    stats.num_dropped += num_dropped;
+  });
+}
+
+void PrefillEngine::DropCanonical() {
+  if (const size_t count = canonical_queue_.Clear(); count > 0)
+    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += count; });
 }
 
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
@@ -562,8 +773,17 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     queued_tokens_ -= job->queued;
     job->queued = 0;
   }
-  if (status.ok() && job->request.publish) Index(*job);
+  if (status.ok() && job->request.publish) {
+    Index(*job);
+    NoteMissingSegments(*job);
+  }
   job->run.reset();  // gives its sources back
+  if (job->publish) {
+    const absl::Status ordered = status.ok() ? Order(job) : status;
+    if (!ordered.ok()) EndPublish(*job, ordered, {});
+    return;
+  }
+  if (job->kv) handed_out_.push_back(job->kv);
   PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats, std::move(job->first_logits)};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
@@ -572,29 +792,34 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   idle_.notify_all();
 }
 
-absl::Status PrefillEngine::Publish(const PublishTask& task, size_t index) {
-  const auto at = static_cast<int32_t>(index);
-  SPLICE_ASSIGN_OR_RETURN(chunk::Chunk chunk, task.source != nullptr
-                                                  ? PackSegmentChunk(*task.source, at, task.keys[index], *model_)
-                                                  : PackChunk(*task.kv, at, task.keys[index], *model_));
-  chunk.header.namespace_id = task.namespace_key;
-  return options_.store->Put({&chunk, 1}, Clock::now() + options_.store_timeout);
+// Hands the computed segments to the publisher. They are exact: the policy copies nothing.
+absl::Status PrefillEngine::Order(const std::shared_ptr<Job>& job) {
+  PublishOrder order{.runs = {},
+                     .put = job->publish->put,
+                     .deadline = job->request.deadline,
+                     .cancelled = job->request.cancelled,
+                     .on_done = [this, job](const absl::Status& status, const PublishTally& stored) {
+                       EndPublish(*job, status, stored);
+                     }};
+  for (const ReuseSpan& segment : job->publish->segments) {
+    const auto text = TextOf(job->request.tokens, segment.range);
+    order.runs.push_back(
+        {.kv = nullptr,
+         .source = std::make_shared<SegmentSource>(*job->kv, segment.range.begin, text, segment.range.begin == 0),
+         .keys = segments_.KeysOf(segment.namespace_key, text),
+         .namespace_key = segment.namespace_key});
+  }
+  job->kv.reset();  // the sources keep what is needed
+  if (publisher_->Order(std::move(order))) return absl::OkStatus();
+  return absl::UnavailableError("the prefill worker is stopping");
 }
 
-void PrefillEngine::PublishLoop() {
-  SetThreadPriority(ThreadPriority::kBackground);
-  while (true) {
-    std::optional<PublishTask> task = publish_queue_.Pop(kIdleWait);
-    if (!task) {
-      if (publish_queue_.closed()) return;
-      continue;
-    }
-    for (size_t i = task->first_chunk; i < task->keys.size() && !publish_queue_.closed(); ++i) {
-      if (!Publish(*task, i).ok()) break;
-    }
-    task.reset();  // gives the pages back
-    Wake();
-  }
+void PrefillEngine::EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored) {
+  job.publish->on_done(status, {stored, job.stats});
+  std::lock_guard lock(mutex_);
+  --num_jobs_;
+  --num_publishes_;
+  idle_.notify_all();
 }
 
 void PrefillEngine::UpdateLoad(Job& job, double work) {
@@ -604,9 +829,16 @@ void PrefillEngine::UpdateLoad(Job& job, double work) {
   job.queued -= tokens;
 }
 
-void PrefillEngine::UpdateRate(double work, double seconds) {
+void PrefillEngine::UpdateRate(double work, double cost, double seconds) {
   std::lock_guard lock(mutex_);
   tokens_per_s_ += kSmoothing * (work / std::max(seconds, 1e-6) - tokens_per_s_);
+  cost_per_s_ += kSmoothing * (cost / std::max(seconds, 1e-6) - cost_per_s_);
+}
+
+double PrefillEngine::RecomputeSeconds(int64_t first, int32_t count) const {
+  const double cost = cost_.Of(first, count);
+  std::lock_guard lock(mutex_);
+  return cost / std::max(cost_per_s_, 1.0);
 }
 
 }  // namespace spl::engine

@@ -19,6 +19,9 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/model/prefill_cost.h"
+#include "services/engine/runtime/canonical_queue.h"
+#include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
@@ -63,6 +66,7 @@ struct PrefillOutcome {
 struct ReuseSpan {
   PositionRange range;
   chunk::Digest namespace_key{};
+  bool frozen = false;  // of a knowledge base: its local source is kept beyond ordinary ones
 };
 
 struct PrefillRequest {
@@ -86,16 +90,51 @@ struct PrefillRequest {
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
 
+struct PublishOutcome {
+  PublishTally stored;  // also after an error: what the store has acknowledged stays there
+  PrefillStats stats;
+};
+
+// A context that is computed exactly so that its segments can be stored: documents of a knowledge base.
+struct PublishRequest {
+  std::string id;
+  std::vector<int32_t> tokens;
+  std::vector<ReuseSpan> segments;  // what is stored of it; at least one, ascending, disjoint
+  chunk::PutOptions put;            // pin and durability of the stored chunks
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Exactly once, on the engine thread or one of its publisher; must not block.
+  std::function<void(absl::Status, const PublishOutcome&)> on_done;
+};
+
 struct PrefillEngineOptions {
   ExecutorOptions executor{.max_rows = 512};  // a slice: other prompts wait at most one; cancelling one layer of it
   size_t max_queued = 256;
   size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
-  bool publish = true;                       // new exact chunks to the store
+  bool publish = true;  // new exact chunks to the store
+  // Frozen sources go last, unless they hold more than this share of the pool's pages: then they go first.
+  double frozen_share = 0.9;
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
+  int num_fetch_threads = 4;      // prompts that are fetched at one time: a large one does not keep small ones waiting
   size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
+  size_t max_publish_calls = 16;  // Publish calls under way; more are refused
+  std::chrono::milliseconds publish_timeout{30000};  // of one put of a Publish call, the store's disk included
+  // While nothing is queued or running: compute segments without a source by themselves, for later requests.
+  bool canonical_prefill = true;
+  size_t max_canonical_queued = 64;  // segments that wait for that
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
+};
+
+// Of the segments that were computed by themselves in the background.
+struct CanonicalStats {
+  size_t num_queued = 0;       // the one being computed included
+  bool running = false;        // one is being computed
+  uint64_t num_computed = 0;   // and made sources
+  uint64_t num_tokens = 0;     // of these
+  uint64_t num_cancelled = 0;  // runs that a request ended; they are tried again
+  uint64_t num_dropped = 0;    // for want of room in the queue, or of pages
 };
 
 struct PrefillLoad {
@@ -104,9 +143,10 @@ struct PrefillLoad {
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
-// Owns one engine thread, one fetch thread and one publish thread. Submit and load may be called from any thread.
-// Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs before younger
-// ones.
+// Owns one engine thread, fetch threads and the two threads of its publisher. Submit, Publish and load may be called
+// from any thread. Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs
+// before younger ones. What is published comes behind requests, unless it has waited several times as long. Segments
+// are computed in the background only while there is neither, and stop in front of the next layer when something comes.
 class PrefillEngine {
  public:
   // `pool` views memory that outlives the engine.
@@ -118,11 +158,20 @@ class PrefillEngine {
   // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
   // ResourceExhausted: the queue is full. Unavailable: stopping. on_done does not run when Submit fails.
   absl::Status Submit(PrefillRequest request);
+  // Computes the context, with whole pages of its start from the local prefix index where they are, never with copies
+  // of segments; makes its segments local sources; puts their chunks and waits for the store. InvalidArgument: as
+  // Submit, or no segments. FailedPrecondition: no store. ResourceExhausted: too many Publish calls, or the queue is
+  // full. Later errors come by on_done: Unavailable, the store did not answer; ResourceExhausted, its quota or room; or
+  // its own.
+  absl::Status Publish(PublishRequest request);
   // Pages were given back or a request was cancelled: look again.
   void Wake();
 
   PrefillLoad load() const;
   void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
+  // Until nothing is to be computed in the background either. False: the deadline passed before.
+  bool WaitBackgroundIdle(SteadyTime deadline) const;
+  CanonicalStats canonical_stats() const;
   SegmentIndex::Stats segment_stats() const { return segments_.stats(); }
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
   const PagePool& pool() const { return pool_; }
@@ -134,47 +183,54 @@ class PrefillEngine {
 
  private:
   struct Job;
-  // Chunks from first_chunk on: of a prompt's exact start, or of a segment.
-  struct PublishTask {
-    std::shared_ptr<const SequenceKv> kv;         // null for a segment
-    std::shared_ptr<const SegmentSource> source;  // null for a prompt
-    std::vector<chunk::ChunkKey> keys;
-    chunk::Digest namespace_key{};
-    size_t first_chunk = 0;
-  };
+  struct CanonicalRun;
 
   PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
+  absl::Status CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseSpan> segments) const;
+  absl::Status Enqueue(std::shared_ptr<Job> job);
   void RunLoop();
   void CollectInbox();
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
-  bool MakeRoom(int64_t num_pages);
+  bool MakeRoom(int64_t num_pages, bool may_drop_frozen);
+  bool PagesWillReturn();
   void FetchLoop();
   void Fetch(Job& job);
   void FetchPrefix(Job& job, SteadyTime deadline);
   void FetchSegments(Job& job, SteadyTime deadline);
   bool WantsSegments(const Job& job) const;
   bool WantsSegment(const Job& job, size_t index) const;
-  absl::Status Publish(const PublishTask& task, size_t chunk);
-  void PublishLoop();
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();
   absl::Status StartRun(Job& job);
   std::vector<SegmentHit> FindSegments(const Job& job);
   void FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed);
   void Index(const Job& job);
+  void NoteMissingSegments(const Job& job);
+  bool CanStepCanonical() const;
+  void StepCanonical();
+  bool StartCanonical();
+  void FinishCanonical();
+  void CancelCanonical();
+  void DropCanonical();
+  void CountCanonical(const std::function<void(CanonicalStats&)>& change);
+  bool WorkArrived() const;
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
+  absl::Status Order(const std::shared_ptr<Job>& job);
+  void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void SampleFirstTokens(Job& job, std::span<const float> logits);
   void UpdateLoad(Job& job, double work);
-  void UpdateRate(double work, double seconds);
+  void UpdateRate(double work, double cost, double seconds);
+  double RecomputeSeconds(int64_t first, int32_t count) const;
 
   std::shared_ptr<const Model> model_;
   PagePool pool_;
   PrefixIndex index_;
   SegmentIndex segments_;
   const PrefillEngineOptions options_;
+  const PrefillCost cost_;
   std::unique_ptr<ParallelExecutor> executor_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
@@ -185,17 +241,24 @@ class PrefillEngine {
   std::deque<std::shared_ptr<Job>> inbox_;    // submitted
   std::deque<std::shared_ptr<Job>> fetched_;  // back from the fetch thread
   size_t num_jobs_ = 0;                       // not finished
+  size_t num_publishes_ = 0;                  // of these, Publish calls
   int64_t queued_tokens_ = 0;
   double tokens_per_s_ = 0;
+  double cost_per_s_ = 0;  // in units of cost_
+  CanonicalStats canonical_stats_;
 
   // Engine thread only.
   std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
   std::list<std::shared_ptr<Job>> running_;
   size_t num_fetching_ = 0;
+  CanonicalQueue canonical_queue_;
+  std::unique_ptr<CanonicalRun> canonical_;                  // under way; nothing else is
+  std::vector<std::weak_ptr<const SequenceKv>> handed_out_;  // with on_done: whoever has them gives them back
 
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
-  BoundedQueue<PublishTask> publish_queue_;
-  std::thread engine_thread_, fetch_thread_, publish_thread_;
+  std::unique_ptr<ChunkPublisher> publisher_;  // null without a store
+  std::thread engine_thread_;
+  std::vector<std::thread> fetch_threads_;
 };
 
 }  // namespace spl::engine

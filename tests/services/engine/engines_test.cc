@@ -1,229 +1,10 @@
 // Prefill and decode engines against the plain in-process model: batching, slicing, cached prefixes, forks and stored
 // chunks may change when things happen, never a token.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <condition_variable>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <random>
-
-#include "kernels/common/backend.h"
-#include "services/engine/engine.h"
+#include "tests/services/engine/engines_fixture.h"
 #include "tests/support/fake_device_backend.h"
-#include "tests/support/paths.h"
 
 namespace spl::engine {
 namespace {
-
-using namespace std::chrono_literals;
-using Tokens = std::vector<std::vector<int32_t>>;  // per fork
-
-// Keeps chunks in a map and counts what is asked of it.
-class FakeStore final : public chunk::ChunkStore {
- public:
-  absl::StatusOr<size_t> CountLeading(std::span<const chunk::ChunkKey> keys, SteadyTime) override {
-    std::lock_guard lock(mutex_);
-    size_t n = 0;
-    while (n < keys.size() && chunks_.contains(keys[n])) ++n;
-    return n;
-  }
-  absl::StatusOr<size_t> GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime,
-                                    const std::function<bool(chunk::Chunk&&)>& sink) override {
-    size_t n = 0;
-    for (const chunk::ChunkKey& key : keys) {
-      chunk::Chunk copy;
-      {
-        std::lock_guard lock(mutex_);
-        if (fail) return absl::UnavailableError("the store is gone");
-        const auto it = chunks_.find(key);
-        if (it == chunks_.end()) break;
-        copy = it->second;
-      }
-      if (!sink(std::move(copy))) break;
-      ++n;
-    }
-    return n;
-  }
-  absl::Status Put(std::span<const chunk::Chunk> chunks, SteadyTime) override {
-    std::lock_guard lock(mutex_);
-    for (const chunk::Chunk& chunk : chunks) chunks_[chunk.header.key] = chunk;
-    changed_.notify_all();
-    return absl::OkStatus();
-  }
-  bool WaitForSize(size_t n) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return chunks_.size() >= n; });
-  }
-
-  std::atomic<bool> fail{false};
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::unordered_map<chunk::ChunkKey, chunk::Chunk, chunk::ChunkKeyHash> chunks_;
-};
-
-// Collects one request's way through both engines.
-struct Outcome {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  absl::Status status;
-  PrefillStats stats;
-  std::vector<float> first_logits;
-  Tokens tokens;
-
-  void Finish(const absl::Status& s) {
-    std::lock_guard lock(mutex);
-    status = s;
-    done = true;
-    changed.notify_all();
-  }
-  bool Wait() {
-    std::unique_lock lock(mutex);
-    return changed.wait_for(lock, 60s, [&] { return done; });
-  }
-};
-
-class EnginesTest : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    auto model = Model::Load(test::kTinyModel, kernels::MakeCpuBackend());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
-  }
-  static void TearDownTestSuite() { model_.reset(); }
-
-  void Start(int64_t prefill_tokens = 8192, int64_t decode_tokens = 8192, PrefillEngineOptions prefill = {},
-             DecodeEngineOptions decode = {}) {
-    StopAll();
-    decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, decode_tokens));
-    auto p = PrefillEngine::Create(model_, MakeMemory(prefill_memory_, prefill_tokens), prefill);
-    ASSERT_TRUE(p.ok()) << p.status();
-    prefill_ = std::move(*p);
-    auto d = DecodeEngine::Create(model_, *decode_pool_, decode);
-    ASSERT_TRUE(d.ok()) << d.status();
-    decode_ = std::move(*d);
-  }
-  void StopAll() {
-    if (prefill_) prefill_->Stop();
-    if (decode_) decode_->Stop();
-    prefill_.reset();
-    decode_.reset();
-  }
-  void TearDown() override { StopAll(); }
-
-  kernels::KvPoolView MakeMemory(std::unique_ptr<kernels::Buffer>& memory, int64_t tokens) {
-    const int64_t pages = PagesForTokens(model_->config(), tokens);
-    memory = std::move(*model_->backend().Allocate(pages * model_->page_bytes()));
-    // NaN everywhere: whatever a kernel reads beyond what was written shows.
-    std::memset(memory->data(), 0xff, memory->size());
-    return {static_cast<std::byte*>(memory->data()), model_->kv_dtype(), model_->config().head_dim,
-            static_cast<int32_t>(pages)};
-  }
-
-  // The bytes of a prefilled sequence in the decode engine's pool, as a transport would bring them.
-  std::unique_ptr<SequenceKv> CopyKv(const SequenceKv& from) {
-    auto to = std::make_unique<SequenceKv>(*decode_pool_, from.shape());
-    EXPECT_TRUE(to->Reserve(from.num_tokens()).ok());
-    const auto source = from.AllPages(), target = to->AllPages();
-    for (size_t i = 0; i < target.size(); ++i)
-      std::memcpy(decode_pool_->view().k(target[i]), from.pool().view().k(source[i]), model_->page_bytes());
-    to->set_num_tokens(from.num_tokens());
-    return to;
-  }
-
-  bool EventuallyRunning() {
-    const auto deadline = std::chrono::steady_clock::now() + 20s;
-    while (decode_->load().running == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-    return decode_->load().running > 0;
-  }
-
-  std::shared_ptr<Outcome> Submit(const std::vector<int32_t>& prompt, const SamplingParams& sampling,
-                                  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false),
-                                  SteadyTime deadline = SteadyTime::max(),
-                                  const std::function<void(PrefillRequest&)>& change = nullptr) {
-    auto outcome = std::make_shared<Outcome>();
-    outcome->tokens.resize(sampling.num_forks);
-    PrefillRequest request;
-    request.tokens = prompt;
-    request.sampling = sampling;
-    request.cancelled = cancelled;
-    request.deadline = deadline;
-    if (change) change(request);
-    request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
-      outcome->stats = result.stats;
-      outcome->first_logits = result.first_logits;
-      if (!status.ok()) return outcome->Finish(status);
-      DecodeRequest next;
-      next.kv = CopyKv(*result.kv);
-      next.sampling = sampling;
-      next.prompt = prompt;
-      next.first_tokens = result.first_tokens;
-      next.cancelled = cancelled;
-      next.deadline = deadline;
-      {
-        std::lock_guard lock(outcome->mutex);
-        for (size_t i = 0; i < result.first_tokens.size(); ++i)
-          outcome->tokens[i].push_back(result.first_tokens[i].token);
-      }
-      next.on_tokens = [outcome](std::vector<DecodeToken> tokens) {
-        std::lock_guard lock(outcome->mutex);
-        for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);
-        outcome->changed.notify_all();
-      };
-      next.on_done = [outcome](const absl::Status& s) { outcome->Finish(s); };
-      if (const absl::Status submitted = decode_->Submit(std::move(next)); !submitted.ok()) outcome->Finish(submitted);
-    };
-    if (const absl::Status status = prefill_->Submit(std::move(request)); !status.ok()) outcome->Finish(status);
-    return outcome;
-  }
-
-  // With segments, and waits.
-  std::shared_ptr<Outcome> Ask(const std::vector<int32_t>& prompt, const std::function<void(PrefillRequest&)>& change,
-                               int64_t max_tokens = 6) {
-    auto outcome =
-        Submit(prompt, Greedy(max_tokens), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), change);
-    EXPECT_TRUE(outcome->Wait());
-    EXPECT_TRUE(outcome->status.ok()) << outcome->status;
-    return outcome;
-  }
-
-  static Tokens Expected(const std::vector<int32_t>& prompt, const SamplingParams& sampling) {
-    auto generator = LocalGenerator::Create(model_, {.executor = {.max_rows = 512}, .max_tokens = 4096});
-    EXPECT_TRUE(generator.ok()) << generator.status();
-    Tokens tokens(sampling.num_forks);
-    EXPECT_TRUE((*generator)
-                    ->Generate(prompt, sampling,
-                               [&](int32_t fork, const SampledToken& t) {
-                                 tokens[fork].push_back(t.token);
-                                 return true;
-                               })
-                    .ok());
-    return tokens;
-  }
-
-  static std::vector<int32_t> RandomPrompt(std::mt19937& random, size_t length) {
-    std::vector<int32_t> prompt(length);
-    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 4000);
-    return prompt;
-  }
-  static SamplingParams Greedy(int64_t max_tokens) {
-    SamplingParams sampling;
-    sampling.temperature = 0;
-    sampling.max_tokens = max_tokens;
-    sampling.ignore_eos = true;
-    return sampling;
-  }
-
-  static inline std::shared_ptr<const Model> model_;
-  std::unique_ptr<kernels::Buffer> prefill_memory_, decode_memory_;
-  std::unique_ptr<PagePool> decode_pool_;
-  std::unique_ptr<PrefillEngine> prefill_;
-  std::unique_ptr<DecodeEngine> decode_;
-};
 
 TEST_F(EnginesTest, MixedConcurrentRequestsGiveTheTokensOfThePlainModel) {
   Start();
@@ -340,6 +121,57 @@ TEST_F(EnginesTest, ChunksFromTheStoreGiveTheSameTokens) {
   EXPECT_EQ(failed->tokens, cold->tokens);
 }
 
+// Prefixes are fetched before their prompts start; meanwhile others are computed, and fetched, too.
+TEST_F(EnginesTest, OtherPromptsRunWhileOneIsFetched) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  std::mt19937 random(17);
+  const auto slow = RandomPrompt(random, 300), stored = RandomPrompt(random, 300), fresh = RandomPrompt(random, 300);
+  for (const auto* prompt : {&slow, &stored}) ASSERT_TRUE(Submit(*prompt, Greedy(1))->Wait());
+  ASSERT_TRUE(store->WaitForSize(8));
+  Start(8192, 8192, options);
+  store->BlockGetsOf(chunk::MakePrefixKeys(model_->fingerprint(), {}, slow)[0]);
+  auto waiting = Submit(slow, Greedy(4));
+  ASSERT_TRUE(store->WaitForBlockedGet());
+  auto other = Submit(stored, Greedy(4)), third = Submit(fresh, Greedy(4));
+  ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
+  ASSERT_TRUE(third->Wait() && third->status.ok()) << third->status;
+  EXPECT_EQ(other->stats.stored_tokens, 256);
+  EXPECT_FALSE(waiting->done);
+  store->BlockGetsOf(std::nullopt);
+  ASSERT_TRUE(waiting->Wait() && waiting->status.ok()) << waiting->status;
+  EXPECT_EQ(waiting->stats.stored_tokens, 256);
+  EXPECT_EQ(waiting->tokens, Expected(slow, Greedy(4)));
+}
+
+// The store keeps what is dear to compute: what chunks say of themselves adds up to about what the prompt took.
+TEST_F(EnginesTest, StoredChunksSayWhatTheyTakeToCompute) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  Start(8192, 8192, options);
+  std::mt19937 random(18);
+  const auto prompt = RandomPrompt(random, 2048 + 1);
+  const auto run = Submit(prompt, Greedy(1));
+  ASSERT_TRUE(run->Wait() && run->status.ok());
+  ASSERT_TRUE(store->WaitForSize(32));
+  double sum = 0, last = 0;
+  for (const auto& key : chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)) {
+    const double seconds = store->Find(key)->header.recompute_seconds;
+    EXPECT_GT(seconds, 0);
+    sum += seconds;
+    last = seconds;
+  }
+  const double first =
+      store->Find(chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)[0])->header.recompute_seconds;
+  EXPECT_GT(last, first * 1.2) << "later tokens attend to more";
+  std::printf("prefill %.3f s, chunks say %.3f s\n", run->stats.prefill_s, sum);
+  EXPECT_GT(sum, run->stats.prefill_s / 10);
+  EXPECT_LT(sum, run->stats.prefill_s * 10);
+}
+
 TEST_F(EnginesTest, CancellingFreesEveryPage) {
   Start();
   std::mt19937 random(5);
@@ -454,14 +286,6 @@ TEST_F(EnginesTest, BadPromptsAndFullQueuesAreRefusedWithNumbers) {
 
 // ---- segments -------------------------------------------------------------------------------------------------------
 
-constexpr chunk::Digest kDocs{1, 2, 3}, kOtherDocs{4, 5, 6};
-
-std::vector<int32_t> Concatenate(std::initializer_list<std::vector<int32_t>> parts) {
-  std::vector<int32_t> all;
-  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
 TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfItIsRecomputed) {
   Start();
   std::mt19937 random(11);
@@ -503,7 +327,9 @@ TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfIt
 }
 
 TEST_F(EnginesTest, RecoveredKvStaysWithItsRequest) {
-  Start();
+  PrefillEngineOptions options;
+  options.canonical_prefill = false;  // which would compute the text behind the copy afresh
+  Start(8192, 8192, options);
   std::mt19937 random(12);
   const auto intro = RandomPrompt(random, 70), document = RandomPrompt(random, 200), rest = RandomPrompt(random, 150);
   (void)Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 200}, kDocs}}; });
@@ -603,6 +429,77 @@ TEST_F(EnginesTest, SegmentsMakeRoomWhenPagesAreShort) {
   const auto whole = Ask(
       RandomPrompt(random, 1000), [](PrefillRequest&) {}, 2);
   EXPECT_TRUE(whole->status.ok());
+  prefill_->pool().CheckInvariants();
+}
+
+// A pool full of what was computed before gives way to a segment that the store has.
+TEST_F(EnginesTest, FetchedSegmentsMakeRoom) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  std::mt19937 random(19);
+  const auto document = RandomPrompt(random, 256);
+  Start(1024, 2048, options);
+  (void)Ask(document, [](PrefillRequest& r) { r.segments = {{{0, 256}, kDocs}}; });
+  ASSERT_TRUE(store->WaitForSize(4 + 4));
+  Start(1024, 2048, options);
+  (void)Ask(
+      RandomPrompt(random, 1020), [](PrefillRequest&) {}, 1);  // fills the pool
+  const auto found = Ask(Concatenate({RandomPrompt(random, 50), document, {1, 2, 3}}), [](PrefillRequest& r) {
+    r.segments = {{{50, 306}, kDocs}};
+    r.reuse.policy = "naive";
+  });
+  EXPECT_EQ(found->stats.aligned_tokens, 256);
+}
+
+// Ordinary text passes through; a knowledge base's stays until there is nothing else, and comes back from the store.
+TEST_F(EnginesTest, FrozenSegmentsOutlastOrdinaryOnesAndComeBackFromTheStore) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options;
+  options.store = store;
+  std::mt19937 random(16);
+  const auto book = RandomPrompt(random, 256), plain = RandomPrompt(random, 256);
+  const auto ask = [&](const std::vector<int32_t>& text, bool frozen, std::vector<int32_t> lead) {
+    const auto begin = static_cast<int32_t>(lead.size()), end = begin + static_cast<int32_t>(text.size());
+    return Ask(
+        Concatenate({lead, text, RandomPrompt(random, 5)}),
+        [&](PrefillRequest& r) {
+          r.segments = {{{begin, end}, kDocs, frozen}};
+          r.reuse.policy = "naive";
+        },
+        2);
+  };
+  const auto pass_through = [&] {
+    for (int i = 0; i < 8; ++i) (void)ask(RandomPrompt(random, 300), false, {});
+  };
+  Start(1024, 2048, options);
+  (void)ask(book, true, {});
+  (void)ask(plain, false, {});
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 1u);
+  ASSERT_TRUE(store->WaitForSize(2 * (4 + 4)));
+  pass_through();
+  EXPECT_EQ(prefill_->segment_stats().num_frozen_dropped, 0u);
+  const auto kept = ask(book, true, RandomPrompt(random, 50));
+  EXPECT_EQ(kept->stats.aligned_tokens, 256);
+  EXPECT_EQ(kept->stats.fetched_bytes, 0);
+  // Nothing else is left: it goes, too, and its next use brings it from the store.
+  EXPECT_TRUE(Ask(
+                  RandomPrompt(random, 1020), [](PrefillRequest& r) { r.publish = false; }, 2)
+                  ->status.ok());
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 0u);
+  EXPECT_EQ(prefill_->segment_stats().num_frozen_dropped, 1u);
+  const auto back = ask(book, true, RandomPrompt(random, 50));
+  EXPECT_EQ(back->stats.aligned_tokens, 256);
+  EXPECT_GT(back->stats.fetched_bytes, 0);
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 1u) << "what was fetched is frozen again";
+  EXPECT_EQ(prefill_->segment_stats().frozen_tokens, 256);
+  // Above its share the frozen pool is the first to give.
+  options.frozen_share = 0.1;
+  Start(1024, 2048, options);
+  (void)ask(book, true, {});
+  (void)ask(plain, false, {});
+  pass_through();
+  EXPECT_EQ(prefill_->segment_stats().num_frozen, 0u);
   prefill_->pool().CheckInvariants();
 }
 

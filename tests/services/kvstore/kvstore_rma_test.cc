@@ -2,6 +2,7 @@
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <thread>
 
 #include "services/base/fault_point.h"
@@ -194,6 +195,41 @@ TEST_P(KvStoreRma, DamagedMemoryIsDroppedAndCounted) {
     ASSERT_TRUE(client.store->Put(chunks, Soon()).ok());
     EXPECT_EQ(client.Get(0, 3), 3u);
   }
+}
+
+// The reader has the damaged copy dropped while the stream it fell back to has that copy in its hands already.
+TEST_P(KvStoreRma, AChunkThatIsDroppedUnderAStreamIsLookedUpAgain) {
+  ScopedFaults faults;
+  TempDir dir;
+  for (const bool with_disk : {true, false}) {
+    const auto server = StartServer(GetParam(), with_disk ? dir.path() + "/data" : "");
+    Client client(server->grpc_address(), GetParam());
+    ASSERT_TRUE(client.store->PutWith(chunk::PointersTo(Chunks(0, 3)), {.durable = with_disk}, Soon()).ok());
+    ASSERT_TRUE(ArmFaultFromFlag("kvstore.rma.lease=corrupt@1").ok());
+    ASSERT_TRUE(ArmFaultFromFlag("kvstore.rma.release=delay_until(found)").ok());
+    ASSERT_TRUE(ArmFaultFromFlag("kvstore.get=delay_until(dropped)").ok());
+    auto got = std::async(std::launch::async, [&] { return client.Get(0, 3); });
+    ASSERT_TRUE(WaitForFaultHits("kvstore.get", 1, 20'000));
+    EXPECT_EQ(client.Stats().corrupt_dropped(), 0u);
+    FireFaultEvent("found");
+    for (int i = 0; i < 2000 && client.Stats().corrupt_dropped() == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(client.Stats().corrupt_dropped(), 1u);
+    FireFaultEvent("dropped");
+    EXPECT_EQ(got.get(), with_disk ? 3u : 2u);
+    EXPECT_EQ(client.Stats().corrupt_dropped(), 1u) << "once, however many saw it";
+    DisarmAllFaults();
+  }
+}
+
+TEST_P(KvStoreRma, WhatIsDamagedOnAStreamIsAMiss) {
+  ScopedFaults faults;
+  const auto server = StartServer("none");
+  Client client(server->grpc_address(), "auto");
+  ASSERT_TRUE(client.store->Put(Chunks(0, 5), Soon()).ok());
+  ASSERT_TRUE(ArmFaultFromFlag("kvstore.stream=corrupt@3").ok());
+  EXPECT_EQ(client.Get(0, 5), 2u);
+  EXPECT_EQ(client.Get(0, 5), 5u) << "the store's own copy is good";
 }
 
 TEST_P(KvStoreRma, ARestartedStoreIsFoundAgain) {

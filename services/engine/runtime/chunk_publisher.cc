@@ -1,0 +1,138 @@
+#include "services/engine/runtime/chunk_publisher.h"
+
+#include <algorithm>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+#include "services/base/thread_priority.h"
+#include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/segment_io.h"
+
+namespace spl::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kIdleWait{100};
+// Packed for one put: long enough that its two calls do not count, short enough that cancelling does not wait for it.
+constexpr size_t kWindowBytes = 16 << 20;
+
+}  // namespace
+
+ChunkPublisher::ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPublisherOptions& options)
+    : model_(std::move(model)),
+      options_(options),
+      offers_(options.max_offers),
+      orders_(options.max_orders),
+      offer_thread_([this] { OfferLoop(); }),
+      order_thread_([this] { OrderLoop(); }) {}
+
+ChunkPublisher::~ChunkPublisher() { SPLICE_CHECK(!offer_thread_.joinable(), "Stop() was not called"); }
+
+void ChunkPublisher::Stop() {
+  offers_.Close();
+  orders_.Close();
+  for (std::thread* thread : {&offer_thread_, &order_thread_}) {
+    if (thread->joinable()) thread->join();
+  }
+}
+
+absl::StatusOr<chunk::Chunk> ChunkPublisher::Pack(const ChunkRun& run, size_t index) const {
+  const auto at = static_cast<int32_t>(index);
+  SPLICE_ASSIGN_OR_RETURN(chunk::Chunk chunk, run.source != nullptr
+                                                  ? PackSegmentChunk(*run.source, at, run.keys[index], *model_)
+                                                  : PackChunk(*run.kv, at, run.keys[index], *model_));
+  chunk.header.namespace_id = run.namespace_key;
+  if (options_.recompute_seconds)
+    chunk.header.recompute_seconds = static_cast<float>(
+        options_.recompute_seconds(chunk.header.first_position, static_cast<int32_t>(chunk.header.num_tokens)));
+  return chunk;
+}
+
+size_t ChunkPublisher::WindowEnd(const ChunkRun& run, size_t begin) const {
+  const size_t window = std::max<size_t>(1, kWindowBytes / ChunkPayloadBytes(*model_));
+  return std::min(run.keys.size(), begin + window);
+}
+
+absl::Status ChunkPublisher::PutWindow(const ChunkRun& run, size_t begin, size_t end, const chunk::PutOptions& put,
+                                       Deadline deadline, PublishTally& tally) {
+  std::vector<chunk::Chunk> chunks;
+  uint64_t num_bytes = 0;
+  for (size_t i = begin; i < end; ++i) {
+    SPLICE_ASSIGN_OR_RETURN(chunk::Chunk chunk, Pack(run, i));
+    num_bytes += chunk.payload.size();
+    chunks.push_back(std::move(chunk));
+  }
+  SPLICE_ASSIGN_OR_RETURN(const chunk::PutReport report,
+                          options_.store->PutWith(chunk::PointersTo(chunks), put, deadline));
+  if (report.num_stored + report.num_existing != chunks.size() || (put.durable && report.num_durable != chunks.size()))
+    return Errorf(absl::StatusCode::kUnavailable,
+                  "the chunk store acknowledged {} new and {} known chunks, {} of them on disk, of {}: put them again",
+                  report.num_stored, report.num_existing, report.num_durable, chunks.size());
+  tally.num_chunks += chunks.size();
+  tally.num_existing += report.num_existing;
+  tally.num_bytes += num_bytes;
+  return absl::OkStatus();
+}
+
+void ChunkPublisher::Released() {
+  num_held_.fetch_sub(1);
+  if (options_.on_released) options_.on_released();
+}
+
+void ChunkPublisher::OfferLoop() {
+  SetThreadPriority(ThreadPriority::kBackground);
+  while (true) {
+    std::optional<ChunkRun> run = offers_.Pop(kIdleWait);
+    if (offers_.closed()) return;
+    if (!run) continue;
+    PublishTally tally;
+    for (size_t begin = run->first_chunk; begin < run->keys.size() && !offers_.closed();) {
+      const size_t end = WindowEnd(*run, begin);
+      if (!PutWindow(*run, begin, end, {}, Clock::now() + options_.offer_timeout, tally).ok()) break;
+      begin = end;
+    }
+    run.reset();  // gives the pages back
+    Released();
+  }
+}
+
+absl::Status ChunkPublisher::Fulfil(const PublishOrder& order, PublishTally& tally) {
+  for (const ChunkRun& run : order.runs) {
+    for (size_t begin = run.first_chunk; begin < run.keys.size();) {
+      if (orders_.closed()) return absl::UnavailableError("the prefill worker is stopping");
+      if (order.cancelled->load(std::memory_order_relaxed)) return absl::CancelledError("the publishing was cancelled");
+      const auto now = Clock::now();
+      if (now >= order.deadline)
+        return Errorf(absl::StatusCode::kDeadlineExceeded, "the deadline passed after {} chunks were stored",
+                      tally.num_chunks);
+      const size_t end = WindowEnd(run, begin);
+      const absl::Status status =
+          PutWindow(run, begin, end, order.put, std::min(order.deadline, now + options_.order_timeout), tally);
+      // Its own time was over, not the caller's.
+      if (status.code() == absl::StatusCode::kDeadlineExceeded && Clock::now() < order.deadline)
+        return Errorf(absl::StatusCode::kUnavailable, "the chunk store did not answer within {} ms: {}",
+                      options_.order_timeout.count(), MessageOf(status));
+      SPLICE_RETURN_IF_ERROR(status);
+      begin = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ChunkPublisher::OrderLoop() {
+  while (true) {
+    std::optional<PublishOrder> order = orders_.Pop(kIdleWait);
+    if (!order) {
+      if (orders_.closed()) return;
+      continue;
+    }
+    PublishTally tally;
+    const absl::Status status = Fulfil(*order, tally);
+    order->runs.clear();  // gives the pages back
+    Released();
+    order->on_done(status, tally);
+  }
+}
+
+}  // namespace spl::engine

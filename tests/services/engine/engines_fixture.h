@@ -1,0 +1,298 @@
+// A prefill and a decode engine on one small model, with a chunk store made of a map, for the tests of what they do
+// together.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "kernels/common/backend.h"
+#include "services/engine/engine.h"
+#include "tests/support/paths.h"
+
+namespace spl::engine {
+
+using namespace std::chrono_literals;
+using Tokens = std::vector<std::vector<int32_t>>;  // per fork
+
+// Keeps chunks in a map and does with puts what a test asks for.
+class FakeStore final : public chunk::ChunkStore {
+ public:
+  absl::StatusOr<size_t> CountLeading(std::span<const chunk::ChunkKey> keys, SteadyTime) override {
+    std::lock_guard lock(mutex_);
+    size_t n = 0;
+    while (n < keys.size() && chunks_.contains(keys[n])) ++n;
+    return n;
+  }
+  absl::StatusOr<size_t> GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime,
+                                    const std::function<bool(chunk::Chunk&&)>& sink) override {
+    size_t n = 0;
+    for (const chunk::ChunkKey& key : keys) {
+      chunk::Chunk copy;
+      {
+        std::unique_lock lock(mutex_);
+        num_waiting_gets_ += blocked_get_ == key;
+        changed_.notify_all();
+        changed_.wait_for(lock, 60s, [&] { return blocked_get_ != key; });
+        if (fail) return absl::UnavailableError("the store is gone");
+        const auto it = chunks_.find(key);
+        if (it == chunks_.end()) break;
+        copy = it->second;
+      }
+      if (!sink(std::move(copy))) break;
+      ++n;
+    }
+    return n;
+  }
+  absl::Status Put(std::span<const chunk::Chunk> chunks, SteadyTime deadline) override {
+    return PutWith(chunk::PointersTo(chunks), {}, deadline).status();
+  }
+  absl::StatusOr<chunk::PutReport> PutWith(std::span<const chunk::Chunk* const> chunks,
+                                           const chunk::PutOptions& options, SteadyTime deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, std::min(deadline, std::chrono::steady_clock::now() + 60s),
+                             [&] { return !puts_blocked_; }))
+      return absl::DeadlineExceededError("a blocked store");
+    if (fail) return absl::UnavailableError("the store is gone");
+    if (!put_status_.ok()) return put_status_;
+    put_options_.push_back(options);
+    chunk::PutReport report;
+    for (const chunk::Chunk* const chunk : chunks) {
+      if (forgetful_) continue;
+      ++(chunks_.try_emplace(chunk->header.key, *chunk).second ? report.num_stored : report.num_existing);
+      report.num_durable += options.durable;
+    }
+    changed_.notify_all();
+    return report;
+  }
+
+  void BlockPuts(bool blocked) {
+    std::lock_guard lock(mutex_);
+    puts_blocked_ = blocked;
+    changed_.notify_all();
+  }
+  // Gets of this chunk wait until it is another's turn, or nobody's.
+  void BlockGetsOf(const std::optional<chunk::ChunkKey>& key) {
+    std::lock_guard lock(mutex_);
+    blocked_get_ = key;
+    changed_.notify_all();
+  }
+  bool WaitForBlockedGet() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return num_waiting_gets_ > 0; });
+  }
+  // What every put is answered with.
+  void RefusePuts(const absl::Status& status) {
+    std::lock_guard lock(mutex_);
+    put_status_ = status;
+  }
+  // Puts are answered with OK and store nothing.
+  void Forget(bool forgetful) {
+    std::lock_guard lock(mutex_);
+    forgetful_ = forgetful;
+  }
+  std::vector<chunk::PutOptions> put_options() const {
+    std::lock_guard lock(mutex_);
+    return put_options_;
+  }
+  std::optional<chunk::Chunk> Find(const chunk::ChunkKey& key) const {
+    std::lock_guard lock(mutex_);
+    const auto it = chunks_.find(key);
+    return it == chunks_.end() ? std::nullopt : std::optional(it->second);
+  }
+  size_t size() const {
+    std::lock_guard lock(mutex_);
+    return chunks_.size();
+  }
+  bool WaitForSize(size_t n) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return chunks_.size() >= n; });
+  }
+
+  std::atomic<bool> fail{false};
+
+ private:
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  bool puts_blocked_ = false, forgetful_ = false;
+  std::optional<chunk::ChunkKey> blocked_get_;
+  int num_waiting_gets_ = 0;
+  absl::Status put_status_;
+  std::vector<chunk::PutOptions> put_options_;
+  std::unordered_map<chunk::ChunkKey, chunk::Chunk, chunk::ChunkKeyHash> chunks_;
+};
+
+// Collects one request's way through both engines.
+struct Outcome {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  absl::Status status;
+  PrefillStats stats;
+  std::vector<float> first_logits;
+  Tokens tokens;
+
+  void Finish(const absl::Status& s) {
+    std::lock_guard lock(mutex);
+    status = s;
+    done = true;
+    changed.notify_all();
+  }
+  bool Wait() {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, 60s, [&] { return done; });
+  }
+};
+
+class EnginesTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto model = Model::Load(test::kTinyModel, kernels::MakeCpuBackend());
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+  }
+  static void TearDownTestSuite() { model_.reset(); }
+
+  void Start(int64_t prefill_tokens = 8192, int64_t decode_tokens = 8192, PrefillEngineOptions prefill = {},
+             DecodeEngineOptions decode = {}) {
+    StopAll();
+    decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, decode_tokens));
+    auto p = PrefillEngine::Create(model_, MakeMemory(prefill_memory_, prefill_tokens), prefill);
+    ASSERT_TRUE(p.ok()) << p.status();
+    prefill_ = std::move(*p);
+    auto d = DecodeEngine::Create(model_, *decode_pool_, decode);
+    ASSERT_TRUE(d.ok()) << d.status();
+    decode_ = std::move(*d);
+  }
+  void StopAll() {
+    if (prefill_) prefill_->Stop();
+    if (decode_) decode_->Stop();
+    prefill_.reset();
+    decode_.reset();
+  }
+  void TearDown() override { StopAll(); }
+
+  kernels::KvPoolView MakeMemory(std::unique_ptr<kernels::Buffer>& memory, int64_t tokens) {
+    const int64_t pages = PagesForTokens(model_->config(), tokens);
+    memory = std::move(*model_->backend().Allocate(pages * model_->page_bytes()));
+    // NaN everywhere: whatever a kernel reads beyond what was written shows.
+    std::memset(memory->data(), 0xff, memory->size());
+    return {static_cast<std::byte*>(memory->data()), model_->kv_dtype(), model_->config().head_dim,
+            static_cast<int32_t>(pages)};
+  }
+
+  // The bytes of a prefilled sequence in the decode engine's pool, as a transport would bring them.
+  std::unique_ptr<SequenceKv> CopyKv(const SequenceKv& from) {
+    auto to = std::make_unique<SequenceKv>(*decode_pool_, from.shape());
+    EXPECT_TRUE(to->Reserve(from.num_tokens()).ok());
+    const auto source = from.AllPages(), target = to->AllPages();
+    for (size_t i = 0; i < target.size(); ++i)
+      std::memcpy(decode_pool_->view().k(target[i]), from.pool().view().k(source[i]), model_->page_bytes());
+    to->set_num_tokens(from.num_tokens());
+    return to;
+  }
+
+  bool EventuallyRunning() {
+    const auto deadline = std::chrono::steady_clock::now() + 20s;
+    while (decode_->load().running == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return decode_->load().running > 0;
+  }
+
+  std::shared_ptr<Outcome> Submit(const std::vector<int32_t>& prompt, const SamplingParams& sampling,
+                                  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false),
+                                  SteadyTime deadline = SteadyTime::max(),
+                                  const std::function<void(PrefillRequest&)>& change = nullptr) {
+    auto outcome = std::make_shared<Outcome>();
+    outcome->tokens.resize(sampling.num_forks);
+    PrefillRequest request;
+    request.tokens = prompt;
+    request.sampling = sampling;
+    request.cancelled = cancelled;
+    request.deadline = deadline;
+    if (change) change(request);
+    request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
+      outcome->stats = result.stats;
+      outcome->first_logits = result.first_logits;
+      if (!status.ok()) return outcome->Finish(status);
+      DecodeRequest next;
+      next.kv = CopyKv(*result.kv);
+      next.sampling = sampling;
+      next.prompt = prompt;
+      next.first_tokens = result.first_tokens;
+      next.cancelled = cancelled;
+      next.deadline = deadline;
+      {
+        std::lock_guard lock(outcome->mutex);
+        for (size_t i = 0; i < result.first_tokens.size(); ++i)
+          outcome->tokens[i].push_back(result.first_tokens[i].token);
+      }
+      next.on_tokens = [outcome](std::vector<DecodeToken> tokens) {
+        std::lock_guard lock(outcome->mutex);
+        for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);
+        outcome->changed.notify_all();
+      };
+      next.on_done = [outcome](const absl::Status& s) { outcome->Finish(s); };
+      if (const absl::Status submitted = decode_->Submit(std::move(next)); !submitted.ok()) outcome->Finish(submitted);
+    };
+    if (const absl::Status status = prefill_->Submit(std::move(request)); !status.ok()) outcome->Finish(status);
+    return outcome;
+  }
+
+  // With segments, and waits.
+  std::shared_ptr<Outcome> Ask(const std::vector<int32_t>& prompt, const std::function<void(PrefillRequest&)>& change,
+                               int64_t max_tokens = 6) {
+    auto outcome =
+        Submit(prompt, Greedy(max_tokens), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), change);
+    EXPECT_TRUE(outcome->Wait());
+    EXPECT_TRUE(outcome->status.ok()) << outcome->status;
+    return outcome;
+  }
+
+  static Tokens Expected(const std::vector<int32_t>& prompt, const SamplingParams& sampling) {
+    auto generator = LocalGenerator::Create(model_, {.executor = {.max_rows = 512}, .max_tokens = 4096});
+    EXPECT_TRUE(generator.ok()) << generator.status();
+    Tokens tokens(sampling.num_forks);
+    EXPECT_TRUE((*generator)
+                    ->Generate(prompt, sampling,
+                               [&](int32_t fork, const SampledToken& t) {
+                                 tokens[fork].push_back(t.token);
+                                 return true;
+                               })
+                    .ok());
+    return tokens;
+  }
+
+  static std::vector<int32_t> RandomPrompt(std::mt19937& random, size_t length) {
+    std::vector<int32_t> prompt(length);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 4000);
+    return prompt;
+  }
+  static SamplingParams Greedy(int64_t max_tokens) {
+    SamplingParams sampling;
+    sampling.temperature = 0;
+    sampling.max_tokens = max_tokens;
+    sampling.ignore_eos = true;
+    return sampling;
+  }
+
+  static inline std::shared_ptr<const Model> model_;
+  std::unique_ptr<kernels::Buffer> prefill_memory_, decode_memory_;
+  std::unique_ptr<PagePool> decode_pool_;
+  std::unique_ptr<PrefillEngine> prefill_;
+  std::unique_ptr<DecodeEngine> decode_;
+};
+
+inline constexpr chunk::Digest kDocs{1, 2, 3}, kOtherDocs{4, 5, 6};
+
+inline std::vector<int32_t> Concatenate(std::initializer_list<std::vector<int32_t>> parts) {
+  std::vector<int32_t> all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace spl::engine
