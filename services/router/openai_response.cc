@@ -49,6 +49,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   out["transport"] = r.transport;
   out["attempts"] = r.attempts;
   out["migrations"] = r.migrations;
+  if (!r.knowledge_bases.empty()) out["knowledge_bases"] = r.knowledge_bases;
   return out;
 }
 

@@ -147,6 +147,7 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_prefill_worker(r.prefill_worker);
   out.set_decode_worker(r.decode_worker);
   out.set_transport(r.transport);
+  for (const auto& [name, version] : r.knowledge_bases) (*out.mutable_knowledge_bases())[name] = version;
   return out;
 }
 
