@@ -184,32 +184,34 @@ absl::StatusOr<KbVersion> KbPublisher::Claim(const chunk::Digest& owner, const P
                  .documents = prepared.content.documents.size(),
                  .tokens = prepared.document_tokens,
                  .contexts = prepared.total.contexts};
-  SPLICE_RETURN_IF_ERROR(store_
-                             .Change(owner, input.name, true,
-                                     [&](KbHead& head) -> absl::Status {
-                                       MarkAbandoned(head);
-                                       for (const KbVersion& v : head.versions) {
-                                         if (v.state != KbState::kPublishing) continue;
-                                         return SetErrorCode(
-                                             Errorf(absl::StatusCode::kAborted,
-                                                    "version {} of knowledge base \"{}\" is being published; wait for "
-                                                    "it, or for its publisher to be given up after {} s",
-                                                    v.version, input.name, options_.publisher_timeout.count() / 1000),
-                                             "publish_in_progress");
-                                       }
-                                       if (head.versions.size() >= kMaxKbVersions) {
-                                         return Errorf(absl::StatusCode::kResourceExhausted,
-                                                       "knowledge base \"{}\" has {} versions, at most {}; delete some",
-                                                       input.name, head.versions.size(), kMaxKbVersions);
-                                       }
-                                       // Once durable, always: no change of the head may undo it.
-                                       head.durable = input.durable || (head.durable && !head.versions.empty());
-                                       mine.version = head.next_version++;
-                                       mine.created_ms = mine.heartbeat_ms = UnixMs();
-                                       head.versions.push_back(mine);
-                                       return absl::OkStatus();
-                                     })
-                             .status());
+  SPLICE_RETURN_IF_ERROR(
+      store_
+          .Change(owner, input.name, true,
+                  [&](KbHead& head) -> absl::Status {
+                    MarkAbandoned(head);
+                    for (const KbVersion& v : head.versions) {
+                      if (v.state != KbState::kPublishing) continue;
+                      return SetErrorCode(Errorf(absl::StatusCode::kAborted,
+                                                 "version {} of knowledge base \"{}\" is being published; wait for "
+                                                 "it, or for its publisher to be given up after {} s",
+                                                 v.version, input.name, options_.publisher_timeout.count() / 1000),
+                                          "publish_in_progress");
+                    }
+                    const auto kept = std::count_if(head.versions.begin(), head.versions.end(),
+                                                    [](const KbVersion& v) { return v.state != KbState::kFailed; });
+                    if (static_cast<size_t>(kept) >= kMaxKbVersions) {
+                      return Errorf(absl::StatusCode::kResourceExhausted,
+                                    "knowledge base \"{}\" has {} versions, at most {}; delete some", input.name, kept,
+                                    kMaxKbVersions);
+                    }
+                    // Once durable, always: no change of the head may undo it.
+                    head.durable = input.durable || (head.durable && !head.versions.empty());
+                    mine.version = head.next_version++;
+                    mine.created_ms = mine.heartbeat_ms = UnixMs();
+                    head.versions.push_back(mine);
+                    return absl::OkStatus();
+                  })
+          .status());
   return mine;
 }
 
@@ -218,7 +220,6 @@ absl::Status KbPublisher::Collect(const Caller& caller, const std::string& name)
   const chunk::Digest owner = keys_.DeriveOwner(caller);
   absl::StatusOr<KbStore::Loaded> loaded = store_.Load(owner, name);
   if (!loaded.ok()) return loaded.status().code() == absl::StatusCode::kNotFound ? absl::OkStatus() : loaded.status();
-  MarkAbandoned(loaded->head);
   std::set<std::string> dropped;  // uids
   for (const KbVersion& v : loaded->head.versions) {
     if (v.state != KbState::kFailed) continue;
@@ -333,7 +334,7 @@ absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, c
     return answer->status.ok() ? absl::OkStatus() : Annotate(answer->status, "prefill on " + worker.worker_id);
   };
 
-  // The least loaded worker that takes a context of this length and has not failed with it.
+  // The least loaded worker that takes a context of this length; one that has failed with it only when all have.
   const auto choose = [&](size_t length, const std::set<std::string>& failed) -> absl::StatusOr<PrefillView> {
     const std::shared_ptr<const FleetSnapshot> fleet = fleet_.snapshot();
     if (fleet->model.known && HexEncode(fleet->model.fingerprint) != prepared.fingerprint) {
@@ -341,10 +342,11 @@ absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, c
     }
     const PrefillView* best = nullptr;
     for (const PrefillView& p : fleet->prefill) {
-      if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length) || failed.count(p.worker_id) != 0) {
-        continue;
-      }
-      if (best == nullptr || p.queued_tokens < best->queued_tokens) best = &p;
+      if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length)) continue;
+      const auto cost = [&](const PrefillView& view) {
+        return std::pair(failed.count(view.worker_id), view.queued_tokens);
+      };
+      if (best == nullptr || cost(p) < cost(*best)) best = &p;
     }
     if (best == nullptr) {
       return Errorf(absl::StatusCode::kUnavailable, "no prefill worker takes a context of {} tokens now", length);
@@ -369,11 +371,7 @@ absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, c
         return status;
       }
       log::Warning("router.kb_context_retry", log::F("attempt", attempt), log::F("cause", status));
-      if (worker.ok()) {
-        failed.insert(worker->worker_id);
-      } else {
-        failed.clear();  // all have failed, or are away: any is worth another try
-      }
+      if (worker.ok()) failed.insert(worker->worker_id);
       absl::Status why;
       if (!wait(
               std::chrono::steady_clock::now() + options_.retry_backoff * attempt, [] { return false; }, why)) {
@@ -441,9 +439,11 @@ absl::StatusOr<KbVersion> KbPublisher::Publish(const Caller& caller, const Publi
   const std::shared_ptr<const FleetSnapshot> fleet = fleet_.snapshot();
   SPLICE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(input, *fleet));
   SPLICE_RETURN_IF_ERROR(control.cancelled());
-  SPLICE_RETURN_IF_ERROR(Collect(caller, input.name));
   SPLICE_ASSIGN_OR_RETURN(const KbVersion version, Claim(owner, input, prepared));
-  absl::StatusOr<Result> result = Compute(caller, input, prepared, version, control);
+  // What is claimed is ours to clean up: nobody else publishes now, and an abandoned version is marked as failed.
+  const absl::Status collected = Collect(caller, input.name);
+  absl::StatusOr<Result> result =
+      collected.ok() ? Compute(caller, input, prepared, version, control) : absl::StatusOr<Result>(collected);
   absl::StatusOr<KbVersion> ready =
       result.ok() ? Finish(owner, input, version, *result) : absl::StatusOr<KbVersion>(result.status());
   if (!ready.ok()) Fail(caller, input.name, version, ready.status());

@@ -22,5 +22,7 @@ Command MakeTokenizeCommand(CLI::App& root);
 Command MakeLogitsCommand(CLI::App& root);
 Command MakeEvalCommand(CLI::App& root);
 Command MakeBenchCommand(CLI::App& root);
+Command MakeKbCommand(CLI::App& root);
+Command MakeCtlCommand(CLI::App& root);
 
 }  // namespace spl::cli
