@@ -21,6 +21,9 @@ constexpr char kBuriedPrefix = 't';
 constexpr char kSlotOnlyVersion = 1;  // of chunk rows: version, slot_bytes, slot, sequence
 constexpr char kChunkVersion = 2;
 constexpr char kNamespaceVersion = 1;
+constexpr char kRecordFamily[] = "records";
+// Beside the records' rows, whose keys have 33 bytes and more.
+constexpr char kLastRevisionKey[] = "last-revision";
 
 std::string RowKey(char prefix, const chunk::Digest& digest) {
   return prefix + std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
@@ -151,7 +154,12 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
 
 class RocksIndex final : public DiskIndex {
  public:
-  explicit RocksIndex(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+  RocksIndex(std::unique_ptr<rocksdb::DB> db, rocksdb::ColumnFamilyHandle* chunks, rocksdb::ColumnFamilyHandle* records)
+      : db_(std::move(db)), chunks_(chunks), records_(records) {}
+  ~RocksIndex() override {
+    db_->DestroyColumnFamilyHandle(records_);
+    db_->DestroyColumnFamilyHandle(chunks_);
+  }
 
   absl::Status Add(std::span<const IndexEntry> entries) override { return Write(entries, true); }
   absl::Status Update(std::span<const IndexEntry> entries) override { return Write(entries, false); }
@@ -173,6 +181,47 @@ class RocksIndex final : public DiskIndex {
     batch.Delete(RowKey(kNamespacePrefix, id));
     batch.Put(RowKey(kBuriedPrefix, id), RowWriter(kNamespaceVersion).U64(incarnation).Take());
     return Commit(batch, true);
+  }
+
+  absl::Status SaveRecord(const std::string& key, const std::string& row, uint64_t last_revision) override {
+    rocksdb::WriteBatch batch;
+    batch.Put(records_, key, row);
+    batch.Put(records_, kLastRevisionKey, RowWriter(kNamespaceVersion).U64(last_revision).Take());
+    return Commit(batch, true);
+  }
+
+  absl::Status EraseRecord(const std::string& key) override {
+    rocksdb::WriteBatch batch;
+    batch.Delete(records_, key);
+    return Commit(batch, true);
+  }
+
+  absl::StatusOr<std::optional<std::string>> ReadRecord(const std::string& key) const override {
+    std::string row;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), records_, key, &row);
+    if (status.IsNotFound()) return std::nullopt;
+    SPLICE_RETURN_IF_ERROR(FromRocks(status, "records"));
+    return row;
+  }
+
+  absl::StatusOr<uint64_t> LastRevision() const override {
+    SPLICE_ASSIGN_OR_RETURN(const std::optional<std::string> row, ReadRecord(kLastRevisionKey));
+    if (!row.has_value()) return 0;
+    RowReader reader(*row);
+    const char version = reader.Byte();
+    const uint64_t revision = reader.U64();
+    if (version == kNamespaceVersion && reader.Done()) return revision;
+    return Errorf(absl::StatusCode::kDataLoss, "records: the row of the last revision is of another format");
+  }
+
+  absl::Status ScanRecords(const std::string& prefix, const std::string& after, const VisitFn& visit) const override {
+    const std::unique_ptr<rocksdb::Iterator> row(db_->NewIterator(rocksdb::ReadOptions(), records_));
+    row->Seek(after > prefix ? after + '\0' : prefix);  // nothing stands between a key and the key with a zero behind
+    for (; row->Valid() && row->key().starts_with(prefix); row->Next()) {
+      const auto view = [](const rocksdb::Slice& slice) { return std::string_view(slice.data(), slice.size()); };
+      if (!visit(view(row->key()), view(row->value()))) break;
+    }
+    return FromRocks(row->status(), "records");
   }
 
   absl::StatusOr<Loaded> Load() override {
@@ -236,6 +285,8 @@ class RocksIndex final : public DiskIndex {
   }
 
   const std::unique_ptr<rocksdb::DB> db_;
+  rocksdb::ColumnFamilyHandle* const chunks_;  // the default family
+  rocksdb::ColumnFamilyHandle* const records_;
 };
 
 }  // namespace
@@ -248,9 +299,19 @@ absl::StatusOr<std::unique_ptr<DiskIndex>> DiskIndex::Open(const std::string& di
   options.max_open_files = 64;
   options.keep_log_file_num = 2;
   options.info_log_level = rocksdb::ERROR_LEVEL;
+  options.create_missing_column_families = true;
+  // Values of up to 16 MiB: in files beside the tree, so that compaction does not copy them again and again.
+  rocksdb::ColumnFamilyOptions records(options);
+  records.enable_blob_files = true;
+  records.enable_blob_garbage_collection = true;
+  records.min_blob_size = 16 << 10;
   rocksdb::DB* db = nullptr;
-  const rocksdb::Status status = rocksdb::DB::Open(options, dir, &db);
-  if (status.ok()) return std::make_unique<RocksIndex>(std::unique_ptr<rocksdb::DB>(db));
+  std::vector<rocksdb::ColumnFamilyHandle*> families;
+  const rocksdb::Status status = rocksdb::DB::Open(
+      options, dir,
+      {{rocksdb::kDefaultColumnFamilyName, rocksdb::ColumnFamilyOptions(options)}, {kRecordFamily, records}}, &families,
+      &db);
+  if (status.ok()) return std::make_unique<RocksIndex>(std::unique_ptr<rocksdb::DB>(db), families[0], families[1]);
   if (status.IsIOError() && status.ToString().find("lock") != std::string::npos) {
     return Errorf(absl::StatusCode::kFailedPrecondition, "{} is in use by another process: {}", dir, status.ToString());
   }

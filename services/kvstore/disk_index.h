@@ -1,4 +1,5 @@
-// What outlives the process beside the payloads, in RocksDB: which chunk stands in which slot, and the namespaces.
+// What outlives the process beside the payloads, in RocksDB: which chunk stands in which slot, the namespaces, and the
+// records (in a column family of their own).
 #pragma once
 
 #include <functional>
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
 #include "services/kvstore/namespace_table.h"
+#include "services/kvstore/record_table.h"
 
 namespace spl::kvstore {
 
@@ -37,7 +39,7 @@ struct IndexEntry {
 };
 
 // Thread-safe. Errors are Unavailable with RocksDB's words.
-class DiskIndex : public NamespaceStorage {
+class DiskIndex : public NamespaceStorage, public RecordStorage {
  public:
   // FailedPrecondition: the directory belongs to another program version or is in use. DataLoss: RocksDB cannot read
   // it.

@@ -25,8 +25,9 @@ namespace fs = std::filesystem;
 FaultPoint synced_fault("kvstore.disk.synced");        // payloads on disk, index not
 FaultPoint committed_fault("kvstore.disk.committed");  // index on disk, nobody told
 
-constexpr char kVersionLine[] = "splice-kvstore data 2";
-constexpr char kOldVersionLine[] = "splice-kvstore data 1";  // read, and changed to 2 at once
+constexpr char kVersionLine[] = "splice-kvstore data 3";
+// Read, and changed to 3 at once: 1 has no namespaces, 2 no records.
+constexpr const char* kOldVersionLines[] = {"splice-kvstore data 1", "splice-kvstore data 2"};
 constexpr char kSlabPrefix[] = "slab-";
 // Files grow in steps, so that the file system can lay slots out in long runs.
 constexpr uint64_t kGrowBytes = 64 << 20;
@@ -87,7 +88,9 @@ absl::Status DiskTier::CheckVersionFile() {
   if (std::ifstream file(path); file) {
     std::getline(file, line);
     if (line == kVersionLine) return absl::OkStatus();
-    if (line == kOldVersionLine) return WriteVersionFile(path);  // an older program must not open it any more
+    for (const char* const old : kOldVersionLines) {
+      if (line == old) return WriteVersionFile(path);  // an older program must not open it any more
+    }
     return Errorf(absl::StatusCode::kFailedPrecondition,
                   "{} says '{}', this program reads '{}'; use another --data-dir", path, line.substr(0, 80),
                   kVersionLine);

@@ -45,6 +45,7 @@ class DiskTier {
   ~DiskTier();
 
   NamespaceStorage& namespace_storage() { return *index_; }
+  RecordStorage& record_storage() { return *index_; }
 
   bool Contains(const chunk::ChunkKey& key) const;
   // Into a slot that `take_slot` gives for a payload size (nothing: ResourceExhausted). Null: not stored, or damaged

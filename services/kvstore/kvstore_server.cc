@@ -6,6 +6,8 @@
 #include "services/base/status.h"
 #include "services/kvstore/admin_service.h"
 #include "services/kvstore/kvstore_service.h"
+#include "services/kvstore/record_table.h"
+#include "services/kvstore/records_service.h"
 #include "services/kvstore/rma_service.h"
 
 namespace spl::kvstore {
@@ -13,6 +15,8 @@ namespace {
 
 constexpr size_t kReadQueueCapacity = 1024;
 constexpr std::chrono::seconds kMaintenancePeriod{1};
+// Of a store without a disk; with one the disk is the limit.
+constexpr uint64_t kMemoryRecordBytes = 256 << 20;
 
 absl::Status Check(const KvStoreOptions& options) {
   if (options.num_threads < 1 || options.num_threads > 256) {
@@ -72,12 +76,15 @@ struct KvStoreServer::Parts {
   prometheus::Gauge& quarantined;
   std::unique_ptr<transport::KvTransport> transport;
   std::unique_ptr<TieredStore> store;
+  std::unique_ptr<RecordStorage> memory_records;  // without a disk
+  std::unique_ptr<RecordTable> records;
   std::unique_ptr<LeaseTable> leases;
   std::unique_ptr<PutTable> puts;
   WorkPool pool;
   std::unique_ptr<KvStoreService> service;
   std::unique_ptr<RmaService> rma;
   std::unique_ptr<AdminService> admin;
+  std::unique_ptr<RecordsService> records_service;
   std::unique_ptr<ServiceHost> host;
   std::unique_ptr<Periodic> maintenance;
 };
@@ -98,6 +105,12 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   store.transport = parts->transport.get();
   store.require_registered = options.kv_transport != "auto";
   SPLICE_ASSIGN_OR_RETURN(parts->store, TieredStore::Open(store, parts->metrics));
+  RecordStorage* record_storage = parts->store->record_storage();
+  if (record_storage == nullptr) {
+    parts->memory_records = MakeMemoryRecordStorage(kMemoryRecordBytes);
+    record_storage = parts->memory_records.get();
+  }
+  SPLICE_ASSIGN_OR_RETURN(parts->records, RecordTable::Open(*record_storage, parts->store->has_disk(), Clock::Real()));
   // What readers and writers hold cannot be evicted: some of the memory stays for everybody else.
   LeaseOptions leases;
   leases.max_bytes = options.memory_bytes / 2;
@@ -109,6 +122,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   parts->rma =
       std::make_unique<RmaService>(*parts->store, *parts->leases, *parts->puts, parts->pool, parts->transport.get());
   parts->admin = std::make_unique<AdminService>(*parts->store, parts->pool);
+  parts->records_service = std::make_unique<RecordsService>(*parts->records, parts->pool);
   ServiceHostOptions host;
   host.name = "kvstore";
   host.listen = options.listen;
@@ -117,9 +131,10 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   host.drain = [s = parts->store.get()](std::chrono::steady_clock::time_point deadline) {
     if (!s->Drain(deadline)) log::Warning("kvstore.drain_incomplete");
   };
-  SPLICE_ASSIGN_OR_RETURN(
-      parts->host, ServiceHost::Start(std::move(host), {parts->service.get(), parts->rma.get(), parts->admin.get()},
-                                      parts->metrics));
+  SPLICE_ASSIGN_OR_RETURN(parts->host, ServiceHost::Start(std::move(host),
+                                                          {parts->service.get(), parts->rma.get(), parts->admin.get(),
+                                                           parts->records_service.get()},
+                                                          parts->metrics));
   parts->maintenance = std::make_unique<Periodic>(kMaintenancePeriod, [p = parts.get()] { p->Maintain(); });
   parts->host->SetReady(true);
   return std::unique_ptr<KvStoreServer>(new KvStoreServer(std::move(parts)));

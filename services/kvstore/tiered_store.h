@@ -101,6 +101,8 @@ class TieredStore {
   void Stop();
 
   bool has_disk() const { return disk_ != nullptr; }
+  // Where records outlive the process; null without a disk.
+  RecordStorage* record_storage() { return disk_ == nullptr ? nullptr : &disk_->record_storage(); }
   const PayloadMemory& memory() const { return *memory_; }
 
   struct Stats {

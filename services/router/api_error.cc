@@ -23,6 +23,8 @@ const char* ErrorType(int http_status) {
       return "authentication_error";
     case 404:
       return "not_found_error";
+    case 409:
+      return "conflict_error";
     case 429:
       return "rate_limit_error";
     case 503:
@@ -74,6 +76,9 @@ int HttpStatusOf(absl::StatusCode code) {
       return 403;
     case absl::StatusCode::kNotFound:
       return 404;
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      return 409;
     case absl::StatusCode::kResourceExhausted:
       return 429;
     case absl::StatusCode::kCancelled:
@@ -86,6 +91,11 @@ int HttpStatusOf(absl::StatusCode code) {
     default:
       return 500;
   }
+}
+
+int HttpStatusOf(const absl::Status& status) {
+  const bool about_state = status.code() == absl::StatusCode::kFailedPrecondition && !ErrorCodeOf(status).empty();
+  return about_state ? 409 : HttpStatusOf(status.code());
 }
 
 std::string ErrorBody(const absl::Status& status, int http_status) {

@@ -25,8 +25,11 @@ absl::Status ParamError(const std::string& param, fmt::format_string<Args...> fo
   return SetParam(InvalidArgument("{}: {}", param, fmt::format(format, std::forward<Args>(args)...)), param);
 }
 
-// The HTTP status of a canonical code: 400, 401, 404, 429, 499, 500, 503, 504.
+// The HTTP status of a canonical code: 400, 401, 404, 409, 429, 499, 500, 503, 504.
 int HttpStatusOf(absl::StatusCode code);
+// The same, but 409 for a FailedPrecondition with an error code: that is about the state of what the caller named, not
+// about the cluster's.
+int HttpStatusOf(const absl::Status& status);
 
 // {"error":{"message","type","param","code"}} as the OpenAI clients read it.
 std::string ErrorBody(const absl::Status& status, int http_status);

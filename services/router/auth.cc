@@ -95,20 +95,34 @@ absl::StatusOr<NamespaceKeys> NamespaceKeys::Load(const std::string& secret_path
 }
 
 chunk::Digest NamespaceKeys::Derive(const Caller& caller, std::string_view namespace_name) const {
+  return DeriveFields(caller, "", {namespace_name});
+}
+
+chunk::Digest NamespaceKeys::DeriveKnowledgeBase(const Caller& caller, std::string_view name, uint64_t version) const {
+  return DeriveFields(caller, "/knowledge-base", {name, std::to_string(version)});
+}
+
+chunk::Digest NamespaceKeys::DeriveOwner(const Caller& caller) const { return DeriveFields(caller, "/owner", {}); }
+
+// The first field is a trust domain with the kind behind it, so inputs of two kinds differ there already; those of
+// namespaces are what they were before there were kinds.
+chunk::Digest NamespaceKeys::DeriveFields(const Caller& caller, std::string_view kind,
+                                          std::initializer_list<std::string_view> fields) const {
+  const auto domain = [&](const char* name) { return std::string(name).append(kind); };
   std::string message;
   std::string key;
   if (!secret_.empty()) {
     key = secret_;
-    AppendField(&message, "secret");
+    AppendField(&message, domain("secret"));
     AppendField(&message, caller.name);
   } else if (!caller.secret.empty()) {
     key = caller.secret;
-    AppendField(&message, "api-key");
+    AppendField(&message, domain("api-key"));
   } else {
     key = kPublicDomain;
-    AppendField(&message, "public");
+    AppendField(&message, domain("public"));
   }
-  AppendField(&message, namespace_name);
+  for (const std::string_view field : fields) AppendField(&message, field);
   chunk::Digest out;
   unsigned int size = 0;
   HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const uint8_t*>(message.data()),

@@ -1,6 +1,8 @@
 // Who calls, and which cached KV that caller may see.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
@@ -44,8 +46,16 @@ class NamespaceKeys {
   static absl::StatusOr<NamespaceKeys> Load(const std::string& secret_path);
 
   chunk::Digest Derive(const Caller& caller, std::string_view namespace_name) const;
+  // Of one version of a knowledge base: no namespace name derives it.
+  chunk::Digest DeriveKnowledgeBase(const Caller& caller, std::string_view name, uint64_t version) const;
+  // Names the caller itself at the chunk stores: whose records and namespaces are whose. Salts no chunk.
+  chunk::Digest DeriveOwner(const Caller& caller) const;
 
  private:
+  // `kind` separates what is derived for different purposes.
+  chunk::Digest DeriveFields(const Caller& caller, std::string_view kind,
+                             std::initializer_list<std::string_view> fields) const;
+
   std::string secret_;
 };
 

@@ -300,6 +300,11 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     v1::TokenSegment& out = *request.add_segments();
     out.set_begin(segment.begin);
     out.set_end(segment.end);
+    out.set_frozen(segment.frozen);
+    if (!segment.namespace_key.empty()) {
+      out.set_namespace_key(segment.namespace_key);
+      continue;
+    }
     const std::string& name = segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name;
     const chunk::Digest key = core_.namespace_keys().Derive(request_.caller, name);
     out.set_namespace_key(key.data(), key.size());
@@ -587,6 +592,7 @@ FinalInfo Generation::MakeFinal() const {
   r.seed = request_.sampling.seed.value_or(0);
   r.attempts = attempts_;
   r.migrations = migrations_;
+  r.knowledge_bases = request_.knowledge_bases;
   return final;
 }
 

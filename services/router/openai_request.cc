@@ -81,7 +81,11 @@ absl::StatusOr<std::vector<TokenSegment>> ReadTokenSegments(const Json& value) {
     reader.Uint32("begin", &segment.begin);
     reader.Uint32("end", &segment.end);
     reader.String("namespace", &segment.namespace_name);
+    reader.String("knowledge_base", &segment.knowledge_base);
     SPLICE_RETURN_IF_ERROR(reader.Finish());
+    if (!segment.namespace_name.empty() && !segment.knowledge_base.empty()) {
+      return ParamError(fmt::format("splice.segments[{}].namespace", i), "and knowledge_base exclude each other");
+    }
     segments.push_back(std::move(segment));
   }
   return segments;
@@ -155,7 +159,8 @@ void ReadBestOf(ObjectReader& reader, uint32_t n) {
   }
 }
 
-// [{"type":"text","text":…}, {"type":"segment","text":…,"namespace":…}, …] joined, with marks for the segments; other
+// [{"type":"text","text":…}, {"type":"segment","text":…,"namespace":…},
+// {"type":"segment","knowledge_base":…,"document":…}, …] joined, with marks for the segments; other
 // parts are refused by name.
 absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field, SegmentMarks* segments) {
   std::string text;
@@ -169,11 +174,15 @@ absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::strin
       return ParamError(path + ".type", "\"{}\" is not served; content parts are of type \"text\" or \"segment\"",
                         type);
     }
-    PromptSegment piece;
+    PromptSegment piece{.text = {}, .namespace_name = {}, .field = path};
     part.String("text", &piece.text);
-    if (type == "segment") part.String("namespace", &piece.namespace_name);
-    if (!part.Has("text")) return ParamError(path + ".text", "is required");
+    if (type == "segment") {
+      part.String("namespace", &piece.namespace_name);
+      part.String("knowledge_base", &piece.knowledge_base);
+      part.String("document", &piece.document);
+    }
     SPLICE_RETURN_IF_ERROR(part.Finish());
+    SPLICE_RETURN_IF_ERROR(CheckSource(piece, part.Has("text")));
     text += type == "text" ? std::move(piece.text) : segments->Add(std::move(piece));
   }
   return text;

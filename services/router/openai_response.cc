@@ -51,6 +51,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   out["attempts"] = r.attempts;
   out["migrations"] = r.migrations;
   if (!r.first_logits.empty()) out["first_logits"] = absl::Base64Escape(r.first_logits);
+  if (!r.knowledge_bases.empty()) out["knowledge_bases"] = r.knowledge_bases;
   return out;
 }
 

@@ -88,7 +88,11 @@ absl::Status ValidateSegments(const Prompt& prompt) {
   std::vector<const std::string*> names;
   const auto marks = [&](const SegmentMarks& segments) {
     count = segments.size();
-    for (size_t i = 0; i < count; ++i) names.push_back(&segments[i].namespace_name);
+    for (size_t i = 0; i < count; ++i) {
+      names.push_back(&segments[i].namespace_name);
+      names.push_back(&segments[i].knowledge_base);
+      names.push_back(&segments[i].document);
+    }
   };
   if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) marks(chat->segments);
   if (const auto* text = std::get_if<SegmentedText>(&prompt)) marks(text->segments);
@@ -97,6 +101,7 @@ absl::Status ValidateSegments(const Prompt& prompt) {
     uint32_t end = 0;
     for (const TokenSegment& segment : tokens->segments) {
       names.push_back(&segment.namespace_name);
+      names.push_back(&segment.knowledge_base);
       if (segment.begin < end || segment.end <= segment.begin || segment.end > tokens->ids.size()) {
         return ParamError("splice.segments", "[{}, {}) must be ascending, disjoint and inside the prompt of {} tokens",
                           segment.begin, segment.end, tokens->ids.size());
@@ -105,11 +110,24 @@ absl::Status ValidateSegments(const Prompt& prompt) {
     }
   }
   if (count > kMaxSegments) return ParamError("splice.segments", "at most {} are served, got {}", kMaxSegments, count);
-  for (const std::string* name : names) SPLICE_RETURN_IF_ERROR(CheckName("namespace of a segment", *name));
+  for (const std::string* name : names) SPLICE_RETURN_IF_ERROR(CheckName("a name in a segment", *name));
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::Status CheckSource(const PromptSegment& segment, bool has_text) {
+  const auto field = [&](const char* name) { return segment.field.empty() ? name : segment.field + "." + name; };
+  if (!segment.knowledge_base.empty() && !segment.namespace_name.empty()) {
+    return ParamError(field("namespace"), "and knowledge_base exclude each other");
+  }
+  if (!segment.document.empty() && segment.knowledge_base.empty()) {
+    return ParamError(field("document"), "needs the knowledge_base that it is in");
+  }
+  if (!segment.document.empty() && has_text) return ParamError(field("document"), "and text exclude each other");
+  if (segment.document.empty() && !has_text) return ParamError(field("text"), "is required");
+  return absl::OkStatus();
+}
 
 absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.request_id.size() > kMaxNameBytes) {

@@ -70,7 +70,10 @@ struct SegmentedText {
 // Tokens [begin, end) of a prompt that are a segment.
 struct TokenSegment {
   uint32_t begin = 0, end = 0;
-  std::string namespace_name;  // empty: the request's own
+  std::string namespace_name;       // empty: the request's own
+  std::string knowledge_base = {};  // see PromptSegment
+  std::string namespace_key = {};
+  bool frozen = false;
 };
 
 // Token ids, with their segments ascending and disjoint.
@@ -113,8 +116,13 @@ struct GenerationRequest {
   bool skip_special_tokens = true;
   ReuseRequest reuse;
   std::string namespace_name;
+  std::map<std::string, uint64_t> knowledge_bases;  // see RequestReceipt; set by KnowledgeBases::Resolve
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
+
+// A segment has a text, or a document of a knowledge base, and belongs to a namespace or to a knowledge base.
+// InvalidArgument names the field below `segment.field`.
+absl::Status CheckSource(const PromptSegment& segment, bool has_text);
 
 // Ranges and lengths of everything that does not need the model. InvalidArgument names the field (ParamOf).
 absl::Status ValidateRequest(const GenerationRequest& request);
@@ -161,9 +169,10 @@ struct RequestReceipt {
   std::string prefill_worker;
   std::string decode_worker;
   std::string transport;
-  std::string first_logits;  // f32, little endian; empty unless asked for
-  uint32_t attempts = 0;     // prefills that were started for this request
-  uint32_t migrations = 0;   // of those, after the first token
+  uint32_t attempts = 0;                            // prefills that were started for this request
+  uint32_t migrations = 0;                          // of those, after the first token
+  std::map<std::string, uint64_t> knowledge_bases;  // that the prompt names, and the version that was read
+  std::string first_logits;                         // f32, little endian; empty unless asked for
 };
 
 struct FinalInfo {

@@ -4,6 +4,7 @@
 
 #include "services/base/address.h"
 #include "services/base/status.h"
+#include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/router/version.h"
 
 namespace spl::router {
@@ -23,6 +24,18 @@ void RouterFlags::Register(CLI::App& app) {
                  "Further address of /metrics, /healthz and /readyz (they are on --http too)");
   app.add_option("--api-keys", options_.api_keys_file, "File of accepted API keys, one \"key [name]\" per line");
   app.add_option("--secret-file", options_.secret_file, "Secret that the callers' namespaces are derived from");
+  app.add_option(
+      "--store", options_.knowledge_bases.store,
+      "Chunk stores, HOST:PORT, separated by commas, the same as the prefill workers'; for knowledge bases and "
+      "the namespaces API");
+  app.add_option(
+         "--kb-context-tokens", options_.knowledge_bases.publisher.context_tokens,
+         "Tokens of a context that documents of a knowledge base are computed in; 0: as many as model and workers "
+         "take")
+      ->capture_default_str();
+  app.add_option("--kb-quota-bytes", options_.knowledge_bases.publisher.quota_bytes,
+                 "KV of one version of a knowledge base on one store at most; 0: no limit")
+      ->capture_default_str();
   app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Requests that may wait for room; more get 429")
       ->capture_default_str();
   app.add_option("--max-running", options_.dispatch.admission.max_running, "Requests in flight at most")
@@ -62,6 +75,9 @@ absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
   if (!options.metrics_listen.empty()) SPLICE_RETURN_IF_ERROR(check("--metrics-listen", options.metrics_listen));
   for (const std::string& address : prefill_) SPLICE_RETURN_IF_ERROR(check("--prefill", address));
   for (const std::string& address : decode_) SPLICE_RETURN_IF_ERROR(check("--decode", address));
+  if (!options.knowledge_bases.store.empty()) {
+    SPLICE_RETURN_IF_ERROR(Annotate(chunk::ParseMemberList(options.knowledge_bases.store).status(), "--store"));
+  }
   if (request_timeout_ms_ == 0) return InvalidArgument("--request-timeout-ms must be positive");
   if (poll_interval_ms_ == 0) return InvalidArgument("--poll-interval-ms must be positive");
   if (options.dispatch.max_attempts == 0) return InvalidArgument("--max-attempts must be positive");

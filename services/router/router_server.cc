@@ -12,7 +12,9 @@
 #include "services/base/log.h"
 #include "services/base/service_host.h"
 #include "services/base/status.h"
+#include "services/router/grpc/admin_service.h"
 #include "services/router/grpc/inference_service.h"
+#include "services/router/http/admin_api.h"
 #include "services/router/http/openai_api.h"
 #include "services/router/work_pool.h"
 
@@ -21,6 +23,8 @@ namespace {
 
 namespace asio = boost::asio;
 
+constexpr size_t kAdminQueue = 256;
+constexpr size_t kPublishQueue = 16;                       // each holds its documents
 constexpr std::chrono::milliseconds kFlushTimeout{1'000};  // for the last bytes of drained responses
 
 class Server final : public RouterServer {
@@ -42,6 +46,10 @@ class Server final : public RouterServer {
       threads_.emplace_back([this] { io_.run(); });
     }
     dispatcher_ = std::make_unique<Dispatcher>(io_, options_.dispatch, *model_, namespace_keys_, metrics_);
+    SPLICE_ASSIGN_OR_RETURN(bases_, KnowledgeBases::Create(options_.knowledge_bases, *model_, dispatcher_->fleet(),
+                                                           namespace_keys_, metrics_));
+    admin_pool_ = std::make_unique<WorkPool>(options_.admin_threads, kAdminQueue);
+    publish_pool_ = std::make_unique<WorkPool>(options_.publish_threads, kPublishQueue);
     SPLICE_RETURN_IF_ERROR(Serve());
     dispatcher_->Start();
     UpdateReadiness();
@@ -67,6 +75,9 @@ class Server final : public RouterServer {
       http_->FinishResponses(kFlushTimeout);
       http_->CloseAll();
     }
+    if (bases_ != nullptr) bases_->Stop();
+    if (publish_pool_ != nullptr) publish_pool_->Stop();
+    if (admin_pool_ != nullptr) admin_pool_->Stop();
     if (pool_ != nullptr) pool_->Stop();
     if (dispatcher_ != nullptr) dispatcher_->Stop();
     work_.reset();
@@ -77,13 +88,18 @@ class Server final : public RouterServer {
 
  private:
   absl::Status Serve() {
-    api_ = std::make_unique<OpenAiApi>(*dispatcher_, keys_, *pool_, metrics_);
-    SPLICE_ASSIGN_OR_RETURN(
-        http_,
-        HttpServer::Start(
-            io_, options_.http, [this](std::shared_ptr<HttpExchange> exchange) { api_->Handle(std::move(exchange)); },
-            &OpenAiApi::ErrorBodyFor));
-    inference_ = std::make_unique<InferenceService>(*dispatcher_, keys_, *pool_);
+    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, metrics_);
+    admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, *admin_pool_, *publish_pool_);
+    SPLICE_ASSIGN_OR_RETURN(http_, HttpServer::Start(
+                                       io_, options_.http,
+                                       [this](std::shared_ptr<HttpExchange> exchange) {
+                                         const bool admin = exchange->request().path.rfind(kAdminPrefix, 0) == 0;
+                                         admin ? admin_api_->Handle(std::move(exchange))
+                                               : api_->Handle(std::move(exchange));
+                                       },
+                                       &OpenAiApi::ErrorBodyFor));
+    inference_ = std::make_unique<InferenceService>(*dispatcher_, *bases_, keys_, *pool_);
+    admin_service_ = std::make_unique<AdminService>(*bases_, keys_, *admin_pool_, *publish_pool_);
     ServiceHostOptions host;
     host.name = "router";
     host.listen = options_.grpc_listen;
@@ -92,9 +108,11 @@ class Server final : public RouterServer {
     host.drain_timeout = options_.drain_timeout;
     host.drain = [this](std::chrono::steady_clock::time_point deadline) {
       http_->StopAccepting();
+      bases_->Stop();  // a publish may take minutes more: it ends here, and is listed as failed
       dispatcher_->Drain(deadline);
     };
-    SPLICE_ASSIGN_OR_RETURN(host_, ServiceHost::Start(std::move(host), {inference_.get()}, metrics_));
+    SPLICE_ASSIGN_OR_RETURN(host_,
+                            ServiceHost::Start(std::move(host), {inference_.get(), admin_service_.get()}, metrics_));
     return absl::OkStatus();
   }
 
@@ -122,9 +140,14 @@ class Server final : public RouterServer {
   bool stopped_ = false;
   std::unique_ptr<WorkPool> pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
+  std::unique_ptr<KnowledgeBases> bases_;
+  std::unique_ptr<WorkPool> admin_pool_;
+  std::unique_ptr<WorkPool> publish_pool_;
   std::unique_ptr<OpenAiApi> api_;
+  std::unique_ptr<AdminApi> admin_api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<InferenceService> inference_;
+  std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<ServiceHost> host_;
   std::vector<std::thread> threads_;
 };

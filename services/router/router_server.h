@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "services/router/dispatcher.h"
 #include "services/router/http/http_server.h"
+#include "services/router/knowledge_bases.h"
 
 namespace spl::router {
 
@@ -30,6 +31,10 @@ struct RouterOptions {
   std::string api_keys_file;
   // Secret that namespaces are derived from; see NamespaceKeys.
   std::string secret_file;
+  // Knowledge bases and the namespaces API; without store addresses they are refused.
+  KnowledgeBaseOptions knowledge_bases;
+  int admin_threads = 4;     // calls of the admin API that wait for the stores
+  int publish_threads = 2;   // knowledge bases that are published at once; more wait
   int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks
   int work_threads = 2;      // parsing and tokenizing
   size_t work_queue = 1024;  // requests that wait for one of those; more get 429

@@ -14,6 +14,13 @@ namespace spl::router {
 struct PromptSegment {
   std::string text;
   std::string namespace_name;  // empty: the request's own
+  // Instead of a namespace: a knowledge base of the caller, and one of its documents instead of a text. KnowledgeBases
+  // fills in the text and what is below.
+  std::string knowledge_base = {};
+  std::string document = {};
+  std::string field = {};          // where it stands in the request, for messages
+  std::string namespace_key = {};  // 32 bytes; empty: derived from the name
+  bool frozen = false;             // its KV is kept beyond what is kept of other text
 };
 
 class SegmentMarks {
@@ -24,6 +31,7 @@ class SegmentMarks {
   size_t size() const { return segments_.size(); }
   bool empty() const { return segments_.empty(); }
   const PromptSegment& operator[](size_t i) const { return segments_[i]; }
+  PromptSegment& operator[](size_t i) { return segments_[i]; }
 
   // The text between the marks of `rendered`: size() + 1 pieces, some perhaps empty. InvalidArgument: the template left
   // a segment out, repeated it, or changed their order.

@@ -82,13 +82,16 @@ absl::Status ServedModel::CheckIds(const std::vector<TokenId>& ids) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<TokenId>> ServedModel::EncodePiece(std::string_view text, bool add_special_tokens) const {
+  return tokenizer::EncodePrompt(*tokenizer_, text, add_special_tokens);
+}
+
 absl::StatusOr<TokenizedPrompt> ServedModel::EncodePieces(std::string_view text, const SegmentMarks& segments,
                                                           bool add_special_tokens) const {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> pieces, segments.Split(text));
   TokenizedPrompt prompt;
   const auto append = [&](std::string_view piece, bool first) -> absl::Status {
-    SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids,
-                            tokenizer::EncodePrompt(*tokenizer_, piece, first && add_special_tokens));
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, EncodePiece(piece, first && add_special_tokens));
     prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
     return absl::OkStatus();
   };
@@ -98,7 +101,9 @@ absl::StatusOr<TokenizedPrompt> ServedModel::EncodePieces(std::string_view text,
     const auto begin = static_cast<uint32_t>(prompt.ids.size());
     SPLICE_RETURN_IF_ERROR(append(segments[i].text, false));
     const auto end = static_cast<uint32_t>(prompt.ids.size());
-    if (begin < end) prompt.segments.push_back({begin, end, segments[i].namespace_name});
+    if (begin == end) continue;
+    prompt.segments.push_back({begin, end, segments[i].namespace_name, segments[i].knowledge_base,
+                               segments[i].namespace_key, segments[i].frozen});
   }
   return prompt;
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,6 +35,8 @@ class ServedModel {
   // InvalidArgument: text that is not UTF-8, a template that refuses the messages or loses a segment, ids outside the
   // vocabulary.
   absl::StatusOr<TokenizedPrompt> Tokenize(const Prompt& prompt, bool add_special_tokens) const;
+  // Tokens of one segment, or (with special tokens) of the text a prompt begins with, exactly as Tokenize takes them.
+  absl::StatusOr<std::vector<TokenId>> EncodePiece(std::string_view text, bool add_special_tokens) const;
 
  private:
   absl::Status CheckIds(const std::vector<TokenId>& ids) const;

@@ -152,6 +152,7 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_decode_worker(r.decode_worker);
   out.set_transport(r.transport);
   out.set_first_logits(r.first_logits);
+  for (const auto& [name, version] : r.knowledge_bases) (*out.mutable_knowledge_bases())[name] = version;
   return out;
 }
 

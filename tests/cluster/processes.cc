@@ -185,7 +185,9 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
                                      "--prefill",
                                      prefill_list,
                                      "--decode",
-                                     decode_list};
+                                     decode_list,
+                                     "--store",
+                                     cluster->store->ready("grpc")};
   router.insert(router.end(), config.router_flags.begin(), config.router_flags.end());
   cluster->router = Process::StartAndWaitReady(router);
   if (!cluster->router || !cluster->WaitReady()) return nullptr;
@@ -260,6 +262,11 @@ HttpReply Exchange(http::verb verb, const std::string& address, const std::strin
 
 HttpReply HttpGet(const std::string& address, const std::string& path) {
   return Exchange(http::verb::get, address, path, "", {});
+}
+
+HttpReply HttpCall(const std::string& address, const std::string& method, const std::string& path,
+                   const std::string& body) {
+  return Exchange(http::string_to_verb(method), address, path, body, {});
 }
 
 HttpReply HttpPost(const std::string& address, const std::string& path, const std::string& body,

@@ -72,6 +72,8 @@ struct HttpReply {
 
 // `address` is HOST:PORT. status 0 when the connection failed.
 HttpReply HttpGet(const std::string& address, const std::string& path);
+HttpReply HttpCall(const std::string& address, const std::string& method, const std::string& path,
+                   const std::string& body);
 HttpReply HttpPost(const std::string& address, const std::string& path, const std::string& body,
                    const std::map<std::string, std::string>& headers = {});
 

@@ -21,15 +21,17 @@ struct FakeCluster {
   router::RouterOptions options;
   std::unique_ptr<router::RouterServer> router;
 
-  FakeCluster(int num_prefill, int num_decode) {
+  // `store`: chunk stores of the prefill workers and the router.
+  FakeCluster(int num_prefill, int num_decode, const std::string& store = "") {
     for (int i = 0; i < num_prefill; ++i) {
-      prefill.push_back(
-          std::make_unique<FakePrefill>(fabric, FakePrefill::Options{.worker_id = "p" + std::to_string(i)}));
+      prefill.push_back(std::make_unique<FakePrefill>(
+          fabric, FakePrefill::Options{.worker_id = "p" + std::to_string(i), .store = store}));
     }
     for (int i = 0; i < num_decode; ++i) {
       decode.push_back(std::make_unique<FakeDecode>(fabric, FakeDecode::Options{.worker_id = "d" + std::to_string(i)}));
     }
     options.model_dir = kTinyModel;
+    options.knowledge_bases.store = store;
     options.http.listen = "127.0.0.1:0";
     options.grpc_listen = "127.0.0.1:0";
     options.dispatch.fleet.poll_interval = std::chrono::milliseconds(20);

@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "kernels/kv_copy/crc32c.h"
+#include "services/base/grpc_status.h"
+#include "services/chunk/remote/cluster_chunk_store.h"
 #include "tests/support/fake_workers.h"
 
 namespace spl::testing {
@@ -43,6 +47,41 @@ class FakePrefill::RunReactor final : public grpc::ServerUnaryReactor {
   bool ended_ = false;
 };
 
+// Ends once, by its answer or by a client that cancels.
+class FakePrefill::PublishReactor final : public grpc::ServerUnaryReactor {
+ public:
+  explicit PublishReactor(FakePrefill& worker) : worker_(worker) {}
+  bool ended() {
+    std::lock_guard lock(mutex_);
+    return ended_;
+  }
+  void End(grpc::Status status, v1::PublishResponse* from = nullptr, v1::PublishResponse* to = nullptr) {
+    {
+      std::lock_guard lock(mutex_);
+      if (ended_) return;
+      ended_ = true;
+      if (from != nullptr) to->Swap(from);
+    }
+    Finish(std::move(status));
+  }
+  std::shared_ptr<PublishReactor> self;
+
+ private:
+  void OnCancel() override {
+    {
+      std::lock_guard lock(worker_.mutex_);
+      ++worker_.counters_.publishes_cancelled;
+    }
+    End(grpc::Status::CANCELLED);
+    worker_.changed_.notify_all();
+  }
+  void OnDone() override { const std::shared_ptr<PublishReactor> keep = std::move(self); }
+
+  FakePrefill& worker_;
+  std::mutex mutex_;
+  bool ended_ = false;
+};
+
 FakePrefill::FakePrefill(FakeFabric& fabric, Options options) : fabric_(fabric), options_(std::move(options)) {
   int port = 0;
   grpc::ServerBuilder builder;
@@ -70,6 +109,8 @@ void FakePrefill::Kill() {
     server_->Wait();
   }
   if (engine_.joinable()) engine_.join();
+  for (std::thread& publisher : publishers_) publisher.join();
+  publishers_.clear();
 }
 
 void FakePrefill::Hold(bool hold) {
@@ -84,6 +125,89 @@ void FakePrefill::FailRuns(grpc::Status status, int times) {
   std::lock_guard lock(mutex_);
   run_status_ = std::move(status);
   run_failures_ = times;
+}
+
+void FakePrefill::HoldPublishes(bool hold) {
+  {
+    std::lock_guard lock(mutex_);
+    hold_publishes_ = hold;
+  }
+  changed_.notify_all();
+}
+
+void FakePrefill::FailPublishes(grpc::Status status, int times) {
+  std::lock_guard lock(mutex_);
+  publish_status_ = std::move(status);
+  publish_failures_ = times;
+}
+
+std::vector<v1::PublishRequest> FakePrefill::publishes() {
+  std::lock_guard lock(mutex_);
+  return publishes_;
+}
+
+grpc::ServerUnaryReactor* FakePrefill::Publish(grpc::CallbackServerContext*, const v1::PublishRequest* request,
+                                               v1::PublishResponse* response) {
+  const auto reactor = std::make_shared<PublishReactor>(*this);
+  reactor->self = reactor;
+  std::lock_guard lock(mutex_);
+  ++counters_.publishes;
+  publishes_.push_back(*request);
+  changed_.notify_all();
+  publishers_.emplace_back([this, reactor, request = *request, response] {
+    grpc::Status status;
+    bool fails = false;
+    {
+      std::unique_lock wait(mutex_);
+      changed_.wait(wait, [&] { return stopping_ || !hold_publishes_ || reactor->ended(); });
+      fails = stopping_ || publish_failures_ > 0;
+      status = stopping_ ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "killed") : publish_status_;
+      if (publish_failures_ > 0) --publish_failures_;
+    }
+    v1::PublishResponse answer;
+    if (!fails && !reactor->ended()) status = Store(request, &answer);
+    reactor->End(status, &answer, response);
+  });
+  return reactor.get();
+}
+
+// A chunk of a few bytes a token for every 64 tokens of every segment, under the keys that the engine would use.
+grpc::Status FakePrefill::Store(const v1::PublishRequest& request, v1::PublishResponse* response) {
+  std::vector<chunk::Chunk> chunks;
+  for (const v1::TokenSegment& segment : request.segments()) {
+    chunk::ChunkKey previous;
+    for (uint32_t begin = segment.begin(); begin < segment.end(); begin += chunk::kChunkTokens) {
+      const uint32_t end = std::min<uint32_t>(segment.end(), begin + chunk::kChunkTokens);
+      const std::vector<int32_t> tokens(request.token_ids().begin() + begin, request.token_ids().begin() + end);
+      chunk::Chunk chunk;
+      chunk::ChunkHeader& header = chunk.header;
+      std::memcpy(header.model_fingerprint.data(), options_.fingerprint.data(), 32);
+      std::memcpy(header.layout_digest.data(), options_.layout_digest.data(), 32);
+      std::memcpy(header.namespace_id.data(), segment.namespace_key().data(), 32);
+      header.key = chunk::MakeChunkKey(chunk::ChainKind::kSegment, header.model_fingerprint, header.namespace_id,
+                                       begin == segment.begin() ? nullptr : &previous, tokens);
+      previous = header.key;
+      header.num_tokens = end - begin;
+      header.first_position = begin;
+      header.provenance = chunk::Provenance::kExact;
+      chunk.payload.resize(16 * tokens.size(), std::byte{7});
+      header.payload_bytes = chunk.payload.size();
+      header.payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size());
+      response->set_bytes(response->bytes() + header.payload_bytes);
+      chunks.push_back(std::move(chunk));
+    }
+  }
+  response->set_chunks(chunks.size());
+  response->set_computed_tokens(static_cast<uint64_t>(request.token_ids_size()));
+  response->set_prefill_seconds(0.25);
+  if (options_.store.empty()) return grpc::Status::OK;
+  const auto store = chunk::ClusterChunkStore::Connect(options_.store, {}, {});
+  if (!store.ok()) return ToGrpcStatus(store.status());
+  const chunk::PutOptions options{.durable = request.durable(), .pin = static_cast<chunk::Pin>(request.pin())};
+  return ToGrpcStatus(
+      (*store)
+          ->PutWith(chunk::PointersTo(chunks), options, std::chrono::steady_clock::now() + std::chrono::seconds(10))
+          .status());
 }
 
 FakePrefill::Counters FakePrefill::counters() {

@@ -140,6 +140,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     uint32_t vocab_size = 4096;
     uint64_t max_prompt_tokens = 0;
     std::string listen = "127.0.0.1:0";
+    std::string store;  // chunk stores that Publish puts into; empty: it only counts
   };
 
   FakePrefill(FakeFabric& fabric, Options options);
@@ -151,8 +152,14 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   // Runs wait after they have started until Hold(false).
   void Hold(bool hold);
   void FailRuns(grpc::Status status, int times);
+  // The same for publishes.
+  void HoldPublishes(bool hold);
+  void FailPublishes(grpc::Status status, int times);
+  std::vector<v1::PublishRequest> publishes();  // that were begun, in order
 
   struct Counters {
+    int publishes = 0;  // begun
+    int publishes_cancelled = 0;
     int connects = 0;
     int runs = 0;
     int cancels = 0;
@@ -164,7 +171,11 @@ class FakePrefill final : public v1::Prefill::CallbackService {
 
  private:
   class RunReactor;
+  class PublishReactor;
 
+  grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext*, const v1::PublishRequest*,
+                                    v1::PublishResponse*) override;
+  grpc::Status Store(const v1::PublishRequest& request, v1::PublishResponse* response);
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext*, const v1::GetPrefillInfoRequest*,
                                     v1::PrefillInfo*) override;
   grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext*, const v1::ConnectPeerRequest*,
@@ -188,6 +199,11 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   bool stopping_ = false;
   grpc::Status run_status_;
   int run_failures_ = 0;
+  bool hold_publishes_ = false;
+  grpc::Status publish_status_;
+  int publish_failures_ = 0;
+  std::vector<v1::PublishRequest> publishes_;
+  std::vector<std::thread> publishers_;  // one a call
   std::thread engine_;
 };
 

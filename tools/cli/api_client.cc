@@ -27,6 +27,8 @@ absl::StatusCode CodeOf(int http_status) {
       return absl::StatusCode::kUnauthenticated;
     case 404:
       return absl::StatusCode::kNotFound;
+    case 409:
+      return absl::StatusCode::kAborted;
     case 413:
     case 429:
       return absl::StatusCode::kResourceExhausted;
@@ -81,7 +83,7 @@ struct ApiClient::Impl {
     request.set(http::field::host, address.ToString());
     request.set(http::field::user_agent, "splice");
     if (!api_key.empty()) request.set(http::field::authorization, "Bearer " + api_key);
-    if (verb == http::verb::post) request.set(http::field::content_type, "application/json");
+    if (!body.empty()) request.set(http::field::content_type, "application/json");
     request.body() = body;
     request.prepare_payload();
     return request;
@@ -117,15 +119,16 @@ struct ApiClient::Impl {
   }
 };
 
-absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const std::string& endpoint, std::string api_key) {
+absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const std::string& endpoint, std::string api_key,
+                                                             const std::string& flag) {
   std::string text = endpoint;
   if (text.rfind("http://", 0) == 0) text = text.substr(7);
   if (text.find("://") != std::string::npos)
-    return InvalidArgument("--endpoint '{}': only http:// is supported", endpoint);
+    return InvalidArgument("{} '{}': only http:// is supported", flag, endpoint);
   while (!text.empty() && text.back() == '/') text.pop_back();
   if (text.ends_with("/v1")) text.resize(text.size() - 3);
   auto address = ParseHostPort(text);
-  if (!address.ok()) return Annotate(address.status(), "--endpoint");
+  if (!address.ok()) return Annotate(address.status(), flag);
   auto client = std::unique_ptr<ApiClient>(new ApiClient);
   client->impl_ = std::make_unique<Impl>();
   client->impl_->address = *address;
@@ -139,6 +142,14 @@ absl::StatusOr<json> ApiClient::Get(const std::string& path) { return impl_->Exc
 
 absl::StatusOr<json> ApiClient::Post(const std::string& path, const json& body) {
   return impl_->Exchange(http::verb::post, path, body.dump());
+}
+
+absl::StatusOr<json> ApiClient::Patch(const std::string& path, const json& body) {
+  return impl_->Exchange(http::verb::patch, path, body.dump());
+}
+
+absl::StatusOr<json> ApiClient::Delete(const std::string& path) {
+  return impl_->Exchange(http::verb::delete_, path, "");
 }
 
 absl::Status ApiClient::PostStream(const std::string& path, const json& body,

@@ -14,13 +14,16 @@ namespace spl::cli {
 // One connection at a time; one thread at a time.
 class ApiClient {
  public:
-  // "http://HOST:PORT" or "HOST:PORT". InvalidArgument: another scheme or no port.
-  static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const std::string& endpoint, std::string api_key = "");
+  // "http://HOST:PORT" or "HOST:PORT". InvalidArgument: another scheme or no port; `flag` is where it was given.
+  static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const std::string& endpoint, std::string api_key = "",
+                                                           const std::string& flag = "--endpoint");
   ~ApiClient();
 
   absl::StatusOr<nlohmann::json> Get(const std::string& path);
   // The server's error object becomes the status: its code from the HTTP status, its message as it is.
   absl::StatusOr<nlohmann::json> Post(const std::string& path, const nlohmann::json& body);
+  absl::StatusOr<nlohmann::json> Patch(const std::string& path, const nlohmann::json& body);
+  absl::StatusOr<nlohmann::json> Delete(const std::string& path);
   // Calls on_event for every "data:" object of the stream until it ends or on_event returns false (then the connection
   // is closed: the server stops the work).
   absl::Status PostStream(const std::string& path, const nlohmann::json& body,

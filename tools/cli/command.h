@@ -23,5 +23,7 @@ Command MakeLogitsCommand(CLI::App& root);
 Command MakeEvalCommand(CLI::App& root);
 Command MakeBenchCommand(CLI::App& root);
 Command MakeProfileCommand(CLI::App& root);
+Command MakeKbCommand(CLI::App& root);
+Command MakeCtlCommand(CLI::App& root);
 
 }  // namespace spl::cli

@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
   router.api_keys_file = options.api_keys_file;
+  router.knowledge_bases.store = cluster->store_->grpc_address();
   router.dispatch.fleet.prefill = {cluster->prefill_->grpc_address()};
   router.dispatch.fleet.decode = {cluster->decode_->grpc_address()};
   SPLICE_ASSIGN_OR_RETURN(cluster->router_, router::RouterServer::Start(router));

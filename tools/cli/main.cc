@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
   const std::vector<spl::cli::Command> commands = {
       spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeChatCommand(app),
       spl::cli::MakeTokenizeCommand(app), spl::cli::MakeLogitsCommand(app),   spl::cli::MakeEvalCommand(app),
-      spl::cli::MakeBenchCommand(app),    spl::cli::MakeProfileCommand(app),
+      spl::cli::MakeBenchCommand(app),    spl::cli::MakeProfileCommand(app),  spl::cli::MakeKbCommand(app),
+      spl::cli::MakeCtlCommand(app),
   };
   try {
     app.parse(argc, argv);

@@ -15,15 +15,30 @@ absl::Status PoolFull() {
   return SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted, "too many requests wait to be read"), 1000);
 }
 
-}  // namespace
-
 // Text with marks for the segments.
-std::string Join(const google::protobuf::RepeatedPtrField<v1::ContentPart>& parts, SegmentMarks* segments) {
+absl::StatusOr<std::string> Join(const google::protobuf::RepeatedPtrField<v1::ContentPart>& parts,
+                                 SegmentMarks* segments) {
   std::string text;
-  for (const v1::ContentPart& part : parts)
-    text += part.segment() ? segments->Add({part.text(), part.namespace_name()}) : part.text();
+  for (int i = 0; i < parts.size(); ++i) {
+    const v1::ContentPart& part = parts[i];
+    PromptSegment piece{.text = part.text(),
+                        .namespace_name = part.namespace_name(),
+                        .knowledge_base = part.knowledge_base(),
+                        .document = part.document(),
+                        .field = fmt::format("parts[{}]", i)};
+    if (!part.segment()) {
+      if (!piece.knowledge_base.empty() || !piece.document.empty())
+        return ParamError(piece.field + ".segment", "must be set for a part of a knowledge base");
+      text += part.text();
+      continue;
+    }
+    SPLICE_RETURN_IF_ERROR(CheckSource(piece, !piece.text.empty() || piece.document.empty()));
+    text += segments->Add(std::move(piece));
+  }
   return text;
 }
+
+}  // namespace
 
 absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
   switch (prompt.kind_case()) {
@@ -34,12 +49,16 @@ absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
       if (prompt.tokens().segments().empty()) return Prompt(std::move(ids));
       TokenizedPrompt tokens{std::move(ids), {}};
       for (const v1::TokenSegment& segment : prompt.tokens().segments())
-        tokens.segments.push_back({segment.begin(), segment.end(), segment.namespace_name()});
+        tokens.segments.push_back({segment.begin(), segment.end(), segment.namespace_name(), segment.knowledge_base()});
+      for (const TokenSegment& segment : tokens.segments) {
+        if (!segment.namespace_name.empty() && !segment.knowledge_base.empty())
+          return ParamError("prompt.tokens.segments.namespace_name", "and knowledge_base exclude each other");
+      }
       return Prompt(std::move(tokens));
     }
     case v1::Prompt::kParts: {
       SegmentedText text;
-      text.text = Join(prompt.parts().parts(), &text.segments);
+      SPLICE_ASSIGN_OR_RETURN(text.text, Join(prompt.parts().parts(), &text.segments));
       return Prompt(std::move(text));
     }
     case v1::Prompt::kChat: {
@@ -49,8 +68,11 @@ absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
         if (message.role().empty()) return ParamError("prompt.chat.messages.role", "must not be empty");
         if (!message.parts().empty() && !message.content().empty())
           return ParamError("prompt.chat.messages.parts", "and content exclude each other");
-        chat.messages.push_back(
-            {message.role(), message.parts().empty() ? message.content() : Join(message.parts(), &chat.segments)});
+        std::string content = message.content();
+        if (!message.parts().empty()) {
+          SPLICE_ASSIGN_OR_RETURN(content, Join(message.parts(), &chat.segments));
+        }
+        chat.messages.push_back({message.role(), std::move(content)});
       }
       chat.add_generation_prompt = !prompt.chat().has_add_generation_prompt() || prompt.chat().add_generation_prompt();
       return Prompt(std::move(chat));
@@ -96,6 +118,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     absl::StatusOr<GenerationRequest> plain = FromProto(*request);
     if (!plain.ok()) return reactor->OnError(plain.status());
     plain->caller = caller;
+    const absl::Status resolved = bases_.Resolve(caller, &plain->prompt, &plain->knowledge_bases);
+    if (!resolved.ok()) return reactor->OnError(resolved);
     plain->deadline = FromGrpcDeadline(context->deadline());
     const std::shared_ptr<Generation> generation = core_.Create(*std::move(plain), reactor);
     reactor->Attach(generation);
@@ -105,9 +129,12 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
   return reactor.get();
 }
 
-absl::Status InferenceService::Count(const v1::CountTokensRequest& request, v1::CountTokensResponse* response) const {
+absl::Status InferenceService::Count(const Caller& caller, const v1::CountTokensRequest& request,
+                                     v1::CountTokensResponse* response) const {
   SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request.model()));
-  SPLICE_ASSIGN_OR_RETURN(const Prompt prompt, FromProto(request.prompt()));
+  SPLICE_ASSIGN_OR_RETURN(Prompt prompt, FromProto(request.prompt()));
+  std::map<std::string, uint64_t> versions;
+  SPLICE_RETURN_IF_ERROR(bases_.Resolve(caller, &prompt, &versions));
   SPLICE_ASSIGN_OR_RETURN(const TokenizedPrompt tokens, core_.model().Tokenize(prompt, true));
   const std::vector<TokenId>& ids = tokens.ids;
   response->set_num_tokens(static_cast<uint32_t>(ids.size()));
@@ -120,13 +147,14 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerCont
                                                         const v1::CountTokensRequest* request,
                                                         v1::CountTokensResponse* response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Status known = Authenticate(*context).status();
-  if (!known.ok()) {
-    reactor->Finish(ToGrpcStatus(known));
+  absl::StatusOr<Caller> caller = Authenticate(*context);
+  if (!caller.ok()) {
+    reactor->Finish(ToGrpcStatus(caller.status()));
     return reactor;
   }
-  const bool posted =
-      pool_.TryPost([this, reactor, request, response] { reactor->Finish(ToGrpcStatus(Count(*request, response))); });
+  const bool posted = pool_.TryPost([this, reactor, request, response, caller = *std::move(caller)] {
+    reactor->Finish(ToGrpcStatus(Count(caller, *request, response)));
+  });
   if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));
   return reactor;
 }

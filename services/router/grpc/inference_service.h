@@ -5,6 +5,7 @@
 
 #include "services/router/auth.h"
 #include "services/router/dispatcher.h"
+#include "services/router/knowledge_bases.h"
 #include "services/router/work_pool.h"
 #include "spl/v1/inference.grpc.pb.h"
 
@@ -13,7 +14,8 @@ namespace spl::router {
 // Callback service: gRPC's threads only enqueue. Borrows everything it is given.
 class InferenceService final : public v1::Inference::CallbackService {
  public:
-  InferenceService(Dispatcher& core, const ApiKeys& keys, WorkPool& pool) : core_(core), keys_(keys), pool_(pool) {}
+  InferenceService(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool)
+      : core_(core), bases_(bases), keys_(keys), pool_(pool) {}
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
                                                            const v1::GenerateRequest* request) override;
@@ -23,10 +25,12 @@ class InferenceService final : public v1::Inference::CallbackService {
                                        v1::ListModelsResponse* response) override;
 
  private:
-  absl::Status Count(const v1::CountTokensRequest& request, v1::CountTokensResponse* response) const;
+  absl::Status Count(const Caller& caller, const v1::CountTokensRequest& request,
+                     v1::CountTokensResponse* response) const;
   absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;
 
   Dispatcher& core_;
+  KnowledgeBases& bases_;
   const ApiKeys& keys_;
   WorkPool& pool_;
 };

@@ -44,7 +44,9 @@ HttpRequest ToHttpRequest(http::request<http::string_body>&& message) {
   HttpRequest out;
   out.method = ToStd(message.method_string());
   const std::string target = ToStd(message.target());
-  out.path = target.substr(0, target.find('?'));
+  const size_t question = target.find('?');
+  out.path = target.substr(0, question);
+  if (question != std::string::npos) out.query = target.substr(question + 1);
   out.authorization = ToStd(message[http::field::authorization]);
   out.request_id = ToStd(message["x-request-id"]);
   out.timeout_ms = ToStd(message["x-request-timeout-ms"]);

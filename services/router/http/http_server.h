@@ -27,6 +27,7 @@ struct HttpServerOptions {
 struct HttpRequest {
   std::string method;  // upper case
   std::string path;    // without the query
+  std::string query;   // behind the question mark, still encoded
   std::string body;
   std::string authorization;
   std::string request_id;  // the header x-request-id

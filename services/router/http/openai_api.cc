@@ -65,8 +65,9 @@ std::string EchoText(const ServedModel& model, const GenerationRequest& request)
 
 }  // namespace
 
-OpenAiApi::OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metrics& metrics)
+OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool, Metrics& metrics)
     : core_(core),
+      bases_(bases),
       keys_(keys),
       pool_(pool),
       metrics_(metrics),
@@ -81,7 +82,7 @@ OpenAiApi::OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metr
       {"/v1/completions",
        {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Generate(e, c, false); }}},
       {"/v1/models", {"GET", true, false, [this](const ExchangePtr& e, const Caller&) { ListModels(e); }}},
-      {"/tokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Tokenize(e); }}},
+      {"/tokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Tokenize(e, c); }}},
       {"/detokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Detokenize(e); }}},
       {"/healthz",
        {"GET", false, false, [text](const ExchangePtr& e, const Caller&) { e->Respond(text(200, "ok\n")); }}},
@@ -155,6 +156,8 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
   request.caller = caller;
   const absl::Status timeout = ReadTimeout(http, &request.deadline);
   if (!timeout.ok()) return RespondError(*exchange, timeout, request_id);
+  const absl::Status resolved = bases_.Resolve(caller, &request.prompt, &request.knowledge_bases);
+  if (!resolved.ok()) return RespondError(*exchange, resolved, request_id);
 
   OpenAiFormatter formatter(core_.model().tokenizer(), {.chat = chat,
                                                         .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
@@ -179,12 +182,15 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
   generation->Start();
 }
 
-void OpenAiApi::Tokenize(const ExchangePtr& exchange) {
+void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
   const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->request().body);
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
-  const Prompt prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
+  Prompt prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
+  std::map<std::string, uint64_t> versions;
+  const absl::Status resolved = bases_.Resolve(caller, &prompt, &versions);
+  if (!resolved.ok()) return RespondError(*exchange, resolved, "");
   const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request->add_special_tokens);
   if (!tokens.ok()) return RespondError(*exchange, tokens.status(), "");
   const std::vector<TokenId>& ids = tokens->ids;

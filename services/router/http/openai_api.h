@@ -9,6 +9,7 @@
 #include "services/router/auth.h"
 #include "services/router/dispatcher.h"
 #include "services/router/http/http_server.h"
+#include "services/router/knowledge_bases.h"
 #include "services/router/work_pool.h"
 
 namespace spl::router {
@@ -17,7 +18,7 @@ namespace spl::router {
 // everything it is given.
 class OpenAiApi {
  public:
-  OpenAiApi(Dispatcher& core, const ApiKeys& keys, WorkPool& pool, Metrics& metrics);
+  OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool, Metrics& metrics);
 
   void Handle(std::shared_ptr<HttpExchange> exchange);
   static std::string ErrorBodyFor(int status, const std::string& message);
@@ -36,12 +37,13 @@ class OpenAiApi {
   void Run(const Route& route, const ExchangePtr& exchange);
 
   void Generate(const ExchangePtr& exchange, const Caller& caller, bool chat);
-  void Tokenize(const ExchangePtr& exchange);
+  void Tokenize(const ExchangePtr& exchange, const Caller& caller);
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
   void GetModel(const ExchangePtr& exchange);
 
   Dispatcher& core_;
+  KnowledgeBases& bases_;
   const ApiKeys& keys_;
   WorkPool& pool_;
   Metrics& metrics_;

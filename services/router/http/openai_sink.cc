@@ -6,7 +6,7 @@ namespace spl::router {
 
 void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id) {
   HttpResponse response;
-  response.status = HttpStatusOf(status.code());
+  response.status = HttpStatusOf(status);
   response.body = ErrorBody(status, response.status);
   if (!request_id.empty()) response.headers.emplace_back("x-request-id", request_id);
   if (const auto retry_ms = RetryAfterMsOf(status)) {
@@ -35,7 +35,7 @@ bool StreamSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final)
 // A stream that has begun can only say so in the stream; without the end mark no client takes it for complete.
 void StreamSink::OnError(const absl::Status& status) {
   if (!started_) return RespondError(*exchange_, status, request_id_);
-  exchange_->Write("data: " + ErrorBody(status, HttpStatusOf(status.code())) + "\n\n");
+  exchange_->Write("data: " + ErrorBody(status, HttpStatusOf(status)) + "\n\n");
   exchange_->EndStream();
 }
 

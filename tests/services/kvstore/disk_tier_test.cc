@@ -238,8 +238,14 @@ TEST(DiskTier, UpgradesADirectoryOfTheFirstVersion) {
   }
   {
     rocksdb::DB* db = nullptr;
-    ASSERT_TRUE(rocksdb::DB::Open({}, dir.path() + "/data/index", &db).ok());
+    std::vector<rocksdb::ColumnFamilyHandle*> families;
+    const std::string index = dir.path() + "/data/index";
+    ASSERT_TRUE(rocksdb::DB::Open({}, index, {{"default", {}}, {"records", {}}}, &families, &db).ok());
     const std::unique_ptr<rocksdb::DB> owned(db);
+    ASSERT_TRUE(db->DropColumnFamily(families[1]).ok()) << "there were no records in that version";
+    for (rocksdb::ColumnFamilyHandle* const family : families) {
+      ASSERT_TRUE(db->DestroyColumnFamilyHandle(family).ok());
+    }
     const std::string key = "k" + std::string(reinterpret_cast<const char*>(old.header.key.bytes.data()), 32);
     std::string row;
     ASSERT_TRUE(db->Get({}, key, &row).ok());
@@ -259,7 +265,7 @@ TEST(DiskTier, UpgradesADirectoryOfTheFirstVersion) {
   }
   std::string line;
   std::getline(std::ifstream(version) >> std::ws, line);
-  EXPECT_EQ(line, "splice-kvstore data 2") << "so that an older program refuses it";
+  EXPECT_EQ(line, "splice-kvstore data 3") << "so that an older program refuses it";
 }
 
 TEST(DiskTier, ASmallerCapacityAfterARestartEvicts) {

@@ -6,9 +6,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <thread>
 
+#include "services/chunk/remote/record_client.h"
 #include "services/chunk/remote/remote_chunk_store.h"
 #include "tests/support/chunks.h"
 #include "tests/support/temp_dir.h"
@@ -237,6 +239,67 @@ TEST(KvStoreProcess, NothingDurableIsLostByKill) {
               static_cast<unsigned long long>(num_killed_while_putting));
   EXPECT_GT(durable.size(), static_cast<size_t>(num_rounds));
   transport->Stop();
+}
+
+// A record that was acknowledged is there after kill -9, with the revision that was told; one that was not is the old
+// or the new one, and nothing in between.
+TEST(KvStoreProcess, AcknowledgedRecordsSurviveKill) {
+  const char* const given = std::getenv("SPLICE_SEED");
+  const uint64_t seed = given == nullptr ? std::random_device()() : std::strtoull(given, nullptr, 10);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  TempDir dir;
+  constexpr chunk::Digest kOwner = {7};
+  const auto value_of = [](uint64_t n) { return std::to_string(n) + ":" + std::string(n * 7919 % 300'000, 'r'); };
+  std::map<std::string, std::pair<uint64_t, uint64_t>> acknowledged;  // name → revision, value's number
+  uint64_t next = 0;
+  for (int round = 0; round < 8; ++round) {
+    std::vector<std::string> arguments = Arguments(dir);
+    if (round == 0) arguments.insert(arguments.end(), {"--fault", "kvstore.record.saved=kill@9"});
+    Process process(arguments);
+    ASSERT_NE(process.address(), "");
+    const auto records = std::move(chunk::RecordClient::Connect(process.address())).value();
+    const auto strike = std::chrono::steady_clock::now() + std::chrono::milliseconds(20 + random() % 200);
+    std::thread killer([&process, strike, round] {
+      if (round == 0) return;  // dies of its fault
+      std::this_thread::sleep_until(strike);
+      process.Signal(SIGKILL);
+    });
+    std::pair<std::string, uint64_t> last;  // that nobody acknowledged
+    while (true) {
+      last = {"r" + std::to_string(random() % 5), next++};
+      const auto known = acknowledged.find(last.first);
+      const uint64_t expected = known == acknowledged.end() ? 0 : known->second.first;
+      const auto put = records->Put(kOwner, last.first, value_of(last.second), {.expected_revision = expected}, Soon());
+      if (!put.ok()) {
+        EXPECT_NE(put.status().code(), absl::StatusCode::kAborted) << put.status();
+        break;
+      }
+      acknowledged[last.first] = {*put, last.second};
+    }
+    killer.join();
+    const int status = process.Wait();
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+    Process again(Arguments(dir));
+    ASSERT_NE(again.address(), "") << "it starts on what the dead one left";
+    const auto after = std::move(chunk::RecordClient::Connect(again.address())).value();
+    for (const auto& [name, known] : acknowledged) {
+      const auto record = after->Get(kOwner, name, Soon());
+      ASSERT_TRUE(record.ok()) << name << " " << record.status();
+      if (name == last.first && record->revision > known.first) {
+        EXPECT_EQ(record->value, value_of(last.second)) << name;
+        continue;
+      }
+      EXPECT_EQ(record->revision, known.first) << name;
+      EXPECT_EQ(record->value, value_of(known.second)) << name;
+    }
+    if (const auto record = after->Get(kOwner, last.first, Soon()); record.ok()) {
+      acknowledged[last.first] = {
+          record->revision, record->value == value_of(last.second) ? last.second : acknowledged[last.first].second};
+    }
+    again.Kill(SIGKILL);
+  }
+  EXPECT_EQ(acknowledged.size(), 5u);
 }
 
 TEST(KvStoreProcess, RefusesBadFlagsAndDirectories) {

@@ -55,6 +55,24 @@ TEST_F(AuthTest, NamespaceKeysSeparateCallersAndNames) {
   }
 }
 
+// No name of a namespace, however chosen, derives the key of a knowledge base or of the caller itself.
+TEST_F(AuthTest, KnowledgeBasesAndOwnersAreApartFromNamespaces) {
+  const NamespaceKeys secret = NamespaceKeys::Load(File("0123456789abcdef\n")).value();
+  for (const NamespaceKeys& keys : {NamespaceKeys(), secret}) {
+    std::set<chunk::Digest> seen;
+    for (const char* caller : {"", "a", "ab", "a/owner", "a/knowledge-base"}) {
+      const Caller who{.name = caller, .secret = caller};
+      EXPECT_TRUE(seen.insert(keys.DeriveOwner(who)).second) << caller;
+      for (const char* name : {"", "b", "ab", "1", "kb/b/1", "b/1", "/owner", "/knowledge-base"}) {
+        EXPECT_TRUE(seen.insert(keys.Derive(who, name)).second) << caller << "/" << name;
+        for (const uint64_t version : {1, 11}) {
+          EXPECT_TRUE(seen.insert(keys.DeriveKnowledgeBase(who, name, version)).second) << caller << "/" << name;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AuthTest, NamespaceKeysAreStable) {
   const auto hex = [](const chunk::Digest& d) {
     std::string out;

@@ -64,6 +64,30 @@ TEST(ParseCompletionBodyTest, PromptForms) {
   EXPECT_EQ(std::get<std::vector<TokenId>>(prompt_of("[[3]]")), (std::vector<TokenId>{3}));
 }
 
+TEST(ParseCompletionBodyTest, PartsOfAKnowledgeBase) {
+  const auto parse = [](const std::string& part) { return ParseCompletionBody(R"({"prompt":[)" + part + "]}"); };
+  const auto document = parse(R"({"type":"segment","knowledge_base":"ships","document":"faq-12"})");
+  ASSERT_TRUE(document.ok()) << document.status();
+  const PromptSegment& segment = std::get<SegmentedText>(document->generation.prompt).segments[0];
+  EXPECT_EQ(segment.knowledge_base, "ships");
+  EXPECT_EQ(segment.document, "faq-12");
+  EXPECT_EQ(segment.field, "prompt[0]");
+  EXPECT_TRUE(parse(R"({"type":"segment","knowledge_base":"ships","text":"t"})").ok());
+  for (const auto& [part, field] : std::vector<std::pair<const char*, const char*>>{
+           {R"({"type":"segment","knowledge_base":"ships"})", "prompt[0].text"},
+           {R"({"type":"segment","document":"faq-12"})", "prompt[0].document"},
+           {R"({"type":"segment","knowledge_base":"s","document":"d","text":"t"})", "prompt[0].document"},
+           {R"({"type":"segment","knowledge_base":"s","namespace":"n","text":"t"})", "prompt[0].namespace"},
+           {R"({"type":"segment","knowledge_base":3,"text":"t"})", "prompt[0].knowledge_base"},
+           {R"({"type":"text","knowledge_base":"s","text":"t"})", "prompt[0].knowledge_base"}}) {
+    EXPECT_EQ(ParamOf(parse(part).status()), field) << part << " " << parse(part).status();
+  }
+  const auto ids =
+      ParseCompletionBody(R"({"prompt":[1,2,3],"splice":{"segments":[{"begin":0,"end":2,"knowledge_base":"ships"}]}})");
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(std::get<TokenizedPrompt>(ids->generation.prompt).segments[0].knowledge_base, "ships");
+}
+
 TEST(ParseCompletionBodyTest, DefaultsToSixteenTokens) {
   EXPECT_EQ(ParseCompletionBody(R"({"prompt":"x"})").value().generation.sampling.max_tokens, 16u);
 }
@@ -86,6 +110,9 @@ TEST(HttpStatusTest, Codes) {
   EXPECT_EQ(HttpStatusOf(absl::StatusCode::kUnavailable), 503);
   EXPECT_EQ(HttpStatusOf(absl::StatusCode::kDeadlineExceeded), 504);
   EXPECT_EQ(HttpStatusOf(absl::StatusCode::kInternal), 500);
+  EXPECT_EQ(HttpStatusOf(absl::StatusCode::kAborted), 409);
+  EXPECT_EQ(HttpStatusOf(absl::FailedPreconditionError("the cluster's state")), 503);
+  EXPECT_EQ(HttpStatusOf(SetErrorCode(absl::FailedPreconditionError("the thing's state"), "c")), 409);
 }
 
 }  // namespace

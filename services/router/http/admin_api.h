@@ -1,0 +1,67 @@
+// The routes under /admin/v1/: knowledge bases and namespaces of the authenticated caller.
+//
+//   knowledge_bases                            GET list, POST publish
+//   knowledge_bases/{name}                     GET (?version=N), DELETE
+//   knowledge_bases/{name}/versions/{v}        DELETE
+//   knowledge_bases/{name}/diff                GET ?from=A&to=B
+//   knowledge_bases/{name}/swap, …/rollback    POST
+//   namespaces                                 GET list, POST create
+//   namespaces/{name}                          GET, PATCH, DELETE
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "services/router/auth.h"
+#include "services/router/http/http_server.h"
+#include "services/router/knowledge_bases.h"
+#include "services/router/openai_response.h"
+#include "services/router/work_pool.h"
+
+namespace spl::router {
+
+inline constexpr char kAdminPrefix[] = "/admin/v1/";
+
+// Handle may be called from any thread and returns at once: everything else happens on the two pools, whose threads may
+// wait for the stores (`calls`) and for the workers (`publishes`). Borrows everything it is given.
+class AdminApi {
+ public:
+  AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, WorkPool& publishes);
+
+  // Of a path that begins with kAdminPrefix.
+  void Handle(std::shared_ptr<HttpExchange> exchange);
+
+ private:
+  using ExchangePtr = std::shared_ptr<HttpExchange>;
+  struct Call {
+    ExchangePtr exchange;
+    Caller caller;
+    std::vector<std::string> names;            // what stands for the {…} of the route, decoded
+    std::map<std::string, std::string> query;  // decoded
+  };
+  using Answer = absl::StatusOr<OrderedJson>;
+  struct Route {
+    std::string method;
+    std::vector<std::string> path;           // "{}" takes any name
+    std::function<Answer(const Call&)> run;  // null: publish
+    std::vector<std::string> query;          // parameters it takes
+  };
+
+  const Route* Find(const std::string& method, const std::vector<std::string>& path, std::vector<std::string>* names,
+                    std::string* allowed) const;
+  void Publish(const Call& call);
+
+  KnowledgeBases& bases_;
+  const ApiKeys& keys_;
+  WorkPool& calls_;
+  WorkPool& publishes_;
+  std::vector<Route> routes_;
+};
+
+// "a%20b" → "a b". InvalidArgument: a percent sign without two hex digits.
+absl::StatusOr<std::string> PercentDecode(const std::string& text);
+
+}  // namespace spl::router

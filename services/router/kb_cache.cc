@@ -1,0 +1,155 @@
+#include "services/router/kb_cache.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "services/base/log.h"
+#include "services/router/api_error.h"
+
+namespace spl::router {
+namespace {
+
+bool IsLoss(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded ||
+         status.code() == absl::StatusCode::kResourceExhausted;
+}
+
+}  // namespace
+
+KbCache::KbCache(const KbStore& store, const KbCacheOptions& options) : store_(store), options_(options) {
+  poller_ = std::make_unique<Periodic>(options.poll_interval, [this] { Poll(); });
+}
+
+std::shared_ptr<KbCache::Entry> KbCache::Find(const Key& key) {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<Entry>& entry = entries_[key];
+  if (entry == nullptr) {
+    entry = std::make_shared<Entry>();
+    const std::shared_ptr<Entry> mine = entry;  // EvictLocked changes the map
+    EvictLocked(key);
+    return mine;
+  }
+  return entry;
+}
+
+absl::StatusOr<std::shared_ptr<const KbCurrent>> KbCache::Current(const chunk::Digest& owner, const std::string& name) {
+  const Key key(owner, name);
+  const std::shared_ptr<Entry> entry = Find(key);
+  // The poller looks every interval; what it has not looked at for two is not in its care.
+  const Time now = std::chrono::steady_clock::now();
+  const Time fresh_since = now - 2 * options_.poll_interval;
+  bool fresh = false;
+  {
+    std::lock_guard lock(mutex_);
+    entry->used_at = now;
+    // "There is none" is worth a look sooner: it may be published any moment. A store that did not answer is not.
+    const bool none = entry->current == nullptr && !IsLoss(entry->status);
+    fresh = entry->looked_at >= (none ? now - options_.poll_interval / 5 : fresh_since);
+  }
+  if (!fresh) Load(key, *entry, now);
+  std::lock_guard lock(mutex_);
+  if (entry->current != nullptr) return entry->current;
+  return entry->status;
+}
+
+void KbCache::Refresh(const chunk::Digest& owner, const std::string& name) {
+  const Key key(owner, name);
+  std::shared_ptr<Entry> entry;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return;  // nobody has asked; the first who does reads the store
+    entry = found->second;
+  }
+  Load(key, *entry, std::chrono::steady_clock::now());
+}
+
+void KbCache::Load(const Key& key, Entry& entry, Time not_before) {
+  std::lock_guard loading(entry.loading);
+  {
+    std::lock_guard lock(mutex_);
+    if (entry.looked_at > not_before) return;
+  }
+  const Time started = std::chrono::steady_clock::now();
+  absl::Status status = LoadCurrent(key, entry);
+  // A version that was deleted between its head and its content: the head has news.
+  if (status.code() == absl::StatusCode::kNotFound) status = LoadCurrent(key, entry);
+  std::lock_guard lock(mutex_);
+  entry.looked_at = started;
+  if (!IsLoss(status) && !status.ok()) {
+    entry.current = nullptr;
+    entry.uid.clear();
+    entry.text_bytes = 0;
+    entry.revision = 0;
+  }
+  entry.status = status;
+}
+
+absl::Status KbCache::LoadCurrent(const Key& key, Entry& entry) {
+  const auto& [owner, name] = key;
+  SPLICE_ASSIGN_OR_RETURN(const KbStore::Loaded loaded, store_.Load(owner, name));
+  std::string known_uid;
+  {
+    std::lock_guard lock(mutex_);
+    // An older head is a copy of a store that was away when the newer one was put.
+    if (entry.current != nullptr && loaded.revision <= entry.revision) return absl::OkStatus();
+    known_uid = entry.uid;
+  }
+  const KbVersion* const version = loaded.head.Find(loaded.head.current);
+  if (version == nullptr) {
+    return SetErrorCode(Errorf(absl::StatusCode::kFailedPrecondition,
+                               "knowledge base \"{}\" has no current version; publish or swap to one", name),
+                        "knowledge_base_not_ready");
+  }
+  if (version->uid == known_uid) {  // another change of the head
+    std::lock_guard lock(mutex_);
+    entry.revision = loaded.revision;
+    return absl::OkStatus();
+  }
+  auto current = std::make_shared<KbCurrent>();
+  current->version = version->version;
+  SPLICE_ASSIGN_OR_RETURN(current->content, store_.LoadContent(owner, name, *version));
+  uint64_t text_bytes = 0;
+  for (const KbDocument& document : current->content->documents) {
+    current->by_id[document.id] = &document;
+    text_bytes += document.text.size();
+  }
+  std::lock_guard lock(mutex_);
+  entry.current = std::move(current);
+  entry.revision = loaded.revision;
+  entry.uid = version->uid;
+  entry.text_bytes = text_bytes;
+  EvictLocked(key);
+  return absl::OkStatus();
+}
+
+void KbCache::Poll() {
+  const Time now = std::chrono::steady_clock::now();
+  std::vector<std::pair<Key, std::shared_ptr<Entry>>> in_use;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& named : entries_) {
+      if (named.second->current != nullptr && named.second->used_at + options_.idle_after > now) {
+        in_use.push_back(named);
+      }
+    }
+  }
+  for (const auto& [key, entry] : in_use) Load(key, *entry, now);
+}
+
+// The least recently used go, but not the one that is being used.
+void KbCache::EvictLocked(const Key& keep) {
+  uint64_t text_bytes = 0;
+  for (const auto& named : entries_) text_bytes += named.second->text_bytes;
+  while (entries_.size() > 1 && (entries_.size() > options_.max_entries || text_bytes > options_.max_text_bytes)) {
+    auto oldest = entries_.end();
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (it->first != keep && (oldest == entries_.end() || it->second->used_at < oldest->second->used_at)) oldest = it;
+    }
+    if (oldest == entries_.end()) return;
+    text_bytes -= oldest->second->text_bytes;
+    entries_.erase(oldest);
+  }
+}
+
+}  // namespace spl::router

@@ -1,0 +1,77 @@
+// The current versions of the knowledge bases that requests name, kept in memory.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "services/base/periodic.h"
+#include "services/router/kb_store.h"
+
+namespace spl::router {
+
+// One version as requests read it. Immutable: whoever holds it keeps it, whatever becomes of the version.
+struct KbCurrent {
+  uint64_t version = 0;
+  std::shared_ptr<const KbContent> content;
+  std::unordered_map<std::string_view, const KbDocument*> by_id;  // into content
+};
+
+struct KbCacheOptions {
+  std::chrono::milliseconds poll_interval{500};
+  // A knowledge base that no request has named for this long is not looked after; its next request waits for the store.
+  std::chrono::milliseconds idle_after{60'000};
+  size_t max_entries = 4096;
+  uint64_t max_text_bytes = 256 << 20;  // of documents; the least recently used go
+};
+
+// A thread asks the store every poll_interval for newer heads of what is in use, so that requests find their version
+// without waiting: only the first request for a knowledge base (or the first after a while) reads the store itself.
+// While the store does not answer, what is known is served on. Any thread may call.
+class KbCache {
+ public:
+  KbCache(const KbStore& store, const KbCacheOptions& options);
+  ~KbCache() { Stop(); }
+
+  // NotFound; FailedPrecondition: no version is current; else what the store said.
+  absl::StatusOr<std::shared_ptr<const KbCurrent>> Current(const chunk::Digest& owner, const std::string& name);
+  // After a change by this process: every Current from now on sees it, or what is newer.
+  void Refresh(const chunk::Digest& owner, const std::string& name);
+  void Stop() { poller_->Stop(); }
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+  using Key = std::pair<chunk::Digest, std::string>;
+  struct Entry {
+    std::mutex loading;  // held while the store is asked, so that it is asked once
+    // Guarded by mutex_:
+    std::shared_ptr<const KbCurrent> current;
+    absl::Status status;    // why there is none
+    uint64_t revision = 0;  // of the head
+    std::string uid;        // of the version
+    uint64_t text_bytes = 0;
+    Time looked_at{};
+    Time used_at{};
+  };
+
+  std::shared_ptr<Entry> Find(const Key& key);
+  // Asks the store unless somebody has since `not_before`.
+  void Load(const Key& key, Entry& entry, Time not_before);
+  absl::Status LoadCurrent(const Key& key, Entry& entry);
+  void Poll();
+  void EvictLocked(const Key& keep);
+
+  const KbStore& store_;
+  const KbCacheOptions options_;
+  std::mutex mutex_;  // guards entries_ and what is said above; never held during calls
+  std::map<Key, std::shared_ptr<Entry>> entries_;
+  std::unique_ptr<Periodic> poller_;  // last: starts when the rest is there
+};
+
+}  // namespace spl::router

@@ -1,0 +1,453 @@
+#include "services/router/kb_publisher.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "services/base/ids.h"
+#include "services/base/log.h"
+#include "services/router/api_error.h"
+#include "services/router/canonical_contexts.h"
+#include "services/router/fleet/workers.h"
+
+namespace spl::router {
+namespace {
+
+using Time = std::chrono::steady_clock::time_point;
+using PublishCall = UnaryCall<v1::PublishRequest, v1::PublishResponse>;
+
+constexpr std::chrono::milliseconds kSlowestBeat{1'000};
+
+uint64_t UnixMs() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(since).count());
+}
+
+absl::Status TakenOver(const std::string& name, const KbVersion& version) {
+  return SetErrorCode(Errorf(absl::StatusCode::kAborted,
+                             "version {} of knowledge base \"{}\" was taken for failed and dropped by another router",
+                             version.version, name),
+                      "publish_in_progress");
+}
+
+// The version as its publisher left it; null: somebody else took it away.
+KbVersion* Mine(KbHead& head, const KbVersion& version) {
+  KbVersion* const found = head.Find(version.version);
+  return found != nullptr && found->uid == version.uid && found->state == KbState::kPublishing ? found : nullptr;
+}
+
+}  // namespace
+
+void PublishControl::Cancel(absl::Status reason) {
+  std::lock_guard lock(mutex_);
+  if (reason_.ok()) reason_ = std::move(reason);
+  changed_.notify_all();
+}
+
+absl::Status PublishControl::cancelled() const {
+  std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+absl::Status CheckPublishInput(const PublishInput& input) {
+  SPLICE_RETURN_IF_ERROR(CheckKbName(input.name));
+  if (input.documents.empty()) return ParamError("documents", "must hold at least one document");
+  if (input.documents.size() > kMaxKbDocuments) {
+    return ParamError("documents", "a version may have {} at most, got {}", kMaxKbDocuments, input.documents.size());
+  }
+  std::set<std::string_view> ids;
+  for (size_t i = 0; i < input.documents.size(); ++i) {
+    const auto& [id, text] = input.documents[i];
+    const std::string field = fmt::format("documents[{}].", i);
+    if (id.empty() || id.size() > kMaxKbDocumentIdBytes) {
+      return ParamError(field + "id", "must have 1 to {} bytes, got {}", kMaxKbDocumentIdBytes, id.size());
+    }
+    if (text.empty()) return ParamError(field + "text", "of document \"{}\" is empty", id);
+    if (!ids.insert(id).second) return ParamError(field + "id", "\"{}\" stands in the list twice", id);
+  }
+  return absl::OkStatus();
+}
+
+// What is to be computed, and the manifest of it.
+struct KbPublisher::Prepared {
+  struct Context {
+    std::vector<uint32_t> token_ids;
+    std::vector<std::pair<uint32_t, uint32_t>> segments;  // [begin, end) of each document
+  };
+  std::string fingerprint;  // of the model, hex
+  KbContent content;
+  std::vector<Context> contexts;
+  PublishProgress total;  // with nothing done
+  uint64_t document_tokens = 0;
+};
+
+struct KbPublisher::Result {
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  double prefill_seconds = 0;
+};
+
+absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& input,
+                                                           const FleetSnapshot& fleet) const {
+  if (!fleet.model.known) return Errorf(absl::StatusCode::kUnavailable, "no prefill worker is connected");
+  // As long as a request's prompt may be: the context less one token of output, and what some worker can hold.
+  uint64_t limit =
+      std::max<uint64_t>(fleet.model.max_context > 0 ? fleet.model.max_context : model_.max_context(), 1) - 1;
+  uint64_t room = 0;
+  for (const PrefillView& p : fleet.prefill)
+    room = std::max(room, p.max_prompt_tokens == 0 ? limit : p.max_prompt_tokens);
+  limit = std::min(limit, room);
+  if (options_.context_tokens > 0) limit = std::min(limit, options_.context_tokens);
+
+  Prepared prepared;
+  prepared.fingerprint = HexEncode(fleet.model.fingerprint);
+  prepared.content.instruction = input.instruction;
+  absl::StatusOr<std::vector<TokenId>> prefix = model_.EncodePiece(input.instruction, true);
+  if (!prefix.ok()) return SetParam(Annotate(prefix.status(), "instruction"), "instruction");
+  if (prefix->size() >= limit) {
+    return ParamError("instruction", "has {} tokens, but a context holds {}", prefix->size(), limit);
+  }
+
+  // The same text twice is computed once: it would have the same keys.
+  std::map<std::string, size_t> known;  // SHA-256 → index in `tokens`
+  std::vector<std::vector<TokenId>> tokens;
+  std::vector<uint64_t> lengths;
+  std::vector<size_t> unique_of;
+  for (size_t i = 0; i < input.documents.size(); ++i) {
+    const auto& [id, text] = input.documents[i];
+    const std::string field = fmt::format("documents[{}].text", i);
+    KbDocument document{.id = id, .text = text, .sha256 = Sha256Hex(text)};
+    const auto [found, is_new] = known.emplace(document.sha256, tokens.size());
+    if (is_new) {
+      absl::StatusOr<std::vector<TokenId>> ids = model_.EncodePiece(text, false);
+      if (!ids.ok()) return SetParam(Annotate(ids.status(), field), field);
+      if (ids->empty()) return ParamError(field, "of document \"{}\" has no tokens", id);
+      if (prefix->size() + ids->size() > limit) {
+        return ParamError(field,
+                          "document \"{}\" has {} tokens, but a context of {} leaves it {} behind the instruction; "
+                          "split it",
+                          id, ids->size(), limit, limit - prefix->size());
+      }
+      lengths.push_back(ids->size());
+      tokens.push_back(*std::move(ids));
+    }
+    unique_of.push_back(found->second);
+    document.tokens = lengths[found->second];
+    prepared.document_tokens += document.tokens;
+    prepared.content.documents.push_back(std::move(document));
+  }
+
+  std::vector<uint64_t> context_of(tokens.size());
+  for (const std::vector<size_t>& members : PackContexts(lengths, prefix->size(), limit)) {
+    Prepared::Context context;
+    context.token_ids.assign(prefix->begin(), prefix->end());
+    for (const size_t i : members) {
+      const auto begin = static_cast<uint32_t>(context.token_ids.size());
+      context.token_ids.insert(context.token_ids.end(), tokens[i].begin(), tokens[i].end());
+      context.segments.emplace_back(begin, static_cast<uint32_t>(context.token_ids.size()));
+      context_of[i] = prepared.contexts.size();
+    }
+    prepared.total.tokens += context.token_ids.size();
+    prepared.contexts.push_back(std::move(context));
+  }
+  prepared.total.contexts = prepared.contexts.size();
+  for (size_t i = 0; i < unique_of.size(); ++i) prepared.content.documents[i].context = context_of[unique_of[i]];
+  const size_t manifest_bytes = ToJson(prepared.content).size() + 64;  // its uid is not in yet
+  if (manifest_bytes > kMaxKbManifestBytes) {
+    return ParamError("documents", "together they take {} bytes as JSON, a version may have {}; make several of it",
+                      manifest_bytes, kMaxKbManifestBytes);
+  }
+  return prepared;
+}
+
+void KbPublisher::MarkAbandoned(KbHead& head) const {
+  const auto timeout_ms = static_cast<uint64_t>(options_.publisher_timeout.count());
+  for (KbVersion& v : head.versions) {
+    if (v.state != KbState::kPublishing || v.heartbeat_ms + timeout_ms > UnixMs()) continue;
+    v.state = KbState::kFailed;
+    v.error = "its publisher was not heard of any more";
+  }
+}
+
+absl::StatusOr<KbVersion> KbPublisher::Claim(const chunk::Digest& owner, const PublishInput& input,
+                                             const Prepared& prepared) const {
+  if (store_.Load(owner, input.name).status().code() == absl::StatusCode::kNotFound) {
+    SPLICE_ASSIGN_OR_RETURN(const size_t count, store_.Count(owner));
+    if (count >= options_.max_knowledge_bases) {
+      return Errorf(absl::StatusCode::kResourceExhausted, "{} knowledge bases exist, at most {}; delete some", count,
+                    options_.max_knowledge_bases);
+    }
+  }
+  KbVersion mine{.state = KbState::kPublishing,
+                 .uid = RandomId::Make().ToHex(),
+                 .model_fingerprint = prepared.fingerprint,
+                 .documents = prepared.content.documents.size(),
+                 .tokens = prepared.document_tokens,
+                 .contexts = prepared.total.contexts};
+  SPLICE_RETURN_IF_ERROR(
+      store_
+          .Change(owner, input.name, true,
+                  [&](KbHead& head) -> absl::Status {
+                    MarkAbandoned(head);
+                    for (const KbVersion& v : head.versions) {
+                      if (v.state != KbState::kPublishing) continue;
+                      return SetErrorCode(Errorf(absl::StatusCode::kAborted,
+                                                 "version {} of knowledge base \"{}\" is being published; wait for "
+                                                 "it, or for its publisher to be given up after {} s",
+                                                 v.version, input.name, options_.publisher_timeout.count() / 1000),
+                                          "publish_in_progress");
+                    }
+                    const auto kept = std::count_if(head.versions.begin(), head.versions.end(),
+                                                    [](const KbVersion& v) { return v.state != KbState::kFailed; });
+                    if (static_cast<size_t>(kept) >= kMaxKbVersions) {
+                      return Errorf(absl::StatusCode::kResourceExhausted,
+                                    "knowledge base \"{}\" has {} versions, at most {}; delete some", input.name, kept,
+                                    kMaxKbVersions);
+                    }
+                    // Once durable, always: no change of the head may undo it.
+                    head.durable = input.durable || (head.durable && !head.versions.empty());
+                    mine.version = head.next_version++;
+                    mine.created_ms = mine.heartbeat_ms = UnixMs();
+                    head.versions.push_back(mine);
+                    return absl::OkStatus();
+                  })
+          .status());
+  return mine;
+}
+
+// Failed versions of earlier publishes, with what they stored.
+absl::Status KbPublisher::Collect(const Caller& caller, const std::string& name) const {
+  const chunk::Digest owner = keys_.DeriveOwner(caller);
+  absl::StatusOr<KbStore::Loaded> loaded = store_.Load(owner, name);
+  if (!loaded.ok()) return loaded.status().code() == absl::StatusCode::kNotFound ? absl::OkStatus() : loaded.status();
+  std::set<std::string> dropped;  // uids
+  for (const KbVersion& v : loaded->head.versions) {
+    if (v.state != KbState::kFailed) continue;
+    const chunk::Digest id = keys_.DeriveKnowledgeBase(caller, name, v.version);
+    SPLICE_RETURN_IF_ERROR(store_.DropVersion(owner, name, v.version, id).status());
+    dropped.insert(v.uid);
+  }
+  if (dropped.empty()) return absl::OkStatus();
+  return store_
+      .Change(owner, name, false,
+              [&](KbHead& head) {
+                std::vector<uint64_t> gone;
+                for (const KbVersion& v : head.versions) {
+                  if (dropped.count(v.uid) != 0 && v.state != KbState::kReady) gone.push_back(v.version);
+                }
+                for (const uint64_t version : gone) head.Erase(version);
+                return absl::OkStatus();
+              })
+      .status();
+}
+
+absl::Status KbPublisher::Beat(const chunk::Digest& owner, const std::string& name, const KbVersion& version) const {
+  return store_
+      .Change(owner, name, false,
+              [&](KbHead& head) {
+                KbVersion* const mine = Mine(head, version);
+                if (mine == nullptr) return TakenOver(name, version);
+                mine->heartbeat_ms = UnixMs();
+                return absl::OkStatus();
+              })
+      .status();
+}
+
+absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, const PublishInput& input,
+                                                         const Prepared& prepared, const KbVersion& version,
+                                                         PublishControl& control) const {
+  const chunk::Digest owner = keys_.DeriveOwner(caller);
+  const chunk::Digest namespace_key = keys_.DeriveKnowledgeBase(caller, input.name, version.version);
+  SPLICE_RETURN_IF_ERROR(store_.CreateNamespace(namespace_key, {.name = KbContentRecord(input.name, version.version),
+                                                                .owner = HexEncode(owner) + "/kb",
+                                                                .quota_bytes = options_.quota_bytes}));
+  KbContent content = prepared.content;
+  content.uid = version.uid;
+  SPLICE_RETURN_IF_ERROR(store_.SaveContent(owner, input.name, version.version, input.durable, content));
+
+  Time last_beat = std::chrono::steady_clock::now();
+  // Tells the others that this publisher lives. A store that is away for a moment is no reason to stop; being taken
+  // over is.
+  const auto beat = [&]() -> absl::Status {
+    if (std::chrono::steady_clock::now() < last_beat + options_.heartbeat) return absl::OkStatus();
+    last_beat = std::chrono::steady_clock::now();
+    const absl::Status status = Beat(owner, input.name, version);
+    if (status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded) {
+      log::Warning("router.kb_heartbeat_failed", log::F("cause", status));
+      return absl::OkStatus();
+    }
+    return status;
+  };
+  // Waits until `done`, beating. False: cancelled, or taken over (then `why` says so).
+  const auto wait = [&](Time until, const std::function<bool()>& done, absl::Status& why) {
+    const auto step = std::min<std::chrono::milliseconds>(kSlowestBeat, options_.heartbeat);
+    std::unique_lock lock(control.mutex_);
+    while (!done() && std::chrono::steady_clock::now() < until) {
+      why = control.reason_;
+      if (!why.ok()) return false;
+      control.changed_.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + step));
+      lock.unlock();
+      why = beat();
+      lock.lock();
+      if (!why.ok()) return false;
+    }
+    return true;
+  };
+
+  const auto publish_on = [&](const PrefillView& worker, const Prepared::Context& context,
+                              v1::PublishResponse* response) -> absl::Status {
+    auto call = std::make_shared<PublishCall>();
+    call->request.set_request_id(version.uid);
+    call->request.mutable_token_ids()->Add(context.token_ids.begin(), context.token_ids.end());
+    for (const auto& [begin, end] : context.segments) {
+      v1::TokenSegment& segment = *call->request.add_segments();
+      segment.set_begin(begin);
+      segment.set_end(end);
+      segment.set_namespace_key(namespace_key.data(), namespace_key.size());
+      segment.set_frozen(true);
+    }
+    call->request.set_pin(v1::PIN_HARD);
+    call->request.set_durable(input.durable);
+    struct Answer {
+      bool done = false;
+      absl::Status status;
+      v1::PublishResponse response;
+    };
+    const auto answer = std::make_shared<Answer>();  // guarded by control.mutex_
+    const Time deadline = std::chrono::steady_clock::now() + options_.context_timeout;
+    PublishCall::Start(call, *worker.worker, &v1::Prefill::Stub::async_interface::Publish, deadline,
+                       [&control, answer](const absl::Status& status, PublishCall& finished) {
+                         std::lock_guard lock(control.mutex_);
+                         answer->done = true;
+                         answer->status = status;
+                         answer->response.Swap(&finished.response);
+                         control.changed_.notify_all();
+                       });
+    absl::Status why;
+    const auto answered = [&] { return answer->done; };
+    if (!wait(Time::max(), answered, why)) call->Cancel();
+    // Not before the call has ended: it reports to `control`, and its writes may still land.
+    std::unique_lock lock(control.mutex_);
+    control.changed_.wait(lock, answered);
+    if (!why.ok()) return why;
+    response->Swap(&answer->response);
+    return answer->status.ok() ? absl::OkStatus() : Annotate(answer->status, "prefill on " + worker.worker_id);
+  };
+
+  // The least loaded worker that takes a context of this length; one that has failed with it only when all have.
+  const auto choose = [&](size_t length, const std::set<std::string>& failed) -> absl::StatusOr<PrefillView> {
+    const std::shared_ptr<const FleetSnapshot> fleet = fleet_.snapshot();
+    if (fleet->model.known && HexEncode(fleet->model.fingerprint) != prepared.fingerprint) {
+      return Errorf(absl::StatusCode::kAborted, "the workers serve another model since this publish began; try again");
+    }
+    const PrefillView* best = nullptr;
+    for (const PrefillView& p : fleet->prefill) {
+      if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length)) continue;
+      const auto cost = [&](const PrefillView& view) {
+        return std::pair(failed.count(view.worker_id), view.queued_tokens);
+      };
+      if (best == nullptr || cost(p) < cost(*best)) best = &p;
+    }
+    if (best == nullptr) {
+      return Errorf(absl::StatusCode::kUnavailable, "no prefill worker takes a context of {} tokens now", length);
+    }
+    return *best;
+  };
+
+  Result result;
+  PublishProgress progress = prepared.total;
+  control.on_progress_(progress);
+  for (const Prepared::Context& context : prepared.contexts) {
+    std::set<std::string> failed;
+    v1::PublishResponse response;
+    for (int attempt = 1;; ++attempt) {
+      SPLICE_RETURN_IF_ERROR(control.cancelled());
+      absl::StatusOr<PrefillView> worker = choose(context.token_ids.size(), failed);
+      absl::Status status = worker.status();
+      if (worker.ok()) status = publish_on(*worker, context, &response);
+      if (status.ok()) break;
+      if (status.code() != absl::StatusCode::kUnavailable || attempt >= options_.max_attempts ||
+          !control.cancelled().ok()) {
+        return status;
+      }
+      log::Warning("router.kb_context_retry", log::F("attempt", attempt), log::F("cause", status));
+      if (worker.ok()) failed.insert(worker->worker_id);
+      absl::Status why;
+      if (!wait(
+              std::chrono::steady_clock::now() + options_.retry_backoff * attempt, [] { return false; }, why)) {
+        return why;
+      }
+    }
+    result.chunks += response.chunks();
+    result.bytes += response.bytes();
+    result.prefill_seconds += response.prefill_seconds();
+    ++progress.contexts_done;
+    progress.tokens_done += context.token_ids.size();
+    control.on_progress_(progress);
+    SPLICE_RETURN_IF_ERROR(beat());
+  }
+  return result;
+}
+
+absl::StatusOr<KbVersion> KbPublisher::Finish(const chunk::Digest& owner, const PublishInput& input,
+                                              const KbVersion& version, const Result& result) const {
+  KbVersion ready;
+  SPLICE_RETURN_IF_ERROR(store_
+                             .Change(owner, input.name, false,
+                                     [&](KbHead& head) {
+                                       KbVersion* const mine = Mine(head, version);
+                                       if (mine == nullptr) return TakenOver(input.name, version);
+                                       mine->state = KbState::kReady;
+                                       mine->heartbeat_ms = UnixMs();
+                                       mine->chunks = result.chunks;
+                                       mine->bytes = result.bytes;
+                                       mine->prefill_seconds = result.prefill_seconds;
+                                       if (input.swap) head.MakeCurrent(version.version);
+                                       ready = *mine;
+                                       return absl::OkStatus();
+                                     })
+                             .status());
+  return ready;
+}
+
+// As much as can be done; the next publish does the rest.
+void KbPublisher::Fail(const Caller& caller, const std::string& name, const KbVersion& version,
+                       const absl::Status& status) const {
+  const chunk::Digest owner = keys_.DeriveOwner(caller);
+  const absl::Status noted = store_
+                                 .Change(owner, name, false,
+                                         [&](KbHead& head) {
+                                           KbVersion* const mine = Mine(head, version);
+                                           if (mine == nullptr) return TakenOver(name, version);
+                                           mine->state = KbState::kFailed;
+                                           mine->error = MessageOf(status);
+                                           return absl::OkStatus();
+                                         })
+                                 .status();
+  log::Warning("router.kb_publish_failed", log::F("name", name), log::F("version", version.version),
+               log::F("cause", status), log::F("noted", noted.ok()));
+  if (!noted.ok()) return;
+  const chunk::Digest id = keys_.DeriveKnowledgeBase(caller, name, version.version);
+  const auto dropped = store_.DropVersion(owner, name, version.version, id);
+  if (!dropped.ok()) log::Warning("router.kb_not_dropped", log::F("name", name), log::F("cause", dropped.status()));
+}
+
+absl::StatusOr<KbVersion> KbPublisher::Publish(const Caller& caller, const PublishInput& input,
+                                               PublishControl& control) const {
+  SPLICE_RETURN_IF_ERROR(CheckPublishInput(input));
+  const chunk::Digest owner = keys_.DeriveOwner(caller);
+  const std::shared_ptr<const FleetSnapshot> fleet = fleet_.snapshot();
+  SPLICE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(input, *fleet));
+  SPLICE_RETURN_IF_ERROR(control.cancelled());
+  SPLICE_ASSIGN_OR_RETURN(const KbVersion version, Claim(owner, input, prepared));
+  // What is claimed is ours to clean up: nobody else publishes now, and an abandoned version is marked as failed.
+  const absl::Status collected = Collect(caller, input.name);
+  absl::StatusOr<Result> result =
+      collected.ok() ? Compute(caller, input, prepared, version, control) : absl::StatusOr<Result>(collected);
+  absl::StatusOr<KbVersion> ready =
+      result.ok() ? Finish(owner, input, version, *result) : absl::StatusOr<KbVersion>(result.status());
+  if (!ready.ok()) Fail(caller, input.name, version, ready.status());
+  return ready;
+}
+
+}  // namespace spl::router

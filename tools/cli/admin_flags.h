@@ -1,0 +1,38 @@
+// --url, --api-key and --json of the commands that talk to the admin API.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "services/base/status.h"
+#include "tools/cli/api_client.h"
+
+namespace spl::cli {
+
+struct AdminFlags {
+  std::string url = "http://127.0.0.1:8000";
+  std::string api_key;
+  bool json = false;
+
+  // On a subcommand; before or behind its other arguments.
+  void Register(CLI::App& app) {
+    app.add_option("--url", url, "the router's HTTP API")->capture_default_str();
+    app.add_option("--api-key", api_key, "bearer token; also from SPLICE_API_KEY")->envname("SPLICE_API_KEY");
+    app.add_flag("--json", json, "print the server's answer as it is");
+  }
+  absl::StatusOr<std::unique_ptr<ApiClient>> Connect() const { return ApiClient::Create(url, api_key, "--url"); }
+  // Prints the answer itself; true when that was asked for.
+  bool PrintedJson(const nlohmann::json& answer) const {
+    if (json) fmt::print("{}\n", answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    return json;
+  }
+};
+
+// A name as one part of a URL's path.
+std::string PercentEncode(const std::string& name);
+
+}  // namespace spl::cli
