@@ -95,6 +95,8 @@ absl::StatusOr<NamespaceKeys> NamespaceKeys::Load(const std::string& secret_path
 }
 
 chunk::Digest NamespaceKeys::Derive(const Caller& caller, std::string_view namespace_name) const {
+  // With a secret the caller's name is a field; a public namespace has none.
+  if (IsPublic(namespace_name) && !secret_.empty()) return DeriveFields({}, "/public", {namespace_name});
   return DeriveFields(caller, "", {namespace_name});
 }
 

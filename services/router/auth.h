@@ -38,6 +38,8 @@ class ApiKeys {
 //   API keys, no secret      HMAC(API key, namespace): only the holder of the key can derive it
 //   neither                  HMAC(public domain string, namespace): one open cluster, names only separate
 //
+// Names that begin with "public/" are shared: with a secret, HMAC(secret, namespace) for every caller.
+//
 // Fields are length-prefixed, so that no two pairs read alike. Immutable; any thread.
 class NamespaceKeys {
  public:
@@ -46,6 +48,9 @@ class NamespaceKeys {
   static absl::StatusOr<NamespaceKeys> Load(const std::string& secret_path);
 
   chunk::Digest Derive(const Caller& caller, std::string_view namespace_name) const;
+  static bool IsPublic(std::string_view namespace_name) { return namespace_name.substr(0, 7) == "public/"; }
+  // Whether callers meet in public namespaces: not with API keys and no secret, where all a router has is the key.
+  bool can_share(const Caller& caller) const { return !secret_.empty() || caller.secret.empty(); }
   // Of one version of a knowledge base: no namespace name derives it.
   chunk::Digest DeriveKnowledgeBase(const Caller& caller, std::string_view name, uint64_t version) const;
   // Names the caller itself at the chunk stores: whose records and namespaces are whose. Salts no chunk.

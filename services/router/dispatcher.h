@@ -37,7 +37,10 @@ struct DispatchOptions {
   std::chrono::milliseconds release_timeout{5'000};
   // Applies when the client gives none, and bounds what it gives.
   std::chrono::milliseconds request_timeout{600'000};
-  uint32_t ticket_ttl_ms = 0;  // 0: the decode worker's default
+  // How long a decode worker keeps pages for a prompt that does not come: this, and the time that placement expects it
+  // to take as often as this. A long queue must not cost a request its pages; the worker has an upper bound of its own.
+  std::chrono::milliseconds ticket_ttl{60'000};
+  double ticket_ttl_per_expected = 4;
 };
 
 // Thread-safe. Must outlive its generations: Drain or CancelAll before destruction, then stop the io_context.

@@ -200,6 +200,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
     attempt_->prefill = *candidate->prefill;
     attempt_->decode = *candidate->decode;
     attempt_->transport = candidate->link->transport;
+    attempt_->expected_seconds = candidate->cost_s;
     const uint64_t hit = cached[candidate->prefill_idx];
     const uint64_t computed = tokens > hit ? tokens - hit : 1;
     attempt_->prefill_load = core_.loads().Add(candidate->prefill->worker_id, {.prefill_tokens = computed});
@@ -224,7 +225,10 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   *request.mutable_sampling() = ToProto(request_.sampling);
   *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
-  request.set_ttl_ms(core_.options().ticket_ttl_ms);
+  constexpr double kTtlMsMax = 86'400e3;  // of nobody's interest beyond what the worker allows
+  request.set_ttl_ms(static_cast<uint32_t>(
+      std::min(kTtlMsMax, static_cast<double>(core_.options().ticket_ttl.count()) +
+                              1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   if (request_.sampling.HasPenalty() || !output_.empty()) {
     const std::vector<uint32_t> tokens = CurrentTokens();

@@ -32,6 +32,10 @@ absl::Status ForCaller(const absl::Status& status, const std::string& name) {
   return status;
 }
 
+absl::Status PublicByName() {
+  return ParamError("public", "follows from the name: public namespaces begin with \"public/\", and no others do");
+}
+
 CallerNamespace FromInfo(const chunk::NamespaceInfo& info, const std::string& name) {
   return {.name = name,
           .quota_bytes = info.settings.quota_bytes,
@@ -378,6 +382,16 @@ absl::StatusOr<KnowledgeBases::Deleted> KnowledgeBases::Delete(const Caller& cal
 
 // ---- plain namespaces
 
+// Everybody derives the key of a public namespace; only who created it may change it.
+absl::Status KnowledgeBases::CheckOwner(const Caller& caller, const chunk::NamespaceInfo& info,
+                                        const std::string& name) const {
+  if (!NamespaceKeys::IsPublic(name) || info.settings.owner == HexEncode(keys_.DeriveOwner(caller)))
+    return absl::OkStatus();
+  return SetErrorCode(Errorf(absl::StatusCode::kPermissionDenied, "namespace \"{}\" {}", name,
+                             info.implicit ? "was never created: create it first" : "belongs to another caller"),
+                      "not_the_owner");
+}
+
 absl::StatusOr<std::vector<CallerNamespace>> KnowledgeBases::ListNamespaces(const Caller& caller) const {
   SPLICE_RETURN_IF_ERROR(CheckStore());
   SPLICE_ASSIGN_OR_RETURN(const auto infos,
@@ -392,13 +406,19 @@ absl::StatusOr<CallerNamespace> KnowledgeBases::CreateNamespace(const Caller& ca
                                                                 const CallerNamespace& wanted) const {
   SPLICE_RETURN_IF_ERROR(CheckNamespaceName(wanted.name));
   SPLICE_RETURN_IF_ERROR(CheckStore());
+  const bool is_public = NamespaceKeys::IsPublic(wanted.name);
+  if (wanted.is_public && !is_public) return PublicByName();
+  if (is_public && !keys_.can_share(caller)) {
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "public namespaces need a router with --secret-file: from API keys alone no common key follows");
+  }
   const auto made = store_->namespaces().Create(keys_.Derive(caller, wanted.name),
                                                 {.name = wanted.name,
                                                  .owner = HexEncode(keys_.DeriveOwner(caller)),
                                                  .quota_bytes = wanted.quota_bytes,
                                                  .quota_chunks = wanted.quota_chunks,
                                                  .ttl_seconds = wanted.ttl_seconds,
-                                                 .is_public = wanted.is_public},
+                                                 .is_public = is_public},
                                                 store_->Deadline());
   if (!made.ok()) return ForCaller(made.status(), wanted.name);
   return FromInfo(*made, wanted.name);
@@ -419,13 +439,14 @@ absl::StatusOr<CallerNamespace> KnowledgeBases::UpdateNamespace(const Caller& ca
   const chunk::Digest id = keys_.Derive(caller, name);
   const auto before = store_->namespaces().Stat(id, store_->Deadline());
   if (!before.ok()) return ForCaller(before.status(), name);
+  SPLICE_RETURN_IF_ERROR(CheckOwner(caller, *before, name));
+  if (change.is_public.value_or(before->settings.is_public) != before->settings.is_public) return PublicByName();
   chunk::NamespaceSettings settings = before->settings;
   settings.name = name;
   settings.owner = HexEncode(keys_.DeriveOwner(caller));
   settings.quota_bytes = change.quota_bytes.value_or(settings.quota_bytes);
   settings.quota_chunks = change.quota_chunks.value_or(settings.quota_chunks);
   settings.ttl_seconds = change.ttl_seconds.value_or(settings.ttl_seconds);
-  settings.is_public = change.is_public.value_or(settings.is_public);
   const auto set = store_->namespaces().Set(id, settings, store_->Deadline());
   if (!set.ok()) return ForCaller(set.status(), name);
   return FromInfo(*set, name);
@@ -435,7 +456,11 @@ absl::StatusOr<chunk::NamespaceClient::Deleted> KnowledgeBases::DeleteNamespace(
                                                                                 const std::string& name) const {
   SPLICE_RETURN_IF_ERROR(CheckNamespaceName(name));
   SPLICE_RETURN_IF_ERROR(CheckStore());
-  auto deleted = store_->namespaces().Delete(keys_.Derive(caller, name), store_->Deadline());
+  const chunk::Digest id = keys_.Derive(caller, name);
+  const auto before = store_->namespaces().Stat(id, store_->Deadline());
+  if (!before.ok()) return ForCaller(before.status(), name);
+  SPLICE_RETURN_IF_ERROR(CheckOwner(caller, *before, name));
+  auto deleted = store_->namespaces().Delete(id, store_->Deadline());
   if (!deleted.ok()) return ForCaller(deleted.status(), name);
   return deleted;
 }

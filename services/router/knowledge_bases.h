@@ -97,7 +97,7 @@ class KnowledgeBases {
   absl::StatusOr<Deleted> Delete(const Caller& caller, const std::string& name, uint64_t version);
 
   absl::StatusOr<std::vector<CallerNamespace>> ListNamespaces(const Caller& caller) const;
-  // AlreadyExists.
+  // AlreadyExists. FailedPrecondition: a public one, where callers have no key in common.
   absl::StatusOr<CallerNamespace> CreateNamespace(const Caller& caller, const CallerNamespace& wanted) const;
   absl::StatusOr<CallerNamespace> GetNamespace(const Caller& caller, const std::string& name) const;
   absl::StatusOr<CallerNamespace> UpdateNamespace(const Caller& caller, const std::string& name,
@@ -111,6 +111,7 @@ class KnowledgeBases {
  private:
   KnowledgeBases(const KnowledgeBaseOptions& options, const NamespaceKeys& keys, Metrics& metrics);
   absl::Status CheckStore() const;
+  absl::Status CheckOwner(const Caller& caller, const chunk::NamespaceInfo& info, const std::string& name) const;
   absl::StatusOr<chunk::NamespaceClient::Deleted> DropVersions(const Caller& caller, const std::string& name,
                                                                const std::vector<uint64_t>& versions) const;
 

@@ -236,6 +236,7 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->mutable_model()->set_max_context(options_.max_context);
   info->mutable_model()->set_vocab_size(options_.vocab_size);
   info->set_prefill_tokens_per_s(10'000);
+  info->set_queued_tokens(options_.queued_tokens);
   info->set_max_prompt_tokens(options_.max_prompt_tokens);
   for (const auto& [id, stub] : peers_) info->add_connected_peers(id);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();

@@ -139,6 +139,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     uint32_t max_context = 16384;
     uint32_t vocab_size = 4096;
     uint64_t max_prompt_tokens = 0;
+    uint64_t queued_tokens = 0;  // that it claims; it does 10,000 a second
     std::string listen = "127.0.0.1:0";
     std::string store;  // chunk stores that Publish puts into; empty: it only counts
   };

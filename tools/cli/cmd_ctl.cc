@@ -101,7 +101,7 @@ void AddSettings(CLI::App& app, Flags& flags) {
       "KV on each store at most, e.g. 4GiB; 0: no limit");
   app.add_option("--quota-chunks", flags.quota_chunks, "chunks on each store at most; 0: no limit");
   app.add_option("--ttl-seconds", flags.ttl_seconds, "how long a chunk is kept; 0: for ever");
-  app.add_option("--public", flags.is_public, "true or false: a note, see docs/knowledge-bases.md");
+  app.add_option("--public", flags.is_public, "true for a name that begins with public/: shared by all callers");
 }
 
 }  // namespace

@@ -73,6 +73,20 @@ TEST_F(AuthTest, KnowledgeBasesAndOwnersAreApartFromNamespaces) {
   }
 }
 
+TEST_F(AuthTest, PublicNamespacesAreTheSameForAllWhoHaveASecretInCommon) {
+  const NamespaceKeys secret = NamespaceKeys::Load(File("0123456789abcdef\n")).value();
+  const Caller a{.name = "a", .secret = "key a"}, b{.name = "b", .secret = "key b"}, nobody{.name = ""};
+  EXPECT_EQ(secret.Derive(a, "public/docs"), secret.Derive(b, "public/docs"));
+  EXPECT_NE(secret.Derive(a, "public/docs"), secret.Derive(a, "public/other"));
+  EXPECT_NE(secret.Derive(a, "public/docs"), secret.Derive(a, "docs"));
+  EXPECT_NE(secret.Derive(a, "public/docs"), secret.Derive(nobody, "docs"));
+  EXPECT_NE(secret.Derive(a, "public"), secret.Derive(b, "public"));
+  EXPECT_TRUE(secret.can_share(a));
+  EXPECT_NE(NamespaceKeys().Derive(a, "public/docs"), NamespaceKeys().Derive(b, "public/docs"));
+  EXPECT_FALSE(NamespaceKeys().can_share(a));
+  EXPECT_TRUE(NamespaceKeys().can_share(nobody)) << "an open cluster has one space";
+}
+
 TEST_F(AuthTest, NamespaceKeysAreStable) {
   const auto hex = [](const chunk::Digest& d) {
     std::string out;

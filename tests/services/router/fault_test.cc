@@ -41,6 +41,20 @@ TEST(FaultTest, FailedPrefillIsRetriedOnAnotherWorker) {
   EXPECT_TRUE(cluster.decode[0]->WaitIdle());
 }
 
+// A prompt that waits for a minute behind others must find its pages there when its turn comes.
+TEST(FaultTest, ATicketLivesLongerBehindALongQueue) {
+  for (const uint64_t queued : {0, 600'000}) {
+    FakeCluster cluster(0, 1);
+    cluster.prefill.push_back(
+        std::make_unique<FakePrefill>(cluster.fabric, FakePrefill::Options{.queued_tokens = queued}));
+    cluster.StartRouter();
+    EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 200);
+    const uint32_t ttl_ms = cluster.decode[0]->last_reserve().ttl_ms();
+    EXPECT_GE(ttl_ms, queued == 0 ? 60'000u : 300'000u) << "60 s, and four times the queue's 60";
+    EXPECT_LT(ttl_ms, queued == 0 ? 70'000u : 400'000u);
+  }
+}
+
 TEST(FaultTest, FailedAttemptReleasesItsTicketQuietly) {
   FakeCluster cluster(2, 1);
   cluster.StartRouter();

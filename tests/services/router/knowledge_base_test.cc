@@ -582,10 +582,13 @@ TEST_F(KnowledgeBaseTest, NamespacesOfTheCaller) {
   EXPECT_EQ(twice.status, 409);
   EXPECT_EQ(ErrorCode(twice), "namespace_exists");
   const std::string path = std::string(kNamespaces) + "/my%20docs%2F1";
-  const json changed = Ok("PATCH", path, {{"quota_bytes", 5}, {"public", true}});
+  const json changed = Ok("PATCH", path, {{"quota_bytes", 5}});
   EXPECT_EQ(changed.at("quota_bytes"), 5);
   EXPECT_EQ(changed.at("ttl_seconds"), 60) << "what is not named stays";
-  EXPECT_EQ(changed.at("public"), true);
+  EXPECT_EQ(changed.at("public"), false);
+  const TestResponse published = Call("PATCH", path, {{"public", true}});
+  EXPECT_EQ(published.status, 400) << "that is decided by the name";
+  EXPECT_THAT(published.body, HasSubstr("public/"));
   EXPECT_EQ(Ok("GET", path).at("name"), "my docs/1");
   EXPECT_EQ(Ok("GET", kNamespaces).at("data").at(0), Ok("GET", path));
   // It is the one that requests name.
