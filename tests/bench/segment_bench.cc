@@ -189,13 +189,13 @@ class Bench {
   absl::Status Align(double bandwidth) {
     engine::SequenceKv kv(*pool_, engine::KvShapeOf(model_->config()));
     SPLICE_RETURN_IF_ERROR(kv.Reserve(flags_.tokens));
-    const engine::AlignPlan plan = engine::MakeAlignPlan(hits_, kv, 0, model_->config());
+    const auto plans = engine::MakeAlignPlans(hits_, kv, 0, model_->config());
     SPLICE_ASSIGN_OR_RETURN(const double seconds,
-                            Time(*executor_, flags_.repeats, [&] { return executor_->AlignCopy(plan); }));
+                            Time(*executor_, flags_.repeats, [&] { return executor_->AlignCopy(plans); }));
     int64_t tokens = 0;
-    for (const kernels::AlignRun& run : plan.runs) tokens += run.num_tokens;
+    for (const kernels::AlignRun& run : plans[0].runs) tokens += run.num_tokens;
     const double bytes = 2.0 * static_cast<double>(tokens) * static_cast<double>(model_->page_bytes()) /
-                         kernels::kPageTokens * plan.num_streams;
+                         kernels::kPageTokens * plans[0].num_streams;
     Report("align_s", seconds,
            fmt::format("align copy of {} tokens: {:.3f} ms, {:.3f} TB/s, {:.1f} % of the copy rate", tokens,
                        1e3 * seconds, bytes / seconds / 1e12, 100 * bytes / seconds / bandwidth));
@@ -233,7 +233,7 @@ class Bench {
                                          .rows = {0, rows, positions, heads},
                                          .probes = probes,
                                          .columns = {&all, 1},
-                                         .scores = static_cast<float*>(scores->data())};
+                                         .scores = static_cast<float*>(scores[0]->data())};
     SPLICE_ASSIGN_OR_RETURN(const double seconds, Time(*executor_, flags_.repeats, [&] {
                               return backend.ColumnScores(executor_->context(), args);
                             }));
@@ -249,7 +249,7 @@ class Bench {
   absl::Status Top() {
     const kernels::Backend& backend = model_->backend();
     SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->AllocateScores(flags_.tokens));
-    SPLICE_RETURN_IF_ERROR(backend.FillRandom(executor_->context(), {.out = scores->data(),
+    SPLICE_RETURN_IF_ERROR(backend.FillRandom(executor_->context(), {.out = scores[0]->data(),
                                                                      .dtype = kernels::DType::kF32,
                                                                      .count = flags_.tokens,
                                                                      .stream = 4,
@@ -258,7 +258,7 @@ class Bench {
     SPLICE_ASSIGN_OR_RETURN(const auto out, backend.Allocate(sizeof(int32_t) * static_cast<size_t>(k)));
     SPLICE_ASSIGN_OR_RETURN(const double seconds, Time(*executor_, flags_.repeats, [&] {
                               return backend.TopK(executor_->context(),
-                                                  {static_cast<const float*>(scores->data()), flags_.tokens, k,
+                                                  {static_cast<const float*>(scores[0]->data()), flags_.tokens, k,
                                                    static_cast<int32_t*>(out->data())});
                             }));
     Report("top_k_s", seconds, fmt::format("top {} of {}: {:.1f} us", k, flags_.tokens, 1e6 * seconds));

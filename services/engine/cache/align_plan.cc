@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include "services/engine/model/shard.h"
+
 namespace spl::engine {
 
 kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t head_dim) const {
@@ -17,12 +19,14 @@ kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t 
           .rotary_dim = head_dim};
 }
 
+namespace {
+
+// The copies of heads [begin, end) in the layers from first_layer on.
 AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
-                        const ModelConfig& config) {
+                        const ModelConfig& config, const Range& heads) {
   AlignPlan plan;
   const KvShape& shape = kv.shape();
-  const int32_t first_stream = first_layer * shape.num_kv_heads;
-  plan.num_streams = shape.num_streams() - first_stream;
+  plan.num_streams = (shape.num_layers - first_layer) * static_cast<int32_t>(heads.size());
   if (plan.num_streams <= 0) return plan;
   const std::vector<float> frequencies = InverseFrequencies(config.rope, config.head_dim);
   std::map<int32_t, int32_t> rotations;  // of distances
@@ -46,16 +50,26 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
       const int32_t count =
           std::min({hit.num_tokens - done, kernels::kPageTokens - src_slot, kernels::kPageTokens - dst_slot});
       plan.runs.push_back({count, src_slot, dst_slot, rotation});
-      for (int32_t stream = first_stream; stream < shape.num_streams(); ++stream) {
-        plan.src_pages.push_back(hit.source->page(stream, hit.offset + done));
-        plan.dst_pages.push_back(
-            kv.stream(stream / shape.num_kv_heads,
-                      stream % shape.num_kv_heads)[static_cast<size_t>(target / kernels::kPageTokens)]);
+      for (int32_t layer = first_layer; layer < shape.num_layers; ++layer) {
+        for (auto head = static_cast<int32_t>(heads.begin); head < heads.end; ++head) {
+          plan.src_pages.push_back(hit.source->page(layer * shape.num_kv_heads + head, hit.offset + done));
+          plan.dst_pages.push_back(kv.stream(layer, head)[static_cast<size_t>(target / kernels::kPageTokens)]);
+        }
       }
       done += count;
     }
   }
   return plan;
+}
+
+}  // namespace
+
+std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+                                      const ModelConfig& config, int num_ranks) {
+  std::vector<AlignPlan> plans;
+  for (int rank = 0; rank < num_ranks; ++rank)
+    plans.push_back(MakeAlignPlan(hits, kv, first_layer, config, Shard{rank, num_ranks}.PartOf(config.num_kv_heads)));
+  return plans;
 }
 
 }  // namespace spl::engine

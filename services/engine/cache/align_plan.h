@@ -22,9 +22,10 @@ struct AlignPlan {
   kernels::AlignCopyArgs Args(const kernels::KvPoolView& pool, int32_t head_dim) const;
 };
 
+// One for each of the ranks that share the KV heads; the pages of a head are on its rank, source and target alike.
 // REQUIRES: pages of `kv` for every target. Cosine and sine of each distance are computed in double from the model's
 // scaled frequencies; the magnitude factor of YaRN is in the cached keys already.
-AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
-                        const ModelConfig& config);
+std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+                                      const ModelConfig& config, int num_ranks = 1);
 
 }  // namespace spl::engine

@@ -58,13 +58,20 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
                             const std::function<bool(int64_t num_pages)>& make_room) {
   const int32_t num_streams = model.config().num_layers * model.config().num_kv_heads;
   std::map<size_t, std::vector<int32_t>> placed;  // pages by chunk; perhaps not all will be filled
+  const std::vector<int32_t> order =
+      StreamsByRank({model.config().num_layers, model.config().num_kv_heads}, pool.view().num_ranks());
   ChunkLanding landing(pool, ChunkPayloadBytes(model));
   const auto place = [&](size_t index, const chunk::ChunkHeader& header) -> chunk::Pieces {
     if (!IsOfModel(header, model) || header.provenance < chunk::Provenance::kCanon ||
         header.num_tokens != static_cast<uint32_t>(TokensOfChunk(tokens.size(), static_cast<int32_t>(index))))
       return {};
-    std::vector<int32_t>& pages = placed[index];
-    if (pages.empty() && (!make_room(num_streams) || !pool.Allocate(num_streams, pages).ok())) return {};
+    std::vector<int32_t>& pages = placed[index];  // [layer][kv_head]
+    if (pages.empty()) {
+      std::vector<int32_t> taken;
+      if (!make_room(num_streams) || !pool.Allocate(num_streams, taken).ok()) return {};
+      pages.resize(taken.size());
+      for (size_t i = 0; i < taken.size(); ++i) pages[static_cast<size_t>(order[i])] = taken[i];
+    }
     return landing.PiecesFor(index, pages);
   };
   FetchedSegment fetched;

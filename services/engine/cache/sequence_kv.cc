@@ -15,6 +15,19 @@ uint64_t NextId() {
 
 }  // namespace
 
+std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks) {
+  std::vector<int32_t> streams;
+  streams.reserve(static_cast<size_t>(shape.num_streams()));
+  const int32_t heads = shape.num_kv_heads / num_ranks;
+  for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+      for (int32_t head = rank * heads; head < (rank + 1) * heads; ++head)
+        streams.push_back(layer * shape.num_kv_heads + head);
+    }
+  }
+  return streams;
+}
+
 SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape)
     : pool_(pool), id_(NextId()), shape_(shape), streams_(shape.num_streams()) {
   SPLICE_CHECK(shape.num_kv_heads % pool.view().num_ranks() == 0, "the pool's ranks do not divide the KV heads");
@@ -31,16 +44,10 @@ absl::Status SequenceKv::Reserve(int64_t num_tokens) {
   SPLICE_RETURN_IF_ERROR(pool_.Allocate(static_cast<int64_t>(missing) * shape_.num_streams(), pages));
   // Stream by stream: what one layer writes lies together and travels as few large runs. Of several ranks each has the
   // same share of a layer's heads and of the pages.
-  const int32_t num_ranks = pool_.view().num_ranks();
-  const int32_t heads = shape_.num_kv_heads / num_ranks;
   auto next = pages.begin();
-  for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
-      for (int32_t head = rank * heads; head < (rank + 1) * heads; ++head, next += missing) {
-        auto& stream = streams_[static_cast<size_t>(layer) * shape_.num_kv_heads + head];
-        stream.insert(stream.end(), next, next + missing);
-      }
-    }
+  for (const int32_t s : StreamsByRank(shape_, pool_.view().num_ranks())) {
+    streams_[static_cast<size_t>(s)].insert(streams_[static_cast<size_t>(s)].end(), next, next + missing);
+    next += missing;
   }
   return absl::OkStatus();
 }

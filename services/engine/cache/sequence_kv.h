@@ -21,6 +21,10 @@ struct KvShape {
   int32_t num_streams() const { return num_layers * num_kv_heads; }
 };
 
+// Streams [layer][kv_head] in the order in which a pool of num_ranks hands out pages for them: rank by rank, each one's
+// heads layer by layer.
+std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks);
+
 inline int32_t PagesFor(int64_t num_tokens) {
   return static_cast<int32_t>((num_tokens + kernels::kPageTokens - 1) / kernels::kPageTokens);
 }

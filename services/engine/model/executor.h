@@ -49,7 +49,8 @@ struct PrefillSlice {
   std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
-  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so.
+  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. Given to
+  // a ParallelExecutor, hidden[r] and score[r] are rank r's: what an Executor is given are its own.
   HiddenStates* hidden = nullptr;
   const ScoreTask* score = nullptr;  // null: none
 };

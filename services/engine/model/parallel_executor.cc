@@ -116,8 +116,6 @@ std::shared_ptr<const kernels::Fence> ParallelExecutor::RecordFence() {
 absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass,
                                        const OnLayer& on_layer) {
   if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer);
-  if (pass != PassLayers{{0, model_->config().num_layers}})
-    return absl::UnimplementedError("tensor parallelism with a pass over some of the layers");
   size_t num_rows = 0;
   for (const PrefillSlice& slice : slices) num_rows += slice.tokens.size();
   SPLICE_RETURN_IF_ERROR(CheckPass(num_rows, slices.size()));
@@ -127,6 +125,13 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
     const size_t first = (slice * c.num_layers + layer) * c.num_kv_heads;
     return std::span<const kernels::HeadVisibility>(plans_).subspan(first, c.num_kv_heads);
   };
+  std::vector<std::vector<PrefillSlice>> of_rank(ranks_.size(), {slices.begin(), slices.end()});
+  for (size_t r = 0; r < of_rank.size(); ++r) {
+    for (PrefillSlice& slice : of_rank[r]) {
+      if (slice.hidden != nullptr) slice.hidden += r;
+      if (slice.score != nullptr) slice.score += r;
+    }
+  }
   furthest_ = -1;
   stop_before_.reset();
   for (Layer& layer : layers_) {
@@ -135,10 +140,56 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
   }
   SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) {
     const OnLayer on_rank_layer = [&, r](int32_t layer) { return OnRankLayer(r, layer, on_layer); };
-    const absl::Status status = ranks_[r]->Prefill(slices, pass, plan, on_layer ? on_rank_layer : nullptr);
+    const absl::Status status = ranks_[r]->Prefill(of_rank[r], pass, plan, on_layer ? on_rank_layer : nullptr);
     return status.code() == absl::StatusCode::kCancelled ? absl::OkStatus() : status;  // all ranks alike
   }));
   return stop_before_ ? absl::CancelledError("the pass was cancelled") : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<HiddenStates>> ParallelExecutor::AllocateHidden(PositionRange positions) const {
+  std::vector<HiddenStates> hidden;
+  for (const auto& rank : ranks_) {
+    SPLICE_ASSIGN_OR_RETURN(HiddenStates of_rank, rank->AllocateHidden(positions));
+    hidden.push_back(std::move(of_rank));
+  }
+  return hidden;
+}
+
+absl::StatusOr<ParallelExecutor::RankScores> ParallelExecutor::AllocateScores(int64_t count) const {
+  RankScores scores;
+  for (const auto& rank : ranks_) {
+    SPLICE_ASSIGN_OR_RETURN(auto of_rank, rank->AllocateScores(count));
+    scores.push_back(std::move(of_rank));
+  }
+  return scores;
+}
+
+absl::StatusOr<std::vector<int32_t>> ParallelExecutor::SelectTop(const RankScores& scores, int64_t num_scores,
+                                                                 int32_t pool_radius, int64_t k) {
+  if (team_ == nullptr) return ranks_[0]->SelectTop(*scores[0], num_scores, pool_radius, k);
+  const auto count = static_cast<size_t>(num_scores);
+  std::vector<std::vector<float>> parts(ranks_.size(), std::vector<float>(count));
+  SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) {
+    return model_->rank(r).backend().Copy(kernels::CopyKind::kDownload, parts[r].data(), scores[r]->data(),
+                                          count * sizeof(float));
+  }));
+  for (size_t r = 1; r < parts.size(); ++r) {
+    for (size_t i = 0; i < count; ++i) parts[0][i] += parts[r][i];
+  }
+  std::vector<int32_t> best;
+  SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) -> absl::Status {
+    if (r != 0) return absl::OkStatus();
+    SPLICE_RETURN_IF_ERROR(model_->rank(0).backend().Copy(kernels::CopyKind::kUpload, scores[0]->data(),
+                                                          parts[0].data(), count * sizeof(float)));
+    SPLICE_ASSIGN_OR_RETURN(best, ranks_[0]->SelectTop(*scores[0], num_scores, pool_radius, k));
+    return absl::OkStatus();
+  }));
+  return best;
+}
+
+absl::Status ParallelExecutor::AlignCopy(std::span<const AlignPlan> plans) {
+  if (team_ == nullptr) return ranks_[0]->AlignCopy(plans[0]);
+  return team_->Run([&](int r) { return ranks_[r]->AlignCopy(plans[static_cast<size_t>(r)]); });
 }
 
 absl::Status ParallelExecutor::Decode(std::span<const DecodeRow> rows) {

@@ -21,10 +21,13 @@ namespace spl::engine {
 //  - a pass that is cancelled ends on all ranks in front of the same layer, the first that none has begun;
 //  - on_layer runs on the thread of the rank that reaches the layer last;
 //  - a rank that fails makes the pass fail with DataLoss: the group cannot be used any more (device_lost.h);
-//  - Unimplemented: a policy whose visibility lists blocks or tokens; a pass over some of the layers, scores and copies
-//    of segments (the ranks would have to agree on what is chosen).
+//  - hidden states are the same on all ranks, and each keeps its own; scores are of a rank's heads, and are added up on
+//    the host before the best are chosen, so that all ranks go on with the same rows;
+//  - Unimplemented: a policy whose visibility lists blocks or tokens.
 class ParallelExecutor {
  public:
+  using RankScores = std::vector<std::unique_ptr<kernels::Buffer>>;
+
   static absl::StatusOr<std::unique_ptr<ParallelExecutor>> Create(std::shared_ptr<const Model> model,
                                                                   const KvPartitions& pool,
                                                                   const ExecutorOptions& options);
@@ -34,19 +37,14 @@ class ParallelExecutor {
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
     return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
   }
-  // What reusing segments takes; REQUIRES can_reuse_segments().
-  bool can_reuse_segments() const { return team_ == nullptr; }
-  absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const {
-    return ranks_[0]->AllocateHidden(positions);
-  }
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const {
-    return ranks_[0]->AllocateScores(count);
-  }
-  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
-                                                 int64_t k) {
-    return ranks_[0]->SelectTop(scores, num_scores, pool_radius, k);
-  }
-  absl::Status AlignCopy(const AlignPlan& plan) { return ranks_[0]->AlignCopy(plan); }
+  // What reusing segments takes: one of each for every rank, on its device.
+  absl::StatusOr<std::vector<HiddenStates>> AllocateHidden(PositionRange positions) const;
+  absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
+  // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
+  // Of several ranks it moves all scores to the host, and uses rank 0's for the sums.
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const RankScores& scores, int64_t num_scores, int32_t pool_radius,
+                                                 int64_t k);
+  absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]
   absl::Status Decode(std::span<const DecodeRow> rows);
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   absl::StatusOr<std::span<float>> Logits();

@@ -181,7 +181,7 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
     request.reuse.policy = request.segments.empty() && !request.reuse_auto ? "exact" : "sparsex";
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
-  if (options_.store && job->policy->reuses_segments() && executor_->can_reuse_segments()) {
+  if (options_.store && job->policy->reuses_segments()) {
     for (const ReuseSpan& segment : request.segments)
       job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
   }
@@ -465,7 +465,7 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
 // What of the prompt's segments, and of its other text where the request says so, has KV in the local pages. The prefix
 // is exact and wins; what is left of a segment behind it must be worth a copy (algorithms.md 6.4).
 std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
-  if (!job.policy->reuses_segments() || !executor_->can_reuse_segments()) return {};
+  if (!job.policy->reuses_segments()) return {};
   const PrefillRequest& request = job.request;
   const auto length = static_cast<int32_t>(request.tokens.size()), prefix = static_cast<int32_t>(job.cached());
   std::vector<SegmentHit> hits;
@@ -658,7 +658,7 @@ void PrefillEngine::Index(const Job& job) {
 // Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
 // again.
 void PrefillEngine::NoteMissingSegments(const Job& job) {
-  if (!options_.canonical_prefill || !executor_->can_reuse_segments()) return;
+  if (!options_.canonical_prefill) return;
   size_t num_dropped = 0;
   for (const ReuseSpan& segment : job.request.segments) {
     if (segment.range.size() < kSegmentTokensMin) continue;

@@ -28,8 +28,9 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   PrefillStage first = policy_.FirstStage(layout_);
-  const AlignPlan plan = MakeAlignPlan(hits_, kv_, policy_.first_cached_layer(), executor.model().config());
-  SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plan));
+  const std::vector<AlignPlan> plans =
+      MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
+  SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plans));
   return Enter(executor, std::move(first));
 }
 
@@ -40,7 +41,7 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;
   final_ = {0, layout_.num_prefix / kernels::kPageTokens};
-  if (stage_.keep_hidden && hidden_.memory == nullptr) {
+  if (stage_.keep_hidden && hidden_.empty()) {
     SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
   }
   if (stage_.score.kind != ScoreKind::kNone) {
@@ -94,13 +95,13 @@ PrefillSlice PromptRun::Next(int32_t room) {
           .positions = pass_positions_,
           .kv = &kv_,
           .policy = &policy_,
-          .hidden = hidden_.memory != nullptr ? &hidden_ : nullptr,
-          .score = alone() ? &score_task_ : nullptr};
+          .hidden = hidden_.empty() ? nullptr : hidden_.data(),
+          .score = alone() ? score_tasks_.data() : nullptr};
 }
 
 void PromptRun::PrepareScores(std::span<const int32_t> positions) {
   const ScoreRequest& request = stage_.score;
-  score_task_ = {.kind = request.kind, .layer = request.layer, .scores = static_cast<float*>(scores_->data())};
+  int64_t first = 0;  // candidate of this pass
   pass_probes_.clear();
   pass_candidates_ = request.candidates;
   if (request.kind == ScoreKind::kColumnMass) {
@@ -115,17 +116,22 @@ void PromptRun::PrepareScores(std::span<const int32_t> positions) {
     const PositionRange rows{positions.front(), positions.back() + 1};
     pass_candidates_ = IntersectionOf(request.candidates, {&rows, 1});
     const PositionRange before{0, rows.begin};
-    score_task_.scores += CountOf(IntersectionOf(request.candidates, {&before, 1}));
+    first = CountOf(IntersectionOf(request.candidates, {&before, 1}));
   }
-  score_task_.probes = pass_probes_;
-  score_task_.candidates = pass_candidates_;
+  score_tasks_.clear();
+  for (const auto& scores : scores_)
+    score_tasks_.push_back({.kind = request.kind,
+                            .layer = request.layer,
+                            .probes = pass_probes_,
+                            .candidates = pass_candidates_,
+                            .scores = static_cast<float*>(scores->data()) + first});
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& executor) const {
   const ScoreRequest& request = stage_.score;
   if (request.kind == ScoreKind::kNone) return std::vector<int32_t>();
   SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
-                          executor.SelectTop(*scores_, CountOf(request.candidates), request.pool_radius, request.k));
+                          executor.SelectTop(scores_, CountOf(request.candidates), request.pool_radius, request.k));
   // From numbers of candidates to positions; both ascend.
   size_t next = 0;
   int32_t before = 0;
@@ -141,13 +147,13 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
   if (next_row_ < num_rows_) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));
-  scores_.reset();
+  scores_.clear();
   std::optional<PrefillStage> next = policy_.NextStage(layout_, selected);
   if (next.has_value()) return Enter(executor, *std::move(next));
   SPLICE_CHECK(stage_.layers.end == num_layers_ && stage_.rows.back().end == layout_.num_tokens,
                "the last stage computes the last position");
   recomputed_ = CountOf(IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
-  hidden_.memory.reset();
+  hidden_.clear();
   kv_.set_num_tokens(layout_.num_tokens);
   done_ = true;
   return absl::OkStatus();

@@ -69,13 +69,13 @@ class PromptRun {
   int64_t next_row_ = 0;  // of the stage
   int64_t recomputed_ = 0;
   bool done_ = false;
-  HiddenStates hidden_;
-  std::unique_ptr<kernels::Buffer> scores_;
+  std::vector<HiddenStates> hidden_;     // [num_ranks], or none
+  ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
   // The pass under way.
   std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;
   PositionRanges pass_candidates_;
-  ScoreTask score_task_;
+  std::vector<ScoreTask> score_tasks_;  // [num_ranks]
   FinalPages final_;
 };
 

@@ -1,8 +1,10 @@
 // Chunks on their way from a store into pages, of a pool that the host can write and of one that it cannot.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <optional>
 #include <random>
+#include <string>
 
 #include "kernels/common/backend.h"
 #include "services/engine/cache/chunk_io.h"
@@ -51,26 +53,26 @@ class RestlessStore final : public chunk::ChunkStore {
   std::vector<chunk::Pieces> placed;
 };
 
-class ChunkFetchTest : public testing::TestWithParam<bool> {
+// Of a host, of a device, of two ranks on a host.
+class ChunkFetchTest : public testing::TestWithParam<std::string> {
  protected:
   static constexpr int32_t kChunks = 6;
   static constexpr chunk::Digest kSpace{3};
 
   void SetUp() override {
-    std::shared_ptr<const kernels::Backend> backend;
-    if (GetParam())
-      backend = std::make_shared<test::FakeDeviceBackend>();
+    Devices devices;
+    if (on_device())
+      devices.push_back(std::make_shared<test::FakeDeviceBackend>());
     else
-      backend = kernels::MakeCpuBackend();
-    auto model = Model::Load(test::kTinyModel, backend);
+      devices.push_back(kernels::MakeCpuBackend());
+    if (GetParam() == "ranks") devices.push_back(kernels::MakeCpuBackend());
+    auto model = Model::Load(test::kTinyModel, devices);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     shape_ = {model_->config().num_layers, model_->config().num_kv_heads};
     const auto pages = static_cast<int32_t>(shape_.num_streams() * 4 * kChunks);
-    memory_ = model_->backend().Allocate(pages * model_->page_bytes()).value();
-    pool_ = std::make_unique<PagePool>(kernels::KvPoolView{static_cast<std::byte*>(memory_->data()), model_->kv_dtype(),
-                                                           model_->config().head_dim, pages},
-                                       &model_->backend());
+    memory_.emplace(AllocateKvMemory(*model_, pages).value());
+    pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
     std::mt19937 random(5);
     text_.resize(kChunks * 64 - 60);
     for (int32_t& token : text_) token = static_cast<int32_t>(random() % 4000);
@@ -83,6 +85,7 @@ class ChunkFetchTest : public testing::TestWithParam<bool> {
     source_kv_->set_num_tokens(kChunks * 64);
   }
 
+  static bool on_device() { return GetParam() == "device"; }
   std::vector<chunk::ChunkKey> Keys() const { return SegmentIndex(model_->fingerprint()).KeysOf(kSpace, text_); }
   void FillPrefix() {
     const auto keys = Keys();
@@ -101,11 +104,12 @@ class ChunkFetchTest : public testing::TestWithParam<bool> {
     return bytes;
   }
   bool InPool(const chunk::Pieces& pieces) const {
-    const auto* const begin = static_cast<const std::byte*>(memory_->data());
-    for (const auto& piece : pieces) {
-      if (piece.data() < begin || piece.data() + piece.size() > begin + memory_->size()) return false;
-    }
-    return true;
+    return std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) {
+      return std::any_of(memory_->buffers.begin(), memory_->buffers.end(), [&](const auto& buffer) {
+        const auto* const begin = static_cast<const std::byte*>(buffer->data());
+        return piece.data() >= begin && piece.data() + piece.size() <= begin + buffer->size();
+      });
+    });
   }
   static std::chrono::steady_clock::time_point Soon() {
     return std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -120,7 +124,7 @@ class ChunkFetchTest : public testing::TestWithParam<bool> {
 
   std::shared_ptr<const Model> model_;
   KvShape shape_;
-  std::unique_ptr<kernels::Buffer> memory_;
+  std::optional<KvMemory> memory_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<SequenceKv> source_kv_;
   Tokens text_;
@@ -135,7 +139,7 @@ TEST_P(ChunkFetchTest, APrefixArrivesInItsPages) {
   EXPECT_EQ(fetched.num_chunks, kChunks);
   EXPECT_EQ(fetched.num_bytes, kChunks * static_cast<int64_t>(ChunkPayloadBytes(*model_)));
   for (int32_t i = 0; i < kChunks; ++i) EXPECT_EQ(Payload(kv.PagesOfChunk(i)), store_.chunks[i].payload) << i;
-  for (const auto& pieces : store_.placed) EXPECT_EQ(InPool(pieces), !GetParam()) << "no copy where none is needed";
+  for (const auto& pieces : store_.placed) EXPECT_EQ(InPool(pieces), !on_device()) << "no copy where none is needed";
 }
 
 TEST_P(ChunkFetchTest, APrefixEndsWhereSomethingIsWrong) {
@@ -173,13 +177,19 @@ TEST_P(ChunkFetchTest, ASegmentArrivesInPagesOfItsOwn) {
     EXPECT_EQ(fetched.source->isolated(), begin == 0);
     for (int32_t i = 0; i < count; ++i) {
       std::vector<int32_t> pages;
-      for (int32_t s = 0; s < shape_.num_streams(); ++s) pages.push_back(fetched.source->page(s, i * 64));
+      for (int32_t s = 0; s < shape_.num_streams(); ++s) {
+        pages.push_back(fetched.source->page(s, i * 64));
+        const int32_t head = s % shape_.num_kv_heads;
+        EXPECT_EQ(pool_->view().rank_of(pages.back()), head * pool_->view().num_ranks() / shape_.num_kv_heads);
+      }
       EXPECT_EQ(Payload(pages), store_.chunks[static_cast<size_t>(i)].payload) << i;
     }
   }
   for (const auto& pieces : store_.placed) {
-    EXPECT_EQ(InPool(pieces), !GetParam());
-    EXPECT_EQ(pieces.size(), 1u) << "neighbours are one piece";
+    EXPECT_EQ(InPool(pieces), !on_device());
+    if (pool_->view().num_ranks() == 1) {
+      EXPECT_EQ(pieces.size(), 1u) << "neighbours are one piece";
+    }
   }
 }
 
@@ -213,8 +223,8 @@ TEST_P(ChunkFetchTest, PagesOfWhatDidNotComeGoBack) {
   pool_->CheckInvariants();
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, ChunkFetchTest, testing::Values(false, true),
-                         [](const auto& info) { return info.param ? "device" : "host"; });
+INSTANTIATE_TEST_SUITE_P(Pools, ChunkFetchTest, testing::Values("host", "device", "ranks"),
+                         [](const auto& info) { return info.param; });
 
 TEST(PrefillCostTest, IsTheSumOfProductsAndAttention) {
   ModelConfig config;

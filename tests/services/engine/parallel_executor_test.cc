@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <numeric>
 #include <random>
 
@@ -287,6 +288,70 @@ TEST_F(PassTest, PagesOfAHeadAreOnTheRankThatHasIt) {
   EXPECT_EQ(pool_->num_free(), 0);
   SequenceKv none(*pool_, KvShapeOf(c));
   EXPECT_EQ(none.Reserve(1).code(), absl::StatusCode::kResourceExhausted);
+}
+
+// What a token scores is the sum over all heads, wherever they are: the best of the sums need not be any rank's best.
+TEST(ParallelExecutor, TheBestOfSeveralRanksAreThoseOfTheirSums) {
+  const auto model = LoadTiny(2);
+  auto memory = AllocateKvMemory(*model, PagesForTokens(model->config(), 256));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  auto executor = ParallelExecutor::Create(model, memory->pages, {.num_threads = 2, .max_rows = 64});
+  ASSERT_TRUE(executor.ok()) << executor.status();
+  const auto scores = (*executor)->AllocateScores(6);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  const std::vector<std::vector<float>> parts = {{9, 0, 5, 0, 4, 1}, {0, 8, 5, 0, 5.5, 1}};
+  for (int r = 0; r < 2; ++r)
+    ASSERT_TRUE(model->rank(r)
+                    .backend()
+                    .Copy(kernels::CopyKind::kUpload, (*scores)[r]->data(), parts[r].data(), 6 * sizeof(float))
+                    .ok());
+  const auto best = (*executor)->SelectTop(*scores, 6, 0, 2);
+  ASSERT_TRUE(best.ok()) << best.status();
+  EXPECT_EQ(*best, (std::vector<int32_t>{2, 4}));
+}
+
+// The whole way through an engine on two ranks: a copied document with all of it recomputed, text behind the copy that
+// becomes a source in the background, and the tokens of the same engine without reuse.
+TEST(ParallelExecutor, AnEngineOfTwoRanksReusesSegments) {
+  const auto model = LoadTiny(2);
+  auto memory = AllocateKvMemory(*model, PagesForTokens(model->config(), 4096));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  auto engine = PrefillEngine::Create(model, memory->pages, {.executor = {.num_threads = 2, .max_rows = 256}});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  constexpr chunk::Digest kDocs{1};
+  const auto run = [&](const std::vector<int32_t>& tokens, std::vector<ReuseSpan> segments, const char* policy) {
+    std::promise<std::pair<PrefillStats, int32_t>> done;
+    PrefillRequest request;
+    request.tokens = tokens;
+    request.segments = std::move(segments);
+    request.reuse = {.policy = policy, .recompute_share = 1, .recompute_max = 1 << 20};
+    request.sampling.temperature = 0;
+    request.on_done = [&](const absl::Status& status, const PrefillOutcome& outcome) {
+      EXPECT_TRUE(status.ok()) << status;
+      done.set_value({outcome.stats, status.ok() ? outcome.first_tokens[0].token : -1});
+    };
+    EXPECT_TRUE((*engine)->Submit(std::move(request)).ok());
+    return done.get_future().get();
+  };
+  const auto join = [](const std::vector<std::vector<int32_t>>& parts) {
+    std::vector<int32_t> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  };
+  const auto document = Prompt(200, 4000), lead = Prompt(33, 4000), text = Prompt(150, 4000), end = Prompt(9, 4000);
+  (void)run(document, {{{0, 200}, kDocs}}, "exact");
+  const auto prompt = join({lead, document, text, end});
+  const auto reused = run(prompt, {{{33, 233}, kDocs}, {{233, 383}, kDocs}}, "sparsex");
+  EXPECT_EQ(reused.first.aligned_tokens, 200);
+  EXPECT_EQ(reused.first.recomputed_tokens, 200);
+  ASSERT_TRUE((*engine)->WaitBackgroundIdle(std::chrono::steady_clock::now() + std::chrono::seconds(60)));
+  EXPECT_EQ((*engine)->canonical_stats().num_computed, 1u);
+  const auto both = run(join({end, text, lead}), {{{9, 159}, kDocs}}, "naive");
+  EXPECT_EQ(both.first.aligned_tokens, 150);
+  const auto exact = run(prompt, {}, "exact");
+  EXPECT_TRUE(exact.first.exact);
+  EXPECT_EQ(reused.second, exact.second);
+  (*engine)->Stop();
 }
 
 }  // namespace
