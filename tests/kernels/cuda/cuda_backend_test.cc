@@ -625,7 +625,7 @@ TEST_P(CudaBackendTest, PoolScores) {
       std::vector<float> want(values.size());
       ExpectOk(ref_->PoolScores({}, {values.data(), count, radius, want.data()}));
       const Tensor out = Upload(std::vector<float>(values.size(), -1.0f), DType::kF32);
-      ExpectOk(cuda_->PoolScores(ctx(), {scores.f32(), count, radius, out.f32()}));
+      ExpectOk(cuda_->PoolScores(ctx(), {scores.f32(), count, radius, static_cast<float*>(out.device->data())}));
       EXPECT_THAT(Download(out), ElementsAreArray(want)) << count << ", " << radius;
       if (HasFailure()) return;
     }
