@@ -253,6 +253,156 @@ absl::Status KbPublisher::Beat(const chunk::Digest& owner, const std::string& na
       .status();
 }
 
+// One publish at work on its contexts.
+class KbPublisher::ContextRun {
+ public:
+  ContextRun(const KbPublisher& publisher, const chunk::Digest& owner, const chunk::Digest& namespace_key,
+             const PublishInput& input, const Prepared& prepared, const KbVersion& version, PublishControl& control)
+      : publisher_(publisher),
+        options_(publisher.options_),
+        owner_(owner),
+        namespace_key_(reinterpret_cast<const char*>(namespace_key.data()), namespace_key.size()),
+        input_(input),
+        prepared_(prepared),
+        version_(version),
+        control_(control) {}
+
+  absl::StatusOr<Result> All() {
+    Result result;
+    PublishProgress progress = prepared_.total;
+    control_.on_progress_(progress);
+    for (const Prepared::Context& context : prepared_.contexts) {
+      v1::PublishResponse response;
+      SPLICE_RETURN_IF_ERROR(One(context, &response));
+      result.chunks += response.chunks();
+      result.bytes += response.bytes();
+      result.prefill_seconds += response.prefill_seconds();
+      ++progress.contexts_done;
+      progress.tokens_done += context.token_ids.size();
+      control_.on_progress_(progress);
+      SPLICE_RETURN_IF_ERROR(Beat());
+    }
+    return result;
+  }
+
+ private:
+  // On one worker after the other while they are unavailable.
+  absl::Status One(const Prepared::Context& context, v1::PublishResponse* response) {
+    std::set<std::string> failed;
+    for (int attempt = 1;; ++attempt) {
+      SPLICE_RETURN_IF_ERROR(control_.cancelled());
+      const absl::StatusOr<PrefillView> worker = Choose(context.token_ids.size(), failed);
+      const absl::Status status = worker.ok() ? RunOn(*worker, context, response) : worker.status();
+      if (status.code() != absl::StatusCode::kUnavailable || attempt >= options_.max_attempts) return status;
+      SPLICE_RETURN_IF_ERROR(control_.cancelled());
+      log::Warning("router.kb_context_retry", log::F("attempt", attempt), log::F("cause", status));
+      if (worker.ok()) failed.insert(worker->worker_id);
+      const Time until = std::chrono::steady_clock::now() + options_.retry_backoff * attempt;
+      SPLICE_RETURN_IF_ERROR(Wait(until, [] { return false; }));
+    }
+  }
+
+  // The least loaded worker that takes a context of this length; one that has failed with it only when all have.
+  absl::StatusOr<PrefillView> Choose(size_t length, const std::set<std::string>& failed) const {
+    const std::shared_ptr<const FleetSnapshot> fleet = publisher_.fleet_.snapshot();
+    if (fleet->model.known && HexEncode(fleet->model.fingerprint) != prepared_.fingerprint) {
+      return Errorf(absl::StatusCode::kAborted, "the workers serve another model since this publish began; try again");
+    }
+    const auto cost = [&](const PrefillView& p) { return std::pair(failed.count(p.worker_id), p.queued_tokens); };
+    const PrefillView* best = nullptr;
+    for (const PrefillView& p : fleet->prefill) {
+      if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length)) continue;
+      if (best == nullptr || cost(p) < cost(*best)) best = &p;
+    }
+    if (best == nullptr) {
+      return Errorf(absl::StatusCode::kUnavailable, "no prefill worker takes a context of {} tokens now", length);
+    }
+    return *best;
+  }
+
+  v1::PublishRequest RequestFor(const Prepared::Context& context) const {
+    v1::PublishRequest request;
+    request.set_request_id(version_.uid);
+    request.mutable_token_ids()->Add(context.token_ids.begin(), context.token_ids.end());
+    for (const auto& [begin, end] : context.segments) {
+      v1::TokenSegment& segment = *request.add_segments();
+      segment.set_begin(begin);
+      segment.set_end(end);
+      segment.set_namespace_key(namespace_key_);
+      segment.set_frozen(true);
+    }
+    request.set_pin(v1::PIN_HARD);
+    request.set_durable(input_.durable);
+    return request;
+  }
+
+  absl::Status RunOn(const PrefillView& worker, const Prepared::Context& context, v1::PublishResponse* response) {
+    struct Answer {
+      bool done = false;
+      absl::Status status;
+      v1::PublishResponse response;
+    };
+    const auto answer = std::make_shared<Answer>();  // guarded by control_.mutex_
+    const auto answered = [&] { return answer->done; };
+    auto call = std::make_shared<PublishCall>();
+    call->request = RequestFor(context);
+    const Time deadline = std::chrono::steady_clock::now() + options_.context_timeout;
+    PublishCall::Start(call, *worker.worker, &v1::Prefill::Stub::async_interface::Publish, deadline,
+                       [&control = control_, answer](const absl::Status& status, PublishCall& finished) {
+                         std::lock_guard lock(control.mutex_);
+                         answer->done = true;
+                         answer->status = status;
+                         answer->response.Swap(&finished.response);
+                         control.changed_.notify_all();
+                       });
+    const absl::Status given_up = Wait(Time::max(), answered);
+    if (!given_up.ok()) call->Cancel();
+    // Not before the call has ended: it reports to `control_`.
+    std::unique_lock lock(control_.mutex_);
+    control_.changed_.wait(lock, answered);
+    if (!given_up.ok()) return given_up;
+    response->Swap(&answer->response);
+    return Annotate(answer->status, "prefill on " + worker.worker_id);
+  }
+
+  // Until `done` (looked at under control_.mutex_) or the time, beating. An error: cancelled, or taken over.
+  absl::Status Wait(Time until, const std::function<bool()>& done) {
+    const auto step = std::min<std::chrono::milliseconds>(kSlowestBeat, options_.heartbeat);
+    std::unique_lock lock(control_.mutex_);
+    while (!done() && std::chrono::steady_clock::now() < until) {
+      if (!control_.reason_.ok()) return control_.reason_;
+      control_.changed_.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + step));
+      lock.unlock();
+      SPLICE_RETURN_IF_ERROR(Beat());
+      lock.lock();
+    }
+    return absl::OkStatus();
+  }
+
+  // Tells the others now and then that this publisher lives. A store that is away for a moment is no reason to stop;
+  // having been taken for dead is.
+  absl::Status Beat() {
+    if (std::chrono::steady_clock::now() < last_beat_ + options_.heartbeat) return absl::OkStatus();
+    last_beat_ = std::chrono::steady_clock::now();
+    const absl::Status status = publisher_.Beat(owner_, input_.name, version_);
+    if (status.code() != absl::StatusCode::kUnavailable && status.code() != absl::StatusCode::kDeadlineExceeded) {
+      return status;
+    }
+    log::Warning("router.kb_heartbeat_failed", log::F("cause", status));
+    return absl::OkStatus();
+  }
+
+  const KbPublisher& publisher_;
+  const KbPublisherOptions& options_;
+  const chunk::Digest owner_;
+  const std::string namespace_key_;
+  const PublishInput& input_;
+  const Prepared& prepared_;
+  const KbVersion& version_;
+  PublishControl& control_;
+  Time last_beat_ = std::chrono::steady_clock::now();
+};
+
 absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, const PublishInput& input,
                                                          const Prepared& prepared, const KbVersion& version,
                                                          PublishControl& control) const {
@@ -264,129 +414,7 @@ absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, c
   KbContent content = prepared.content;
   content.uid = version.uid;
   SPLICE_RETURN_IF_ERROR(store_.SaveContent(owner, input.name, version.version, input.durable, content));
-
-  Time last_beat = std::chrono::steady_clock::now();
-  // Tells the others that this publisher lives. A store that is away for a moment is no reason to stop; being taken
-  // over is.
-  const auto beat = [&]() -> absl::Status {
-    if (std::chrono::steady_clock::now() < last_beat + options_.heartbeat) return absl::OkStatus();
-    last_beat = std::chrono::steady_clock::now();
-    const absl::Status status = Beat(owner, input.name, version);
-    if (status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded) {
-      log::Warning("router.kb_heartbeat_failed", log::F("cause", status));
-      return absl::OkStatus();
-    }
-    return status;
-  };
-  // Waits until `done`, beating. False: cancelled, or taken over (then `why` says so).
-  const auto wait = [&](Time until, const std::function<bool()>& done, absl::Status& why) {
-    const auto step = std::min<std::chrono::milliseconds>(kSlowestBeat, options_.heartbeat);
-    std::unique_lock lock(control.mutex_);
-    while (!done() && std::chrono::steady_clock::now() < until) {
-      why = control.reason_;
-      if (!why.ok()) return false;
-      control.changed_.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + step));
-      lock.unlock();
-      why = beat();
-      lock.lock();
-      if (!why.ok()) return false;
-    }
-    return true;
-  };
-
-  const auto publish_on = [&](const PrefillView& worker, const Prepared::Context& context,
-                              v1::PublishResponse* response) -> absl::Status {
-    auto call = std::make_shared<PublishCall>();
-    call->request.set_request_id(version.uid);
-    call->request.mutable_token_ids()->Add(context.token_ids.begin(), context.token_ids.end());
-    for (const auto& [begin, end] : context.segments) {
-      v1::TokenSegment& segment = *call->request.add_segments();
-      segment.set_begin(begin);
-      segment.set_end(end);
-      segment.set_namespace_key(namespace_key.data(), namespace_key.size());
-      segment.set_frozen(true);
-    }
-    call->request.set_pin(v1::PIN_HARD);
-    call->request.set_durable(input.durable);
-    struct Answer {
-      bool done = false;
-      absl::Status status;
-      v1::PublishResponse response;
-    };
-    const auto answer = std::make_shared<Answer>();  // guarded by control.mutex_
-    const Time deadline = std::chrono::steady_clock::now() + options_.context_timeout;
-    PublishCall::Start(call, *worker.worker, &v1::Prefill::Stub::async_interface::Publish, deadline,
-                       [&control, answer](const absl::Status& status, PublishCall& finished) {
-                         std::lock_guard lock(control.mutex_);
-                         answer->done = true;
-                         answer->status = status;
-                         answer->response.Swap(&finished.response);
-                         control.changed_.notify_all();
-                       });
-    absl::Status why;
-    const auto answered = [&] { return answer->done; };
-    if (!wait(Time::max(), answered, why)) call->Cancel();
-    // Not before the call has ended: it reports to `control`, and its writes may still land.
-    std::unique_lock lock(control.mutex_);
-    control.changed_.wait(lock, answered);
-    if (!why.ok()) return why;
-    response->Swap(&answer->response);
-    return answer->status.ok() ? absl::OkStatus() : Annotate(answer->status, "prefill on " + worker.worker_id);
-  };
-
-  // The least loaded worker that takes a context of this length; one that has failed with it only when all have.
-  const auto choose = [&](size_t length, const std::set<std::string>& failed) -> absl::StatusOr<PrefillView> {
-    const std::shared_ptr<const FleetSnapshot> fleet = fleet_.snapshot();
-    if (fleet->model.known && HexEncode(fleet->model.fingerprint) != prepared.fingerprint) {
-      return Errorf(absl::StatusCode::kAborted, "the workers serve another model since this publish began; try again");
-    }
-    const PrefillView* best = nullptr;
-    for (const PrefillView& p : fleet->prefill) {
-      if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length)) continue;
-      const auto cost = [&](const PrefillView& view) {
-        return std::pair(failed.count(view.worker_id), view.queued_tokens);
-      };
-      if (best == nullptr || cost(p) < cost(*best)) best = &p;
-    }
-    if (best == nullptr) {
-      return Errorf(absl::StatusCode::kUnavailable, "no prefill worker takes a context of {} tokens now", length);
-    }
-    return *best;
-  };
-
-  Result result;
-  PublishProgress progress = prepared.total;
-  control.on_progress_(progress);
-  for (const Prepared::Context& context : prepared.contexts) {
-    std::set<std::string> failed;
-    v1::PublishResponse response;
-    for (int attempt = 1;; ++attempt) {
-      SPLICE_RETURN_IF_ERROR(control.cancelled());
-      absl::StatusOr<PrefillView> worker = choose(context.token_ids.size(), failed);
-      absl::Status status = worker.status();
-      if (worker.ok()) status = publish_on(*worker, context, &response);
-      if (status.ok()) break;
-      if (status.code() != absl::StatusCode::kUnavailable || attempt >= options_.max_attempts ||
-          !control.cancelled().ok()) {
-        return status;
-      }
-      log::Warning("router.kb_context_retry", log::F("attempt", attempt), log::F("cause", status));
-      if (worker.ok()) failed.insert(worker->worker_id);
-      absl::Status why;
-      if (!wait(
-              std::chrono::steady_clock::now() + options_.retry_backoff * attempt, [] { return false; }, why)) {
-        return why;
-      }
-    }
-    result.chunks += response.chunks();
-    result.bytes += response.bytes();
-    result.prefill_seconds += response.prefill_seconds();
-    ++progress.contexts_done;
-    progress.tokens_done += context.token_ids.size();
-    control.on_progress_(progress);
-    SPLICE_RETURN_IF_ERROR(beat());
-  }
-  return result;
+  return ContextRun(*this, owner, namespace_key, input, prepared, version, control).All();
 }
 
 absl::StatusOr<KbVersion> KbPublisher::Finish(const chunk::Digest& owner, const PublishInput& input,

@@ -93,6 +93,7 @@ class KbPublisher {
  private:
   struct Prepared;
   struct Result;
+  class ContextRun;
 
   absl::StatusOr<Prepared> Prepare(const PublishInput& input, const FleetSnapshot& fleet) const;
   absl::StatusOr<KbVersion> Claim(const chunk::Digest& owner, const PublishInput& input,

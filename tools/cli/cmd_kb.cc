@@ -45,7 +45,7 @@ void PrintVersions(const json& base) {
                v["version"].get<uint64_t>(), v["state"].get<std::string>(), v["documents"].get<uint64_t>(),
                v["tokens"].get<uint64_t>(), v["chunks"].get<uint64_t>(), FormatByteSize(v["bytes"].get<uint64_t>()),
                Time(v["created"].get<int64_t>()));
-    if (v["error"].is_string()) fmt::print("           {}\n", v["error"].get<std::string>());
+    if (v["failure"].is_string()) fmt::print("           {}\n", v["failure"].get<std::string>());
   }
 }
 

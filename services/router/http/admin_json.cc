@@ -109,7 +109,8 @@ OrderedJson VersionJson(const KbVersion& v, bool current) {
   out["bytes"] = v.bytes;
   out["prefill_seconds"] = v.prefill_seconds;
   out["model_fingerprint"] = v.model_fingerprint;
-  out["error"] = v.error.empty() ? OrderedJson(nullptr) : OrderedJson(v.error);
+  // Not "error": clients of event streams take an event with that for the end of the stream.
+  out["failure"] = v.error.empty() ? OrderedJson(nullptr) : OrderedJson(v.error);
   return out;
 }
 

@@ -333,7 +333,7 @@ TEST_F(KnowledgeBaseTest, AFailedPublishLeavesTheCurrentVersionAndIsCollected) {
   const json shown = Ok("GET", std::string(kBases) + "/b");
   EXPECT_EQ(shown.at("current"), 1);
   EXPECT_EQ(shown.at("versions").at(1).at("state"), "failed");
-  EXPECT_THAT(shown.at("versions").at(1).at("error"), HasSubstr("the store is full"));
+  EXPECT_THAT(shown.at("versions").at(1).at("failure"), HasSubstr("the store is full"));
   EXPECT_EQ(ErrorCode(Call("POST", std::string(kBases) + "/b/swap", {{"version", 2}})), "version_not_ready");
   EXPECT_THAT(AskFor("b", "x"), HasSubstr("old"));
   EXPECT_EQ(Publish("b", {{"x", "new"}}).at("version"), 3);
