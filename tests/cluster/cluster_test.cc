@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tests/cluster/processes.h"
+#include "tests/support/eventually.h"
 #include "tests/support/paths.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/text_generator.h"
@@ -56,19 +57,6 @@ std::string Complete(const std::string& http, const std::string& prompt, int max
   const HttpReply reply = HttpPost(http, "/v1/completions", CompletionBody(prompt, max_tokens));
   if (reply.status != 200) return "HTTP " + std::to_string(reply.status) + ": " + reply.body;
   return json::parse(reply.body)["choices"][0]["text"];
-}
-
-// Waits until `done` holds, looking every few milliseconds.
-bool Eventually(const std::function<bool()>& done, std::chrono::milliseconds limit = 20s) {
-  const auto deadline = Clock::now() + limit;
-  std::mutex mutex;
-  std::condition_variable never;
-  std::unique_lock lock(mutex);
-  while (!done()) {
-    if (Clock::now() >= deadline) return false;
-    never.wait_for(lock, 10ms);
-  }
-  return true;
 }
 
 double Gauge(const Process& worker, const std::string& name) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -93,12 +94,14 @@ TEST_F(CudaGroupTest, SumsAndRecordedSumsAreThoseOfTheHost) {
 
 TEST_F(CudaGroupTest, AbortEndsTheWaitOnTheGpu) {
   const auto start = std::chrono::steady_clock::now();
+  std::promise<void> enqueued;
   OnEveryRank([&](int rank) {
     if (rank == 0) {
       (void)group_[0]->AllReduceSum(sessions_[0]->context(), data(0), kCount);
+      enqueued.set_value();
       (void)sessions_[0]->Synchronize();  // returns, with whatever outcome
     } else {
-      std::this_thread::sleep_for(300ms);  // rank 0 waits on its GPU by now
+      enqueued.get_future().wait();  // the GPU of rank 0 waits for this one
       group_[1]->Abort(absl::InternalError("rank 1 has failed"));
     }
   });

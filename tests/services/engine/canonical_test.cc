@@ -1,6 +1,7 @@
 // Segments that no request could make a source, computed by themselves while the engine has nothing else to do.
 #include "services/engine/runtime/canonical_queue.h"
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/eventually.h"
 
 namespace spl::engine {
 namespace {
@@ -68,7 +69,7 @@ TEST_F(CanonicalTest, TextBehindACopyIsASourceForTheNextRequest) {
   EXPECT_EQ(whole->tokens, Expected(prompt, Greedy(6)));
   // The store has it for other workers, as text with nothing in front.
   const auto keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text);
-  for (int i = 0; i < 2000 && !store_->Find(keys.back()); ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(test::Eventually([&] { return store_->Find(keys.back()).has_value(); }));
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto chunk = store_->Find(keys[i]);
     ASSERT_TRUE(chunk.has_value());
@@ -100,8 +101,7 @@ TEST_F(CanonicalTest, ARequestGoesFirst) {
   const auto known = RandomPrompt(random, 150), text = RandomPrompt(random, 4000);
   MakeKnown(known);
   (void)AskBehindACopy(known, text);
-  for (int i = 0; i < 6000 && !prefill_->canonical_stats().running; ++i) std::this_thread::sleep_for(1ms);
-  ASSERT_TRUE(prefill_->canonical_stats().running);
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->canonical_stats().running; }));
   std::optional<CanonicalStats> seen;  // when the request's first layer is done
   const auto short_one = Ask(
       RandomPrompt(random, 60),
@@ -141,9 +141,13 @@ TEST_F(CanonicalTest, IsDroppedWhenPagesAreShort) {
   MakeKnown(known);
   std::mutex mutex;
   std::condition_variable changed;
-  bool others_wait = false;
-  const auto hold = [&](const LayerReady&) {  // the engine thread, so that both others come meanwhile
+  bool found = false, others_wait = false;
+  // Holds the engine thread when the copy has been found, so that both others come meanwhile: what they need would
+  // otherwise be taken from it.
+  const auto hold = [&](const LayerReady&) {
     std::unique_lock lock(mutex);
+    found = true;
+    changed.notify_all();
     changed.wait_for(lock, 60s, [&] { return others_wait; });
   };
   const auto first = Submit(Concatenate({{9}, known, text, {1, 2}}), Greedy(1),
@@ -151,6 +155,10 @@ TEST_F(CanonicalTest, IsDroppedWhenPagesAreShort) {
                               r.segments = {{{1, 129}, kDocs}, {{129, 257}, kDocs}};
                               r.on_layer = hold;
                             });
+  {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, 60s, [&] { return found; }));
+  }
   const auto second = Submit(RandomPrompt(random, 900), Greedy(1)),
              third = Submit(RandomPrompt(random, 900), Greedy(1));
   {
@@ -159,6 +167,7 @@ TEST_F(CanonicalTest, IsDroppedWhenPagesAreShort) {
     changed.notify_all();
   }
   for (const auto& outcome : {first, second, third}) EXPECT_TRUE(outcome->Wait() && outcome->status.ok());
+  EXPECT_EQ(first->stats.aligned_tokens, 128);
   ASSERT_TRUE(WaitBackground());
   EXPECT_GE(prefill_->canonical_stats().num_dropped, 1u);  // two when the copied one's source had to go, too
   EXPECT_EQ(prefill_->canonical_stats().num_computed, 0u);

@@ -9,6 +9,7 @@
 #include "services/chunk/rendezvous.h"
 #include "services/kvstore/kvstore_server.h"
 #include "tests/support/chunks.h"
+#include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::kvstore {
@@ -178,8 +179,7 @@ TEST(ClusterStore, ALostNodeCostsItsHitsAndPinnedChunksLiveOn) {
   EXPECT_TRUE(store->Put(Chunks(2000, 2050), Soon()).ok()) << "the other one takes the puts";
   EXPECT_EQ(GetAll(*store, 2000, 2050), 50u);
   nodes.Start(1);
-  for (int i = 0; i < 500 && store->num_members_up() < 2; ++i) std::this_thread::sleep_for(20ms);
-  EXPECT_EQ(store->num_members_up(), 2u);
+  EXPECT_TRUE(test::Eventually([&] { return store->num_members_up() == 2; }));
   EXPECT_EQ(GetAll(*store, 0, 100), 100u) << "what it had is there again";
   nodes.servers[0].reset();
   nodes.servers[1].reset();

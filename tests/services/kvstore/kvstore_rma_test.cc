@@ -12,6 +12,7 @@
 #include "spl/v1/kvstore.grpc.pb.h"
 #include "spl/v1/kvstore_admin.grpc.pb.h"
 #include "tests/support/chunks.h"
+#include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::kvstore {
@@ -112,9 +113,7 @@ TEST_P(KvStoreRma, PutsAndGets) {
   EXPECT_EQ(client.store->data_path(), GetParam());
   int seen = 0;
   EXPECT_EQ(*client.store->GetLeading(Keys(0, 200), Soon(), [&](Chunk&&) { return ++seen < 3; }), 2u);
-  for (int i = 0; i < 200 && client.Stats().leases() > 0; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(client.Stats().leases(), 0u);
+  EXPECT_TRUE(test::Eventually([&] { return client.Stats().leases() == 0; }));
   EXPECT_EQ(client.Stats().reserved_bytes(), 0u);
 }
 
@@ -212,8 +211,7 @@ TEST_P(KvStoreRma, AChunkThatIsDroppedUnderAStreamIsLookedUpAgain) {
     ASSERT_TRUE(WaitForFaultHits("kvstore.get", 1, 20'000));
     EXPECT_EQ(client.Stats().corrupt_dropped(), 0u);
     FireFaultEvent("found");
-    for (int i = 0; i < 2000 && client.Stats().corrupt_dropped() == 0; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_TRUE(test::Eventually([&] { return client.Stats().corrupt_dropped() > 0; }));
     EXPECT_EQ(client.Stats().corrupt_dropped(), 1u);
     FireFaultEvent("dropped");
     EXPECT_EQ(got.get(), with_disk ? 3u : 2u);
@@ -242,9 +240,7 @@ TEST_P(KvStoreRma, ARestartedStoreIsFoundAgain) {
   EXPECT_EQ(client.Get(0, 30), 30u);
   server.reset();
   server = StartServer(GetParam(), dir.path() + "/data", 64 << 20, address);
-  for (int i = 0; i < 100 && client.store->CountLeading(Keys(0, 1), Soon()).value_or(0) == 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
+  EXPECT_TRUE(test::Eventually([&] { return client.store->CountLeading(Keys(0, 1), Soon()).value_or(0) > 0; }));
   EXPECT_EQ(client.Get(0, 30), 30u) << "whatever the old memory holds";
   ASSERT_TRUE(client.store->Put(Chunks(30, 40), Soon()).ok());
   EXPECT_EQ(client.Get(0, 40), 40u);
