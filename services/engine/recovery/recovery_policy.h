@@ -38,7 +38,8 @@ struct ReuseLayout {
   // Copies of segments, turned to their new positions: ascending, disjoint, behind the prefix. One range for each
   // copied run, so that two neighbours stay two.
   std::vector<PositionRange> reused;
-  // Whether each of `reused` was computed by itself instead of behind other text.
+  // Whether each of `reused` was computed without the reused text that stands in front of it here: by itself, or behind
+  // other text (documents of a knowledge base in another order).
   std::vector<bool> isolated;
 
   PositionRange active() const { return {num_prefix, num_tokens}; }  // whatever is not the prefix

@@ -1,11 +1,22 @@
 #include "services/engine/runtime/prompt_run.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
+namespace {
+
+// Whether `hit` stood behind `front` where it was computed, with about as much between them as here.
+bool StoodBehind(const SegmentHit& hit, const SegmentHit& front) {
+  const int32_t was = hit.source->begin() + hit.offset - (front.source->begin() + front.offset + front.num_tokens);
+  const int32_t is = hit.target - (front.target + front.num_tokens);
+  return was >= 0 && std::abs(was - is) <= kernels::kPageTokens;
+}
+
+}  // namespace
 
 PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv,
                      RecoveryPolicy& policy)
@@ -16,12 +27,14 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
       num_layers_(kv.shape().num_layers),
       layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
   int32_t end = layout_.num_prefix;
+  const SegmentHit* before = nullptr;
   for (const SegmentHit& hit : hits_) {
     SPLICE_CHECK(hit.target >= end && hit.num_tokens > 0 && hit.target + hit.num_tokens <= layout_.num_tokens,
                  "hits ascend behind the prefix");
     end = hit.target + hit.num_tokens;
     layout_.reused.push_back({hit.target, end});
-    layout_.isolated.push_back(hit.source->isolated());
+    layout_.isolated.push_back(hit.source->isolated() || (before != nullptr && !StoodBehind(hit, *before)));
+    before = &hit;
   }
   if (!hits_.empty()) kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
 }

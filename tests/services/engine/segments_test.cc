@@ -359,6 +359,24 @@ TEST_P(SegmentsTest, SparseXWithNothingToRecomputeIsNaive) {
   }
 }
 
+// Documents of one context keep what they know of each other only as long as they stand behind each other as before.
+TEST_P(SegmentsTest, DocumentsInAnotherOrderHaveNotSeenWhatIsInFront) {
+  if (IsSkipped()) return;
+  std::mt19937 random = SeededRandom("another order");
+  const Tokens context = RandomTokens(random, 600), prompt = RandomTokens(random, 500);
+  const Result exact = Exact(context);
+  const auto isolated = [&](const std::vector<SegmentHit>& hits) {
+    SequenceKv kv(*pool_, KvShapeOf(model_->config()));
+    auto policy = MakeRecoveryPolicy({.policy = "sparsex"}, model_->config());
+    return PromptRun(prompt, hits, kv, **policy).layout().isolated;
+  };
+  const auto first = SourceOf(exact, context, 100, 200), second = SourceOf(exact, context, 200, 350);
+  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 120, 150}}), (std::vector<bool>{false, false}));
+  EXPECT_EQ(isolated({{second, 0, 20, 150}, {first, 0, 170, 100}}), (std::vector<bool>{false, true}));
+  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 130, 150}}), (std::vector<bool>{false, false})) << "a line more";
+  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 230, 150}}), (std::vector<bool>{false, true})) << "much more";
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "ranks", "cuda"),
                          [](const auto& info) { return info.param; });
 
