@@ -38,7 +38,8 @@ struct BatchSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
   int32_t kv_len = 0;  // positions that are written once the pass has written its own
-  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow.
+  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow; an entry is
+  // never read again once it has become kNoPage.
   std::span<const std::vector<int32_t>> page_tables;
   uint64_t kv_id = 0;
 };

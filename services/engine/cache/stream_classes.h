@@ -1,0 +1,35 @@
+// Which pages of a head stream a sequence keeps: all of them, or of a local head those that later positions can still
+// see, its sinks and its window (algorithms.md 2.3 and 2.5).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "services/engine/model/head_classes.h"
+
+namespace spl::engine {
+
+// The class of every head stream of a sequence, [layer][kv_head]. Shared by the sequences of a model; one in which
+// heads were restored has a list of its own.
+using StreamClasses = std::vector<HeadClass>;
+
+// What is served in decode: the map's classes, layers 0 and 1 global.
+std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map);
+
+// Pages [begin, end) of a stream that are not kept.
+struct PageHole {
+  int32_t begin = 0;
+  int32_t end = 0;
+  int32_t size() const { return end - begin; }
+  bool operator==(const PageHole&) const = default;
+};
+
+// The hole of a head in a sequence of `num_tokens` positions: the last of them, num_tokens - 1, and whatever follows
+// sees nothing in it. Empty: {0, 0}. At most ceil(sinks / 64) pages stand in front of it and ceil(window / 64) + 1
+// behind it.
+PageHole HoleOf(const HeadClass& head, int64_t num_tokens);
+// The largest number of tokens with that same hole.
+int64_t HoleLastsUntil(const HeadClass& head, int64_t num_tokens);
+
+}  // namespace spl::engine
