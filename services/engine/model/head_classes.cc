@@ -134,6 +134,19 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
   return map;
 }
 
+HeadClassMap HeadClassMap::Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset) {
+  const int64_t num_heads = int64_t{num_layers} * num_kv_heads;
+  std::vector<HeadClass> classes(static_cast<size_t>(num_heads));
+  const auto global_before = [&](int64_t i) { return std::llround(preset.global_share * static_cast<double>(i)); };
+  for (int64_t i = 0; i < num_heads; ++i) {
+    if (i >= preset.dense_prefix_layers * num_kv_heads && global_before(i + 1) == global_before(i))
+      classes[static_cast<size_t>(i)] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
+  }
+  HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
+  map.preset_ = preset.name;
+  return map;
+}
+
 absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const std::string& source) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return InvalidArgument("{}: not a JSON object", source);

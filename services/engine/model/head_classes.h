@@ -69,11 +69,21 @@ class HeadClassMap {
   // imported or made by hand, is held against the shape alone).
   absl::Status CheckModel(int32_t num_layers, int32_t num_kv_heads, const chunk::Digest& model_fingerprint) const;
 
+  // Global heads spread evenly over the model, as many as the preset says: for measurements with random weights, which
+  // there is nothing to profile in.
+  static HeadClassMap Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset);
+
   int32_t num_layers() const { return num_layers_; }
   int32_t num_kv_heads() const { return num_kv_heads_; }
   const HeadClass& at(int32_t layer, int32_t kv_head) const {
     return classes_[static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head)];
   }
+  // As used when decoding, and so by what is sent and kept: as at(), but the first layers see everything (SparCas 3.2;
+  // algorithms.md 2.1).
+  HeadClass served(int32_t layer, int32_t kv_head) const {
+    return layer < kDenseDecodeLayers ? HeadClass{} : at(layer, kv_head);
+  }
+  static constexpr int32_t kDenseDecodeLayers = 2;
   const std::string& preset() const { return preset_; }
   const HeadProfile& profile() const { return profile_; }
   bool all_global() const;
@@ -96,5 +106,7 @@ class HeadClassMap {
 };
 
 inline constexpr int32_t kHeadWindowMax = 1 << 20;
+// Of the local heads, the share that one request may have restored (algorithms.md 2.6).
+inline constexpr double kRestoreShareMax = 0.1;
 
 }  // namespace spl::engine

@@ -32,6 +32,10 @@ std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::s
   return std::nullopt;
 }
 
+bool UsesHeadClasses(const ReuseOptions& options) {
+  return !options.full_kv && (options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+");
+}
+
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
   const auto integer = [](const char* field, int64_t value, int64_t low, int64_t high) -> absl::Status {
     if (value >= low && value <= high) return absl::OkStatus();

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
+#include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/recovery/ranges.h"
 
@@ -125,7 +126,20 @@ struct ReuseOptions {
   double blend_share = 0.16;
   // EPIC.
   int32_t epic_tokens = 16;
+  // Head classes: redknot, splice, splice+.
+  bool full_kv = false;   // nothing is left out of what is decoded from
+  double ffn_mass = 0.5;  // share of the importance of a pass's rows that runs through feed-forward; 1: all rows
+  int32_t ffn_dense_layers = -1;  // first layers where all rows do; -1: a quarter of the model
+  int32_t ffn_recent = 128;       // last tokens of the prompt that always do
+  int32_t ffn_deep_layer = -1;    // from this layer on ffn_deep_mass; -1: never
+  double ffn_deep_mass = 0.5;
+  double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
+  double restore_share = kRestoreShareMax;  // of the local heads, at most
+  double restore_threshold = 0.15;
 };
+
+// Whether the policy computes, and by default decodes, with head classes.
+bool UsesHeadClasses(const ReuseOptions& options);
 
 // InvalidArgument: the field, its value and its range.
 absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);

@@ -60,6 +60,8 @@ struct PrefillOutcome {
   std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
   PrefillStats stats;
   std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
+  // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
+  std::vector<int32_t> restored_heads;
 };
 
 // A part of a prompt that may be found in, and is offered to, the segment index.
