@@ -39,13 +39,6 @@ inline bool TensorCoreShape(const AttentionHeads& heads, const PagedBatch& batch
          Aligned16(q) && Aligned16(out) && q_row_stride % 8 == 0 && Aligned16(batch.pool.base);
 }
 
-// A rule as the kernels apply it: position j is visible to a row at position p iff
-// j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
-inline constexpr int32_t kFullWindow = 1 << 30;
-struct Band {
-  int32_t sinks;
-  int32_t window;
-};
 __host__ __device__ inline Band BandOf(const HeadRule& r) {
   return r.rule == VisibilityRule::kBand ? Band{r.num_sinks, r.window < kFullWindow ? r.window : kFullWindow}
                                          : Band{0, kFullWindow};

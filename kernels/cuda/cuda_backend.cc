@@ -355,7 +355,13 @@ class CudaBackend final : public Backend {
                     .out = a.out.data,
                     .lse = a.lse};
     const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
-    for (size_t begin = 0; begin < a.streams.size(); begin += heads) {
+    if (a.staged_plans) {
+      if (b.plans == nullptr)
+        return absl::FailedPreconditionError("cuda: attention over staged plans, none are staged");
+      args.plans = b.plans + static_cast<int64_t>(a.layer) * a.shape.num_kv_heads;
+      args.plan_offset = b.plan_offset;
+    }
+    for (size_t begin = 0; begin < a.streams.size() && !a.staged_plans; begin += heads) {
       if (absl::Status s = TakeRules(a.streams.subspan(begin, heads), begin == 0, args.rules); !s.ok()) return s;
     }
     auto workspace = session.Scratch(CudaSession::Use::kDecodeAttention,
@@ -542,7 +548,7 @@ class CudaBackend final : public Backend {
         known = rule;
       } else if (known.rule != rule.rule || (rule.rule == VisibilityRule::kBand &&
                                              (known.num_sinks != rule.num_sinks || known.window != rule.window))) {
-        return absl::UnimplementedError("cuda: sequences of one pass with different visibility");
+        return absl::UnimplementedError("cuda: sequences of one pass with different visibility, without staged plans");
       }
     }
     return absl::OkStatus();

@@ -123,7 +123,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   auto ticket = std::make_unique<Ticket>();
   ticket->sampling = wire::FromProto(request.sampling());
   SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
-  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config()).status());
+  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config(), nullptr).status());
   const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   if (tokens < 1 || tokens >= model.config().max_positions)

@@ -242,7 +242,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.return_first_logits = request.reuse().return_first_logits();
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
-                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
+                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config(), nullptr));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;

@@ -11,7 +11,7 @@
 
 namespace spl::test {
 
-class FakeDeviceBackend final : public kernels::Backend {
+class FakeDeviceBackend : public kernels::Backend {
  public:
   explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
 

@@ -1,5 +1,7 @@
 #include "services/engine/cache/stream_classes.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -16,13 +18,28 @@ int64_t FirstOfWindow(const HeadClass& head, int64_t num_tokens) {
 
 }  // namespace
 
-std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map) {
-  auto classes = std::make_shared<StreamClasses>();
-  for (int32_t layer = 0; layer < map.num_layers(); ++layer) {
-    for (int32_t head = 0; head < map.num_kv_heads(); ++head)
-      classes->push_back(layer < 2 ? HeadClass{} : map.at(layer, head));
+StreamClasses::StreamClasses(std::vector<HeadClass> heads, bool of_one_sequence)
+    : heads_(std::move(heads)), of_one_sequence_(of_one_sequence) {
+  std::vector<int32_t> numbers;
+  for (const HeadClass& head : heads_) {
+    numbers.push_back(head.is_global ? -1 : head.window);
+    numbers.push_back(head.is_global ? -1 : head.sinks);
   }
-  return classes;
+  key_ = XXH3_64bits(numbers.data(), numbers.size() * sizeof(int32_t)) | 1;
+}
+
+StreamClasses StreamClasses::WithGlobal(size_t stream) const {
+  std::vector<HeadClass> heads = heads_;
+  heads[stream] = {};
+  return StreamClasses(std::move(heads), true);
+}
+
+std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map) {
+  std::vector<HeadClass> heads;
+  for (int32_t layer = 0; layer < map.num_layers(); ++layer) {
+    for (int32_t head = 0; head < map.num_kv_heads(); ++head) heads.push_back(map.served(layer, head));
+  }
+  return std::make_shared<const StreamClasses>(std::move(heads));
 }
 
 PageHole HoleOf(const HeadClass& head, int64_t num_tokens) {

@@ -10,11 +10,28 @@
 
 namespace spl::engine {
 
-// The class of every head stream of a sequence, [layer][kv_head]. Shared by the sequences of a model; one in which
-// heads were restored has a list of its own.
-using StreamClasses = std::vector<HeadClass>;
+// The class of every head stream of a sequence, [layer][kv_head]. Immutable.
+class StreamClasses {
+ public:
+  explicit StreamClasses(std::vector<HeadClass> heads, bool of_one_sequence = false);
 
-// What is served in decode: the map's classes, layers 0 and 1 global.
+  const HeadClass& operator[](size_t stream) const { return heads_[stream]; }
+  size_t size() const { return heads_.size(); }
+  auto begin() const { return heads_.begin(); }
+  auto end() const { return heads_.end(); }
+  // With one head restored: of the one sequence that it was restored for.
+  StreamClasses WithGlobal(size_t stream) const;
+  bool of_one_sequence() const { return of_one_sequence_; }
+  // Follows from the classes: equal lists have equal keys, others (but for one pair in 2^64) different ones. Never 0.
+  uint64_t key() const { return key_; }
+
+ private:
+  std::vector<HeadClass> heads_;
+  bool of_one_sequence_;
+  uint64_t key_;
+};
+
+// HeadClassMap::served of every stream.
 std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map);
 
 // Pages [begin, end) of a stream that are not kept.

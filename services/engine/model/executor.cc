@@ -14,6 +14,7 @@ float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<
 int32_t* Int32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<int32_t*>(buffer->data()); }
 
 constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
+constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
 
 }  // namespace
 
@@ -38,19 +39,27 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const
   auto executor =
       std::unique_ptr<Executor>(new Executor(std::move(model), pool, options, rank, std::move(communicator)));
   executor->activation_dtype_ = shard.backend().activation_dtype(c.dtype);
-  const int32_t streams = c.num_layers * c.num_kv_heads;
+  // Of the longest sequence that the pool holds: local heads may leave most of their pages out.
+  int32_t whole_streams = c.num_layers * c.num_kv_heads;
+  if (const auto& map = executor->whole_->head_classes(); map != nullptr) {
+    for (int32_t layer = 0; layer < c.num_layers; ++layer) {
+      for (int32_t h = 0; h < c.num_kv_heads; ++h)
+        whole_streams -= !map->served(layer, shard.first_kv_head() + h).is_global;
+    }
+  }
   SPLICE_ASSIGN_OR_RETURN(
       executor->session_,
-      shard.backend().NewSession({.num_threads = options.num_threads,
-                                  .isa = options.isa,
-                                  .max_rows = options.max_rows,
-                                  .max_sequences = std::min(options.max_sequences, options.max_rows),
-                                  .num_layers = c.num_layers,
-                                  .num_kv_heads = c.num_kv_heads,
-                                  .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams),
-                                  .first_kv_head = shard.first_kv_head(),
-                                  .table_kv_heads = table_kv_heads,
-                                  .first_page = pool.first_page}));
+      shard.backend().NewSession(
+          {.num_threads = options.num_threads,
+           .isa = options.isa,
+           .max_rows = options.max_rows,
+           .max_sequences = std::min(options.max_sequences, options.max_rows),
+           .num_layers = c.num_layers,
+           .num_kv_heads = c.num_kv_heads,
+           .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / std::max(whole_streams, 1)),
+           .first_kv_head = shard.first_kv_head(),
+           .table_kv_heads = table_kv_heads,
+           .first_page = pool.first_page}));
   SPLICE_RETURN_IF_ERROR(executor->AllocateWorkspace());
   return executor;
 }
@@ -101,7 +110,7 @@ kernels::AttentionShape Executor::attention_shape() const {
   return {c.num_qo_heads, c.num_kv_heads, c.head_dim, 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
 }
 
-absl::Status Executor::Stage() {
+absl::Status Executor::Stage(bool staged_plans) {
   num_rows_ = static_cast<int32_t>(tokens_.size());
   num_logit_rows_ = 0;
   if (num_rows_ > options_.max_rows)
@@ -113,8 +122,27 @@ absl::Status Executor::Stage() {
   batch_sequences_.clear();
   for (const RowSpan& rows : spans_)
     batch_sequences_.push_back(
-        {rows.begin, rows.end, static_cast<int32_t>(rows.kv_len), rows.kv->streams(), rows.kv->id()});
-  return session_->Stage({tokens_, positions_, batch_sequences_});
+        {rows.begin, rows.end, static_cast<int32_t>(rows.kv_len), rows.kv->streams(), rows.kv->id(), {}, 0});
+  if (staged_plans) AddPlans();
+  return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
+}
+
+void Executor::AddPlans() {
+  const int32_t layers = model_->config().num_layers, heads = model_->config().num_kv_heads;
+  const size_t plan_size = static_cast<size_t>(layers) * static_cast<size_t>(heads);
+  plans_.clear();
+  plans_.reserve(spans_.size() * plan_size);  // spans point into it
+  for (size_t s = 0; s < spans_.size(); ++s) {
+    kernels::BatchSequence& sequence = batch_sequences_[s];
+    TokenSelector& selector = *spans_[s].selector;
+    sequence.plan_key = selector.plan_key();
+    if (session_->HasPlan(sequence.kv_id, sequence.plan_key)) continue;
+    const size_t begin = plans_.size();
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      for (int32_t h = 0; h < heads; ++h) plans_.push_back(selector.Select(layer, model_->first_kv_head() + h));
+    }
+    sequence.plan = std::span(plans_).subspan(begin, plan_size);
+  }
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
@@ -328,22 +356,24 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   spans_.clear();
   tokens_.clear();
   positions_.clear();
-  uint64_t key = kDecodeStep;
+  // Equal plans are part of what is recorded; others are read from the staged batch, and one recording serves any mix.
+  bool any_plans = false;
   for (const DecodeRow& row : rows) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.push_back(row.token);
     positions_.push_back(static_cast<int32_t>(row.kv->num_tokens()));
-    spans_.push_back({begin, begin + 1, row.kv->num_tokens() + 1, row.kv});
-    key = (key ^ row.selector->plan_key()) * kDecodeStep + 1;
+    spans_.push_back({begin, begin + 1, row.kv->num_tokens() + 1, row.kv, row.selector});
+    any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }
-  SPLICE_RETURN_IF_ERROR(Stage());
+  uint64_t key = (kDecodeStep ^ (any_plans ? kAnyPlans : rows[0].selector->plan_key())) * kDecodeStep + 1;
+  SPLICE_RETURN_IF_ERROR(Stage(any_plans));
   SPLICE_RETURN_IF_ERROR(ReserveLogits(num_rows_));
   // The only address in the step that ever changes: a recording holds it.
   key = (key ^ reinterpret_cast<uint64_t>(ws_.logits->data())) * kDecodeStep + 1;
   const auto step = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(Embed());
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
-                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer); }}));
+                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
     return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
   };
   SPLICE_RETURN_IF_ERROR(session_->RunStep(key, step));
@@ -351,7 +381,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   return absl::OkStatus();
 }
 
-absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer) {
+absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
   const ModelConfig& c = model_->config();
   const int32_t first = model_->first_kv_head();
   stream_views_.clear();
@@ -366,7 +396,8 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
                                                        .q_row_stride = query_stride(),
                                                        .out = Act(ws_.attention),
                                                        .streams = stream_views_,
-                                                       .layer = layer});
+                                                       .layer = layer,
+                                                       .staged_plans = staged_plans});
 }
 
 absl::Status Executor::Embed() {

@@ -146,7 +146,7 @@ class Executor {
            int rank, std::unique_ptr<kernels::Communicator> communicator);
   absl::Status AllocateWorkspace();
   // Checks the pass against the limits and puts it where the device reads it.
-  absl::Status Stage();
+  absl::Status Stage(bool staged_plans = false);
   // What a pass does, whoever asks for it.
   struct LayerHooks {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
@@ -166,7 +166,8 @@ class Executor {
   absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
-  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
+  void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
@@ -194,6 +195,7 @@ class Executor {
     int32_t begin = 0, end = 0;
     int64_t kv_len = 0;  // once the pass has written its rows
     const SequenceKv* kv = nullptr;
+    TokenSelector* selector = nullptr;  // of a decode step
   };
 
   const std::shared_ptr<const Model> whole_;
@@ -214,6 +216,7 @@ class Executor {
   std::vector<kernels::HeadStreamView> stream_views_;
   std::vector<kernels::PrefillSequence> prefill_sequences_;
   std::vector<kernels::BatchSequence> batch_sequences_;
+  std::vector<kernels::HeadVisibility> plans_;  // of the sequences whose plan the session lacks
   std::vector<int32_t> row_ids_;
   struct Observer {
     kernels::HeadVisibility other;

@@ -32,6 +32,10 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   generator->model_ = std::move(model);
   generator->options_ = options;
   const ModelConfig& config = generator->model_->config();
+  generator->classes_ = options.decode_classes;
+  if (generator->classes_ == nullptr && generator->model_->head_classes() != nullptr &&
+      UsesHeadClasses({.policy = options.reuse}))
+    generator->classes_ = ServedClasses(*generator->model_->head_classes());
   // One page a stream on top: a fork owns a copy of the unfinished page.
   const int64_t tokens = (options.max_tokens > 0 ? options.max_tokens : config.max_positions) + kernels::kPageTokens;
   const int64_t pages = PagesForTokens(config, tokens);
@@ -68,6 +72,7 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
                             last_rows = rows;
                             return absl::OkStatus();
                           }));
+  if (classes_ != nullptr && !options_.keep_all_kv) kv->Compress(classes_);
   const int32_t last_row = last_rows - 1;
   SPLICE_RETURN_IF_ERROR(executor_->ComputeLogits({&last_row, 1}));
   SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
@@ -91,7 +96,7 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
 
 absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
                                      const OnToken& on_token) {
-  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config(), classes_));
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
     const DecodeRow row{token.token, kv.get(), selector.get()};

@@ -21,6 +21,10 @@ struct LocalGeneratorOptions {
   int64_t max_tokens = 0;  // positions the pool holds; 0: the model's context
   std::string reuse;       // recovery policy
   std::string decode;      // token selector
+  // Decoding with head classes: those of the model when the recovery policy uses them, or these whatever the policy.
+  // Behind the prompt a sequence only keeps what they keep, or everything: tokens and logits are the same.
+  std::shared_ptr<const StreamClasses> decode_classes;
+  bool keep_all_kv = false;
 };
 
 // One thread at a time.
@@ -52,6 +56,7 @@ class LocalGenerator {
   std::optional<KvMemory> memory_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<ParallelExecutor> executor_;
+  std::shared_ptr<const StreamClasses> classes_;  // to decode with; null: none
 };
 
 // Shape of the model's head streams.

@@ -24,7 +24,7 @@ constexpr int32_t kPage = kernels::kPageTokens;
 HeadClass Local(int32_t window, int32_t sinks) { return {false, window, sinks}; }
 
 std::shared_ptr<const StreamClasses> Classes(std::initializer_list<HeadClass> heads) {
-  return std::make_shared<const StreamClasses>(heads);
+  return std::make_shared<const StreamClasses>(std::vector<HeadClass>(heads));
 }
 
 TEST(PageHole, LeavesSinksAndWindow) {
@@ -297,14 +297,14 @@ TEST_P(HeadClassKvRankTest, RandomUseKeepsTheInvariants) {
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
   const auto random_classes = [&] {
-    auto classes = std::make_shared<StreamClasses>();
+    std::vector<HeadClass> classes;
     for (int32_t s = 0; s < kShape.num_streams(); ++s) {
       if (random() % 3 == 0)
-        classes->emplace_back();
+        classes.emplace_back();
       else
-        classes->push_back(Local(static_cast<int32_t>(1 + random() % 300), static_cast<int32_t>(random() % 150)));
+        classes.push_back(Local(static_cast<int32_t>(1 + random() % 300), static_cast<int32_t>(random() % 150)));
     }
-    return classes;
+    return std::make_shared<const StreamClasses>(std::move(classes));
   };
   std::vector<std::unique_ptr<SequenceKv>> sequences;
   for (int step = 0; step < 4000; ++step) {
