@@ -45,7 +45,8 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
 absl::StatusOr<std::unique_ptr<SequenceKv>> LocalGenerator::RunPrompt(
     std::span<const int32_t> prompt, const std::function<absl::Status(int32_t)>& on_slice) {
   SPLICE_RETURN_IF_ERROR(ValidatePrompt(prompt, model_->config()));
-  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = options_.reuse}, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(
+      auto policy, MakeRecoveryPolicy({.policy = options_.reuse}, model_->config(), model_->head_classes().get()));
   auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
   SPLICE_RETURN_IF_ERROR(kv->Reserve(static_cast<int64_t>(prompt.size())));
   PromptRun run(prompt, {}, *kv, *policy);
