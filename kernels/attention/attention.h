@@ -57,6 +57,8 @@ struct PrefillAttentionArgs {
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
   int32_t layer = 0;  // see RopeWriteKvArgs
+  int32_t last_rows =
+      0;  // > 0: of each sequence only so many rows, the last ones; the others' results stay as they are
 };
 
 // One query row per sequence, at position kv_len - 1 of each head.

@@ -82,6 +82,7 @@ struct PrefillArgs {
   void* out = nullptr;         // [num_rows, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;        // [num_rows, num_qo_heads] or null
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
+  int32_t last_rows = 0;       // > 0: of each sequence only so many rows, the last ones
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.

@@ -21,6 +21,7 @@ struct Params {
   PagedBatch batch;
   const Band* plans;  // see DecodeArgs
   const int64_t* plan_offset;
+  int32_t last_rows;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
   const void* q;
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
       }
     }
     sequence = low;
+    if (p.last_rows > 0 && row < p.row_begin[low + 1] - p.last_rows) return;
     position = p.positions[row];
   } else {
     position = p.batch.kv_len[sequence] - 1;
@@ -157,6 +159,7 @@ Params Common(const Args& a) {
 cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream) {
   Params p = Common(a);
   p.row_begin = a.row_begin;
+  p.last_rows = a.last_rows;
   p.positions = a.positions;
   return Launch(p, a.dtype, a.batch.pool.dtype, a.num_rows, stream);
 }

@@ -25,6 +25,7 @@
 #include "kernels/cuda/cuda_session.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/scatter_rows_cuda.h"
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
@@ -34,6 +35,7 @@
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
+#include "kernels/norm/row_norms_cuda.h"
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
 #include "kernels/selection/column_scores_cuda.h"
@@ -333,7 +335,8 @@ class CudaBackend final : public Backend {
                      .q = a.q.data,
                      .q_row_stride = a.q_row_stride,
                      .out = a.out.data,
-                     .lse = a.lse};
+                     .lse = a.lse,
+                     .last_rows = a.last_rows};
     for (const PrefillSequence& sequence : a.sequences) {
       if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), args.rules); !s.ok()) return s;
     }
@@ -418,6 +421,17 @@ class CudaBackend final : public Backend {
     tables.partial = static_cast<float*>(*partial);
     return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
                     "ColumnScores");
+  }
+  absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const override {
+    if (absl::Status s = ValidateScatterRows(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const auto ids = session.StageIds(a.ids);
+    if (!ids.ok()) return ids.status();
+    return ToStatus(cuda::ScatterRows(a, *ids, session.stream()), "ScatterRows");
+  }
+  absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const override {
+    if (absl::Status s = ValidateRowNorms(a); !s.ok()) return s;
+    return ToStatus(cuda::RowNorms(a, CudaSession::Of(ctx).stream()), "RowNorms");
   }
   absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
     if (absl::Status s = ValidatePoolScores(a); !s.ok()) return s;

@@ -112,6 +112,7 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_layout_digest(ToBytes(model.layout_digest()));
   identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
+  identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
   if (model.head_classes() != nullptr) identity.set_head_class_digest(ToBytes(model.head_classes()->digest()));
   return identity;
 }

@@ -84,6 +84,12 @@ class FakeDeviceBackend : public kernels::Backend {
   absl::Status ColumnScores(const kernels::KernelContext& ctx, const kernels::ColumnScoresArgs& a) const override {
     return cpu_->ColumnScores(ctx, a);
   }
+  absl::Status ScatterRows(const kernels::KernelContext& ctx, const kernels::ScatterRowsArgs& a) const override {
+    return cpu_->ScatterRows(ctx, a);
+  }
+  absl::Status RowNorms(const kernels::KernelContext& ctx, const kernels::RowNormsArgs& a) const override {
+    return cpu_->RowNorms(ctx, a);
+  }
   absl::Status PoolScores(const kernels::KernelContext& ctx, const kernels::PoolScoresArgs& a) const override {
     return cpu_->PoolScores(ctx, a);
   }

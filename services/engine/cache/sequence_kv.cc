@@ -120,7 +120,7 @@ void SequenceKv::Restore(int32_t stream, std::span<const int32_t> pages) {
     SPLICE_CHECK(static_cast<size_t>(pool_.view().rank_of(page)) == RankOf(stream), "a page of the head's own rank");
   std::copy(pages.begin(), pages.end(), streams_[s].begin() + holes_[s].begin);
   holes_[s] = {};
-  classes_ = std::make_shared<const StreamClasses>(classes_->WithGlobal(s));
+  classes_ = WithRestored(classes_, {&stream, 1});
 }
 
 void SequenceKv::AppendShared(std::span<const int32_t> pages) {

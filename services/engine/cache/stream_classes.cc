@@ -28,10 +28,17 @@ StreamClasses::StreamClasses(std::vector<HeadClass> heads, bool of_one_sequence)
   key_ = XXH3_64bits(numbers.data(), numbers.size() * sizeof(int32_t)) | 1;
 }
 
-StreamClasses StreamClasses::WithGlobal(size_t stream) const {
-  std::vector<HeadClass> heads = heads_;
-  heads[stream] = {};
-  return StreamClasses(std::move(heads), true);
+std::shared_ptr<const StreamClasses> WithRestored(std::shared_ptr<const StreamClasses> classes,
+                                                  std::span<const int32_t> streams) {
+  std::vector<HeadClass> heads(classes->begin(), classes->end());
+  bool any = false;
+  for (const int32_t stream : streams) {
+    HeadClass& head = heads[static_cast<size_t>(stream)];
+    any |= !head.is_global;
+    head = {};
+  }
+  if (!any) return classes;
+  return std::make_shared<const StreamClasses>(std::move(heads), true);
 }
 
 std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "services/engine/model/head_classes.h"
@@ -13,14 +14,13 @@ namespace spl::engine {
 // The class of every head stream of a sequence, [layer][kv_head]. Immutable.
 class StreamClasses {
  public:
+  // `of_one_sequence`: heads were restored for it.
   explicit StreamClasses(std::vector<HeadClass> heads, bool of_one_sequence = false);
 
   const HeadClass& operator[](size_t stream) const { return heads_[stream]; }
   size_t size() const { return heads_.size(); }
   auto begin() const { return heads_.begin(); }
   auto end() const { return heads_.end(); }
-  // With one head restored: of the one sequence that it was restored for.
-  StreamClasses WithGlobal(size_t stream) const;
   bool of_one_sequence() const { return of_one_sequence_; }
   // Follows from the classes: equal lists have equal keys, others (but for one pair in 2^64) different ones. Never 0.
   uint64_t key() const { return key_; }
@@ -33,6 +33,11 @@ class StreamClasses {
 
 // HeadClassMap::served of every stream.
 std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map);
+
+// The same but for these heads (numbers of streams, in any order), which are global; `classes` itself where none is
+// local.
+std::shared_ptr<const StreamClasses> WithRestored(std::shared_ptr<const StreamClasses> classes,
+                                                  std::span<const int32_t> streams);
 
 // Pages [begin, end) of a stream that are not kept.
 struct PageHole {

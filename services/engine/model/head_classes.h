@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
 #include "services/chunk/chunk.h"
+#include "services/engine/model/model_config.h"
 
 namespace spl::engine {
 
@@ -33,6 +34,15 @@ struct HeadProfile {
   std::vector<float> edge_mass_q99;  // its 99th percentile over probe windows: what restoring compares with
   std::vector<float> prefix_shift;   // how much other text in front turns what the head reads
   bool empty() const { return edge_mass.empty(); }
+};
+
+// What the mode `splice` reached with a map, beside `exact`, on some evaluation set.
+struct HeadQuality {
+  std::string data;  // what was asked
+  int64_t samples = 0;
+  int64_t exact = 0, splice = 0;  // right answers
+  // Measured, and at most two points behind.
+  bool within_contract() const { return samples > 0 && 50 * (exact - splice) <= samples; }
 };
 
 // How a profile becomes classes.
@@ -86,6 +96,8 @@ class HeadClassMap {
   static constexpr int32_t kDenseDecodeLayers = 2;
   const std::string& preset() const { return preset_; }
   const HeadProfile& profile() const { return profile_; }
+  const HeadQuality& quality() const { return quality_; }  // without samples: not measured
+  void set_quality(const HeadQuality& quality) { quality_ = quality; }
   bool all_global() const;
   double global_share() const;
   // Tokens that all heads keep of `num_tokens`, over those of a dense cache (algorithms.md 2.5, without page rounding).
@@ -101,9 +113,17 @@ class HeadClassMap {
   std::vector<HeadClass> classes_;
   std::string preset_;
   HeadProfile profile_;
+  HeadQuality quality_;
   chunk::Digest model_fingerprint_{};  // all zero: unknown
   chunk::Digest digest_{};
 };
+
+// What a head of this class sees where the model itself lets it see `own`: of two windows the shorter one counts, and of
+// a model with a window of its own there are no sinks beyond that.
+kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& own);
+// What the rows of a head see in a layer where classes count: its class, inside of what the model itself lets it see.
+kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
+                                         int32_t kv_head);
 
 inline constexpr int32_t kHeadWindowMax = 1 << 20;
 // Of the local heads, the share that one request may have restored (algorithms.md 2.6).

@@ -46,10 +46,13 @@ class LocalGenerator {
  private:
   LocalGenerator() = default;
   // Runs the prompt slice by slice; `on_slice` sees the executor after each.
-  absl::StatusOr<std::unique_ptr<SequenceKv>> RunPrompt(std::span<const int32_t> prompt,
-                                                        const std::function<absl::Status(int32_t rows)>& on_slice);
-  absl::Status RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
-                       const OnToken& on_token);
+  struct Prompt {
+    std::unique_ptr<SequenceKv> kv;
+    std::shared_ptr<const StreamClasses> classes;  // to decode with, restored heads global; null: none
+  };
+  absl::StatusOr<Prompt> RunPrompt(std::span<const int32_t> prompt,
+                                   const std::function<absl::Status(int32_t rows)>& on_slice);
+  absl::Status RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork, const OnToken& on_token);
 
   std::shared_ptr<const Model> model_;
   LocalGeneratorOptions options_;

@@ -52,6 +52,8 @@ struct PrefillStats {
   int64_t recomputed_tokens = 0;  // of these, computed afresh in the layers above the dense ones
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
+  int64_t restored_heads = 0;  // local heads that saw everything again
+  double ffn_share = 1;        // of rows times layers, what ran through feed-forward
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
 };
 

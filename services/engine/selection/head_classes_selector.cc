@@ -6,11 +6,6 @@
 
 namespace spl::engine {
 
-kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& model) {
-  const bool model_is_shorter = model.rule == kernels::VisibilityRule::kBand && model.window <= head.window;
-  return head.is_global || model_is_shorter ? model : head.visibility();
-}
-
 HeadClassesSelector::HeadClassesSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes)
     : config_(config), classes_(std::move(classes)) {
   SPLICE_CHECK(

@@ -9,10 +9,6 @@
 
 namespace spl::engine {
 
-// What a head of this class sees in a layer where the model itself lets it see `model`. Of two windows the shorter one
-// counts; where that is the model's own there are no sinks.
-kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& model);
-
 class HeadClassesSelector final : public TokenSelector {
  public:
   // REQUIRES: a class for each head stream of the model.

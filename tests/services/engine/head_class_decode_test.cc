@@ -100,7 +100,8 @@ TEST_F(HeadClassDecodeTest, SelectorsSayWhatTheyNeed) {
   EXPECT_NE(selector.plan_key(), other.plan_key());
   size_t local = 0;
   while ((*classes)[local].is_global) ++local;
-  HeadClassesSelector restored(config, std::make_shared<const StreamClasses>(classes->WithGlobal(local)));
+  const std::vector<int32_t> heads = {static_cast<int32_t>(local)};
+  HeadClassesSelector restored(config, WithRestored(classes, heads));
   EXPECT_NE(restored.plan_key(), selector.plan_key());
   EXPECT_FALSE(restored.shares_plan());
   const auto layer = static_cast<int32_t>(local) / config.num_kv_heads;
@@ -114,7 +115,7 @@ TEST(ClassVisibility, TheShorterOfTwoWindowsCounts) {
   const kernels::HeadVisibility model{.rule = VisibilityRule::kBand, .num_sinks = 0, .window = 512};
   const auto visible = ClassVisibility({false, 256, 64}, model);
   EXPECT_EQ(visible.window, 256);
-  EXPECT_EQ(visible.num_sinks, 64);
+  EXPECT_EQ(visible.num_sinks, 0) << "the model itself would not see them";
   EXPECT_EQ(ClassVisibility({false, 1024, 64}, model).window, 512);
   EXPECT_EQ(ClassVisibility({false, 1024, 64}, model).num_sinks, 0);
   EXPECT_EQ(ClassVisibility({}, model).window, 512);
@@ -137,9 +138,9 @@ TEST_F(HeadClassDecodeTest, SequencesOfDifferentClassesShareABatch) {
   for (size_t i = 0; i < 8; ++i) {
     One one{RandomPrompt(random, 200 + 70 * i), kinds[i % kinds.size()]};
     if (i >= 4 && one.classes != nullptr) {
-      size_t local = 20;
-      while ((*one.classes)[local].is_global) ++local;
-      one.classes = std::make_shared<const StreamClasses>(one.classes->WithGlobal(local));
+      int32_t local = 20;
+      while ((*one.classes)[static_cast<size_t>(local)].is_global) ++local;
+      one.classes = WithRestored(one.classes, {&local, 1});
     }
     all.push_back(one);
   }
@@ -292,9 +293,9 @@ TEST(StagedPlans, ADeviceIsToldPlansOnceAndOnlyWhenTheyDiffer) {
     step({0});
     EXPECT_EQ(seen.num_uniform, 2 * layers);
     // One with a restored head is told even when it is alone: no recording is worth its while.
-    rows[3].selector = *MakeTokenSelector(
-        "", model->config(),
-        std::make_shared<const StreamClasses>(classes->WithGlobal(static_cast<size_t>(4 * layers - 1))));
+    int32_t local = 20;
+    while ((*classes)[static_cast<size_t>(local)].is_global) ++local;
+    rows[3].selector = *MakeTokenSelector("", model->config(), WithRestored(classes, {&local, 1}));
     step({3});
     EXPECT_EQ(seen.num_staged, 4 * layers);
     EXPECT_EQ(seen.num_told, 5);
