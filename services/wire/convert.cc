@@ -152,4 +152,27 @@ absl::Status CheckLayout(const std::string& theirs, const engine::Model& model) 
       "the peer's KV page layout is not ours: start all workers with the same model and --kv-dtype");
 }
 
+absl::Status CheckHeadClasses(const std::string& theirs, const engine::Model& model, const std::string& who) {
+  const std::string ours = model.head_classes() == nullptr ? "" : ToBytes(model.head_classes()->digest());
+  if (theirs == ours) return absl::OkStatus();
+  const auto name = [](const std::string& digest) {
+    return digest.empty() ? "none" : HexEncode({reinterpret_cast<const uint8_t*>(digest.data()), digest.size()});
+  };
+  return Errorf(absl::StatusCode::kFailedPrecondition,
+                "{} has other head classes: their digest is {}, ours {}; start all workers with the same "
+                "head_classes.json",
+                who, name(theirs), name(ours));
+}
+
+absl::StatusOr<std::shared_ptr<const engine::StreamClasses>> DecodeClassesOf(const engine::ReuseOptions& reuse,
+                                                                             const engine::Model& model) {
+  if (!engine::UsesHeadClasses(reuse)) return nullptr;
+  if (model.head_classes() == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "reuse policy '{}' needs head classes, and the model '{}' has no head_classes.json here: make one "
+                  "with splice profile",
+                  reuse.policy, model.config().name);
+  return engine::ServedClasses(*model.head_classes());
+}
+
 }  // namespace spl::wire

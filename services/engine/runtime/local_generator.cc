@@ -8,6 +8,14 @@
 
 namespace spl::engine {
 
+namespace {
+
+ReuseOptions ReuseOf(const LocalGeneratorOptions& options) {
+  return options.reuse_options.value_or(ReuseOptions{.policy = options.reuse});
+}
+
+}  // namespace
+
 KvShape KvShapeOf(const ModelConfig& config) { return {config.num_layers, config.num_kv_heads}; }
 
 int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens) {
@@ -34,7 +42,7 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   const ModelConfig& config = generator->model_->config();
   generator->classes_ = options.decode_classes;
   if (generator->classes_ == nullptr && generator->model_->head_classes() != nullptr &&
-      UsesHeadClasses({.policy = options.reuse}))
+      UsesHeadClasses(ReuseOf(options)))
     generator->classes_ = ServedClasses(*generator->model_->head_classes());
   // One page a stream on top: a fork owns a copy of the unfinished page.
   const int64_t tokens = (options.max_tokens > 0 ? options.max_tokens : config.max_positions) + kernels::kPageTokens;
@@ -49,8 +57,8 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
 absl::StatusOr<LocalGenerator::Prompt> LocalGenerator::RunPrompt(std::span<const int32_t> prompt,
                                                                  const std::function<absl::Status(int32_t)>& on_slice) {
   SPLICE_RETURN_IF_ERROR(ValidatePrompt(prompt, model_->config()));
-  SPLICE_ASSIGN_OR_RETURN(
-      auto policy, MakeRecoveryPolicy({.policy = options_.reuse}, model_->config(), model_->head_classes().get()));
+  SPLICE_ASSIGN_OR_RETURN(auto policy,
+                          MakeRecoveryPolicy(ReuseOf(options_), model_->config(), model_->head_classes().get()));
   auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
   SPLICE_RETURN_IF_ERROR(kv->Reserve(static_cast<int64_t>(prompt.size())));
   PromptRun run(prompt, {}, *kv, *policy);
