@@ -49,6 +49,8 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
+  receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
+  receipt.set_ffn_share(stats.ffn_share);
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
   receipt.set_lookup_seconds(stats.lookup_s);

@@ -159,6 +159,8 @@ struct RequestReceipt {
   uint32_t aligned_tokens = 0;
   uint32_t recomputed_tokens = 0;
   uint32_t computed_tokens = 0;
+  uint32_t restored_heads = 0;
+  double ffn_share = 1;
   uint64_t bytes_fetched = 0;
   uint64_t bytes_moved = 0;
   double queue_seconds = 0;

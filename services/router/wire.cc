@@ -156,6 +156,8 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_stored_tokens(r.stored_tokens);
   out.set_aligned_tokens(r.aligned_tokens);
   out.set_recomputed_tokens(r.recomputed_tokens);
+  out.set_restored_heads(r.restored_heads);
+  out.set_ffn_share(r.ffn_share);
   out.set_computed_tokens(r.computed_tokens);
   out.set_bytes_fetched(r.bytes_fetched);
   out.set_bytes_moved(r.bytes_moved);
@@ -184,6 +186,8 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.stored_tokens = r.stored_tokens();
   out.aligned_tokens = r.aligned_tokens();
   out.recomputed_tokens = r.recomputed_tokens();
+  out.restored_heads = r.restored_heads();
+  out.ffn_share = r.ffn_share();
   out.computed_tokens = r.computed_tokens();
   out.bytes_fetched = r.bytes_fetched();
   out.bytes_moved = r.bytes_moved();

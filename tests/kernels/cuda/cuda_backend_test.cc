@@ -650,6 +650,34 @@ TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
   }
 }
 
+TEST_P(CudaBackendTest, RowNormsAndScatterRows) {
+  Random random(16);
+  for (const int64_t rows : {1, 63, 700}) {
+    for (const int64_t width : {4, 100, 4096}) {
+      std::vector<float> want(static_cast<size_t>(rows));
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const Tensor x = Upload(random.Normals(static_cast<size_t>(rows * width)), dtype);
+        ExpectOk(ref_->RowNorms({}, {x.host.data(), rows, width, want.data()}));
+        const Tensor out = Empty(rows, DType::kF32);
+        ExpectOk(cuda_->RowNorms(ctx(), {x.act(), rows, width, static_cast<float*>(out.device->data())}));
+        ExpectClose(Download(out), want, DType::kF32, "row norms");
+      }
+      std::vector<int32_t> ids;
+      for (int32_t row = 0; row < rows; ++row) {
+        if (random.Int(0, 2) == 0) ids.push_back(row);
+      }
+      const Tensor packed =
+          Upload(random.Normals(std::max<size_t>(1, ids.size() * static_cast<size_t>(width))), DType::kF32);
+      const Tensor out = Upload(std::vector<float>(static_cast<size_t>(rows * width), -1.0f), DType::kF32);
+      std::vector<float> scattered(static_cast<size_t>(rows * width));
+      ExpectOk(ref_->ScatterRows({}, {packed.host.data(), ids, rows, width, scattered.data()}));
+      ExpectOk(cuda_->ScatterRows(ctx(), {packed.f32(), ids, rows, width, static_cast<float*>(out.device->data())}));
+      EXPECT_THAT(Download(out), ElementsAreArray(scattered));
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(CudaBackendTest, PoolScores) {
   Random random(15);
   for (const int64_t count : {1, 5, 255, 256, 257, 32769}) {
