@@ -25,7 +25,7 @@ namespace {
 struct Flags {
   ModelSource model;
   std::string tokenizer_dir, backend = "auto", preset = "safe", ranking = "edge";
-  std::string import_file, show_file, quality_file, out_file, svg_file;
+  std::string import_file, show_file, from_file, quality_file, out_file, svg_file;
   std::vector<std::string> data;
   int32_t num_threads = 0, text_tokens = 2048, chunk_tokens = 512;
   int64_t num_texts = 24;
@@ -135,6 +135,19 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
   return map;
 }
 
+// Other classes from what was measured before.
+absl::StatusOr<engine::HeadClassMap> Reclassify(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, PresetOf(flags));
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadClassMap measured, engine::HeadClassMap::Load(flags.from_file));
+  if (measured.profile().empty())
+    return InvalidArgument("{}: holds no profile to make classes from; it was imported or made by hand",
+                           flags.from_file);
+  auto map =
+      engine::HeadClassMap::FromProfile(measured.num_layers(), measured.num_kv_heads(), measured.profile(), preset);
+  map.set_model_fingerprint(measured.model_fingerprint());
+  return map;
+}
+
 absl::StatusOr<engine::HeadClassMap> Import(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, PresetOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(flags.import_file));
@@ -179,6 +192,7 @@ absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
 absl::Status RunProfile(const Flags& flags) {
   const auto make = [&]() -> absl::StatusOr<engine::HeadClassMap> {
     if (!flags.show_file.empty()) return engine::HeadClassMap::Load(flags.show_file);
+    if (!flags.from_file.empty()) return Reclassify(flags);
     return flags.import_file.empty() ? Profile(flags) : Import(flags);
   };
   SPLICE_ASSIGN_OR_RETURN(engine::HeadClassMap map, make());
@@ -210,6 +224,7 @@ Command MakeProfileCommand(CLI::App& root) {
       "models/splice-tiny/head_classes.json\n"
       "  splice profile --import full_attention_heads.tsv --preset safe --out head_classes.json\n"
       "  splice profile --show models/splice-tiny/head_classes.json --svg heads.svg\n"
+      "  splice profile --from head_classes.json --preset mid --out head_classes_mid.json\n"
       "Presets: safe (half of the heads global, window 256, 64 sinks, two dense layers), mid (a quarter, 1024, 64), "
       "paper\n"
       "(15 %, 256, 4). The table shows the larger of edge mass and prefix shift; G is a global head.");
@@ -217,6 +232,7 @@ Command MakeProfileCommand(CLI::App& root) {
   AddModelSourceFlags(*source, flags->model);
   source->add_option("--import", flags->import_file, "DuoAttention's full_attention_heads.tsv or RedKnot's JSON");
   source->add_option("--show", flags->show_file, "an existing head_classes.json");
+  source->add_option("--from", flags->from_file, "an existing head_classes.json: other classes from its measurements");
   source->require_option(1);
   app.add_option("--data", flags->data, "calibration text: evaluation sets (.jsonl, .jsonl.xz) or plain text")
       ->delimiter(',');

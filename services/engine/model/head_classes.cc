@@ -122,16 +122,14 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
   std::iota(order.begin(), order.end(), size_t{0});
   const auto need = [&](size_t i) {
     if (preset.ranking == HeadRanking::kCombined) return std::max(profile.edge_mass[i], profile.prefix_shift[i]);
-    const float answers = profile.answer_mass.empty() ? 0 : profile.answer_mass[i];
-    return std::max(profile.edge_mass_q99[i], answers);
+    return profile.answer_mass.empty() ? profile.edge_mass_q99[i] : profile.answer_mass[i];
   };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return need(a) > need(b); });
+  const auto num_dense = std::min(num_heads, static_cast<size_t>(preset.dense_prefix_layers * num_kv_heads));
+  std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(num_dense), order.end(),
+                   [&](size_t a, size_t b) { return need(a) > need(b); });
   std::vector<HeadClass> classes(num_heads, {.is_global = false, .window = preset.window, .sinks = preset.sinks});
   const auto num_global = static_cast<size_t>(std::lround(preset.global_share * static_cast<double>(num_heads)));
-  for (size_t i = 0; i < num_heads; ++i) {
-    if (i < num_global || order[i] < static_cast<size_t>(preset.dense_prefix_layers * num_kv_heads))
-      classes[order[i]] = {};
-  }
+  for (size_t i = 0; i < std::max(num_global, num_dense); ++i) classes[order[i]] = {};
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset.name;
   map.profile_ = std::move(profile);

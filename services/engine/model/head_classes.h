@@ -50,7 +50,8 @@ struct HeadQuality {
 
 // By what a profile ranks heads.
 enum class HeadRanking : uint8_t {
-  // max(edge_mass_q99, answer_mass): what a window would lose where it matters, as DuoAttention looks at answers only.
+  // answer_mass, as DuoAttention looks at answers only; of texts without answers edge_mass_q99: what a window would lose
+  // where it matters.
   kEdge,
   // max(prefix_shift, edge_mass), means over all rows: RedKnot's. A head whose copies go stale behind other text may
   // need
@@ -64,7 +65,7 @@ struct HeadPreset {
   double global_share = 0.5;
   int32_t window = 256;
   int32_t sinks = 64;
-  int32_t dense_prefix_layers = 0;  // every head of the first layers is global, beyond the share
+  int32_t dense_prefix_layers = 0;  // every head of the first layers is global; they count to the share
   HeadRanking ranking = HeadRanking::kEdge;
 };
 // "safe", "mid", "paper". InvalidArgument for another name, with these.
@@ -121,6 +122,7 @@ class HeadClassMap {
 
   void set_preset(std::string name) { preset_ = std::move(name); }
   void set_model_fingerprint(const chunk::Digest& fingerprint) { model_fingerprint_ = fingerprint; }
+  const chunk::Digest& model_fingerprint() const { return model_fingerprint_; }  // all zero: unknown
 
  private:
   int32_t num_layers_ = 0, num_kv_heads_ = 0;

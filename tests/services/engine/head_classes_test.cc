@@ -74,6 +74,7 @@ TEST(HeadClassMap, TheHeadsThatNeedMostAreGlobal) {
   // 0.4, then the shift of 0.3, then the first of three ties.
   EXPECT_EQ(globals({.name = "t", .global_share = 3.0 / 8}), ".gg.g...");
   EXPECT_EQ(globals({.name = "t", .global_share = 1.0 / 8, .dense_prefix_layers = 1}), "gg......");
+  EXPECT_EQ(globals({.name = "t", .global_share = 3.0 / 8, .dense_prefix_layers = 1}), "gg..g...");
   EXPECT_EQ(globals({.name = "t", .global_share = 0}), "........");
   EXPECT_EQ(globals({.name = "t", .global_share = 1}), "gggggggg");
   // By what a window loses at its worst, and where texts are answered.
@@ -81,7 +82,7 @@ TEST(HeadClassMap, TheHeadsThatNeedMostAreGlobal) {
   profile.edge_mass_q99 = {0.1f, 0.2f, 0.9f, 0.0f, 0.0f, 0.3f, 0.0f, 0.0f};
   EXPECT_EQ(globals({.name = "t", .global_share = 2.0 / 8}), "..g..g..");
   profile.answer_mass = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.5f, 0.0f};
-  EXPECT_EQ(globals({.name = "t", .global_share = 2.0 / 8}), "..g...g.");
+  EXPECT_EQ(globals({.name = "t", .global_share = 1.0 / 8}), "......g.");
 }
 
 TEST(HeadClassMap, WhatWasWrittenIsRead) {
