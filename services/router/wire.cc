@@ -61,6 +61,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.epic_tokens.has_value()) out.set_epic_tokens(*r.epic_tokens);
   if (r.max_recompute_fraction.has_value()) out.set_max_recompute_fraction(*r.max_recompute_fraction);
   out.set_full_kv(r.full_kv);
+  if (r.score_all_heads.has_value()) out.set_score_all_heads(*r.score_all_heads);
   if (r.ffn_dense_layers.has_value()) out.set_ffn_dense_layers(*r.ffn_dense_layers);
   if (r.ffn_recent.has_value()) out.set_ffn_recent(*r.ffn_recent);
   if (r.ffn_deep_layer.has_value()) out.set_ffn_deep_layer(*r.ffn_deep_layer);
@@ -92,6 +93,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_epic_tokens()) out.epic_tokens = o.epic_tokens();
   if (o.has_max_recompute_fraction()) out.max_recompute_fraction = o.max_recompute_fraction();
   out.full_kv = o.full_kv();
+  if (o.has_score_all_heads()) out.score_all_heads = o.score_all_heads();
   if (o.has_ffn_dense_layers()) out.ffn_dense_layers = o.ffn_dense_layers();
   if (o.has_ffn_recent()) out.ffn_recent = o.ffn_recent();
   if (o.has_ffn_deep_layer()) out.ffn_deep_layer = o.ffn_deep_layer();

@@ -54,6 +54,7 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (proto.has_ffn_deep_layer()) reuse.ffn_deep_layer = bounded(proto.ffn_deep_layer());
   if (proto.has_ffn_deep_mass()) reuse.ffn_deep_mass = proto.ffn_deep_mass();
   if (proto.has_rec_frac()) reuse.rec_frac = proto.rec_frac();
+  if (proto.has_score_all_heads()) reuse.score_all_heads = proto.score_all_heads();
   if (proto.has_restore_share()) reuse.restore_share = proto.restore_share();
   if (proto.has_restore_threshold()) reuse.restore_threshold = proto.restore_threshold();
   return reuse;

@@ -57,6 +57,7 @@ int32_t HeadClassPlan::RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) c
 
 std::vector<int32_t> HeadClassPlan::GlobalHeads(int32_t layer) const {
   std::vector<int32_t> heads;
+  if (options_.score_all_heads) return heads;
   for (int32_t h = 0; h < config_.num_kv_heads; ++h) {
     if (map_.at(layer, h).is_global) heads.push_back(h);
   }
