@@ -287,9 +287,8 @@ void DecodeService::Land(LandingTask task) {
 // The pages that were sent beside the others become part of the sequence; the rest of the spare ones is free again.
 absl::Status DecodeService::RestoreHeads(Ticket& ticket, const v1::CommitRequest& request) {
   const auto spare = std::move(ticket.spare), landing_spare = std::move(ticket.landing_spare);
-  if (request.restored_heads().empty()) return absl::OkStatus();
-  if (ticket.classes == nullptr)
-    return InvalidArgument("commit of {} restored heads, the ticket keeps everything", request.restored_heads_size());
+  // A ticket without classes keeps everything: no head lacks anything (ReuseOptions.full_kv).
+  if (request.restored_heads().empty() || ticket.classes == nullptr) return absl::OkStatus();
   const std::vector<int32_t> restored(request.restored_heads().begin(), request.restored_heads().end());
   const bool compressed = ticket.kv->classes() != nullptr;
   const engine::KvShape& shape = ticket.kv->shape();

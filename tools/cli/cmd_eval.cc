@@ -27,7 +27,7 @@ using nlohmann::json;
 
 struct Flags {
   SourceFlags source;
-  std::vector<std::string> data, reuse = {"exact"}, decode = {"dense"}, provenance = {"context"};
+  std::vector<std::string> data, reuse = {"exact"}, decode = {"auto"}, provenance = {"context"};
   std::vector<int64_t> lengths;
   int64_t limit = 0;
   uint64_t kv_bytes = 2ull << 30;
@@ -251,7 +251,7 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
 absl::Status RunEval(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
-  const bool reuses = std::any_of(methods.begin(), methods.end(), [](const auto& m) { return m.reuses_segments(); });
+  const bool reuses = std::any_of(methods.begin(), methods.end(), [](const auto& m) { return m.reuse != "exact"; });
   SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, reuses));
   Evaluation evaluation(*source->generator, flags);
   size_t done = 0;

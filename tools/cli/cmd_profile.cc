@@ -83,7 +83,9 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
       const auto tokenizer,
       tokenizer::Tokenizer::Load(flags.tokenizer_dir.empty() ? flags.model.dir : flags.tokenizer_dir));
   SPLICE_ASSIGN_OR_RETURN(const auto texts, ReadTexts(flags, *tokenizer));
-  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(flags.model, flags.backend, "auto"));
+  ModelSource source = flags.model;
+  source.head_classes = "none";  // the map beside the model is what is being made
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(source, flags.backend, "auto"));
   SPLICE_ASSIGN_OR_RETURN(const auto profiler,
                           engine::HeadProfiler::Create(model, {.window = preset.window,
                                                                .sinks = preset.sinks,

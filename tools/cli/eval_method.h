@@ -21,7 +21,7 @@ struct EvalMethod {
   std::string decode;
   Provenance provenance = Provenance::kContext;
 
-  bool reuses_segments() const { return reuse != "exact"; }
+  bool reuses_segments() const { return reuse != "exact" && reuse != "redknot"; }
 };
 
 // "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1". InvalidArgument names what is wrong.
