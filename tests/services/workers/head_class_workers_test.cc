@@ -87,6 +87,8 @@ TEST_P(HeadClassWorkersTest, WhatNeedsEverythingGetsEverything) {
   const auto prompt = Prompt(3, 700);
   v1::ReuseOptions full = reuse_, exact;
   full.set_full_kv(true);
+  full.set_restore_share(0.1);
+  full.set_restore_threshold(0);
   exact.set_policy("exact");
   for (const v1::ReuseOptions& reuse : {full, exact}) {
     reuse_ = reuse;
