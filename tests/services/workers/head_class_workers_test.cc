@@ -150,6 +150,28 @@ TEST_P(HeadClassWorkersTest, TicketsWithHolesAreChecked) {
   EXPECT_EQ(Reserve(prompt, Sampling(5)).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Where a write costs more than the pages that it would save, everything is sent; tokens are the same.
+TEST_P(HeadClassWorkersTest, WhatDoesNotPayIsNotLeftOut) {
+  StartWorkers(MapFile("paper"));
+  const auto prompt = Prompt(31, 900);  // a hole of 9 pages a head
+  const double page_s = static_cast<double>(model_->page_bytes()) / 1e9;
+  for (const auto& [write_s, pages] : {std::pair{4.4 * page_s, KeptPages(900)}, {4.6 * page_s, DensePages(900)}}) {
+    kv_bytes_per_s_ = 1e9;
+    kv_write_s_ = write_s;
+    const Result result = Generate(prompt, Sampling(24));
+    ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
+    EXPECT_EQ(result.receipt.bytes_moved(), Bytes(pages)) << write_s;
+    EXPECT_EQ(result.tokens, Expected(prompt, Sampling(24))) << write_s;
+  }
+  // What the self-test measured is a number that one can decide by.
+  EXPECT_GT(connected_.bytes_per_s(), 1e6);
+  EXPECT_GE(connected_.write_seconds(), 0);
+  EXPECT_LT(connected_.write_seconds(), 1e-2);
+  std::printf("%s: %.2f GB/s, %.2f us a write\n", carrier_.c_str(), connected_.bytes_per_s() / 1e9,
+              connected_.write_seconds() * 1e6);
+  EXPECT_TRUE(PagesComeBack());
+}
+
 TEST_P(HeadClassWorkersTest, OtherHeadClassesAreNotConnected) {
   StartWorkers(MapFile("safe"), MapFile("paper"));
   const absl::Status refused = Connect();

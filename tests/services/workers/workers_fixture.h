@@ -120,6 +120,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     grpc::ClientContext context;
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(prefill_stub_->ConnectPeer(&context, request, &response)));
     carrier_ = response.transport();
+    connected_ = response;
     return absl::OkStatus();
   }
 
@@ -145,6 +146,8 @@ class WorkersTest : public testing::TestWithParam<Way> {
     request.set_model_fingerprint(wire::ToBytes(model_->fingerprint()));
     request.set_ttl_ms(ttl_ms);
     *request.mutable_reuse() = reuse_;
+    request.set_kv_bytes_per_s(kv_bytes_per_s_);
+    request.set_kv_write_seconds(kv_write_s_);
     v1::Ticket ticket;
     grpc::ClientContext context;
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(decode_stub_->Reserve(&context, request, &ticket)));
@@ -234,6 +237,8 @@ class WorkersTest : public testing::TestWithParam<Way> {
   std::unique_ptr<v1::Prefill::Stub> prefill_stub_;
   std::string carrier_;
   v1::ReuseOptions reuse_;  // of all requests
+  v1::ConnectPeerResponse connected_;
+  double kv_bytes_per_s_ = 0, kv_write_s_ = 0;  // of reservations: the way of the KV, not known
 };
 
 inline std::string WayName(const testing::TestParamInfo<Way>& info) {
