@@ -22,6 +22,25 @@ struct GemmPlans::Plan {
   }
 };
 
+GemmPlans::Key GemmPlans::KeyOf(const LinearArgs& a, int64_t num_rows) {
+  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+  return {num_rows, weight.out_features(), weight.in_features(),
+          static_cast<int64_t>(weight.dtype()) | static_cast<int64_t>(a.x.dtype) << 8 |
+              static_cast<int64_t>(a.y.dtype) << 16};
+}
+
+// Numbers of rows that differ by an eighth at most, and small ones only when equal.
+GemmPlans::Key GemmPlans::BucketOf(const LinearArgs& a) {
+  constexpr int64_t kEach = 64;
+  int64_t rows = a.num_rows;
+  if (rows > kEach) {
+    int64_t step = kEach;
+    while (step * 16 < rows) step *= 2;
+    rows = (rows + step - 1) / step * step;
+  }
+  return KeyOf(a, rows);
+}
+
 GemmPlans::GemmPlans(bool deterministic) : deterministic_(deterministic) {}
 GemmPlans::~GemmPlans() = default;
 
@@ -48,9 +67,22 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
   if (!deterministic_) {
-    if (status == CUBLAS_STATUS_SUCCESS)
+    // Asking takes a millisecond, and chosen rows come in every number: neighbours share an answer where it serves
+    // both.
+    const Key bucket = BucketOf(a);
+    const auto known = algorithms_.find(bucket);
+    cublasLtMatmulHeuristicResult_t checked{};
+    if (status == CUBLAS_STATUS_SUCCESS && known != algorithms_.end() &&
+        cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &known->second, &checked) ==
+            CUBLAS_STATUS_SUCCESS &&
+        checked.workspaceSize <= ctx.workspace_bytes) {
+      result.algo = known->second;
+      count = 1;
+    } else if (status == CUBLAS_STATUS_SUCCESS) {
       status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
                                               &result, &count);
+      if (status == CUBLAS_STATUS_SUCCESS && count > 0) algorithms_[bucket] = result.algo;
+    }
   } else {
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
     if (status == CUBLAS_STATUS_SUCCESS)
@@ -80,9 +112,7 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
 
 absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
   const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-  const Key key{a.num_rows, weight.out_features(), weight.in_features(),
-                static_cast<int64_t>(weight.dtype()) | static_cast<int64_t>(a.x.dtype) << 8 |
-                    static_cast<int64_t>(a.y.dtype) << 16};
+  const Key key = KeyOf(a, a.num_rows);
   Plan* plan = nullptr;
   {
     std::lock_guard lock(mutex_);

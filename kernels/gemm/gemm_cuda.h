@@ -45,18 +45,21 @@ class GemmPlans {
 
   // y = x Wᵀ: x of the weight's type (f32 in full f32, or bf16 with f32 accumulation), y of that type or f32.
   // Asynchronous on ctx.stream. The result of a row may depend on num_rows in its last bits, because cuBLASLt chooses
-  // its algorithm by the shape, unless deterministic: then the algorithm is that of kDeterministicRows rows for every
-  // number. The bias is not added here.
+  // its algorithm by the shape (and by the first number of rows that was seen of about that size), unless
+  // deterministic: then the algorithm is that of kDeterministicRows rows for every number. The bias is not added here.
   absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
 
  private:
   struct Plan;
   using Key = std::array<int64_t, 4>;  // rows, out, in, element types
+  static Key KeyOf(const LinearArgs& args, int64_t num_rows);
+  static Key BucketOf(const LinearArgs& args);
   absl::Status Make(const GemmContext& ctx, const LinearArgs& args, Plan& plan);
 
   static constexpr int64_t kDeterministicRows = 512;
   const bool deterministic_;
-  std::mutex mutex_;  // guards plans_
+  std::mutex mutex_;                                // guards the two below
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;  // by bucket
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 

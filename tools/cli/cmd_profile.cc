@@ -2,8 +2,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "services/base/status.h"
 #include "services/engine/model/head_class_import.h"
@@ -19,11 +24,30 @@ namespace {
 
 struct Flags {
   ModelSource model;
-  std::string tokenizer_dir, backend = "auto", preset = "safe", import_file, show_file, out_file, svg_file;
+  std::string tokenizer_dir, backend = "auto", preset = "safe", ranking = "edge";
+  std::string import_file, show_file, quality_file, out_file, svg_file;
   std::vector<std::string> data;
   int32_t num_threads = 0, text_tokens = 2048, chunk_tokens = 512;
   int64_t num_texts = 24;
+  // Instead of the preset's; negative: its own.
+  double global_share = -1;
+  int32_t window = -1, sinks = -1;
 };
+
+struct CalibrationText {
+  std::vector<int32_t> ids;
+  int32_t num_answer_tokens = 0;
+};
+
+absl::StatusOr<engine::HeadPreset> PresetOf(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(engine::HeadPreset preset, engine::FindHeadPreset(flags.preset));
+  if (flags.global_share >= 0) preset.global_share = flags.global_share;
+  if (flags.window >= 0) preset.window = flags.window;
+  if (flags.sinks >= 0) preset.sinks = flags.sinks;
+  if (flags.global_share >= 0 || flags.window >= 0 || flags.sinks >= 0) preset.name += " (changed)";
+  preset.ranking = flags.ranking == "combined" ? engine::HeadRanking::kCombined : engine::HeadRanking::kEdge;
+  return preset;
+}
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -37,39 +61,45 @@ bool EndsWith(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Prompts of evaluation sets as they are, the last tokens of longer ones; other files are plain text, cut into pieces.
-// From every file the same number, so that no task decides alone.
-absl::StatusOr<std::vector<std::vector<int32_t>>> ReadTexts(const Flags& flags, const tokenizer::Tokenizer& tokenizer) {
+// Samples of evaluation sets with one answer at their end, no longer than a text may be; other files are plain text,
+// cut into pieces. From every file the same number, so that no task decides alone.
+absl::StatusOr<std::vector<CalibrationText>> ReadTexts(const Flags& flags, const tokenizer::Tokenizer& tokenizer) {
   const auto shortest = static_cast<size_t>(2 * flags.chunk_tokens), longest = static_cast<size_t>(flags.text_tokens);
   const auto of_each = static_cast<size_t>((flags.num_texts + static_cast<int64_t>(flags.data.size()) - 1) /
                                            static_cast<int64_t>(flags.data.size()));
-  std::vector<std::vector<int32_t>> texts;
+  std::vector<CalibrationText> texts;
   for (const std::string& path : flags.data) {
     const size_t before = texts.size();
     const auto encode = [&](const std::string& text) {
       return tokenizer.Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
     };
     if (EndsWith(path, ".jsonl") || EndsWith(path, ".jsonl.xz")) {
-      SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadEvalData(path));
+      SPLICE_ASSIGN_OR_RETURN(std::vector<EvalSample> samples, LoadEvalData(path));
+      // The longest that fit first: a window leaves out most of them.
+      std::stable_sort(samples.begin(), samples.end(),
+                       [](const EvalSample& a, const EvalSample& b) { return a.length > b.length; });
       for (const EvalSample& sample : samples) {
         if (texts.size() - before == of_each) break;
+        if (sample.answers.size() != 1) continue;
         std::string text;
         for (const EvalSegment& segment : sample.segments) text += segment.text;
-        for (const std::string& answer : sample.answers) text += answer;
         SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, encode(text));
-        if (ids.size() < shortest) continue;
-        if (ids.size() > longest) ids.erase(ids.begin(), ids.end() - static_cast<int64_t>(longest));
-        texts.push_back(std::move(ids));
+        SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> answer, encode(sample.answers[0]));
+        ids.insert(ids.end(), answer.begin(), answer.end());
+        if (ids.size() < shortest || ids.size() > longest) continue;
+        texts.push_back({std::move(ids), static_cast<int32_t>(answer.size())});
       }
     } else {
       SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(path));
       SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, encode(text));
       for (size_t at = 0; at + shortest <= ids.size() && texts.size() - before < of_each; at += longest)
-        texts.emplace_back(ids.begin() + static_cast<int64_t>(at),
-                           ids.begin() + static_cast<int64_t>(std::min(ids.size(), at + longest)));
+        texts.push_back({{ids.begin() + static_cast<int64_t>(at),
+                          ids.begin() + static_cast<int64_t>(std::min(ids.size(), at + longest))},
+                         0});
     }
     if (texts.size() == before)
-      return InvalidArgument("{}: no text of at least {} tokens (twice --chunk-tokens)", path, shortest);
+      return InvalidArgument("{}: no text of {} tokens (twice --chunk-tokens) to {} (--text-tokens)", path, shortest,
+                             longest);
   }
   if (texts.size() < 2)
     return absl::InvalidArgumentError("at least two calibration texts are needed: give more --data");
@@ -78,7 +108,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ReadTexts(const Flags& flags, 
 
 absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
   if (flags.data.empty()) return absl::InvalidArgumentError("--data is needed: text to calibrate with");
-  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, engine::FindHeadPreset(flags.preset));
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, PresetOf(flags));
   SPLICE_ASSIGN_OR_RETURN(
       const auto tokenizer,
       tokenizer::Tokenizer::Load(flags.tokenizer_dir.empty() ? flags.model.dir : flags.tokenizer_dir));
@@ -94,7 +124,7 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
                                                                .executor = {.num_threads = flags.num_threads}}));
   const bool progress = isatty(STDERR_FILENO) != 0;
   for (size_t i = 0; i < texts.size(); ++i) {
-    SPLICE_RETURN_IF_ERROR(profiler->Add(texts[i], texts[(i + 1) % texts.size()]));
+    SPLICE_RETURN_IF_ERROR(profiler->Add(texts[i].ids, texts[(i + 1) % texts.size()].ids, texts[i].num_answer_tokens));
     if (progress) fmt::print(stderr, "\rprofiled {} of {} texts", i + 1, texts.size());
   }
   if (progress) fmt::print(stderr, "\n");
@@ -106,10 +136,44 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
 }
 
 absl::StatusOr<engine::HeadClassMap> Import(const Flags& flags) {
-  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, engine::FindHeadPreset(flags.preset));
+  SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, PresetOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(flags.import_file));
   return EndsWith(flags.import_file, ".tsv") ? engine::ImportDuoAttention(text, flags.import_file, preset)
                                              : engine::ImportRedKnot(text, flags.import_file);
+}
+
+// What `splice eval --json` wrote of the methods exact and splice: the right answers of the tasks that exact answers at
+// 80 % or more, where both were asked.
+absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(path));
+  const nlohmann::json root = nlohmann::json::parse(text, nullptr, false);
+  if (!root.is_object() || !root.contains("rows"))
+    return InvalidArgument("{}: not written by splice eval --json", path);
+  std::map<std::pair<std::string, int64_t>, const nlohmann::json*> exact, splice;
+  for (const nlohmann::json& row : root["rows"]) {
+    const std::string task = row.value("task", ""), reuse = row.value("reuse", "");
+    if (task == "core tasks") continue;  // the sum of the others
+    if (reuse == "exact") exact[{task, row.value("length", int64_t{0})}] = &row;
+    // Isolated segments are the harder case.
+    auto& entry = splice[{task, row.value("length", int64_t{0})}];
+    if (reuse == "splice" && (entry == nullptr || row.value("provenance", "") == "isolated")) entry = &row;
+  }
+  engine::HeadQuality quality;
+  std::set<int64_t> lengths;
+  for (const auto& [key, row] : exact) {
+    const nlohmann::json* other = splice[key];
+    if (other == nullptr || row->value("accuracy", 0.0) < 0.8) continue;
+    const auto right = [](const nlohmann::json& r) {
+      return std::llround(r.value("accuracy", 0.0) * static_cast<double>(r.value("n", int64_t{0})));
+    };
+    quality.samples += row->value("n", int64_t{0});
+    quality.exact += right(*row);
+    quality.splice += right(*other);
+    lengths.insert(key.second);
+  }
+  if (quality.samples == 0) return InvalidArgument("{}: no task in which exact and splice were both measured", path);
+  quality.data = fmt::format("core tasks of {} tokens", fmt::join(lengths, ", "));
+  return quality;
 }
 
 absl::Status RunProfile(const Flags& flags) {
@@ -117,7 +181,14 @@ absl::Status RunProfile(const Flags& flags) {
     if (!flags.show_file.empty()) return engine::HeadClassMap::Load(flags.show_file);
     return flags.import_file.empty() ? Profile(flags) : Import(flags);
   };
-  SPLICE_ASSIGN_OR_RETURN(const engine::HeadClassMap map, make());
+  SPLICE_ASSIGN_OR_RETURN(engine::HeadClassMap map, make());
+  if (!flags.quality_file.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(const engine::HeadQuality quality, ReadQuality(flags.quality_file));
+    map.set_quality(quality);
+    fmt::print("splice answers {} of {} rightly, exact {}: {}\n", quality.splice, quality.samples, quality.exact,
+               quality.within_contract() ? "within two points, so reuse \"auto\" will be splice"
+                                         : "more than two points behind, so reuse \"auto\" stays sparsex");
+  }
   fmt::print("{}{:.0f} % global; of 8K tokens {:.0f} % are kept, of 32K {:.0f} %\n", HeadClassTable(map),
              100 * map.global_share(), 100 * map.kept_share(8192), 100 * map.kept_share(32768));
   if (!flags.svg_file.empty())
@@ -150,6 +221,19 @@ Command MakeProfileCommand(CLI::App& root) {
   app.add_option("--data", flags->data, "calibration text: evaluation sets (.jsonl, .jsonl.xz) or plain text")
       ->delimiter(',');
   app.add_option("--preset", flags->preset, "safe, mid or paper")->capture_default_str();
+  app.add_option("--global-share", flags->global_share, "share of global heads, instead of the preset's")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--window", flags->window, "tokens of a local head's window, instead of the preset's")
+      ->check(CLI::Range(1, engine::kHeadWindowMax));
+  app.add_option("--sinks", flags->sinks, "first tokens that a local head keeps, instead of the preset's")
+      ->check(CLI::Range(0, engine::kHeadWindowMax));
+  app.add_option("--rank", flags->ranking,
+                 "which heads are global: edge (those whose window would lose most, at its worst and where texts are "
+                 "answered) or combined (RedKnot's: mean loss, or copies that go stale)")
+      ->check(CLI::IsMember({"edge", "combined"}))
+      ->capture_default_str();
+  app.add_option("--quality-from", flags->quality_file,
+                 "a table of splice eval --json with exact and splice: its result goes into the map");
   app.add_option("--texts", flags->num_texts, "texts to measure")->check(CLI::Range(2, 100000))->capture_default_str();
   app.add_option("--text-tokens", flags->text_tokens, "tokens of a text at most")
       ->check(CLI::Range(256, 1 << 20))

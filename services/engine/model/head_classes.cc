@@ -120,7 +120,11 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
                "a profile of the model");
   std::vector<size_t> order(num_heads);
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto need = [&](size_t i) { return std::max(profile.edge_mass[i], profile.prefix_shift[i]); };
+  const auto need = [&](size_t i) {
+    if (preset.ranking == HeadRanking::kCombined) return std::max(profile.edge_mass[i], profile.prefix_shift[i]);
+    const float answers = profile.answer_mass.empty() ? 0 : profile.answer_mass[i];
+    return std::max(profile.edge_mass_q99[i], answers);
+  };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return need(a) > need(b); });
   std::vector<HeadClass> classes(num_heads, {.is_global = false, .window = preset.window, .sinks = preset.sinks});
   const auto num_global = static_cast<size_t>(std::lround(preset.global_share * static_cast<double>(num_heads)));
@@ -171,6 +175,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
     profile.edge_mass = ReadScores(inner, "edge_mass", num_layers, num_kv_heads);
     profile.edge_mass_q99 = ReadScores(inner, "edge_mass_q99", num_layers, num_kv_heads);
     profile.prefix_shift = ReadScores(inner, "prefix_shift", num_layers, num_kv_heads);
+    if (inner.Has("answer_mass")) profile.answer_mass = ReadScores(inner, "answer_mass", num_layers, num_kv_heads);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
   HeadQuality quality;
@@ -229,6 +234,8 @@ std::string HeadClassMap::ToJson() const {
     profile["edge_mass"] = table([&](size_t i) { return rounded(profile_.edge_mass[i]); });
     profile["edge_mass_q99"] = table([&](size_t i) { return rounded(profile_.edge_mass_q99[i]); });
     profile["prefix_shift"] = table([&](size_t i) { return rounded(profile_.prefix_shift[i]); });
+    if (!profile_.answer_mass.empty())
+      profile["answer_mass"] = table([&](size_t i) { return rounded(profile_.answer_mass[i]); });
   }
   // One line for each member, and for each layer of a table.
   std::string text = "{\n";

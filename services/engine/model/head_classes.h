@@ -33,6 +33,9 @@ struct HeadProfile {
   std::vector<float> edge_mass;      // attention outside of sinks and window, mean over rows, largest of the group
   std::vector<float> edge_mass_q99;  // its 99th percentile over probe windows: what restoring compares with
   std::vector<float> prefix_shift;   // how much other text in front turns what the head reads
+  // Of the rows that answer, where texts end with an answer: the mean of a text, its 95th percentile over texts. Empty:
+  // no text had one.
+  std::vector<float> answer_mass;
   bool empty() const { return edge_mass.empty(); }
 };
 
@@ -45,6 +48,16 @@ struct HeadQuality {
   bool within_contract() const { return samples > 0 && 50 * (exact - splice) <= samples; }
 };
 
+// By what a profile ranks heads.
+enum class HeadRanking : uint8_t {
+  // max(edge_mass_q99, answer_mass): what a window would lose where it matters, as DuoAttention looks at answers only.
+  kEdge,
+  // max(prefix_shift, edge_mass), means over all rows: RedKnot's. A head whose copies go stale behind other text may
+  // need
+  // no more than a window, and a mean over all rows hides the few in which a head looks far.
+  kCombined,
+};
+
 // How a profile becomes classes.
 struct HeadPreset {
   std::string name;
@@ -52,6 +65,7 @@ struct HeadPreset {
   int32_t window = 256;
   int32_t sinks = 64;
   int32_t dense_prefix_layers = 0;  // every head of the first layers is global, beyond the share
+  HeadRanking ranking = HeadRanking::kEdge;
 };
 // "safe", "mid", "paper". InvalidArgument for another name, with these.
 absl::StatusOr<HeadPreset> FindHeadPreset(std::string_view name);
@@ -65,7 +79,7 @@ class HeadClassMap {
 
   // Every head global: nothing is left out.
   static HeadClassMap AllGlobal(int32_t num_layers, int32_t num_kv_heads);
-  // The round(share * heads) heads with the largest max(prefix_shift, edge_mass) are global, ties to the lower layer
+  // The round(share * heads) heads that the ranking puts first are global, ties to the lower layer
   // and head; so are those of the dense prefix. REQUIRES: a profile of this shape.
   static HeadClassMap FromProfile(int32_t num_layers, int32_t num_kv_heads, HeadProfile profile,
                                   const HeadPreset& preset);
@@ -118,8 +132,8 @@ class HeadClassMap {
   chunk::Digest digest_{};
 };
 
-// What a head of this class sees where the model itself lets it see `own`: of two windows the shorter one counts, and of
-// a model with a window of its own there are no sinks beyond that.
+// What a head of this class sees where the model itself lets it see `own`: of two windows the shorter one counts, and
+// of a model with a window of its own there are no sinks beyond that.
 kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& own);
 // What the rows of a head see in a layer where classes count: its class, inside of what the model itself lets it see.
 kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,

@@ -26,9 +26,9 @@ std::vector<float> LargestOfGroups(const std::vector<float>& of_query_heads, con
   return largest;
 }
 
-float Percentile99(std::vector<float> values) {
+float Percentile(std::vector<float> values, double share) {
   if (values.empty()) return 0;
-  const auto rank = static_cast<size_t>(std::ceil(0.99 * static_cast<double>(values.size()))) - 1;
+  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size()))) - 1;
   std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(rank), values.end());
   return values[rank];
 }
@@ -54,10 +54,11 @@ absl::StatusOr<std::unique_ptr<HeadProfiler>> HeadProfiler::Create(std::shared_p
   profiler->edge_sum_.resize(heads);
   profiler->shift_sum_.resize(heads);
   profiler->edge_of_rows_.resize(heads);
+  profiler->edge_of_answers_.resize(heads);
   return profiler;
 }
 
-absl::Status HeadProfiler::Run(std::span<const int32_t> tokens, bool measure_edge,
+absl::Status HeadProfiler::Run(std::span<const int32_t> tokens, bool measure_edge, int32_t num_answer_tokens,
                                const std::function<void(int32_t, std::span<const float>)>& on_chunk) {
   const ModelConfig& config = model_->config();
   SPLICE_RETURN_IF_ERROR(ValidatePrompt(tokens, config));
@@ -71,26 +72,29 @@ absl::Status HeadProfiler::Run(std::span<const int32_t> tokens, bool measure_edg
       {.tokens = tokens, .positions = positions, .kv = &kv, .policy = policy.get()},
       {.rule = kernels::VisibilityRule::kBand, .num_sinks = options_.sinks, .window = options_.window},
       [&](const AttentionObservation& seen) {
-        if (measure_edge) AddEdge(seen);
+        if (measure_edge) AddEdge(seen, num_answer_tokens);
         on_chunk(seen.layer, seen.out.last(chunk));
       });
 }
 
-void HeadProfiler::AddEdge(const AttentionObservation& seen) {
+void HeadProfiler::AddEdge(const AttentionObservation& seen, int32_t num_answer_tokens) {
   const auto heads = static_cast<size_t>(model_->config().num_qo_heads);
   const size_t rows = seen.lse.size() / heads;
   for (size_t h = 0; h < heads; ++h) {
     const size_t at = static_cast<size_t>(seen.layer) * heads + h;
-    double block = 0;
+    double block = 0, answer = 0;
+    const size_t first_answer = rows - 1 - static_cast<size_t>(num_answer_tokens);  // its row chooses the first token
     for (size_t row = 0; row < rows; ++row) {
       const double inside = std::exp(double{seen.lse_other[row * heads + h]} - double{seen.lse[row * heads + h]});
       const double edge = std::clamp(1 - inside, 0.0, 1.0);
       edge_sum_[at] += edge;
       block += edge;
+      if (row >= first_answer && row + 1 < rows) answer += edge;
       if ((row + 1) % kProbeRows != 0) continue;
       edge_of_rows_[at].push_back(static_cast<float>(block / kProbeRows));
       block = 0;
     }
+    if (num_answer_tokens > 0) edge_of_answers_[at].push_back(static_cast<float>(answer / num_answer_tokens));
   }
 }
 
@@ -109,7 +113,11 @@ void HeadProfiler::AddShift(int32_t layer, std::span<const float> alone, std::sp
   }
 }
 
-absl::Status HeadProfiler::Add(std::span<const int32_t> text, std::span<const int32_t> other) {
+absl::Status HeadProfiler::Add(std::span<const int32_t> text, std::span<const int32_t> other,
+                               int32_t num_answer_tokens) {
+  if (num_answer_tokens < 0 || num_answer_tokens >= options_.chunk_tokens)
+    return InvalidArgument("an answer of {} tokens at the end of a calibration text; fewer than {} are possible",
+                           num_answer_tokens, options_.chunk_tokens);
   for (const auto& tokens : {text, other}) {
     if (static_cast<int64_t>(tokens.size()) < 2 * options_.chunk_tokens ||
         static_cast<int64_t>(tokens.size()) > options_.max_text_tokens)
@@ -118,16 +126,16 @@ absl::Status HeadProfiler::Add(std::span<const int32_t> text, std::span<const in
   }
   const auto chunk = text.last(static_cast<size_t>(options_.chunk_tokens));
   ChunkOutputs alone(static_cast<size_t>(model_->config().num_layers));
-  SPLICE_RETURN_IF_ERROR(Run(chunk, false, [&](int32_t layer, std::span<const float> outputs) {
+  SPLICE_RETURN_IF_ERROR(Run(chunk, false, 0, [&](int32_t layer, std::span<const float> outputs) {
     alone[static_cast<size_t>(layer)].assign(outputs.begin(), outputs.end());
   }));
   const auto compare = [&](int32_t layer, std::span<const float> outputs) {
     AddShift(layer, alone[static_cast<size_t>(layer)], outputs);
   };
-  SPLICE_RETURN_IF_ERROR(Run(text, true, compare));
+  SPLICE_RETURN_IF_ERROR(Run(text, true, num_answer_tokens, compare));
   std::vector<int32_t> elsewhere(other.begin(), other.end() - options_.chunk_tokens);
   elsewhere.insert(elsewhere.end(), chunk.begin(), chunk.end());
-  SPLICE_RETURN_IF_ERROR(Run(elsewhere, false, compare));
+  SPLICE_RETURN_IF_ERROR(Run(elsewhere, false, 0, compare));
   ++num_texts_;
   num_rows_ += static_cast<int64_t>(text.size());
   num_shift_rows_ += 2 * int64_t{options_.chunk_tokens};
@@ -136,17 +144,19 @@ absl::Status HeadProfiler::Add(std::span<const int32_t> text, std::span<const in
 
 HeadProfile HeadProfiler::Result() const {
   SPLICE_CHECK(num_texts_ > 0, "texts were measured");
-  std::vector<float> edge, q99, shift;
+  std::vector<float> edge, q99, shift, answers;
   for (size_t i = 0; i < edge_sum_.size(); ++i) {
     edge.push_back(static_cast<float>(edge_sum_[i] / static_cast<double>(num_rows_)));
-    q99.push_back(Percentile99(edge_of_rows_[i]));
+    q99.push_back(Percentile(edge_of_rows_[i], 0.99));
+    if (!edge_of_answers_[i].empty()) answers.push_back(Percentile(edge_of_answers_[i], 0.95));
     shift.push_back(static_cast<float>(shift_sum_[i] / static_cast<double>(num_shift_rows_)));
   }
   const ModelConfig& config = model_->config();
   return {.num_tokens = num_rows_,
           .edge_mass = LargestOfGroups(edge, config),
           .edge_mass_q99 = LargestOfGroups(q99, config),
-          .prefix_shift = LargestOfGroups(shift, config)};
+          .prefix_shift = LargestOfGroups(shift, config),
+          .answer_mass = LargestOfGroups(answers, config)};
 }
 
 }  // namespace spl::engine

@@ -36,9 +36,10 @@ class HeadProfiler {
   static absl::StatusOr<std::unique_ptr<HeadProfiler>> Create(std::shared_ptr<const Model> model,
                                                               const HeadProfilerOptions& options);
 
-  // Measures one text; its last chunk also alone, and behind the start of `other`. Three prefills.
-  // InvalidArgument: fewer than 2 · chunk_tokens or more than max_text_tokens in either.
-  absl::Status Add(std::span<const int32_t> text, std::span<const int32_t> other);
+  // Measures one text; its last chunk also alone, and behind the start of `other`. Three prefills. The last
+  // num_answer_tokens of it are an answer: the rows that choose them are those that must find what it is made of.
+  // InvalidArgument: fewer than 2 · chunk_tokens or more than max_text_tokens in either; a longer answer than a chunk.
+  absl::Status Add(std::span<const int32_t> text, std::span<const int32_t> other, int32_t num_answer_tokens = 0);
 
   int64_t num_texts() const { return num_texts_; }
   // REQUIRES: num_texts() > 0.
@@ -50,9 +51,9 @@ class HeadProfiler {
   using ChunkOutputs = std::vector<std::vector<float>>;
   // Runs the tokens; the edge mass of each row is handed to `on_edge` when that is set, and the outputs of the last
   // chunk to `on_chunk`.
-  absl::Status Run(std::span<const int32_t> tokens, bool measure_edge,
+  absl::Status Run(std::span<const int32_t> tokens, bool measure_edge, int32_t num_answer_tokens,
                    const std::function<void(int32_t layer, std::span<const float> outputs)>& on_chunk);
-  void AddEdge(const AttentionObservation& seen);
+  void AddEdge(const AttentionObservation& seen, int32_t num_answer_tokens);
   void AddShift(int32_t layer, std::span<const float> alone, std::span<const float> prefixed);
 
   std::shared_ptr<const Model> model_;
@@ -62,8 +63,9 @@ class HeadProfiler {
   std::unique_ptr<Executor> executor_;
 
   int64_t num_texts_ = 0, num_rows_ = 0, num_shift_rows_ = 0;
-  std::vector<double> edge_sum_, shift_sum_;      // [layer][query head]
-  std::vector<std::vector<float>> edge_of_rows_;  // [layer][query head] → means of 64 rows
+  std::vector<double> edge_sum_, shift_sum_;         // [layer][query head]
+  std::vector<std::vector<float>> edge_of_rows_;     // [layer][query head] → means of 64 rows
+  std::vector<std::vector<float>> edge_of_answers_;  // the same → means of one text's answer
 };
 
 }  // namespace spl::engine

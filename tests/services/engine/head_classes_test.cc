@@ -60,8 +60,11 @@ TEST(HeadClassMap, TheHeadsThatNeedMostAreGlobal) {
                       .edge_mass = {0.1f, 0.4f, 0.2f, 0.2f, 0.0f, 0.2f, 0.1f, 0.0f},
                       .edge_mass_q99 = std::vector<float>(8, 0.5f),
                       .prefix_shift = {0.0f, 0.0f, 0.0f, 0.0f, 0.3f, 0.0f, 0.1f, 0.0f}};
+  HeadRanking ranking = HeadRanking::kCombined;
   const auto globals = [&](const HeadPreset& preset) {
-    const HeadClassMap map = HeadClassMap::FromProfile(4, 2, profile, preset);
+    HeadPreset ranked = preset;
+    ranked.ranking = ranking;
+    const HeadClassMap map = HeadClassMap::FromProfile(4, 2, profile, ranked);
     std::string text;
     for (int32_t layer = 0; layer < 4; ++layer) {
       for (int32_t head = 0; head < 2; ++head) text += map.at(layer, head).is_global ? 'g' : '.';
@@ -73,13 +76,20 @@ TEST(HeadClassMap, TheHeadsThatNeedMostAreGlobal) {
   EXPECT_EQ(globals({.name = "t", .global_share = 1.0 / 8, .dense_prefix_layers = 1}), "gg......");
   EXPECT_EQ(globals({.name = "t", .global_share = 0}), "........");
   EXPECT_EQ(globals({.name = "t", .global_share = 1}), "gggggggg");
+  // By what a window loses at its worst, and where texts are answered.
+  ranking = HeadRanking::kEdge;
+  profile.edge_mass_q99 = {0.1f, 0.2f, 0.9f, 0.0f, 0.0f, 0.3f, 0.0f, 0.0f};
+  EXPECT_EQ(globals({.name = "t", .global_share = 2.0 / 8}), "..g..g..");
+  profile.answer_mass = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.5f, 0.0f};
+  EXPECT_EQ(globals({.name = "t", .global_share = 2.0 / 8}), "..g...g.");
 }
 
 TEST(HeadClassMap, WhatWasWrittenIsRead) {
   HeadProfile profile{.num_tokens = 2048,
                       .edge_mass = {0.125f, 0.5f, 0.25f, 0.0f},
                       .edge_mass_q99 = {0.25f, 0.75f, 0.5f, 0.125f},
-                      .prefix_shift = {0.0f, 1.0f, 0.0625f, 0.5f}};
+                      .prefix_shift = {0.0f, 1.0f, 0.0625f, 0.5f},
+                      .answer_mass = {0.0f, 0.25f, 0.5f, 1.0f}};
   HeadClassMap map = HeadClassMap::FromProfile(2, 2, profile, *FindHeadPreset("mid"));
   chunk::Digest fingerprint{};
   fingerprint[0] = 0xab;
@@ -91,6 +101,7 @@ TEST(HeadClassMap, WhatWasWrittenIsRead) {
   EXPECT_EQ(again->profile().edge_mass, profile.edge_mass);
   EXPECT_EQ(again->profile().edge_mass_q99, profile.edge_mass_q99);
   EXPECT_EQ(again->profile().prefix_shift, profile.prefix_shift);
+  EXPECT_EQ(again->profile().answer_mass, profile.answer_mass);
   EXPECT_EQ(again->ToJson(), map.ToJson());
   EXPECT_TRUE(again->CheckModel(2, 2, fingerprint).ok());
 }
