@@ -32,6 +32,26 @@ struct Room {
   std::vector<int64_t> of_rank;  // pages
 };
 
+// The way of the KV, as far as it is known.
+struct Way {
+  double bytes_per_s = 0;
+  double write_s = 0;
+};
+
+// Whether bytes that are not sent make up for the writes that are more: a prompt that is sent in one piece is one write
+// a layer, without its holes one more for each side of a hole. In several pieces leaving out costs less than this.
+bool LeavingOutPays(const engine::StreamClasses& classes, int64_t num_tokens, size_t page_bytes, const Way& way) {
+  if (way.bytes_per_s <= 0) return true;
+  int64_t pages = 0, writes = 0;
+  for (const engine::HeadClass& head : classes) {
+    const int64_t hole = engine::HoleOf(head, num_tokens).size();
+    pages += hole;
+    writes += hole > 0 ? 2 : 0;
+  }
+  return static_cast<double>(pages) * static_cast<double>(page_bytes) / way.bytes_per_s >
+         static_cast<double>(writes) * way.write_s;
+}
+
 // Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
 // commit. `share`: of the local heads that may be restored.
 Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks, int64_t num_tokens,
@@ -185,7 +205,10 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   if ((ticket->sampling.needs_prompt() || request.num_output_tokens() > 0) && request.token_ids().empty())
     return InvalidArgument("token_ids is empty, but a repetition penalty or earlier output needs them");
   const int num_ranks = pool_.view().num_ranks();
-  const Room room = RoomFor(shape, ticket->classes.get(), num_ranks, tokens, reuse.restore_share);
+  const bool leave_out =
+      ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool_.view().page_bytes(),
+                                                   {request.kv_bytes_per_s(), request.kv_write_seconds()});
+  const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
   // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> needed = room.of_rank;
   for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;

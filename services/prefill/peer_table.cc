@@ -19,6 +19,7 @@ constexpr std::chrono::seconds kConnectTimeout{5};
 constexpr std::chrono::seconds kCloseTimeout{5};
 constexpr std::chrono::milliseconds kIdleWait{200};
 constexpr int kSelfTestRounds = 8;
+constexpr size_t kSelfTestPieces = 32;
 
 }  // namespace
 
@@ -91,7 +92,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   auto peer = std::make_shared<Peer>();
   peer->endpoint = endpoint;
   SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
-  SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, SelfTest(*peer->channel, endpoint));
+  SPLICE_ASSIGN_OR_RETURN(Cost cost, SelfTest(*peer->channel, endpoint));
   const kernels::Backend& backend = model_->backend();
   std::string why_not_device = "this worker's KV is in host memory";
   if (!backend.host_memory()) {
@@ -100,7 +101,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
     if (!endpoint.device_handle().empty() && options_.use_device) {
       auto pool = Import(endpoint);
       if (pool.ok()) {
-        SPLICE_ASSIGN_OR_RETURN(peer->bytes_per_s, DeviceSelfTest(**pool));
+        SPLICE_ASSIGN_OR_RETURN(cost, DeviceSelfTest(**pool));
         peer->device_pool = *std::move(pool);
       } else {
         why_not_device = MessageOf(pool.status());
@@ -118,6 +119,8 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   if (options_.require_device && peer->device_pool == nullptr)
     return Errorf(absl::StatusCode::kFailedPrecondition, "decode worker '{}' cannot be written from GPU to GPU: {}",
                   endpoint.worker_id(), why_not_device);
+  peer->bytes_per_s = cost.bytes_per_s;
+  peer->write_s = cost.write_s;
   const std::string carrier = peer->carrier();
   if (peer->bytes_per_s < options_.min_bytes_per_s)
     return Errorf(absl::StatusCode::kFailedPrecondition,
@@ -126,7 +129,8 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                   endpoint.worker_id(), carrier, peer->bytes_per_s / 1e9, options_.min_bytes_per_s / 1e9);
   peer->decode = v1::Decode::NewStub(grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
-            log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9));
+            log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9),
+            log::F("write_us", peer->write_s * 1e6));
   std::shared_ptr<const Peer> old;
   {
     std::lock_guard lock(mutex_);
@@ -136,20 +140,22 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   return std::shared_ptr<const Peer>(peer);
 }
 
-// Writes the scratch area a few times: proves the path before a request depends on it, and measures it.
-absl::StatusOr<double> PeerTable::SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint) {
+// Writes the scratch area a few times, in one piece and in many: proves the path before a request depends on it, and
+// measures it.
+absl::StatusOr<PeerTable::Cost> PeerTable::SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint) {
   const size_t bytes = static_cast<size_t>(std::min<uint64_t>(endpoint.scratch_bytes(), 1 << 20));
-  if (bytes == 0) return 0.0;
+  if (bytes < 2 * kSelfTestPieces) return Cost{};
   const std::vector<std::byte> data(bytes, std::byte{0x5a});
-  double best = 0;
-  for (int round = 0; round < kSelfTestRounds; ++round) {
-    const auto start = Clock::now();
-    SPLICE_RETURN_IF_ERROR(channel.Put({{data.data(), endpoint.scratch_offset(), bytes}}, [](const absl::Status&) {}));
-    SPLICE_RETURN_IF_ERROR(channel.FlushAndWait(kConnectTimeout));
-    best = std::max(
-        best, static_cast<double>(bytes) / std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count()));
-  }
-  return best;
+  // Every other piece: neighbours would be joined to one write.
+  const size_t piece = bytes / (2 * kSelfTestPieces);
+  std::vector<transport::PutOp> pieces;
+  for (size_t i = 0; i < kSelfTestPieces; ++i)
+    pieces.push_back({data.data() + 2 * i * piece, endpoint.scratch_offset() + 2 * i * piece, piece});
+  return Measure(bytes, bytes / 2, [&](bool in_pieces) -> absl::Status {
+    const std::vector<transport::PutOp> whole = {{data.data(), endpoint.scratch_offset(), bytes}};
+    SPLICE_RETURN_IF_ERROR(channel.Put(in_pieces ? pieces : whole, [](const absl::Status&) {}));
+    return channel.FlushAndWait(kConnectTimeout);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEndpoint& endpoint) {
@@ -172,25 +178,47 @@ absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEn
   return pool;
 }
 
-// Reads the peer's pool back into memory of our own: what is in it stays as it is. The rate of the slowest pair of
-// GPUs.
-absl::StatusOr<double> PeerTable::DeviceSelfTest(const RemotePool& pool) {
-  double slowest = 0;
+// Reads the peer's pool back into memory of our own: what is in it stays as it is. Of the slowest pair of GPUs.
+absl::StatusOr<PeerTable::Cost> PeerTable::DeviceSelfTest(const RemotePool& pool) {
+  Cost slowest;
   for (size_t rank = 0; rank < pool.parts.size(); ++rank) {
     const kernels::Backend& backend = model_->rank(static_cast<int>(rank)).backend();
     const size_t bytes = std::min<size_t>(pool.parts[rank][0]->size(), 64 << 20);
+    const size_t page = std::min(model_->page_bytes(), bytes / (2 * kSelfTestPieces));
     SPLICE_ASSIGN_OR_RETURN(const auto scratch, backend.Allocate(bytes));
+    auto* const to = static_cast<std::byte*>(scratch->data());
     for (const auto& part : pool.parts[rank]) {
-      double best = 0;
-      for (int round = 0; round < kSelfTestRounds; ++round) {
-        const auto start = Clock::now();
-        SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kWithin, scratch->data(), part->data(), bytes));
-        best = std::max(best, static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - start).count());
-      }
-      slowest = slowest == 0 ? best : std::min(slowest, best);
+      const auto* const from = static_cast<const std::byte*>(part->data());
+      std::vector<kernels::CopyOp> pieces;
+      for (size_t i = 0; i < kSelfTestPieces; ++i) pieces.push_back({to + 2 * i * page, from + 2 * i * page, page});
+      const std::vector<kernels::CopyOp> whole = {{to, from, bytes}};
+      SPLICE_ASSIGN_OR_RETURN(const Cost cost, Measure(bytes, kSelfTestPieces * page, [&](bool in_pieces) {
+                                return backend.Copy(kernels::CopyKind::kWithin, in_pieces ? pieces : whole);
+                              }));
+      slowest.bytes_per_s =
+          slowest.bytes_per_s == 0 ? cost.bytes_per_s : std::min(slowest.bytes_per_s, cost.bytes_per_s);
+      slowest.write_s = std::max(slowest.write_s, cost.write_s);
     }
   }
   return slowest;
+}
+
+// The best of some rounds of `write` in one piece of `bytes`, and in kSelfTestPieces of `bytes_in_pieces` together.
+absl::StatusOr<PeerTable::Cost> PeerTable::Measure(size_t bytes, size_t bytes_in_pieces,
+                                                   const std::function<absl::Status(bool in_pieces)>& write) {
+  double best[2] = {};
+  for (int round = 0; round < kSelfTestRounds; ++round) {
+    for (const bool in_pieces : {false, true}) {
+      const auto start = Clock::now();
+      SPLICE_RETURN_IF_ERROR(write(in_pieces));
+      const double took = std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count());
+      best[in_pieces] = round == 0 ? took : std::min(best[in_pieces], took);
+    }
+  }
+  // As many bytes in one piece would have taken part of the time of the whole; both wait for one flush.
+  const double in_one = best[0] * static_cast<double>(bytes_in_pieces) / static_cast<double>(bytes);
+  return Cost{static_cast<double>(bytes) / best[0],
+              std::max(0.0, best[1] - in_one) / static_cast<double>(kSelfTestPieces - 1)};
 }
 
 void PeerTable::Stop() {

@@ -25,7 +25,9 @@ struct Peer {
   v1::DecodeEndpoint endpoint;
   std::shared_ptr<transport::KvChannel> channel;
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
-  double bytes_per_s = 0;                    // measured when it was connected, on the way that is used
+  // Measured when it was connected, on the way that is used: the rate of large writes, and what each write adds.
+  double bytes_per_s = 0;
+  double write_s = 0;
   // Ways that are not the plain one from host memory.
   StagingPages* staging = nullptr;           // of a prefill worker on a GPU
   std::unique_ptr<PinnedPeerMemory> mapped;  // likewise, of a decode worker on this host
@@ -69,9 +71,15 @@ class PeerTable {
   };
   void Loop();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
-  absl::StatusOr<double> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
+  struct Cost {
+    double bytes_per_s = 0;
+    double write_s = 0;
+  };
+  absl::StatusOr<Cost> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
+  static absl::StatusOr<Cost> Measure(size_t bytes, size_t bytes_in_pieces,
+                                      const std::function<absl::Status(bool in_pieces)>& write);
   absl::StatusOr<std::unique_ptr<RemotePool>> Import(const v1::DecodeEndpoint& endpoint);
-  absl::StatusOr<double> DeviceSelfTest(const RemotePool& pool);
+  absl::StatusOr<Cost> DeviceSelfTest(const RemotePool& pool);
 
   transport::KvTransport& transport_;
   const std::shared_ptr<const engine::Model> model_;

@@ -175,6 +175,7 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
     if (peer.ok()) {
       response->set_transport((*peer)->carrier());
       response->set_bytes_per_s((*peer)->bytes_per_s);
+      response->set_write_seconds((*peer)->write_s);
     }
     reactor->Finish(ToGrpcStatus(peer.status()));
   };

@@ -203,7 +203,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
     attempt_ = std::make_shared<Attempt>();
     attempt_->prefill = *candidate->prefill;
     attempt_->decode = *candidate->decode;
-    attempt_->transport = candidate->link->transport;
+    attempt_->link = *candidate->link;
     attempt_->expected_seconds = candidate->cost_s;
     const uint64_t hit = cached[candidate->prefill_idx];
     const uint64_t computed = tokens > hit ? tokens - hit : 1;
@@ -238,6 +238,8 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
     const std::vector<uint32_t> tokens = CurrentTokens();
     request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   }
+  request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
+  request.set_kv_write_seconds(attempt->link.write_s);
   const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + core_.options().reserve_timeout);
   // Never cancelled: its answer may be a ticket, which has to be given back.
   ReserveCall::Start(call, *attempt->decode.worker, &v1::Decode::Stub::async_interface::Reserve, deadline,
@@ -463,7 +465,7 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
     core_.metrics().ttft_seconds.Observe(ttft_seconds_);
   }
   receipt_.decode_worker = attempt_->decode.worker_id;
-  if (receipt_.transport.empty()) receipt_.transport = attempt_->transport;
+  if (receipt_.transport.empty()) receipt_.transport = attempt_->link.transport;
   std::vector<Delta> deltas;
   for (int i = 0; i < response.first_tokens_size(); ++i) {
     const absl::Status taken = Take(static_cast<uint32_t>(i), response.first_tokens(i), &deltas);

@@ -1,4 +1,4 @@
-// splice bench: load against an endpoint, and what it felt like.
+// splice bench: load against an endpoint, and what it felt like; or how many sequences a page pool holds.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,7 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "services/base/byte_size.h"
 #include "services/base/status.h"
+#include "services/worker_flags/worker_flags.h"
+#include "tools/cli/capacity_bench.h"
 #include "tools/cli/command.h"
 #include "tools/cli/load_client.h"
 #include "tools/cli/load_plan.h"
@@ -32,6 +35,12 @@ struct Flags {
   uint32_t prompt_ids = 0;
   double slo_ttft_ms = 0, slo_tpot_ms = 0;
   uint32_t timeout_s = 600;
+  // --capacity.
+  bool capacity = false;
+  CapacityOptions room;
+  std::vector<std::string> head_classes = {"safe", "mid", "paper"};
+  std::string random_weights, backend = "auto", kv_dtype = "auto";
+  int32_t tp = 1;
 };
 
 // Token ids of ordinary text, as the server's own tokenizer gives them.
@@ -73,17 +82,7 @@ absl::StatusOr<std::vector<PlannedRequest>> MakePlan(const Flags& flags, const L
   return MakeSyntheticPlan(options);
 }
 
-absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& slo) {
-  nlohmann::ordered_json out;
-  out["config"] = {{"endpoint", flags.endpoint},
-                   {"concurrency", flags.concurrency},
-                   {"rate_per_s", flags.rate},
-                   {"trace", flags.trace},
-                   {"input_tokens", flags.plan.input_tokens},
-                   {"shared_prefix_tokens", flags.plan.shared_prefix_tokens},
-                   {"output_tokens", flags.plan.output_tokens},
-                   {"seed", flags.plan.seed}};
-  out.update(ToJson(report, slo));
+absl::Status WriteJson(const Flags& flags, const nlohmann::ordered_json& out) {
   const std::string text = out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   if (flags.json_file == "-") {
     fmt::print("{}", text);
@@ -96,7 +95,50 @@ absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& 
   return absl::OkStatus();
 }
 
+// A preset of the model's own profile, where it has one; else with its global heads spread over the model. Or a file.
+absl::StatusOr<engine::HeadClassMap> MakeMap(const std::string& name, const engine::Model& model) {
+  const engine::ModelConfig& config = model.config();
+  if (const auto preset = engine::FindHeadPreset(name); preset.ok()) {
+    const auto& own = model.head_classes();
+    if (own != nullptr && !own->profile().empty())
+      return engine::HeadClassMap::FromProfile(config.num_layers, config.num_kv_heads, own->profile(), *preset);
+    return engine::HeadClassMap::Spread(config.num_layers, config.num_kv_heads, *preset);
+  }
+  SPLICE_ASSIGN_OR_RETURN(engine::HeadClassMap map, engine::HeadClassMap::Load(name));
+  SPLICE_RETURN_IF_ERROR(map.CheckModel(config.num_layers, config.num_kv_heads, model.fingerprint()));
+  return map;
+}
+
+absl::Status RunCapacity(const Flags& flags) {
+  const ModelSource source{.dir = flags.model, .random_weights = flags.random_weights};
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(source, flags.backend, flags.kv_dtype, flags.tp));
+  std::vector<CapacityRow> rows;
+  SPLICE_ASSIGN_OR_RETURN(rows.emplace_back(), MeasureCapacity(model, flags.room, "dense", nullptr));
+  for (const std::string& name : flags.head_classes) {
+    SPLICE_ASSIGN_OR_RETURN(const engine::HeadClassMap map, MakeMap(name, *model));
+    SPLICE_ASSIGN_OR_RETURN(rows.emplace_back(), MeasureCapacity(model, flags.room, name, &map));
+  }
+  if (flags.json_file != "-") fmt::print("{}", CapacityText(rows, flags.room, model->page_bytes()));
+  return flags.json_file.empty() ? absl::OkStatus()
+                                 : WriteJson(flags, CapacityJson(rows, flags.room, model->page_bytes()));
+}
+
+absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& slo) {
+  nlohmann::ordered_json out;
+  out["config"] = {{"endpoint", flags.endpoint},
+                   {"concurrency", flags.concurrency},
+                   {"rate_per_s", flags.rate},
+                   {"trace", flags.trace},
+                   {"input_tokens", flags.plan.input_tokens},
+                   {"shared_prefix_tokens", flags.plan.shared_prefix_tokens},
+                   {"output_tokens", flags.plan.output_tokens},
+                   {"seed", flags.plan.seed}};
+  out.update(ToJson(report, slo));
+  return WriteJson(flags, out);
+}
+
 absl::Status RunBench(const Flags& flags) {
+  if (flags.capacity) return RunCapacity(flags);
   LoadOptions load;
   SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
   load.api_key = flags.api_key;
@@ -126,7 +168,8 @@ absl::Status RunBench(const Flags& flags) {
 
 Command MakeBenchCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& app = *root.add_subcommand("bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput");
+  CLI::App& app =
+      *root.add_subcommand("bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput; or --capacity");
   app.footer(
       "Examples:\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --concurrency 16 --input-tokens 1024 --output-tokens 128\n"
@@ -134,8 +177,51 @@ Command MakeBenchCommand(CLI::App& root) {
       "               --slo-ttft-ms 500 --slo-tpot-ms 50 --json out.json\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --trace trace.jsonl\n"
       "A trace line: {\"timestamp\": MS, \"input_length\": N, \"output_length\": M, \"hash_ids\": [...]}, or with\n"
-      "\"prompt\" or \"messages\". Without --concurrency and --rate a trace is replayed at its own times.");
-  app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API")->required();
+      "\"prompt\" or \"messages\". Without --concurrency and --rate a trace is replayed at its own times.\n"
+      "How many sequences fit, dense and with head classes, in this process:\n"
+      "  splice bench --capacity --model models/splice-tiny --context 8192 --kv-bytes 4GiB");
+  auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API");
+  auto* capacity = app.add_flag("--capacity", flags->capacity,
+                                "Instead: how many sequences of --context tokens a page pool holds, and the steps that "
+                                "decode all of them")
+                       ->excludes(endpoint);
+  auto* context =
+      app.add_option("--context", flags->room.context, "With --capacity: tokens of each sequence")->needs(capacity);
+  app.add_option("--head-classes", flags->head_classes,
+                 "With --capacity: what is compared with dense: safe, mid, paper, or a head_classes.json")
+      ->needs(capacity)
+      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--kv-bytes",
+         [raw = flags.get()](const std::string& text) {
+           const auto bytes = ParseByteSize(text);
+           if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
+           raw->room.kv_bytes = *bytes;
+         },
+         "With --capacity: memory of the pool (default 1GiB)")
+      ->needs(capacity);
+  app.add_option("--decode-steps", flags->room.steps, "With --capacity: steps that are measured")
+      ->needs(capacity)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--max-sequences", flags->room.max_sequences, "With --capacity: of one step at most")
+      ->needs(capacity)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--random-weights", flags->random_weights, "With --capacity: SHAPE[:SEED], instead of --model")
+      ->needs(capacity);
+  app.add_option("--backend", flags->backend, "With --capacity: auto, cpu, cuda or cuda:GPU")
+      ->needs(capacity)
+      ->capture_default_str();
+  app.add_option("--tp", flags->tp, "With --capacity: tensor parallelism")
+      ->needs(capacity)
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
+  app.add_option("--kv-dtype", flags->kv_dtype, "With --capacity: auto, f32 or bf16")
+      ->needs(capacity)
+      ->capture_default_str();
+  app.add_option("--threads", flags->room.num_threads, "With --capacity: compute threads; 0: one per core")
+      ->needs(capacity);
   auto* concurrency =
       app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")->check(CLI::Range(1, 65536));
   auto* rate = app.add_option("--rate", flags->rate, "Requests per second, Poisson arrivals (open loop)")
@@ -157,13 +243,20 @@ Command MakeBenchCommand(CLI::App& root) {
   app.add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput counts requests with at most this TTFT");
   app.add_option("--slo-tpot-ms", flags->slo_tpot_ms, "… and at most this time per output token");
   app.add_option("--temperature", flags->plan.temperature)->capture_default_str();
-  app.add_option("--model", flags->model, "Model name (default: the only one served)");
+  app.add_option("--model", flags->model, "Model name (default: the only one served); with --capacity its folder");
   app.add_option("--api-key", flags->api_key)->envname("SPLICE_API_KEY");
   app.add_option("--timeout-s", flags->timeout_s, "Of one request")->capture_default_str();
   app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
       ->capture_default_str();
   app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
-  app.final_callback([concurrency, rate, trace] {
+  app.final_callback([flags, endpoint, context, concurrency, rate, trace] {
+    if (flags->capacity) {
+      if (context->count() == 0) throw CLI::RequiredError("--context");
+      if (flags->model.empty() == flags->random_weights.empty())
+        throw CLI::RequiredError("one of --model or --random-weights");
+      return;
+    }
+    if (endpoint->count() == 0) throw CLI::RequiredError("--endpoint");
     if (concurrency->count() + rate->count() + trace->count() == 0) {
       throw CLI::RequiredError("one of --concurrency, --rate or --trace");
     }

@@ -312,7 +312,9 @@ class PollingFleet final : public Fleet {
     *call->request.mutable_endpoint() = d.info.endpoint();
     const auto key = std::make_pair(p.info.worker_id(), d.info.worker_id());
     auto done = [self = Self(), key](absl::Status status, Call& finished) {
-      PeerLink link{.transport = finished.response.transport(), .bytes_per_s = finished.response.bytes_per_s()};
+      PeerLink link{.transport = finished.response.transport(),
+                    .bytes_per_s = finished.response.bytes_per_s(),
+                    .write_s = finished.response.write_seconds()};
       boost::asio::post(self->strand_, [self, key, status = std::move(status), link = std::move(link)] {
         self->OnConnected(key, status, link);
       });

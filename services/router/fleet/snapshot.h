@@ -20,6 +20,7 @@ struct PeerLink {
   uint64_t decode_epoch = 0;
   std::string transport;
   double bytes_per_s = 0;
+  double write_s = 0;  // what one write more costs
 };
 
 struct PrefillView {

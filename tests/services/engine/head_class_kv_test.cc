@@ -15,6 +15,7 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_source.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/cache/spare_pages.h"
 
 namespace spl::engine {
 namespace {
@@ -284,6 +285,51 @@ TEST_F(HeadClassKvTest, AViewIsNoSourceOfAnything) {
   EXPECT_DEATH(index.AppendLeading({&key, 1}, kv), "keep everything");
   const std::vector<int32_t> text(64);
   EXPECT_DEATH(SegmentSource(kv, 0, text, true), "no source of a segment");
+}
+
+TEST_F(HeadClassKvTest, SparesAreForTheHeadsThatMayBeRestored) {
+  // Heads 1 and 3 of layer 0, 5 and 6 of layer 1 are local; 6 has no hole at 1000 tokens.
+  const auto classes = Classes({{}, Local(64, 4), {}, Local(64, 64), {}, Local(128, 0), Local(2000, 0), {}});
+  EXPECT_EQ(HoleOf((*classes)[1], 1000), (PageHole{1, 14}));
+  EXPECT_EQ(HoleOf((*classes)[5], 1000), (PageHole{0, 13}));
+  SpareNeed need = SparesFor(kShape, *classes, 1, 1000, 0.1);
+  EXPECT_EQ(need.lists_of_rank, std::vector<int32_t>{1}) << "ceil(0.1 * 4)";
+  EXPECT_EQ(need.pages_per_list, 13);
+  EXPECT_EQ(need.num_pages(), 13);
+  EXPECT_EQ(SparesFor(kShape, *classes, 1, 1000, 0).num_pages(), 0);
+  EXPECT_EQ(SparesFor(kShape, *classes, 1, 100, 1).num_pages(), 0) << "nothing is left out yet";
+  EXPECT_EQ(SparesFor(kShape, *classes, 1, 1000, 1).lists_of_rank, std::vector<int32_t>{3});
+  // Two ranks of two heads: any of a rank's heads may be restored, so each rank has room for as many as it has.
+  EXPECT_EQ(SparesFor(kShape, *classes, 2, 1000, 0.5).lists_of_rank, (std::vector<int32_t>{2, 1}));
+  EXPECT_EQ(SparesFor(kShape, *classes, 4, 1000, 0.1).lists_of_rank, (std::vector<int32_t>{0, 1, 0, 1}));
+
+  const auto assign = [&](const std::vector<int32_t>& lists, const std::vector<int32_t>& restored) {
+    return AssignSpares(kShape, *classes, 1000, lists, restored);
+  };
+  EXPECT_EQ(*assign({3}, {1, 5, 6}), (std::vector<int32_t>{0, 1, -1}));
+  EXPECT_EQ(*assign({2, 1}, {3, 6}), (std::vector<int32_t>{2, -1}));
+  EXPECT_EQ(*assign({2, 1}, {1, 3, 5}), (std::vector<int32_t>{0, 2, 1})) << "heads 1 of both layers are of rank 0";
+  EXPECT_EQ(*assign({}, {6}), std::vector<int32_t>{-1});
+  for (const auto& wrong : std::vector<std::vector<int32_t>>{{5, 1}, {1, 1}, {0}, {-1}, {8}, {1, 3, 5}})
+    EXPECT_EQ(assign({2}, wrong).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(HeadClassKvTest, SparesComeBackUnlessTheyAreTaken) {
+  {
+    auto spares = SparePages::Reserve(*pool_, {.lists_of_rank = {2}, .pages_per_list = 10});
+    ASSERT_TRUE(spares.ok());
+    EXPECT_EQ(pool_->num_free(), kPages - 20);
+    const auto taken = (*spares)->Take(1, 7);
+    EXPECT_EQ(taken.size(), 7u);
+    EXPECT_EQ((*spares)->pages()[10], kernels::kNoPage);
+    spares->reset();
+    EXPECT_EQ(pool_->num_free(), kPages - 7);
+    pool_->Release(taken);
+  }
+  EXPECT_EQ(pool_->num_free(), kPages);
+  EXPECT_EQ(SparePages::Reserve(*pool_, {.lists_of_rank = {100}, .pages_per_list = 10}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool_->num_free(), kPages);
 }
 
 // Random classes, growth by ones and by jumps, forks, restored heads, deaths; of one rank and of several.
