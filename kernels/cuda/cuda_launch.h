@@ -34,8 +34,8 @@ __device__ __forceinline__ void WaitForPrevious() {
 
 // As LaunchEarly below; clusters of cluster_blocks consecutive blocks (sm_90 when more than one).
 template <typename... Params, typename... Args>
-cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block,
-                                size_t smem_bytes, cudaStream_t stream, Args... args) {
+cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
+                                cudaStream_t stream, Args... args) {
   int device = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

@@ -37,9 +37,7 @@ struct PairTile {
   float minus_lse[kTilePairs];   // in log2; -infinity: no such pair
   int32_t position[kTilePairs];  // ascending with the pair; past the last pair, the last one's
 };
-__host__ __device__ constexpr int PairIndex(int n) {
-  return n / 16 * 16 + n % 8 / 2 * 4 + n / 8 % 2 * 2 + n % 2;
-}
+__host__ __device__ constexpr int PairIndex(int n) { return n / 16 * 16 + n % 8 / 2 * 4 + n / 8 % 2 * 2 + n % 2; }
 
 struct PackParams {
   const __nv_bfloat16* q;
@@ -244,10 +242,12 @@ __device__ __forceinline__ void AddWeights(const float (&s)[64], const PairTile&
     for (int r = 0; r < 2; ++r) {
       const auto weight = [&](float score, float base, int32_t at, int n) {
         const float x = __fmaf_rn(score, scale, base);
-        const float w = n < kPolynomial ? Exp2Polynomial(x) : Exp2(x);
-        if constexpr (!kMasked) return w;
-        const int32_t mine = column + 8 * r;
-        return at >= mine && (mine < band.sinks || at - mine < band.window) ? w : 0.0f;
+        if constexpr (kMasked) {
+          const int32_t mine = column + 8 * r;
+          return Exp2(at >= mine && (mine < band.sinks || at - mine < band.window) ? x : -INFINITY);
+        } else {
+          return n < kPolynomial ? Exp2Polynomial(x) : Exp2(x);
+        }
       };
       even[r] += weight(s[8 * i + 2 * r], minus_lse.x, position.x, 0);
       odd[r] += weight(s[8 * i + 2 * r + 1], minus_lse.y, position.y, 2);
@@ -257,7 +257,6 @@ __device__ __forceinline__ void AddWeights(const float (&s)[64], const PairTile&
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) sums[r] += even[r] + odd[r];
-  WgmmaPin(sums);  // or the additions are put off, and their operands kept, until the next product is under way
 }
 
 template <int kHeadDim, int kPolynomial, int kUnroll>
@@ -312,8 +311,11 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       constexpr int kCount = decltype(count)::value;
       constexpr bool kMasked = decltype(masked)::value;
       const auto add = [&](const float(&s)[64], int half, int stage) {
-        AddWeights<kPolynomial, kMasked>(s, smem.pairs[stage], p.scale, work.band, work.part[kHalves * group + half].page * kPageTokens + my_slot,
-                                         sums[half]);
+        AddWeights<kPolynomial, kMasked>(s, smem.pairs[stage], p.scale, work.band,
+                                         work.part[kHalves * group + half].page * kPageTokens + my_slot, sums[half]);
+        // Keeps the assembler from moving these exponentials past the wait for the product that they are to hide: a
+        // branch on their sum, never taken (weights are not negative).
+        if (sums[half][0] < 0 || sums[half][1] < 0) __nanosleep(1);
       };
       int before = 0;
 #pragma unroll
@@ -437,15 +439,24 @@ cudaError_t Launch(const PackParams& pack, const Params& p, int num_sms, cudaStr
   if (e != cudaSuccess) return e;
   const char* variant = std::getenv("SPLICE_BENCH_COLUMNS");
   switch (variant == nullptr ? 0 : std::atoi(variant)) {
-    case 1: return LaunchColumns<kHeadDim, 0, 1>(p, pack.packed, num_sms, stream);
-    case 2: return LaunchColumns<kHeadDim, 0, 2>(p, pack.packed, num_sms, stream);
-    case 4: return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
-    case 8: return LaunchColumns<kHeadDim, 0, 8>(p, pack.packed, num_sms, stream);
-    case 12: return LaunchColumns<kHeadDim, 1, 2>(p, pack.packed, num_sms, stream);
-    case 14: return LaunchColumns<kHeadDim, 1, 4>(p, pack.packed, num_sms, stream);
-    case 22: return LaunchColumns<kHeadDim, 2, 2>(p, pack.packed, num_sms, stream);
-    case 24: return LaunchColumns<kHeadDim, 2, 4>(p, pack.packed, num_sms, stream);
-    default: return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
+    case 1:
+      return LaunchColumns<kHeadDim, 0, 1>(p, pack.packed, num_sms, stream);
+    case 2:
+      return LaunchColumns<kHeadDim, 0, 2>(p, pack.packed, num_sms, stream);
+    case 4:
+      return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
+    case 8:
+      return LaunchColumns<kHeadDim, 0, 8>(p, pack.packed, num_sms, stream);
+    case 12:
+      return LaunchColumns<kHeadDim, 1, 2>(p, pack.packed, num_sms, stream);
+    case 14:
+      return LaunchColumns<kHeadDim, 1, 4>(p, pack.packed, num_sms, stream);
+    case 22:
+      return LaunchColumns<kHeadDim, 2, 2>(p, pack.packed, num_sms, stream);
+    case 24:
+      return LaunchColumns<kHeadDim, 2, 4>(p, pack.packed, num_sms, stream);
+    default:
+      return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
   }
 }
 

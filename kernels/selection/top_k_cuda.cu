@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   ChooseDigit(smem.all, smem, k);
   uint32_t prefix = smem.digit << Shift(0);  // the digits of the k-th largest found so far
   uint32_t known = ~0u << Shift(0);          // which bits those are
-  int left = smem.left;                        // scores still to be taken among those with this prefix
+  int left = smem.left;                      // scores still to be taken among those with this prefix
 
   if constexpr (kSteps > 0) {
     for_each([&](uint32_t bits) {
@@ -300,8 +300,8 @@ cudaError_t Launch(const TopKArgs& a, cudaStream_t stream) {
   const auto kernel = TopKKernel<kBlocks, kSteps>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
-  return LaunchClustersEarly(kBlocks, kernel, kBlocks, kThreads, kBytes, stream, a.scores, static_cast<int>(a.num_scores),
-                     static_cast<int>(a.k), a.out);
+  return LaunchClustersEarly(kBlocks, kernel, kBlocks, kThreads, kBytes, stream, a.scores,
+                             static_cast<int>(a.num_scores), static_cast<int>(a.k), a.out);
 }
 
 }  // namespace
@@ -314,12 +314,18 @@ cudaError_t TopK(const TopKArgs& a, cudaStream_t stream) {
   if (e != cudaSuccess) return e;
   const char* variant = std::getenv("SPLICE_BENCH_TOPK");
   switch (variant == nullptr ? 0 : std::atoi(variant)) {
-    case 1: return Launch<1, 8>(a, stream);
-    case 2: return Launch<2, 4>(a, stream);
-    case 4: return Launch<4, 2>(a, stream);
-    case 10: return Launch<1, 0>(a, stream);
-    case 80: return Launch<8, 0>(a, stream);
-    default: break;
+    case 1:
+      return Launch<1, 8>(a, stream);
+    case 2:
+      return Launch<2, 4>(a, stream);
+    case 4:
+      return Launch<4, 2>(a, stream);
+    case 10:
+      return Launch<1, 0>(a, stream);
+    case 80:
+      return Launch<8, 0>(a, stream);
+    default:
+      break;
   }
   if (major < 9) return Launch<1, 0>(a, stream);
   return a.num_scores <= 4 * kThreads * 8 ? Launch<8, 1>(a, stream) : Launch<8, 0>(a, stream);
