@@ -81,6 +81,7 @@ absl::Status ValidateSequence(const PrefillAttentionArgs& a, const PrefillSequen
 }  // namespace
 
 absl::Status ValidatePrefillAttention(const PrefillAttentionArgs& a) {
+  if (a.last_rows < 0) return InvalidCall("attention: last_rows is ", a.last_rows);
   if (absl::Status s = ValidateShape(a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
   bool any_rows = false;
   for (const PrefillSequence& s : a.sequences) {

@@ -57,6 +57,8 @@ struct PrefillAttentionArgs {
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
   int32_t layer = 0;  // see RopeWriteKvArgs
+  int32_t last_rows =
+      0;  // > 0: of each sequence only so many rows, the last ones; the others' results stay as they are
 };
 
 // One query row per sequence, at position kv_len - 1 of each head.
@@ -69,6 +71,9 @@ struct DecodeAttentionArgs {
   float* lse = nullptr;                     // [num_sequences, num_qo_heads] or null
   std::span<const HeadStreamView> streams;  // [num_sequences * num_kv_heads]
   int32_t layer = 0;                        // see RopeWriteKvArgs
+  // A device reads what heads see from the staged batch (BatchArgs), where it says the same as `streams` do: a
+  // recording of the call then serves sequences of any visibility. Without, it may be recorded with the call.
+  bool staged_plans = false;
 };
 
 // InvalidArgument: shapes, dtypes, a row position at or past kv_len, unsorted positions or indices, a short page table.

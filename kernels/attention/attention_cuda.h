@@ -1,8 +1,9 @@
 // The two attention contracts of attention.h on a CUDA device: launchers over device pointers.
 //
 // Pages, visibility, causality by position and numerics are those of attention.h; here the HeadRules are the same for
-// every sequence of a launch and travel by value, and everything a CUDA graph must be able to replay with new values
-// (page tables, lengths, row ranges, positions) is read from device memory. Only kFull and kBand are served.
+// every sequence of a launch and travel by value (but see DecodeArgs::plans), and everything a CUDA graph must be able
+// to replay with new values (page tables, lengths, row ranges, positions) is read from device memory. Only kFull and
+// kBand are served.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
@@ -43,6 +44,14 @@ struct HeadRules {
   HeadRule head[kMaxKvHeads];  // [num_kv_heads] are used
 };
 
+// A rule as kernels apply it, and as it lies in device memory: position j is visible to a row at position p iff
+// j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
+inline constexpr int32_t kFullWindow = 1 << 30;
+struct alignas(8) Band {
+  int32_t sinks;
+  int32_t window;
+};
+
 struct AttentionHeads {
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;  // divides num_qo_heads; at most kMaxKvHeads
@@ -73,6 +82,7 @@ struct PrefillArgs {
   void* out = nullptr;         // [num_rows, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;        // [num_rows, num_qo_heads] or null
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
+  int32_t last_rows = 0;       // > 0: of each sequence only so many rows, the last ones
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.
@@ -91,6 +101,10 @@ struct DecodeArgs {
   // kernels which may still run write none of the tables, the lengths, and K and V of the pages in front of the one
   // that holds position kv_len - 1 of each sequence.
   bool early = false;
+  // Not null: what KV head h of sequence s sees is plans[plan_offset[s] + h], both read on the device, and `rules` are
+  // kFull. The caller has added the layer's offset.
+  const Band* plans = nullptr;
+  const int64_t* plan_offset = nullptr;  // [num_sequences]
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.

@@ -39,13 +39,6 @@ inline bool TensorCoreShape(const AttentionHeads& heads, const PagedBatch& batch
          Aligned16(q) && Aligned16(out) && q_row_stride % 8 == 0 && Aligned16(batch.pool.base);
 }
 
-// A rule as the kernels apply it: position j is visible to a row at position p iff
-// j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
-inline constexpr int32_t kFullWindow = 1 << 30;
-struct Band {
-  int32_t sinks;
-  int32_t window;
-};
 __host__ __device__ inline Band BandOf(const HeadRule& r) {
   return r.rule == VisibilityRule::kBand ? Band{r.num_sinks, r.window < kFullWindow ? r.window : kFullWindow}
                                          : Band{0, kFullWindow};
@@ -64,6 +57,16 @@ struct Schedule {
   uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads
   int32_t num_full;
   int32_t section;  // kFull heads per section
+};
+
+// The rows of each sequence that a launch computes.
+struct RowRanges {
+  const int32_t* row_begin;  // [num_sequences + 1]
+  int32_t last;              // > 0: only so many, from the end
+#ifdef __CUDACC__
+  __device__ int end(int s) const { return row_begin[s + 1]; }
+  __device__ int begin(int s) const { return last > 0 ? max(row_begin[s], row_begin[s + 1] - last) : row_begin[s]; }
+#endif
 };
 
 inline Schedule MakeSchedule(const PrefillArgs& a) {
@@ -88,7 +91,9 @@ inline Schedule MakeSchedule(const PrefillArgs& a) {
 
 // An upper bound of the number of tiles; the exact number is known on the device only. 0: too many to number.
 inline int32_t MaxTiles(const PrefillArgs& a) {
-  const int64_t row_tiles = std::min<int64_t>(a.num_rows, a.num_rows / kTileRows + int64_t{a.batch.num_sequences});
+  int64_t num_rows = a.num_rows;
+  if (a.last_rows > 0) num_rows = std::min(num_rows, int64_t{a.last_rows} * a.batch.num_sequences);
+  const int64_t row_tiles = std::min<int64_t>(num_rows, num_rows / kTileRows + int64_t{a.batch.num_sequences});
   const int64_t tiles = row_tiles * a.heads.num_qo_heads;
   return tiles < (1 << 30) ? static_cast<int32_t>(tiles) : 0;
 }
@@ -106,21 +111,21 @@ struct Tile {
 __device__ inline int WarpSum(int x) { return __reduce_add_sync(0xffffffffu, x); }
 
 // All 32 lanes. Row tiles of sequence s.
-__device__ inline int RowTiles(const int32_t* row_begin, int s) {
-  return (row_begin[s + 1] - row_begin[s] + kTileRows - 1) / kTileRows;
+__device__ inline int RowTiles(const RowRanges& rows, int s) {
+  return (rows.end(s) - rows.begin(s) + kTileRows - 1) / kTileRows;
 }
 
 // All 32 lanes. Number of row tiles with rank (distance from the sequence's last tile) below `rank`.
-__device__ inline int TilesBelowRank(const int32_t* row_begin, int num_sequences, int rank) {
+__device__ inline int TilesBelowRank(const RowRanges& rows, int num_sequences, int rank) {
   int n = 0;
-  for (int s = threadIdx.x % 32; s < num_sequences; s += 32) n += min(RowTiles(row_begin, s), rank);
+  for (int s = threadIdx.x % 32; s < num_sequences; s += 32) n += min(RowTiles(rows, s), rank);
   return WarpSum(n);
 }
 
 // All 32 lanes. False when t is past the last tile.
-__device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_begin, int num_sequences, int num_kv_heads,
+__device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows, int num_sequences, int num_kv_heads,
                                 int group, int32_t t, Tile* tile) {
-  const int row_tiles = TilesBelowRank(row_begin, num_sequences, 1 << 30);
+  const int row_tiles = TilesBelowRank(rows, num_sequences, 1 << 30);
   if (t >= row_tiles * num_kv_heads * group) return false;
   const int32_t full = row_tiles * schedule.num_full * group;
   int first = 0, n = 0;  // heads of the section in schedule.kv_head
@@ -145,14 +150,14 @@ __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_beg
     int low = 0, high = index + 1;  // TilesBelowRank(low) <= index < TilesBelowRank(high) once high is past the rank
     while (high - low > 1) {
       const int mid = (low + high) / 2;
-      if (TilesBelowRank(row_begin, num_sequences, mid) <= index) {
+      if (TilesBelowRank(rows, num_sequences, mid) <= index) {
         low = mid;
       } else {
         high = mid;
       }
     }
     rank = low;
-    index -= TilesBelowRank(row_begin, num_sequences, rank);
+    index -= TilesBelowRank(rows, num_sequences, rank);
   } else {
     index = 0;
   }
@@ -160,7 +165,7 @@ __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_beg
   int sequence = 0;
   for (int base = 0; base < num_sequences; base += 32) {
     const int s = base + threadIdx.x % 32;
-    unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(row_begin, s) > rank);
+    unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(rows, s) > rank);
     const int count = __popc(has);
     if (index < count) {
       for (; index > 0; --index) has &= has - 1;
@@ -169,8 +174,8 @@ __device__ inline bool FindTile(const Schedule& schedule, const int32_t* row_beg
     }
     index -= count;
   }
-  const int begin = row_begin[sequence], end = row_begin[sequence + 1];
-  const int first_row = (RowTiles(row_begin, sequence) - 1 - rank) * kTileRows;
+  const int begin = rows.begin(sequence), end = rows.end(sequence);
+  const int first_row = (RowTiles(rows, sequence) - 1 - rank) * kTileRows;
   tile->sequence = sequence;
   tile->row = begin + first_row;
   tile->num_rows = min(kTileRows, end - begin - first_row);

@@ -19,6 +19,9 @@ __device__ inline void Store(__nv_bfloat16* p, float x) { *p = __float2bfloat16(
 struct Params {
   HeadRules rules;
   PagedBatch batch;
+  const Band* plans;  // see DecodeArgs
+  const int64_t* plan_offset;
+  int32_t last_rows;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
   const void* q;
@@ -51,6 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
       }
     }
     sequence = low;
+    if (p.last_rows > 0 && row < p.row_begin[low + 1] - p.last_rows) return;
     position = p.positions[row];
   } else {
     position = p.batch.kv_len[sequence] - 1;
@@ -60,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   for (int i = threadIdx.x; i < dim; i += 32 * kWarps) q[i] = Load(q_row + i) * p.sm_scale;
   __syncthreads();
 
-  const Band band = BandOf(p.rules.head[kv_head]);
+  const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
   const int32_t band_begin = max(position - band.window + 1, 0);
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
   const int64_t half = int64_t{kPageTokens} * dim;
@@ -155,12 +159,16 @@ Params Common(const Args& a) {
 cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream) {
   Params p = Common(a);
   p.row_begin = a.row_begin;
+  p.last_rows = a.last_rows;
   p.positions = a.positions;
   return Launch(p, a.dtype, a.batch.pool.dtype, a.num_rows, stream);
 }
 
 cudaError_t DecodeGeneric(const DecodeArgs& a, cudaStream_t stream) {
-  return Launch(Common(a), a.dtype, a.batch.pool.dtype, a.batch.num_sequences, stream);
+  Params p = Common(a);
+  p.plans = a.plans;
+  p.plan_offset = a.plan_offset;
+  return Launch(p, a.dtype, a.batch.pool.dtype, a.batch.num_sequences, stream);
 }
 
 }  // namespace spl::kernels::cuda

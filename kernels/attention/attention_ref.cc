@@ -67,7 +67,8 @@ absl::Status PrefillAttention(const KernelContext&, const PrefillAttentionArgs& 
   if (absl::Status s = ValidatePrefillAttention(a); !s.ok()) return s;
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
   for (const PrefillSequence& s : a.sequences) {
-    for (int64_t row = s.row_begin; row < s.row_end; ++row) {
+    const int64_t first = a.last_rows > 0 ? std::max(s.row_begin, s.row_end - a.last_rows) : s.row_begin;
+    for (int64_t row = first; row < s.row_end; ++row) {
       for (int64_t h = 0; h < a.shape.num_qo_heads; ++h) {
         const int64_t at = row * a.shape.num_qo_heads + h;
         const double lse = Attend(a.shape, a.pool, s.heads[h / group], s.positions[row - s.row_begin],

@@ -33,6 +33,8 @@ static_assert(kMaxSplitPages <= 32, "one lane looks up one page");
 struct Params {
   HeadRules rules;
   PagedBatch batch;
+  const Band* plans;  // see DecodeArgs
+  const int64_t* plan_offset;
   int32_t slot_begin[kMaxKvHeads + 1];   // of KV head h among the splits of a sequence
   int32_t group_begin[kMaxKvHeads + 1];  // and among the groups
   const __nv_bfloat16* q;
@@ -117,7 +119,8 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   const int32_t kv_len = p.batch.kv_len[sequence];
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
 
-  const ActiveSplits splits(BandOf(p.rules.head[head]), kv_len);
+  const Band band = p.plans == nullptr ? BandOf(p.rules.head[head]) : p.plans[p.plan_offset[sequence] + head];
+  const ActiveSplits splits(band, kv_len);
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
     WaitForPrevious();
@@ -432,6 +435,8 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   Params p{};
   p.rules = a.rules;
   p.batch = a.batch;
+  p.plans = a.plans;
+  p.plan_offset = a.plan_offset;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
     const int32_t splits = MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
     p.slot_begin[h + 1] = p.slot_begin[h] + splits;

@@ -184,8 +184,9 @@ std::vector<Tile> MakeTiles(const PrefillAttentionArgs& a) {
   std::vector<Tile> tiles;
   for (const PrefillSequence& s : a.sequences) {
     const int32_t num_rows = s.row_end - s.row_begin;
+    const int32_t first = a.last_rows > 0 ? std::max(0, num_rows - a.last_rows) : 0;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
-      for (int32_t begin = 0; begin < num_rows; begin += step) {
+      for (int32_t begin = first; begin < num_rows; begin += step) {
         const int32_t end = std::min(num_rows, begin + step);
         tiles.push_back({&s, h, begin, end, (end - begin) * PagesSeen(s.heads[h].visibility, s.positions[end - 1])});
       }

@@ -16,7 +16,7 @@ struct Params {
   Schedule schedule;
   HeadRules rules;
   PagedBatch batch;
-  const int32_t* row_begin;
+  RowRanges rows;
   const int32_t* positions;
   const __nv_bfloat16* q;
   int64_t q_row_stride;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1) PrefillMmaKernel(const __grid_con
   if (threadIdx.x < 32) {
     Tile found;
     const bool ok =
-        FindTile(p.schedule, p.row_begin, p.batch.num_sequences, p.num_kv_heads, p.group, blockIdx.x, &found);
+        FindTile(p.schedule, p.rows, p.batch.num_sequences, p.num_kv_heads, p.group, blockIdx.x, &found);
     if (threadIdx.x == 0) {
       any = ok;
       if (ok) tile = found;
@@ -231,7 +231,7 @@ cudaError_t PrefillMma(const PrefillArgs& a, cudaStream_t stream) {
   p.schedule = MakeSchedule(a);
   p.rules = a.rules;
   p.batch = a.batch;
-  p.row_begin = a.row_begin;
+  p.rows = {a.row_begin, a.last_rows};
   p.positions = a.positions;
   p.q = static_cast<const __nv_bfloat16*>(a.q);
   p.q_row_stride = a.q_row_stride;

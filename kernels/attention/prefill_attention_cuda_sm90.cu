@@ -65,7 +65,7 @@ struct Params {
   Schedule schedule;
   HeadRules rules;
   PagedBatch batch;
-  const int32_t* row_begin;
+  RowRanges rows;
   const int32_t* positions;
   __nv_bfloat16* out;
   float* lse;
@@ -112,7 +112,7 @@ __device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
       t = __shfl_sync(0xffffffffu, t, 0);
     }
     Tile tile;
-    if (!FindTile(p.schedule, p.row_begin, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile)) break;
+    if (!FindTile(p.schedule, p.rows, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile)) break;
     const int32_t* positions = p.positions + tile.row;
     const int32_t* table =
         p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
@@ -507,7 +507,7 @@ cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   p.schedule = MakeSchedule(a);
   p.rules = a.rules;
   p.batch = a.batch;
-  p.row_begin = a.row_begin;
+  p.rows = {a.row_begin, a.last_rows};
   p.positions = a.positions;
   p.out = static_cast<__nv_bfloat16*>(a.out);
   p.lse = a.lse;

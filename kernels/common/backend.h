@@ -15,12 +15,14 @@
 #include "kernels/common/cpu_features.h"
 #include "kernels/common/session.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/embedding/scatter_rows.h"
 #include "kernels/fill/fill.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv_copy/align_copy.h"
 #include "kernels/moe/grouped_linear.h"
 #include "kernels/moe/routing.h"
 #include "kernels/norm/norm.h"
+#include "kernels/norm/row_norms.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
 #include "kernels/selection/column_scores.h"
@@ -122,6 +124,8 @@ class Backend {
   virtual absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& args) const = 0;
   virtual absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& args) const = 0;
   virtual absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& args) const = 0;
+  virtual absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& args) const = 0;
+  virtual absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& args) const = 0;
   virtual absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args) const = 0;
   virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
   virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;

@@ -54,6 +54,12 @@ class CpuBackend final : public HostBackend {
   absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
     return cpu::ColumnScores(ctx, a);
   }
+  absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const override {
+    return cpu::ScatterRows(ctx, a);
+  }
+  absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const override {
+    return cpu::RowNorms(ctx, a);
+  }
   absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
     return cpu::PoolScores(ctx, a);
   }

@@ -43,6 +43,12 @@ class ReferenceBackend final : public HostBackend {
   absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
     return ref::ColumnScores(ctx, a);
   }
+  absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const override {
+    return ref::ScatterRows(ctx, a);
+  }
+  absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const override {
+    return ref::RowNorms(ctx, a);
+  }
   absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
     return ref::PoolScores(ctx, a);
   }

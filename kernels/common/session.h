@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/cpu_features.h"
 #include "kernels/common/kernel_context.h"
+#include "kernels/common/visibility.h"
 
 namespace spl::kernels {
 
@@ -38,9 +39,14 @@ struct BatchSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
   int32_t kv_len = 0;  // positions that are written once the pass has written its own
-  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow.
+  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow; an entry is
+  // never read again once it has become kNoPage.
   std::span<const std::vector<int32_t>> page_tables;
   uint64_t kv_id = 0;
+  // Of a batch with staged plans: what the session's heads see in this sequence, [num_layers * num_kv_heads], layer by
+  // layer. May be empty where HasPlan(kv_id, plan_key).
+  std::span<const HeadVisibility> plan;
+  uint64_t plan_key = 0;  // equal for equal plans
 };
 
 // One pass through the model, for all of its layers. Borrowed for the call of Stage.
@@ -48,6 +54,8 @@ struct BatchArgs {
   std::span<const int32_t> tokens;     // [num_rows]
   std::span<const int32_t> positions;  // [num_rows], ascending within a sequence
   std::span<const BatchSequence> sequences;
+  // DecodeAttention takes what heads see from here instead of its arguments (DecodeAttentionArgs::staged_plans).
+  bool staged_plans = false;
 };
 
 // A point in a session's work. Any thread may wait.
@@ -65,6 +73,8 @@ class Session {
 
   // Makes `batch` the current one. ResourceExhausted when it is larger than the options allow.
   virtual absl::Status Stage(const BatchArgs& batch) = 0;
+  // Whether a sequence's plan need not be part of the next batch: it is on the device, or not staged at all.
+  virtual bool HasPlan(uint64_t /*kv_id*/, uint64_t /*plan_key*/) const { return true; }
   // Runs `step`, which only calls operations of the backend on this context with arguments that follow from `key` and
   // from staged memory. A device may record the operations at the first call of a key and replay them later without
   // calling `step` again.

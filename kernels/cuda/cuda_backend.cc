@@ -25,6 +25,7 @@
 #include "kernels/cuda/cuda_session.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/scatter_rows_cuda.h"
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
@@ -34,6 +35,7 @@
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
+#include "kernels/norm/row_norms_cuda.h"
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
 #include "kernels/selection/column_scores_cuda.h"
@@ -333,7 +335,8 @@ class CudaBackend final : public Backend {
                      .q = a.q.data,
                      .q_row_stride = a.q_row_stride,
                      .out = a.out.data,
-                     .lse = a.lse};
+                     .lse = a.lse,
+                     .last_rows = a.last_rows};
     for (const PrefillSequence& sequence : a.sequences) {
       if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), args.rules); !s.ok()) return s;
     }
@@ -355,7 +358,13 @@ class CudaBackend final : public Backend {
                     .out = a.out.data,
                     .lse = a.lse};
     const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
-    for (size_t begin = 0; begin < a.streams.size(); begin += heads) {
+    if (a.staged_plans) {
+      if (b.plans == nullptr)
+        return absl::FailedPreconditionError("cuda: attention over staged plans, none are staged");
+      args.plans = b.plans + static_cast<int64_t>(a.layer) * a.shape.num_kv_heads;
+      args.plan_offset = b.plan_offset;
+    }
+    for (size_t begin = 0; begin < a.streams.size() && !a.staged_plans; begin += heads) {
       if (absl::Status s = TakeRules(a.streams.subspan(begin, heads), begin == 0, args.rules); !s.ok()) return s;
     }
     auto workspace = session.Scratch(CudaSession::Use::kDecodeAttention,
@@ -413,6 +422,17 @@ class CudaBackend final : public Backend {
     tables.scratch = *scratch;
     return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
                     "ColumnScores");
+  }
+  absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const override {
+    if (absl::Status s = ValidateScatterRows(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const auto ids = session.StageIds(a.ids);
+    if (!ids.ok()) return ids.status();
+    return ToStatus(cuda::ScatterRows(a, *ids, session.stream()), "ScatterRows");
+  }
+  absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const override {
+    if (absl::Status s = ValidateRowNorms(a); !s.ok()) return s;
+    return ToStatus(cuda::RowNorms(a, CudaSession::Of(ctx).stream()), "RowNorms");
   }
   absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
     if (absl::Status s = ValidatePoolScores(a); !s.ok()) return s;
@@ -543,7 +563,7 @@ class CudaBackend final : public Backend {
         known = rule;
       } else if (known.rule != rule.rule || (rule.rule == VisibilityRule::kBand &&
                                              (known.num_sinks != rule.num_sinks || known.window != rule.window))) {
-        return absl::UnimplementedError("cuda: sequences of one pass with different visibility");
+        return absl::UnimplementedError("cuda: sequences of one pass with different visibility, without staged plans");
       }
     }
     return absl::OkStatus();

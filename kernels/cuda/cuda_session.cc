@@ -67,9 +67,10 @@ absl::Status CudaSession::Init() {
 
   const size_t rows = static_cast<size_t>(std::max(options_.max_rows, 1));
   const size_t sequences = static_cast<size_t>(std::max(options_.max_sequences, 1));
-  // One block, filled by one copy a pass: tokens, positions, row_sequence, row_begin, kv_len, table_offset.
+  // One block, filled by one copy a pass: tokens, positions, row_sequence, row_begin, kv_len, table_offset,
+  // plan_offset.
   const size_t total = 3 * Aligned<int32_t>(rows) + Aligned<int32_t>(sequences + 1) + Aligned<int32_t>(sequences) +
-                       Aligned<int64_t>(sequences);
+                       2 * Aligned<int64_t>(sequences);
   auto memory = AllocateDevice(total);
   if (!memory.ok()) return memory.status();
   batch_memory_ = *std::move(memory);
@@ -85,6 +86,7 @@ absl::Status CudaSession::Init() {
   batch_.row_begin = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences + 1)));
   batch_.kv_len = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences)));
   batch_.table_offset = reinterpret_cast<const int64_t*>(take(Aligned<int64_t>(sequences)));
+  batch_.plan_offset = reinterpret_cast<const int64_t*>(take(Aligned<int64_t>(sequences)));
 
   auto ids = AllocateDevice(rows * sizeof(int32_t));
   if (!ids.ok()) return ids.status();
@@ -203,6 +205,58 @@ absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_
   return absl::OkStatus();
 }
 
+bool CudaSession::HasPlan(uint64_t kv_id, uint64_t plan_key) const {
+  const auto it = slot_of_.find(kv_id);
+  if (it == slot_of_.end()) return false;
+  const Slot& slot = slots_[static_cast<size_t>(it->second)];
+  return slot.has_plan && slot.plan_key == plan_key;
+}
+
+// What heads see stays on the device beside the page tables of a sequence: it travels once. Every sequence has its
+// slot.
+absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
+  const size_t plan_size = static_cast<size_t>(options_.num_layers) * static_cast<size_t>(options_.num_kv_heads);
+  if (plans_ == nullptr) {
+    auto memory = AllocateDevice(slots_.size() * plan_size * sizeof(Band));
+    if (!memory.ok()) return memory.status();
+    plans_ = *std::move(memory);
+    batch_.plans = static_cast<const Band*>(plans_->data());
+  }
+  std::vector<const BatchSequence*> missing;
+  for (const BatchSequence& sequence : batch.sequences) {
+    if (HasPlan(sequence.kv_id, sequence.plan_key)) continue;
+    if (sequence.plan.size() != plan_size)
+      return absl::InvalidArgumentError(
+          absl::StrCat("cuda: a plan for ", sequence.plan.size(), " head streams, the session has ", plan_size));
+    for (const HeadVisibility& v : sequence.plan) {
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand)
+        return absl::UnimplementedError("cuda: attention over blocks or token lists");
+    }
+    missing.push_back(&sequence);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  auto pinned = Pinned(missing.size() * plan_size * sizeof(Band));
+  if (!pinned.ok()) return pinned.status();
+  Band* to = reinterpret_cast<Band*>(*pinned);
+  for (const BatchSequence* sequence : missing) {
+    const int32_t index = slot_of_.at(sequence->kv_id);
+    for (size_t i = 0; i < plan_size; ++i) {
+      const HeadVisibility& v = sequence->plan[i];
+      to[i] =
+          v.rule == VisibilityRule::kBand ? Band{v.num_sinks, std::min(v.window, kFullWindow)} : Band{0, kFullWindow};
+    }
+    SPLICE_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(static_cast<Band*>(plans_->data()) + static_cast<size_t>(index) * plan_size, to,
+                        plan_size * sizeof(Band), cudaMemcpyHostToDevice, stream_),
+        "copying what heads see");
+    to += plan_size;
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    slot.has_plan = true;
+    slot.plan_key = sequence->plan_key;
+  }
+  return PinnedUsed();
+}
+
 absl::Status CudaSession::Stage(const BatchArgs& batch) {
   SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
   const size_t rows = batch.tokens.size(), sequences = batch.sequences.size();
@@ -214,6 +268,9 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   std::vector<int64_t> offsets;
   offsets.reserve(sequences);
   if (absl::Status s = StageTables(batch, offsets); !s.ok()) return s;
+  if (batch.staged_plans) {
+    if (absl::Status s = StagePlans(batch); !s.ok()) return s;
+  }
 
   auto pinned = Pinned(batch_memory_->size());
   if (!pinned.ok()) return pinned.status();
@@ -237,6 +294,8 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   }
   row_begin[sequences] = static_cast<int32_t>(rows);
   std::copy(offsets.begin(), offsets.end(), host(batch_.table_offset));
+  int64_t* plan_offset = host(batch_.plan_offset);
+  for (size_t s = 0; s < sequences; ++s) plan_offset[s] = offsets[s] / batch_.head_stride;
   SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(base, *pinned, batch_memory_->size(), cudaMemcpyHostToDevice, stream_),
                               "copying the batch");
   if (absl::Status s = PinnedUsed(); !s.ok()) return s;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/common/backend.h"
 #include "kernels/common/session.h"
 
@@ -27,6 +28,8 @@ struct DeviceBatch {
   const int32_t* page_tables = nullptr;   // [slots][layers][kv_heads][head_stride]
   int64_t head_stride = 0;
   int64_t layer_stride = 0;
+  const Band* plans = nullptr;           // [slots][layers][kv_heads]; null until a batch had plans
+  const int64_t* plan_offset = nullptr;  // [num_sequences], elements into plans
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
   int32_t max_kv_len = 0;  // a power of two at least as long as every sequence: what a recorded step is sized for
@@ -43,6 +46,7 @@ class CudaSession final : public Session {
   ~CudaSession() override;
 
   absl::Status Stage(const BatchArgs& batch) override;
+  bool HasPlan(uint64_t kv_id, uint64_t plan_key) const override;
   absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override;
   std::shared_ptr<const Fence> RecordFence() override;
   absl::Status Synchronize() override;
@@ -70,6 +74,7 @@ class CudaSession final : public Session {
   CudaSession(int device, const SessionOptions& options) : device_(device), options_(options) {}
   absl::Status Init();
   absl::Status StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets);
+  absl::Status StagePlans(const BatchArgs& batch);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   // Host memory whose last copy to the device is complete.
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
@@ -85,10 +90,13 @@ class CudaSession final : public Session {
   std::unique_ptr<Buffer> batch_memory_;
   std::unique_ptr<Buffer> ids_;
   std::unique_ptr<Buffer> tables_;
+  std::unique_ptr<Buffer> plans_;
   struct Slot {
     uint64_t kv_id = 0;
     int32_t num_pages = 0;  // of every stream, already on the device
     uint64_t last_used = 0;
+    bool has_plan = false;  // on the device
+    uint64_t plan_key = 0;
   };
   std::vector<Slot> slots_;
   std::unordered_map<uint64_t, int32_t> slot_of_;

@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(pages.pages_per_rank()));
   endpoint.set_page_bytes(static_cast<uint32_t>(model->page_bytes()));
   endpoint.set_layout_digest(wire::ToBytes(model->layout_digest()));
+  if (model->head_classes() != nullptr) endpoint.set_head_class_digest(wire::ToBytes(model->head_classes()->digest()));
   endpoint.set_scratch_offset(registered_bytes);
   endpoint.set_scratch_bytes(kScratchBytes);
   endpoint.set_host_id(transport::HostId());

@@ -1,6 +1,7 @@
 #include "services/decode/decode_service.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/fault_point.h"
@@ -16,10 +17,58 @@ namespace {
 FaultPoint landing_fault("decode.land");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
+int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
   auto* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
   return reactor;
+}
+
+// What is reserved for a prompt.
+struct Room {
+  bool compressed = false;       // only what the classes keep, and the spares
+  engine::SpareNeed spares;      // none unless compressed
+  std::vector<int64_t> of_rank;  // pages
+};
+
+// Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
+// commit. `share`: of the local heads that may be restored.
+Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks, int64_t num_tokens,
+             double share) {
+  Room room{.of_rank = engine::PagesByRank(shape, nullptr, num_ranks, num_tokens)};
+  if (classes == nullptr) return room;
+  Room less{true, engine::SparesFor(shape, *classes, num_ranks, num_tokens, share),
+            engine::PagesByRank(shape, classes, num_ranks, num_tokens)};
+  for (size_t r = 0; r < less.of_rank.size(); ++r)
+    less.of_rank[r] += int64_t{less.spares.lists_of_rank[r]} * less.spares.pages_per_list;
+  return Sum(less.of_rank) < Sum(room.of_rank) ? less : room;
+}
+
+// Landing pages for all that may be sent, or none at all: a GPU of this host can still write the pool.
+void ReserveLanding(engine::PagePool& pool, const engine::SpareNeed& spares, Ticket& ticket) {
+  auto landing = std::make_unique<engine::SequenceKv>(pool, ticket.kv->shape(), ticket.kv->classes());
+  if (!landing->Reserve(ticket.prompt_tokens).ok()) return;
+  if (ticket.spare != nullptr) {
+    auto spare = engine::SparePages::Reserve(pool, spares);
+    if (!spare.ok()) return;
+    ticket.landing_spare = *std::move(spare);
+  }
+  ticket.landing = std::move(landing);
+}
+
+void DescribeHoles(const Ticket& ticket, const engine::SpareNeed& spares, v1::Ticket& response) {
+  for (int32_t stream = 0; stream < ticket.kv->shape().num_streams(); ++stream) {
+    response.add_hole_begin(static_cast<uint32_t>(ticket.kv->hole(stream).begin));
+    response.add_hole_end(static_cast<uint32_t>(ticket.kv->hole(stream).end));
+  }
+  response.mutable_spare_lists()->Assign(spares.lists_of_rank.begin(), spares.lists_of_rank.end());
+  response.set_pages_per_spare(static_cast<uint32_t>(spares.pages_per_list));
+  const auto pages = ticket.spare->pages();
+  response.mutable_spare_page_ids()->Assign(pages.begin(), pages.end());
+  if (ticket.landing_spare == nullptr) return;
+  const auto landing = ticket.landing_spare->pages();
+  response.mutable_spare_landing_page_ids()->Assign(landing.begin(), landing.end());
 }
 
 }  // namespace
@@ -123,7 +172,9 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   auto ticket = std::make_unique<Ticket>();
   ticket->sampling = wire::FromProto(request.sampling());
   SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
-  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config()).status());
+  const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
+  SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
+  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config(), ticket->classes).status());
   const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   if (tokens < 1 || tokens >= model.config().max_positions)
@@ -133,24 +184,27 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
                            request.num_output_tokens(), request.token_ids_size());
   if ((ticket->sampling.needs_prompt() || request.num_output_tokens() > 0) && request.token_ids().empty())
     return InvalidArgument("token_ids is empty, but a repetition penalty or earlier output needs them");
+  const int num_ranks = pool_.view().num_ranks();
+  const Room room = RoomFor(shape, ticket->classes.get(), num_ranks, tokens, reuse.restore_share);
   // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
-  const int64_t growth = static_cast<int64_t>(shape.num_streams()) * ticket->sampling.num_forks;
-  const int64_t needed = engine::PagesForTokens(model.config(), tokens) + growth;
-  if (needed > pool_.num_pages())
+  std::vector<int64_t> needed = room.of_rank;
+  for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;
+  if (*std::max_element(needed.begin(), needed.end()) > pool_.view().pages_per_rank())
     return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
-                           tokens, ticket->sampling.num_forks, needed, pool_.num_pages());
-  if (needed > pool_.num_free())
-    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", needed,
+                           tokens, ticket->sampling.num_forks, Sum(needed), pool_.num_pages());
+  if (!pool_.HasFree(needed))
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", Sum(needed),
                   pool_.num_free(), pool_.num_pages());
-  ticket->kv = std::make_unique<engine::SequenceKv>(pool_, shape);
+  ticket->prompt_tokens = tokens;
+  const auto kept = room.compressed ? ticket->classes : nullptr;
+  ticket->kv = std::make_unique<engine::SequenceKv>(pool_, shape, kept);
   SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
-  if (landing_pool_ != nullptr) {
-    ticket->landing = std::make_unique<engine::SequenceKv>(*landing_pool_, shape);
-    if (!ticket->landing->Reserve(tokens).ok()) ticket->landing.reset();  // a GPU of this host can still write the pool
+  if (room.compressed) {
+    SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool_, room.spares));
   }
+  if (landing_pool_ != nullptr) ReserveLanding(*landing_pool_, room.spares, *ticket);
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
-  ticket->prompt_tokens = tokens;
   ticket->selector = request.reuse().decode();
   ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
   ticket->num_output_tokens = request.num_output_tokens();
@@ -164,6 +218,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
     const std::vector<int32_t> landing = ticket->landing->AllPages();
     response.mutable_landing_page_ids()->Assign(landing.begin(), landing.end());
   }
+  if (room.compressed) DescribeHoles(*ticket, room.spares, response);
   response.set_num_pages_per_stream(static_cast<uint32_t>(ticket->kv->num_pages_per_stream()));
   response.set_num_layers(static_cast<uint32_t>(shape.num_layers));
   response.set_num_kv_heads(static_cast<uint32_t>(shape.num_kv_heads));
@@ -229,6 +284,31 @@ void DecodeService::Land(LandingTask task) {
   task.done(status);
 }
 
+// The pages that were sent beside the others become part of the sequence; the rest of the spare ones is free again.
+absl::Status DecodeService::RestoreHeads(Ticket& ticket, const v1::CommitRequest& request) {
+  const auto spare = std::move(ticket.spare), landing_spare = std::move(ticket.landing_spare);
+  if (request.restored_heads().empty()) return absl::OkStatus();
+  if (ticket.classes == nullptr)
+    return InvalidArgument("commit of {} restored heads, the ticket keeps everything", request.restored_heads_size());
+  const std::vector<int32_t> restored(request.restored_heads().begin(), request.restored_heads().end());
+  const bool compressed = ticket.kv->classes() != nullptr;
+  const engine::KvShape& shape = ticket.kv->shape();
+  std::vector<int32_t> lists_of_rank;
+  if (compressed) lists_of_rank = spare->need().lists_of_rank;
+  // Without holes there is nothing that a head could lack.
+  SPLICE_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> lists,
+      engine::AssignSpares(shape, *ticket.classes, compressed ? ticket.prompt_tokens : 0, lists_of_rank, restored));
+  for (size_t i = 0; i < restored.size() && compressed; ++i) {
+    const int32_t hole = ticket.kv->hole(restored[i]).size();
+    ticket.kv->Restore(restored[i], lists[i] < 0 ? std::vector<int32_t>() : spare->Take(lists[i], hole));
+    if (ticket.landing == nullptr) continue;
+    ticket.landing->Restore(restored[i], lists[i] < 0 ? std::vector<int32_t>() : landing_spare->Take(lists[i], hole));
+  }
+  ticket.classes = engine::WithRestored(ticket.classes, restored);
+  return absl::OkStatus();
+}
+
 // The writer has flushed before it committed, so the bytes are all here: in the pool, or in landing pages.
 absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& request) {
   const engine::KvShape& shape = ticket.kv->shape();
@@ -239,6 +319,7 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
     return InvalidArgument("commit has {} checksums, {} are needed", request.crc32c_size(), shape.num_streams());
   if (request.in_landing_pages() && ticket.landing == nullptr)
     return InvalidArgument("commit of landing pages, the ticket has none");
+  SPLICE_RETURN_IF_ERROR(RestoreHeads(ticket, request));
   const bool landed = request.in_landing_pages();
   const FaultOutcome fault = landing_fault.Hit();
   SPLICE_RETURN_IF_ERROR(fault.status);
@@ -255,11 +336,10 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
   std::vector<uint32_t> crcs(pages.size());
   SPLICE_RETURN_IF_ERROR(pool_.ChecksumPages(pages, crcs.data()));
   const kernels::Crc32cShifter over_a_page(page_bytes);
-  const int32_t per_stream = kv.num_pages_per_stream();
+  auto next = crcs.begin();
   for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
     uint32_t crc = 0;
-    for (int32_t i = 0; i < per_stream; ++i)
-      crc = over_a_page(crc) ^ crcs[static_cast<size_t>(stream) * per_stream + i];
+    for (int32_t i = kv.num_pages_per_stream() - kv.hole(stream).size(); i > 0; --i) crc = over_a_page(crc) ^ *next++;
     if (crc == request.crc32c(stream)) continue;
     checksum_failures_.Increment();
     return Errorf(absl::StatusCode::kDataLoss,
@@ -285,6 +365,7 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.id = ticket.request_id;
   decode.kv = std::move(ticket.kv);
   decode.kv->set_num_tokens(ticket.prompt_tokens);
+  if (ticket.classes != nullptr && decode.kv->classes() == nullptr) decode.kv->Compress(ticket.classes);
   decode.sampling = ticket.sampling;
   decode.selector = ticket.selector;
   const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;

@@ -61,6 +61,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done);
   void LandingLoop();
   void Land(LandingTask task);
+  absl::Status RestoreHeads(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);
   static absl::Status FlipAByte(const engine::SequenceKv& kv);
   absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request);

@@ -175,6 +175,7 @@ void TicketTable::Stop(const absl::Status& why) {
   if (thread_.joinable()) thread_.join();
   for (auto& [id, ticket] : gone) {
     ticket->kv.reset();
+    ticket->spare.reset();
     ticket->stream->End(why);
   }
 }

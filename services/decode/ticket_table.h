@@ -33,6 +33,10 @@ struct Ticket {
   std::chrono::milliseconds ttl{0};
   std::unique_ptr<engine::SequenceKv> kv;       // moves to the engine when running
   std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null without, or when it was full
+  // What local heads keep once decoding starts; null: everything. Reserved and sent is what they keep (kv->classes()),
+  // or everything where that costs no more.
+  std::shared_ptr<const engine::StreamClasses> classes;
+  std::unique_ptr<engine::SparePages> spare, landing_spare;  // for restored heads, until the commit
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   std::string selector;

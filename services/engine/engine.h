@@ -6,6 +6,7 @@
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/cache/spare_pages.h"
 #include "services/engine/model/model.h"
 #include "services/engine/model/safetensors.h"
 #include "services/engine/runtime/decode_engine.h"

@@ -28,32 +28,86 @@ constexpr std::chrono::milliseconds kLeaseMargin{1000};
 
 }  // namespace
 
+namespace {
+
+// Pages that are not in the ticket's holes. InvalidArgument: a hole where the request's classes keep something.
+absl::StatusOr<int64_t> CountKept(const v1::Ticket& ticket, const engine::KvShape& shape, int64_t num_tokens,
+                                  const engine::StreamClasses* classes) {
+  const int64_t all = int64_t{shape.num_streams()} * engine::PagesFor(num_tokens);
+  if (ticket.hole_begin().empty() && ticket.hole_end().empty()) return all;
+  if (ticket.hole_begin_size() != shape.num_streams() || ticket.hole_end_size() != shape.num_streams())
+    return InvalidArgument("the ticket has {} and {} ends of holes for {} head streams", ticket.hole_begin_size(),
+                           ticket.hole_end_size(), shape.num_streams());
+  if (classes == nullptr) return InvalidArgument("the ticket keeps less than the request's reuse policy needs");
+  int64_t kept = all;
+  for (int32_t s = 0; s < shape.num_streams(); ++s) {
+    const uint32_t begin = ticket.hole_begin(s), end = ticket.hole_end(s);
+    const engine::PageHole most = engine::HoleOf((*classes)[static_cast<size_t>(s)], num_tokens);
+    if (begin > end ||
+        (begin < end && (begin < static_cast<uint32_t>(most.begin) || end > static_cast<uint32_t>(most.end))))
+      return InvalidArgument(
+          "the ticket does not keep pages [{}, {}) of layer {} head {}; its class leaves out [{}, {})", begin, end,
+          s / shape.num_kv_heads, s % shape.num_kv_heads, most.begin, most.end);
+    kept -= end - begin;
+  }
+  return kept;
+}
+
+absl::Status CheckSpares(const v1::Ticket& ticket, const engine::KvShape& shape) {
+  uint64_t lists = 0;
+  for (const uint32_t of_rank : ticket.spare_lists()) lists += of_rank;
+  const int ranks = ticket.spare_lists_size();
+  if (lists * ticket.pages_per_spare() != static_cast<uint64_t>(ticket.spare_page_ids_size()) ||
+      (ranks > 0 && shape.num_kv_heads % ranks != 0) || lists > static_cast<uint64_t>(shape.num_streams()))
+    return InvalidArgument("the ticket has {} spare pages in {} lists of {}, for {} ranks",
+                           ticket.spare_page_ids_size(), lists, ticket.pages_per_spare(), ranks);
+  const bool landing = !ticket.landing_page_ids().empty();
+  if (ticket.spare_landing_page_ids_size() != (landing ? ticket.spare_page_ids_size() : 0))
+    return InvalidArgument("the ticket has {} spare pages and {} spare landing pages", ticket.spare_page_ids_size(),
+                           ticket.spare_landing_page_ids_size());
+  // Restored heads fill their holes with them.
+  for (int i = 0; i < ticket.hole_begin_size() && lists > 0; ++i) {
+    if (ticket.hole_end(i) - ticket.hole_begin(i) > ticket.pages_per_spare())
+      return InvalidArgument("the ticket's spare lists of {} pages do not fill a hole of {}", ticket.pages_per_spare(),
+                             ticket.hole_end(i) - ticket.hole_begin(i));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& endpoint, const engine::Model& model,
-                            int64_t num_tokens) {
+                            int64_t num_tokens, const engine::StreamClasses* classes) {
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   const int64_t pages = engine::PagesFor(num_tokens);
+  SPLICE_ASSIGN_OR_RETURN(const int64_t kept, CountKept(ticket, shape, num_tokens, classes));
   if (ticket.num_layers() != static_cast<uint32_t>(shape.num_layers) ||
       ticket.num_kv_heads() != static_cast<uint32_t>(shape.num_kv_heads) || ticket.num_pages_per_stream() != pages ||
-      ticket.page_ids_size() != shape.num_streams() * pages)
+      ticket.page_ids_size() != kept)
     return InvalidArgument("the ticket has {} pages ({} layers, {} heads, {} each); a prompt of {} tokens needs {}",
                            ticket.page_ids_size(), ticket.num_layers(), ticket.num_kv_heads(),
-                           ticket.num_pages_per_stream(), num_tokens, shape.num_streams() * pages);
+                           ticket.num_pages_per_stream(), num_tokens, kept);
+  SPLICE_RETURN_IF_ERROR(CheckSpares(ticket, shape));
   const uint64_t registered = (endpoint.pool_bytes() - endpoint.scratch_bytes()) / model.page_bytes();
   const uint64_t pool_pages =
       endpoint.device_handle().empty()
           ? registered
           : endpoint.device_pool_pages() * (1 + static_cast<uint64_t>(endpoint.more_device_handles_size()));
-  for (uint32_t page : ticket.page_ids()) {
-    if (page >= pool_pages)
-      return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),
-                             pool_pages);
+  for (const auto* ids : {&ticket.page_ids(), &ticket.spare_page_ids()}) {
+    for (uint32_t page : *ids) {
+      if (page >= pool_pages)
+        return InvalidArgument("the ticket names page {}, the pool of '{}' has {}", page, endpoint.worker_id(),
+                               pool_pages);
+    }
   }
   if (!ticket.landing_page_ids().empty() && ticket.landing_page_ids_size() != ticket.page_ids_size())
     return InvalidArgument("the ticket has {} pages and {} landing pages", ticket.page_ids_size(),
                            ticket.landing_page_ids_size());
-  for (uint32_t page : ticket.landing_page_ids()) {
-    if (page >= registered)
-      return InvalidArgument("the ticket names landing page {}, '{}' has {}", page, endpoint.worker_id(), registered);
+  for (const auto* ids : {&ticket.landing_page_ids(), &ticket.spare_landing_page_ids()}) {
+    for (uint32_t page : *ids) {
+      if (page >= registered)
+        return InvalidArgument("the ticket names landing page {}, '{}' has {}", page, endpoint.worker_id(), registered);
+    }
   }
   return absl::OkStatus();
 }
@@ -70,24 +124,32 @@ PushMetrics::PushMetrics(Metrics& metrics)
                                 buckets::Stage())) {}
 
 KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket,
-               const engine::Model& model, std::string request_id)
+               const engine::Model& model, std::shared_ptr<const engine::StreamClasses> classes, std::string request_id)
     : worker_(worker),
       peer_(std::move(peer)),
       ticket_(ticket),
       shape_(engine::KvShapeOf(model.config())),
       page_bytes_(model.page_bytes()),
       over_a_page_(page_bytes_),
+      classes_(std::move(classes)),
       request_id_(std::move(request_id)),
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
       sender_(peer_->MakeSender()),
       crc_(shape_.num_streams(), 0) {
+  int32_t next = 0;
+  for (int32_t stream = 0; stream < shape_.num_streams(); ++stream) {
+    first_target_.push_back(next);
+    next += static_cast<int32_t>(ticket_.num_pages_per_stream()) - HoleOf(stream).size();
+  }
   worker_.PushStarted();
 }
 
 absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
                                                        const v1::Ticket& ticket, const engine::Model& model,
+                                                       std::shared_ptr<const engine::StreamClasses> classes,
                                                        std::string request_id) {
-  auto push = std::shared_ptr<KvPush>(new KvPush(worker, std::move(peer), ticket, model, std::move(request_id)));
+  auto push = std::shared_ptr<KvPush>(
+      new KvPush(worker, std::move(peer), ticket, model, std::move(classes), std::move(request_id)));
   if (push->sender_->uses_landing_pages() && ticket.landing_page_ids().empty()) {
     worker.PushEnded();
     return Errorf(absl::StatusCode::kResourceExhausted, "the landing memory of decode worker '{}' is full",
@@ -97,7 +159,7 @@ absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::
 }
 
 int64_t KvPush::num_bytes() const {
-  return static_cast<int64_t>(ticket_.page_ids_size()) * static_cast<int64_t>(page_bytes_);
+  return (ticket_.page_ids_size() + restored_pages_) * static_cast<int64_t>(page_bytes_);
 }
 
 void KvPush::Fail(const absl::Status& status) {
@@ -126,50 +188,100 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   if (ready.fence != nullptr) {
     if (const absl::Status written = ready.fence->Wait(); !written.ok()) return Fail(written);
   }
-  const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
-  std::vector<int32_t> local;
-  std::vector<uint32_t> remote;
-  for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
-    const int32_t stream = ready.layer * shape_.num_kv_heads + head;
-    const std::span<const int32_t> pages =
-        ready.kv->stream(ready.layer, head).subspan(ready.first_page, ready.num_pages);
-    local.insert(local.end(), pages.begin(), pages.end());
-    for (int32_t i = ready.first_page; i < ready.first_page + ready.num_pages; ++i)
-      remote.push_back(targets[stream * static_cast<int32_t>(ticket_.num_pages_per_stream()) + i]);
+  std::vector<Pages> heads(static_cast<size_t>(shape_.num_kv_heads));
+  Pages all;
+  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
+    Pages& head = heads[static_cast<size_t>(h)];
+    AddKept(*ready.kv, ready.layer * shape_.num_kv_heads + h, ready.first_page, ready.first_page + ready.num_pages,
+            head);
+    all.local.insert(all.local.end(), head.local.begin(), head.local.end());
+    all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
   }
+  if (all.local.empty()) return;
   if (fault.drop) {  // what a lost write looks like: the checksums are right, the bytes never leave
-    std::vector<uint32_t> crcs(local.size());
-    if (ready.kv->pool().ChecksumPages(local, crcs.data()).ok()) JoinChecksums(ready, crcs);
-    return;
+    all.crcs.resize(all.local.size());
+    if (!ready.kv->pool().ChecksumPages(all.local, all.crcs.data()).ok()) return;
+  } else if (const absl::Status posted = Send(ready.kv, all); !posted.ok()) {
+    return Fail(posted);
   }
-  std::vector<uint32_t> crcs(local.size());
+  // Pages of a stream come in order, so the stream's checksum is built by joining theirs.
+  auto next = all.crcs.begin();
+  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
+    uint32_t& crc = crc_[static_cast<size_t>(ready.layer * shape_.num_kv_heads + h)];
+    for (size_t i = heads[static_cast<size_t>(h)].local.size(); i > 0; --i) crc = over_a_page_(crc) ^ *next++;
+  }
+}
+
+engine::PageHole KvPush::HoleOf(int32_t stream) const {
+  if (ticket_.hole_begin().empty()) return {};
+  return {static_cast<int32_t>(ticket_.hole_begin(stream)), static_cast<int32_t>(ticket_.hole_end(stream))};
+}
+
+// What of pages [first_page, end_page) of a stream is kept, and where it goes.
+void KvPush::AddKept(const engine::SequenceKv& kv, int32_t stream, int32_t first_page, int32_t end_page,
+                     Pages& pages) const {
+  const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
+  const std::vector<int32_t>& local = kv.streams()[static_cast<size_t>(stream)];
+  const engine::PageHole hole = HoleOf(stream);
+  for (int32_t page = first_page; page < end_page; ++page) {
+    if (page >= hole.begin && page < hole.end) continue;
+    pages.local.push_back(local[static_cast<size_t>(page)]);
+    pages.remote.push_back(
+        targets[first_target_[static_cast<size_t>(stream)] + page - (page >= hole.end ? hole.size() : 0)]);
+  }
+}
+
+absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, Pages& pages) {
+  pages.crcs.resize(pages.local.size());
   // Weak: the sender, which is ours, may keep this until the next layer.
-  const absl::Status posted = sender_->Send(ready.kv->pool(), {local, remote}, crcs.data(), lease_end_,
-                                            [weak = weak_from_this(), kv = ready.kv](const absl::Status& status) {
+  const absl::Status posted = sender_->Send(kv->pool(), {pages.local, pages.remote}, pages.crcs.data(), lease_end_,
+                                            [weak = weak_from_this(), kv](const absl::Status& status) {
                                               const auto self = weak.lock();
                                               if (self != nullptr && !status.ok()) self->Fail(status);
                                             });
-  if (posted.ok()) {
-    JoinChecksums(ready, crcs);
-  } else {
-    worker_.metrics().failures_lost.Increment();
-    Fail(posted);
-  }
+  if (!posted.ok()) worker_.metrics().failures_lost.Increment();
+  return posted;
 }
 
-// Pages of a stream come in order, so the stream's checksum is built by joining theirs.
-void KvPush::JoinChecksums(const engine::LayerReady& ready, std::span<const uint32_t> crcs) {
-  for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
-    uint32_t& crc = crc_[ready.layer * shape_.num_kv_heads + head];
-    for (int32_t i = 0; i < ready.num_pages; ++i) crc = over_a_page_(crc) ^ crcs[head * ready.num_pages + i];
+// Restored heads are known behind the last layer: what their holes have left out goes to the spare pages.
+absl::Status KvPush::SendRestored() {
+  if (ticket_.hole_begin().empty() || commit_.restored_heads().empty()) return absl::OkStatus();
+  if (Clock::now() >= lease_end_) {
+    worker_.metrics().failures_lease.Increment();
+    return absl::DeadlineExceededError("the ticket's lease ran out while its KV was pushed");
   }
+  const std::vector<int32_t> restored(commit_.restored_heads().begin(), commit_.restored_heads().end());
+  const std::vector<int32_t> lists_of_rank(ticket_.spare_lists().begin(), ticket_.spare_lists().end());
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> lists,
+                          engine::AssignSpares(shape_, *classes_, kv_->num_tokens(), lists_of_rank, restored));
+  const auto& spares = sender_->uses_landing_pages() ? ticket_.spare_landing_page_ids() : ticket_.spare_page_ids();
+  for (size_t i = 0; i < restored.size(); ++i) {
+    const engine::PageHole hole = HoleOf(restored[i]);
+    if (hole.size() == 0) continue;
+    const std::vector<int32_t>& local = kv_->streams()[static_cast<size_t>(restored[i])];
+    Pages pages;
+    for (int32_t page = hole.begin; page < hole.end; ++page) {
+      pages.local.push_back(local[static_cast<size_t>(page)]);
+      pages.remote.push_back(spares[lists[i] * static_cast<int32_t>(ticket_.pages_per_spare()) + page - hole.begin]);
+    }
+    SPLICE_RETURN_IF_ERROR(Send(kv_, pages));
+    // The checksum is over the pages in order: those of the hole stand in the middle.
+    std::vector<uint32_t> crcs(local.size());
+    SPLICE_RETURN_IF_ERROR(kv_->pool().ChecksumPages(local, crcs.data()));
+    uint32_t& joined = crc_[static_cast<size_t>(restored[i])];
+    joined = 0;
+    for (const uint32_t crc : crcs) joined = over_a_page_(joined) ^ crc;
+  }
+  return absl::OkStatus();
 }
 
-void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv,
-                    const std::vector<engine::SampledToken>& first_tokens) {
+void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
+                    const std::vector<int32_t>& restored_heads) {
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(kv->num_tokens()));
   for (const engine::SampledToken& token : first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
+  commit.mutable_restored_heads()->Assign(restored_heads.begin(), restored_heads.end());
+  for (const int32_t stream : restored_heads) restored_pages_ += HoleOf(stream).size();
   const auto computed = Clock::now();
   const bool queued = worker_.Enqueue([self = shared_from_this(), kv, commit, computed] {
     self->kv_ = kv;
@@ -184,6 +296,9 @@ void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv,
 }
 
 void KvPush::DoCommit() {
+  if (status().ok()) {
+    if (const absl::Status sent = SendRestored(); !sent.ok()) Fail(sent);
+  }
   sender_->Finish();
   if (const absl::Status failed = status(); !failed.ok()) {
     DoAbort(failed, [] {});

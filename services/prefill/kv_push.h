@@ -22,9 +22,9 @@
 namespace spl::prefill {
 
 // InvalidArgument when the ticket does not describe a sequence of this model, this many tokens, and pages inside the
-// peer's pool.
+// peer's pool, or keeps less than the head classes (null: none) of the request do.
 absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& endpoint, const engine::Model& model,
-                            int64_t num_tokens);
+                            int64_t num_tokens, const engine::StreamClasses* classes);
 
 struct PushMetrics {
   explicit PushMetrics(Metrics& metrics);
@@ -39,27 +39,42 @@ class PushWorker;
 
 // One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
 // worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
+// What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit.
 class KvPush : public std::enable_shared_from_this<KvPush> {
  public:
   // ResourceExhausted: the only way to this decode worker leads through landing pages, and the ticket has none.
+  // `classes`: of the request, null: none.
   static absl::StatusOr<std::shared_ptr<KvPush>> Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
                                                         const v1::Ticket& ticket, const engine::Model& model,
+                                                        std::shared_ptr<const engine::StreamClasses> classes,
                                                         std::string request_id);
 
   void OnLayer(const engine::LayerReady& ready);
   // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
-  void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens);
+  // `restored_heads`: of PrefillOutcome.
+  void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
+              const std::vector<int32_t>& restored_heads);
   // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 
-  int64_t num_bytes() const;  // what the whole push moves
+  int64_t num_bytes() const;  // what the whole push moves; of restored heads once they are known (Commit)
   const Peer& peer() const { return *peer_; }
 
  private:
   KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
-         std::string request_id);
+         std::shared_ptr<const engine::StreamClasses> classes, std::string request_id);
+  // Of one stream.
+  struct Pages {
+    std::vector<int32_t> local;
+    std::vector<uint32_t> remote;
+    std::vector<uint32_t> crcs;
+  };
+  void AddKept(const engine::SequenceKv& kv, int32_t stream, int32_t first_page, int32_t end_page, Pages& pages) const;
+  engine::PageHole HoleOf(int32_t stream) const;
   void DoLayer(const engine::LayerReady& ready);
-  void JoinChecksums(const engine::LayerReady& ready, std::span<const uint32_t> crcs);
+  // Starts to write the pages and fills in their checksums.
+  absl::Status Send(const std::shared_ptr<const engine::SequenceKv>& kv, Pages& pages);
+  absl::Status SendRestored();
   void DoCommit();
   void DoAbort(const absl::Status& why, std::function<void()> done);
   void SendCommit();
@@ -73,17 +88,21 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const engine::KvShape shape_;
   const size_t page_bytes_;
   const kernels::Crc32cShifter over_a_page_;
+  const std::shared_ptr<const engine::StreamClasses> classes_;
   const std::string request_id_;
   const std::chrono::steady_clock::time_point lease_end_;
 
   // Push thread only.
   const std::unique_ptr<PageSender> sender_;
+  // Where the stream's first kept page stands in the ticket's list. [num_streams]
+  std::vector<int32_t> first_target_;
   std::vector<uint32_t> crc_;  // [layer][kv_head], joined page by page
   v1::CommitRequest commit_;
   std::shared_ptr<const engine::SequenceKv> kv_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was there
 
-  mutable std::mutex mutex_;  // guards status_
+  int64_t restored_pages_ = 0;  // what the commit adds; written before it is queued
+  mutable std::mutex mutex_;    // guards status_
   absl::Status status_;
 };
 

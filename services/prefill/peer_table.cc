@@ -81,6 +81,8 @@ void PeerTable::Loop() {
 absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::DecodeEndpoint& endpoint) {
   if (auto peer = Find(endpoint.worker_id(), endpoint.epoch()); peer.ok()) return peer;
   SPLICE_RETURN_IF_ERROR(wire::CheckLayout(endpoint.layout_digest(), *model_));
+  SPLICE_RETURN_IF_ERROR(wire::CheckHeadClasses(endpoint.head_class_digest(), *model_,
+                                                fmt::format("decode worker '{}'", endpoint.worker_id())));
   if (endpoint.page_bytes() != model_->page_bytes())
     return Errorf(absl::StatusCode::kFailedPrecondition, "decode worker '{}' has pages of {} bytes, ours have {}",
                   endpoint.worker_id(), endpoint.page_bytes(), model_->page_bytes());

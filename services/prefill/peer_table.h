@@ -51,8 +51,8 @@ class PeerTable {
   ~PeerTable();  // Stop() must have been called
 
   // Connects in the background and calls `done` on the table's thread. A live connection to the same epoch is kept.
-  // FailedPrecondition: another page layout, or no way that the options allow. ResourceExhausted: too many connects
-  // wait.
+  // FailedPrecondition: another page layout, other head classes, or no way that the options allow. ResourceExhausted:
+  // too many connects wait.
   using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Peer>>)>;
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, Done done);
 

@@ -49,6 +49,8 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
+  receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
+  receipt.set_ffn_share(stats.ffn_share);
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
   receipt.set_lookup_seconds(stats.lookup_s);
@@ -232,8 +234,9 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   engine::PrefillRequest prefill;
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
-  SPLICE_RETURN_IF_ERROR(
-      ValidateTicket(request.ticket(), peer->endpoint, engine_.model(), static_cast<int64_t>(prefill.tokens.size())));
+  SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(wire::FromProto(request.reuse()), engine_.model()));
+  SPLICE_RETURN_IF_ERROR(ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
+                                        static_cast<int64_t>(prefill.tokens.size()), classes.get()));
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
   prefill.reuse = wire::FromProto(request.reuse());
@@ -242,11 +245,12 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.return_first_logits = request.reuse().return_first_logits();
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
-                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config()));
+                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config(), classes));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
-  SPLICE_ASSIGN_OR_RETURN(auto push, KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), prefill.id));
+  SPLICE_ASSIGN_OR_RETURN(auto push,
+                          KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes, prefill.id));
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
   prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](
                         const absl::Status& status, engine::PrefillOutcome outcome) {
@@ -257,7 +261,6 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     Count(outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
-    receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     receipt.set_decode_selector(selector);
     receipt.set_prefill_worker(worker_id_);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
@@ -265,7 +268,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
-    push->Commit(std::move(outcome.kv), outcome.first_tokens);
+    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads);
+    receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.Finish(grpc::Status::OK);  // the first token does not wait for the commit
   };
   const absl::Status status = engine_.Submit(std::move(prefill));

@@ -87,6 +87,10 @@ void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   prompt_ = std::move(tokens->ids);
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  // What "auto" is must be known before pages are reserved: a method with head classes needs fewer.
+  std::string& policy = request_.reuse.policy;
+  if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments))
+    policy = fleet->model.default_reuse;
   const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
   for (uint32_t i = 0; i < request_.sampling.n; ++i) {

@@ -116,6 +116,15 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("blend_share", &reuse.blend_share);
   inner.Uint32("epic_tokens", &reuse.epic_tokens);
   inner.Number("max_recompute_fraction", &reuse.max_recompute_fraction);
+  inner.Bool("full_kv", &reuse.full_kv);
+  inner.Uint32("ffn_dense_layers", &reuse.ffn_dense_layers);
+  inner.Uint32("ffn_recent", &reuse.ffn_recent);
+  inner.Uint32("ffn_deep_layer", &reuse.ffn_deep_layer);
+  inner.Number("ffn_mass", &reuse.ffn_mass);
+  inner.Number("ffn_deep_mass", &reuse.ffn_deep_mass);
+  inner.Number("rec_frac", &reuse.rec_frac);
+  inner.Number("restore_share", &reuse.restore_share);
+  inner.Number("restore_threshold", &reuse.restore_threshold);
   if (const Json* segments = inner.Raw("segments"); segments != nullptr) {
     absl::StatusOr<std::vector<TokenSegment>> read = ReadTokenSegments(*segments);
     if (!read.ok()) return reader.Fail(read.status());

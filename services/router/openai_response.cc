@@ -42,6 +42,9 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   out["exact"] = r.exact;
   out["tokens"] = {{"prompt", r.prompt_tokens},   {"cached", r.cached_tokens},         {"stored", r.stored_tokens},
                    {"aligned", r.aligned_tokens}, {"recomputed", r.recomputed_tokens}, {"computed", r.computed_tokens}};
+  // Of the methods with head classes.
+  if (r.ffn_share < 1 || r.restored_heads > 0)
+    out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};
   out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}};
   out["seconds"] = {{"queue", r.queue_seconds},     {"lookup", r.lookup_seconds},     {"fetch", r.fetch_seconds},
                     {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};

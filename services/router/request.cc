@@ -54,7 +54,8 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
   return absl::OkStatus();
 }
 
-constexpr std::string_view kReusePolicies[] = {"auto", "exact", "sparsex", "naive", "cacheblend", "epic"};
+constexpr std::string_view kReusePolicies[] = {"auto", "exact",   "sparsex", "naive",  "cacheblend",
+                                               "epic", "redknot", "splice",  "splice+"};
 
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
@@ -76,7 +77,12 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
   }
   for (const auto& [field, value] : {std::pair{"splice.recompute_share", reuse.recompute_share},
                                      {"splice.blend_share", reuse.blend_share},
-                                     {"splice.max_recompute_fraction", reuse.max_recompute_fraction}}) {
+                                     {"splice.max_recompute_fraction", reuse.max_recompute_fraction},
+                                     {"splice.ffn_mass", reuse.ffn_mass},
+                                     {"splice.ffn_deep_mass", reuse.ffn_deep_mass},
+                                     {"splice.rec_frac", reuse.rec_frac},
+                                     {"splice.restore_share", reuse.restore_share},
+                                     {"splice.restore_threshold", reuse.restore_threshold}}) {
     if (value.has_value()) SPLICE_RETURN_IF_ERROR(CheckRange(field, *value, 0, 1));
   }
   return CheckName("splice.namespace", request.namespace_name);

@@ -92,9 +92,11 @@ struct ReuseRequest {
   bool auto_segments = false;
   bool publish = true;
   bool return_first_logits = false;
+  bool full_kv = false;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
-      link_tokens, epic_tokens;
-  std::optional<double> recompute_share, blend_share, max_recompute_fraction;
+      link_tokens, epic_tokens, ffn_dense_layers, ffn_recent, ffn_deep_layer;
+  std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
+      restore_share, restore_threshold;
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.
@@ -157,6 +159,8 @@ struct RequestReceipt {
   uint32_t aligned_tokens = 0;
   uint32_t recomputed_tokens = 0;
   uint32_t computed_tokens = 0;
+  uint32_t restored_heads = 0;
+  double ffn_share = 1;
   uint64_t bytes_fetched = 0;
   uint64_t bytes_moved = 0;
   double queue_seconds = 0;

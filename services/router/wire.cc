@@ -60,6 +60,15 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.blend_share.has_value()) out.set_blend_share(*r.blend_share);
   if (r.epic_tokens.has_value()) out.set_epic_tokens(*r.epic_tokens);
   if (r.max_recompute_fraction.has_value()) out.set_max_recompute_fraction(*r.max_recompute_fraction);
+  out.set_full_kv(r.full_kv);
+  if (r.ffn_dense_layers.has_value()) out.set_ffn_dense_layers(*r.ffn_dense_layers);
+  if (r.ffn_recent.has_value()) out.set_ffn_recent(*r.ffn_recent);
+  if (r.ffn_deep_layer.has_value()) out.set_ffn_deep_layer(*r.ffn_deep_layer);
+  if (r.ffn_mass.has_value()) out.set_ffn_mass(*r.ffn_mass);
+  if (r.ffn_deep_mass.has_value()) out.set_ffn_deep_mass(*r.ffn_deep_mass);
+  if (r.rec_frac.has_value()) out.set_rec_frac(*r.rec_frac);
+  if (r.restore_share.has_value()) out.set_restore_share(*r.restore_share);
+  if (r.restore_threshold.has_value()) out.set_restore_threshold(*r.restore_threshold);
   out.set_return_first_logits(r.return_first_logits);
   return out;
 }
@@ -82,6 +91,15 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_blend_share()) out.blend_share = o.blend_share();
   if (o.has_epic_tokens()) out.epic_tokens = o.epic_tokens();
   if (o.has_max_recompute_fraction()) out.max_recompute_fraction = o.max_recompute_fraction();
+  out.full_kv = o.full_kv();
+  if (o.has_ffn_dense_layers()) out.ffn_dense_layers = o.ffn_dense_layers();
+  if (o.has_ffn_recent()) out.ffn_recent = o.ffn_recent();
+  if (o.has_ffn_deep_layer()) out.ffn_deep_layer = o.ffn_deep_layer();
+  if (o.has_ffn_mass()) out.ffn_mass = o.ffn_mass();
+  if (o.has_ffn_deep_mass()) out.ffn_deep_mass = o.ffn_deep_mass();
+  if (o.has_rec_frac()) out.rec_frac = o.rec_frac();
+  if (o.has_restore_share()) out.restore_share = o.restore_share();
+  if (o.has_restore_threshold()) out.restore_threshold = o.restore_threshold();
   out.return_first_logits = o.return_first_logits();
   return out;
 }
@@ -138,6 +156,8 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_stored_tokens(r.stored_tokens);
   out.set_aligned_tokens(r.aligned_tokens);
   out.set_recomputed_tokens(r.recomputed_tokens);
+  out.set_restored_heads(r.restored_heads);
+  out.set_ffn_share(r.ffn_share);
   out.set_computed_tokens(r.computed_tokens);
   out.set_bytes_fetched(r.bytes_fetched);
   out.set_bytes_moved(r.bytes_moved);
@@ -166,6 +186,8 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.stored_tokens = r.stored_tokens();
   out.aligned_tokens = r.aligned_tokens();
   out.recomputed_tokens = r.recomputed_tokens();
+  out.restored_heads = r.restored_heads();
+  out.ffn_share = r.ffn_share();
   out.computed_tokens = r.computed_tokens();
   out.bytes_fetched = r.bytes_fetched();
   out.bytes_moved = r.bytes_moved();

@@ -47,6 +47,15 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (proto.has_blend_share()) reuse.blend_share = proto.blend_share();
   if (proto.has_epic_tokens()) reuse.epic_tokens = bounded(proto.epic_tokens());
   if (proto.has_max_recompute_fraction()) reuse.max_recompute_fraction = proto.max_recompute_fraction();
+  reuse.full_kv = proto.full_kv();
+  if (proto.has_ffn_mass()) reuse.ffn_mass = proto.ffn_mass();
+  if (proto.has_ffn_dense_layers()) reuse.ffn_dense_layers = bounded(proto.ffn_dense_layers());
+  if (proto.has_ffn_recent()) reuse.ffn_recent = bounded(proto.ffn_recent());
+  if (proto.has_ffn_deep_layer()) reuse.ffn_deep_layer = bounded(proto.ffn_deep_layer());
+  if (proto.has_ffn_deep_mass()) reuse.ffn_deep_mass = proto.ffn_deep_mass();
+  if (proto.has_rec_frac()) reuse.rec_frac = proto.rec_frac();
+  if (proto.has_restore_share()) reuse.restore_share = proto.restore_share();
+  if (proto.has_restore_threshold()) reuse.restore_threshold = proto.restore_threshold();
   return reuse;
 }
 
@@ -103,6 +112,8 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_layout_digest(ToBytes(model.layout_digest()));
   identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
+  identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
+  if (model.head_classes() != nullptr) identity.set_head_class_digest(ToBytes(model.head_classes()->digest()));
   return identity;
 }
 
@@ -139,6 +150,29 @@ absl::Status CheckLayout(const std::string& theirs, const engine::Model& model) 
   if (theirs == ToBytes(model.layout_digest())) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "the peer's KV page layout is not ours: start all workers with the same model and --kv-dtype");
+}
+
+absl::Status CheckHeadClasses(const std::string& theirs, const engine::Model& model, const std::string& who) {
+  const std::string ours = model.head_classes() == nullptr ? "" : ToBytes(model.head_classes()->digest());
+  if (theirs == ours) return absl::OkStatus();
+  const auto name = [](const std::string& digest) {
+    return digest.empty() ? "none" : HexEncode({reinterpret_cast<const uint8_t*>(digest.data()), digest.size()});
+  };
+  return Errorf(absl::StatusCode::kFailedPrecondition,
+                "{} has other head classes: their digest is {}, ours {}; start all workers with the same "
+                "head_classes.json",
+                who, name(theirs), name(ours));
+}
+
+absl::StatusOr<std::shared_ptr<const engine::StreamClasses>> DecodeClassesOf(const engine::ReuseOptions& reuse,
+                                                                             const engine::Model& model) {
+  if (!engine::UsesHeadClasses(reuse)) return nullptr;
+  if (model.head_classes() == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "reuse policy '{}' needs head classes, and the model '{}' has no head_classes.json here: make one "
+                  "with splice profile",
+                  reuse.policy, model.config().name);
+  return engine::ServedClasses(*model.head_classes());
 }
 
 }  // namespace spl::wire

@@ -2,6 +2,8 @@
 // further down than this.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,5 +42,11 @@ std::string ToBytes(const chunk::Digest& digest);
 // FailedPrecondition when a peer's model or page layout is not ours.
 absl::Status CheckFingerprint(const std::string& theirs, const engine::Model& model);
 absl::Status CheckLayout(const std::string& theirs, const engine::Model& model);
+// Likewise its head classes; `who` is for the message.
+absl::Status CheckHeadClasses(const std::string& theirs, const engine::Model& model, const std::string& who);
+// What a request decodes with: the model's classes, null when its policy has none. FailedPrecondition: the model has no
+// map.
+absl::StatusOr<std::shared_ptr<const engine::StreamClasses>> DecodeClassesOf(const engine::ReuseOptions& reuse,
+                                                                             const engine::Model& model);
 
 }  // namespace spl::wire

@@ -17,10 +17,19 @@ void AddModelSourceFlags(CLI::App& app, ModelSource& source) {
                              fmt::join(engine::RandomShapeNames(), ", ")));
 }
 
+void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
+  app.add_option(
+         "--head-classes", source.head_classes,
+         "which KV heads get by with a window: a head_classes.json (splice profile makes one), auto: the one in "
+         "the model folder, or none; with --random-weights also safe, mid or paper")
+      ->capture_default_str();
+}
+
 void RequireModelSource(CLI::App& app, ModelSource& source) {
   auto* group = app.add_option_group("model");
   AddModelSourceFlags(*group, source);
   group->require_option(1);
+  AddHeadClassesFlag(app, source);
 }
 
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
@@ -143,6 +152,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
   }
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(backend, tp));
   engine::ModelOptions options;
+  options.head_classes = source.head_classes;
   if (kv_dtype == "f32")
     options.kv_dtype = kernels::DType::kF32;
   else if (kv_dtype == "bf16")

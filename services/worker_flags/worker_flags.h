@@ -20,8 +20,9 @@ namespace spl {
 
 // The model that a program runs: exactly one of the two.
 struct ModelSource {
-  std::string dir;             // Hugging Face folder
-  std::string random_weights;  // "SHAPE[:SEED]", see services/engine/model/random_weights.h
+  std::string dir;                    // Hugging Face folder
+  std::string random_weights;         // "SHAPE[:SEED]", see services/engine/model/random_weights.h
+  std::string head_classes = "auto";  // ModelOptions::head_classes
 };
 
 struct WorkerFlags {
@@ -52,6 +53,7 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 
 // Adds --model and --random-weights to an app, or to a group that has further sources.
 void AddModelSourceFlags(CLI::App& app, ModelSource& source);
+void AddHeadClassesFlag(CLI::App& app, ModelSource& source);
 // The same as a group of which exactly one must be given.
 void RequireModelSource(CLI::App& app, ModelSource& source);
 

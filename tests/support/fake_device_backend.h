@@ -11,7 +11,7 @@
 
 namespace spl::test {
 
-class FakeDeviceBackend final : public kernels::Backend {
+class FakeDeviceBackend : public kernels::Backend {
  public:
   explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
 
@@ -83,6 +83,12 @@ class FakeDeviceBackend final : public kernels::Backend {
   }
   absl::Status ColumnScores(const kernels::KernelContext& ctx, const kernels::ColumnScoresArgs& a) const override {
     return cpu_->ColumnScores(ctx, a);
+  }
+  absl::Status ScatterRows(const kernels::KernelContext& ctx, const kernels::ScatterRowsArgs& a) const override {
+    return cpu_->ScatterRows(ctx, a);
+  }
+  absl::Status RowNorms(const kernels::KernelContext& ctx, const kernels::RowNormsArgs& a) const override {
+    return cpu_->RowNorms(ctx, a);
   }
   absl::Status PoolScores(const kernels::KernelContext& ctx, const kernels::PoolScoresArgs& a) const override {
     return cpu_->PoolScores(ctx, a);

@@ -25,8 +25,9 @@ absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::
     const nlohmann::json value = equals == std::string::npos
                                      ? nlohmann::json()
                                      : nlohmann::json::parse(option.substr(equals + 1), nullptr, false);
-    if (!value.is_number())
-      return InvalidArgument("--reuse {}: '{}' is not OPTION=NUMBER, as in sparsex:dense_layers=2", reuse, option);
+    if (!value.is_number() && !value.is_boolean())
+      return InvalidArgument("--reuse {}: '{}' is not OPTION=NUMBER or OPTION=true, as in sparsex:dense_layers=2",
+                             reuse, option);
     method.options[option.substr(0, equals)] = value;
     begin = end;
   }

@@ -38,6 +38,8 @@ json ToJson(const v1::Receipt& r) {
                 {"ttft", r.ttft_seconds()}}},
               {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
               {"transport", r.transport()}};
+  if (r.ffn_share() < 1 || r.restored_heads() > 0)
+    out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
   if (!r.first_logits().empty()) out["first_logits"] = absl::Base64Escape(r.first_logits());
   return out;
 }

@@ -13,6 +13,7 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   AddModelSourceFlags(*group, flags.model);
   group->add_option("--endpoint", flags.endpoint, "a running server: http://HOST:PORT or grpc://HOST:PORT");
   group->require_option(1);
+  AddHeadClassesFlag(app, flags.model);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
   app.add_option("--tokenizer", flags.tokenizer_dir,
                  "folder with tokenizer.json; default: the model folder; needed with --random-weights");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 
 #include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
@@ -23,15 +24,22 @@ PagePool::PagePool(const KvPartitions& partitions, std::vector<const kernels::Ba
 }
 
 absl::Status PagePool::Allocate(int64_t count, std::vector<int32_t>& pages) {
-  pages.clear();
-  if (count == 0) return absl::OkStatus();
   SPLICE_CHECK(count % view_.num_ranks() == 0, "pages are allocated on all ranks alike");
+  return AllocateByRank(std::vector<int64_t>(parts_.size(), count / view_.num_ranks()), pages);
+}
+
+absl::Status PagePool::AllocateByRank(std::span<const int64_t> counts, std::vector<int32_t>& pages) {
+  pages.clear();
+  const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (count == 0) return absl::OkStatus();
   std::lock_guard lock(mutex_);
-  if (count > NumFreeLocked())
+  if (!HasFreeLocked(counts))
     return Errorf(absl::StatusCode::kResourceExhausted, "KV pool: {} pages asked for, {} of {} are free", count,
                   NumFreeLocked(), view_.num_pages());
-  pages.reserve(count);
-  for (Part& part : parts_) TakeLocked(part, count / view_.num_ranks(), pages);
+  pages.reserve(static_cast<size_t>(count));
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    if (counts[r] > 0) TakeLocked(parts_[r], counts[r], pages);
+  }
   return absl::OkStatus();
 }
 
@@ -139,6 +147,7 @@ absl::Status PagePool::CopyPages(std::span<const int32_t> to, std::span<const in
 void PagePool::Share(std::span<const int32_t> pages) {
   std::lock_guard lock(mutex_);
   for (int32_t page : pages) {
+    if (page == kernels::kNoPage) continue;
     SPLICE_CHECK(owners_[page] > 0, "sharing a free page");
     ++owners_[page];
   }
@@ -149,6 +158,7 @@ void PagePool::Release(std::span<const int32_t> pages) {
   // Neighbours are freed as one run: a sequence's pages mostly are neighbours.
   int32_t first = 0, count = 0;
   for (int32_t page : pages) {
+    if (page == kernels::kNoPage) continue;
     SPLICE_CHECK(owners_[page] > 0, "releasing a free page");
     if (--owners_[page] > 0) continue;
     if (count > 0 && page == first + count && view_.rank_of(page) == view_.rank_of(first)) {
@@ -188,6 +198,19 @@ int32_t PagePool::owners(int32_t page) const {
 int64_t PagePool::num_free() const {
   std::lock_guard lock(mutex_);
   return NumFreeLocked();
+}
+
+bool PagePool::HasFree(std::span<const int64_t> counts) const {
+  std::lock_guard lock(mutex_);
+  return HasFreeLocked(counts);
+}
+
+bool PagePool::HasFreeLocked(std::span<const int64_t> counts) const {
+  SPLICE_CHECK(counts.size() == parts_.size(), "a number of pages for each rank");
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    if (counts[r] > parts_[r].num_free) return false;
+  }
+  return true;
 }
 
 int64_t PagePool::NumFreeLocked() const {

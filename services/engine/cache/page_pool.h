@@ -17,9 +17,9 @@ namespace spl::engine {
 
 // Hands out pages of a memory region that somebody else owns (a backend buffer or registered transport memory; it must
 // outlive the pool). Any thread may call: reservations come from RPC threads, growth from the engine thread.
-// With several ranks (kv_memory.h) every allocation takes equally many pages of each: a sequence has equally many heads
-// on every rank. The parts are therefore equally full. Invariants: a page is free or has owners, never both; free runs
-// are disjoint, maximal within a part and sum to num_free().
+// With several ranks (kv_memory.h) an allocation says how many pages it wants of each: a sequence has equally many
+// heads on every rank, but they need not keep equally much. Invariants: a page is free or has owners, never both; free
+// runs are disjoint, maximal within a part and sum to its number of free pages.
 class PagePool {
  public:
   // `backend` copies what the host cannot reach itself; null: the view is host memory. Borrowed.
@@ -32,11 +32,15 @@ class PagePool {
   // ranks, which divide `count`: the share of each, one behind the other. Pages of a rank come in ascending runs, one
   // single run when the pool has it: neighbours travel in one transfer.
   absl::Status Allocate(int64_t count, std::vector<int32_t>& pages);
+  // The same with counts[r] pages of rank r. [num_ranks]
+  absl::Status AllocateByRank(std::span<const int64_t> counts, std::vector<int32_t>& pages);
+  // Entries that are kNoPage are left alone.
   void Share(std::span<const int32_t> pages);    // one more owner each
   void Release(std::span<const int32_t> pages);  // one owner less each; a page without owners is free
   int32_t owners(int32_t page) const;
 
-  int64_t num_free() const;  // what can be allocated: the emptiest rank counts for all
+  int64_t num_free() const;                             // what Allocate can give: the fullest rank counts for all
+  bool HasFree(std::span<const int64_t> counts) const;  // as AllocateByRank takes them
   int64_t num_pages() const { return view_.num_pages(); }
   const KvPartitions& view() const { return view_; }
   const kernels::Backend* backend(size_t rank) const { return backends_[rank]; }
@@ -68,6 +72,7 @@ class PagePool {
   void TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages);
   void FreeRunLocked(int32_t first, int32_t count);
   int64_t NumFreeLocked() const;
+  bool HasFreeLocked(std::span<const int64_t> counts) const;
   absl::Status Copy(kernels::CopyKind kind, const RankOps& ops) const;
 
   const KvPartitions view_;

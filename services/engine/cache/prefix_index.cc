@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "services/base/check.h"
+
 namespace spl::engine {
 
 PrefixIndex::~PrefixIndex() {
@@ -9,6 +11,7 @@ PrefixIndex::~PrefixIndex() {
 }
 
 size_t PrefixIndex::AppendLeading(std::span<const chunk::ChunkKey> keys, SequenceKv& kv) {
+  SPLICE_CHECK(kv.classes() == nullptr, "a prefix is shared by sequences that keep everything");
   std::lock_guard lock(mutex_);
   std::vector<Entry*> hits;
   for (const chunk::ChunkKey& key : keys) {
@@ -31,6 +34,7 @@ size_t PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys) const {
 }
 
 void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv) {
+  SPLICE_CHECK(kv.classes() == nullptr, "a view with head classes is no source of a prefix");
   const size_t full = std::min<size_t>(keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
   std::lock_guard lock(mutex_);
   for (size_t i = full; i-- > 0;) {

@@ -11,6 +11,7 @@ SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<cons
       tokens_(tokens.begin(), tokens.end()),
       isolated_(isolated) {
   const int32_t end = begin + static_cast<int32_t>(tokens.size());
+  SPLICE_CHECK(kv.classes() == nullptr, "a view with head classes is no source of a segment");
   SPLICE_CHECK(!tokens.empty() && begin >= 0 && end <= kv.exact_tokens(), "a source is written and exact");
   const int32_t first_page = begin / kernels::kPageTokens, num_pages = PagesFor(end) - first_page;
   for (int32_t layer = 0; layer < kv.shape().num_layers; ++layer) {

@@ -1,6 +1,8 @@
 #include "services/engine/cache/sequence_kv.h"
 
 #include <atomic>
+#include <iterator>
+#include <utility>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
@@ -28,40 +30,114 @@ std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks) {
   return streams;
 }
 
-SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape)
-    : pool_(pool), id_(NextId()), shape_(shape), streams_(shape.num_streams()) {
+std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* classes, int num_ranks,
+                                 int64_t num_tokens) {
+  std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
+  const int32_t heads = shape.num_kv_heads / num_ranks;
+  for (int32_t s = 0; s < shape.num_streams(); ++s) {
+    const int32_t hole = classes == nullptr ? 0 : HoleOf((*classes)[static_cast<size_t>(s)], num_tokens).size();
+    counts[static_cast<size_t>(s % shape.num_kv_heads / heads)] += PagesFor(num_tokens) - hole;
+  }
+  return counts;
+}
+
+SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape, std::shared_ptr<const StreamClasses> classes)
+    : pool_(pool),
+      id_(NextId()),
+      shape_(shape),
+      classes_(std::move(classes)),
+      streams_(static_cast<size_t>(shape.num_streams())),
+      holes_(classes_ == nullptr ? 0 : static_cast<size_t>(shape.num_streams())) {
   SPLICE_CHECK(shape.num_kv_heads % pool.view().num_ranks() == 0, "the pool's ranks do not divide the KV heads");
+  SPLICE_CHECK(classes_ == nullptr || classes_->size() == streams_.size(), "a class for each head stream");
 }
 
 SequenceKv::~SequenceKv() {
   for (const auto& pages : streams_) pool_.Release(pages);
 }
 
+size_t SequenceKv::RankOf(int32_t stream) const {
+  return static_cast<size_t>(stream % shape_.num_kv_heads / (shape_.num_kv_heads / pool_.view().num_ranks()));
+}
+
 absl::Status SequenceKv::Reserve(int64_t num_tokens) {
-  const int32_t missing = PagesFor(num_tokens) - num_pages_per_stream();
-  if (missing <= 0) return absl::OkStatus();
+  if (num_tokens <= settled_until_) return absl::OkStatus();
+  return ReservePages(std::max(num_pages_per_stream(), PagesFor(num_tokens)), num_tokens);
+}
+
+absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
+  const int32_t begin = num_pages_per_stream();
+  // Stream by stream: what one layer writes lies together and travels as few large runs.
+  const std::vector<int32_t> order = StreamsByRank(shape_, pool_.view().num_ranks());
+  std::vector<PageHole> holes(holes_.size());
+  std::vector<int64_t> counts(static_cast<size_t>(pool_.view().num_ranks()));
+  for (const int32_t stream : order) {
+    const auto s = static_cast<size_t>(stream);
+    if (!holes.empty()) holes[s] = HoleOf((*classes_)[s], num_tokens);
+    const PageHole hole = holes.empty() ? PageHole{} : holes[s];
+    counts[RankOf(stream)] += end - begin - std::max(0, std::min(hole.end, end) - std::max(hole.begin, begin));
+  }
   std::vector<int32_t> pages;
-  SPLICE_RETURN_IF_ERROR(pool_.Allocate(static_cast<int64_t>(missing) * shape_.num_streams(), pages));
-  // Stream by stream: what one layer writes lies together and travels as few large runs. Of several ranks each has the
-  // same share of a layer's heads and of the pages.
+  SPLICE_RETURN_IF_ERROR(pool_.AllocateByRank(counts, pages));
   auto next = pages.begin();
-  for (const int32_t s : StreamsByRank(shape_, pool_.view().num_ranks())) {
-    streams_[static_cast<size_t>(s)].insert(streams_[static_cast<size_t>(s)].end(), next, next + missing);
-    next += missing;
+  std::vector<int32_t> left_out;
+  for (const int32_t stream : order) {
+    const auto s = static_cast<size_t>(stream);
+    const PageHole hole = holes.empty() ? PageHole{} : holes[s];
+    for (int32_t page = begin; page < end; ++page)
+      streams_[s].push_back(page >= hole.begin && page < hole.end ? kernels::kNoPage : *next++);
+    if (hole.size() == 0) continue;
+    for (int32_t page = std::max(hole.begin, holes_[s].end); page < std::min(hole.end, begin); ++page) {
+      int32_t& entry = streams_[s][static_cast<size_t>(page)];
+      if (entry != kernels::kNoPage) left_out.push_back(std::exchange(entry, kernels::kNoPage));
+    }
+  }
+  pool_.Release(left_out);
+  holes_ = std::move(holes);
+  settled_until_ = capacity();
+  if (classes_ != nullptr) {
+    for (const HeadClass& head : *classes_) settled_until_ = std::min(settled_until_, HoleLastsUntil(head, num_tokens));
   }
   return absl::OkStatus();
+}
+
+void SequenceKv::Compress(std::shared_ptr<const StreamClasses> classes) {
+  SPLICE_CHECK(classes_ == nullptr && classes != nullptr && classes->size() == streams_.size(),
+               "a whole sequence and a class for each of its head streams");
+  SPLICE_CHECK(num_pages_per_stream() == PagesFor(num_tokens_), "no room behind the written positions");
+  classes_ = std::move(classes);
+  holes_.assign(streams_.size(), {});
+  // Takes nothing, so it cannot fail.
+  const absl::Status status = ReservePages(num_pages_per_stream(), num_tokens_);
+  SPLICE_CHECK(status.ok(), "giving pages back");
+}
+
+void SequenceKv::Restore(int32_t stream, std::span<const int32_t> pages) {
+  const auto s = static_cast<size_t>(stream);
+  SPLICE_CHECK(classes_ != nullptr && s < streams_.size() && !(*classes_)[s].is_global, "a local head is restored");
+  SPLICE_CHECK(pages.size() == static_cast<size_t>(holes_[s].size()), "pages for all of the hole");
+  for (const int32_t page : pages)
+    SPLICE_CHECK(static_cast<size_t>(pool_.view().rank_of(page)) == RankOf(stream), "a page of the head's own rank");
+  std::copy(pages.begin(), pages.end(), streams_[s].begin() + holes_[s].begin);
+  holes_[s] = {};
+  classes_ = WithRestored(classes_, {&stream, 1});
 }
 
 void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   SPLICE_CHECK(static_cast<int32_t>(pages.size()) == shape_.num_streams(), "one page per stream is needed");
   SPLICE_CHECK(num_tokens_ == capacity(), "a shared page would follow an unfinished one");
+  for (size_t i = 0; i < pages.size(); ++i) {
+    SPLICE_CHECK(pages[i] != kernels::kNoPage || (classes_ != nullptr && !(*classes_)[i].is_global),
+                 "a page is missing in a stream that keeps everything");
+    streams_[i].push_back(pages[i]);
+  }
   pool_.Share(pages);
-  for (size_t i = 0; i < pages.size(); ++i) streams_[i].push_back(pages[i]);
   num_tokens_ += kernels::kPageTokens;
+  if (classes_ == nullptr) settled_until_ = capacity();  // else the next Reserve looks at the holes
 }
 
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
-  auto fork = std::make_unique<SequenceKv>(pool_, shape_);
+  auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
   const int32_t full_pages = static_cast<int32_t>(num_tokens_ / kernels::kPageTokens);
   for (int32_t page = 0; page < full_pages; ++page) fork->AppendShared(PagesOfChunk(page));
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
@@ -84,8 +160,36 @@ std::vector<int32_t> SequenceKv::PagesOfChunk(int32_t page_idx) const {
 std::vector<int32_t> SequenceKv::AllPages() const {
   std::vector<int32_t> pages;
   pages.reserve(streams_.size() * num_pages_per_stream());
-  for (const auto& stream : streams_) pages.insert(pages.end(), stream.begin(), stream.end());
+  for (const auto& stream : streams_)
+    std::copy_if(stream.begin(), stream.end(), std::back_inserter(pages),
+                 [](int32_t page) { return page != kernels::kNoPage; });
   return pages;
+}
+
+int64_t SequenceKv::num_pages() const {
+  int64_t count = static_cast<int64_t>(streams_.size()) * num_pages_per_stream();
+  for (const PageHole& hole : holes_) count -= hole.size();
+  return count;
+}
+
+void SequenceKv::CheckInvariants() const {
+  const auto pages_of = [](int64_t tokens) { return static_cast<int32_t>(PagesFor(tokens)); };
+  for (size_t s = 0; s < streams_.size(); ++s) {
+    const PageHole hole = classes_ == nullptr ? PageHole{} : holes_[s];
+    SPLICE_CHECK(static_cast<int32_t>(streams_[s].size()) == num_pages_per_stream(), "streams of different lengths");
+    for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
+      const int32_t entry = streams_[s][static_cast<size_t>(page)];
+      const bool in_hole = page >= hole.begin && page < hole.end;
+      SPLICE_CHECK((entry == kernels::kNoPage) == in_hole, "a page in a hole, or none outside of it");
+      SPLICE_CHECK(in_hole || (pool_.owners(entry) > 0 &&
+                               static_cast<size_t>(pool_.view().rank_of(entry)) == RankOf(static_cast<int32_t>(s))),
+                   "a listed page is free, or of another rank");
+    }
+    if (hole.size() == 0) continue;
+    const HeadClass& head = (*classes_)[s];
+    SPLICE_CHECK(!head.is_global && hole.begin == pages_of(head.sinks), "pages of sinks in front of the hole");
+    SPLICE_CHECK(num_pages_per_stream() - hole.end <= pages_of(head.window) + 1, "no more than a window behind it");
+  }
 }
 
 }  // namespace spl::engine

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
 #include "services/engine/cache/page_pool.h"
+#include "services/engine/cache/stream_classes.h"
 
 namespace spl::engine {
 
@@ -28,36 +29,57 @@ std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks);
 inline int32_t PagesFor(int64_t num_tokens) {
   return static_cast<int32_t>((num_tokens + kernels::kPageTokens - 1) / kernels::kPageTokens);
 }
+// Pages that a sequence of `num_tokens` positions takes of each rank; `classes` null: every stream keeps everything.
+std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* classes, int num_ranks, int64_t num_tokens);
 
 // Owns a share of every page it lists and gives it back when destroyed. One thread at a time; may be destroyed on any.
-// Every stream of a sequence has the same number of pages; pages before the first written position may be shared with
-// the prefix index or a fork, a page that is still written to never is.
+// Every stream of a sequence has the same number of places for pages; pages before the first written position may be
+// shared with the prefix index or a fork, a page that is still written to never is.
+//
+// With head classes the sequence is a view (algorithms.md 6.3, P5): the places of a local stream that no later position
+// sees are kNoPage, and such a sequence is never a source for the prefix index, a segment or a chunk. An entry is set
+// once, when its place is made (or by Restore, before the first pass) and at most goes to kNoPage later; who keeps a
+// copy of the lists need not hear of that, because no visible position lies there.
 class SequenceKv {
  public:
-  SequenceKv(PagePool& pool, const KvShape& shape);
+  // `classes`: of every stream, or null: all keep everything.
+  SequenceKv(PagePool& pool, const KvShape& shape, std::shared_ptr<const StreamClasses> classes = nullptr);
   ~SequenceKv();
   SequenceKv(const SequenceKv&) = delete;
   SequenceKv& operator=(const SequenceKv&) = delete;
 
-  // Room for `num_tokens` positions in every stream. All or nothing: ResourceExhausted changes nothing.
+  // Room for `num_tokens` positions in every stream; with classes, for what of them position num_tokens - 1 and later
+  // ones see: pages that they do not see are given back, and positions in front of num_tokens - 1 may only be written
+  // where there is a page. All or nothing: ResourceExhausted changes nothing. Cost: nothing until a page is filled or
+  // leaves a window.
   absl::Status Reserve(int64_t num_tokens);
-  // Appends shared full pages, one per stream in order [layer][kv_head], as the next 64 positions. Only while every
-  // page held so far is shared the same way (a prefix).
+  // Appends shared full pages, one per stream in order [layer][kv_head] (kNoPage where nothing is kept), as the next 64
+  // positions. Only while every page held so far is shared the same way (a prefix).
   void AppendShared(std::span<const int32_t> pages);
   // A continuation that shares every full page and owns a copy of the rest; room for num_tokens() positions.
   absl::StatusOr<std::unique_ptr<SequenceKv>> Fork() const;
 
+  // From here on only what `classes` keep is kept: gives the other pages back. REQUIRES: no classes so far,
+  // and no page behind the one of the last written position.
+  void Compress(std::shared_ptr<const StreamClasses> classes);
+  // The stream is global from here on: `pages`, one owner's share of each, become the pages of its hole. REQUIRES: a
+  // local stream, as many pages as its hole has, and no pass over this sequence before.
+  void Restore(int32_t stream, std::span<const int32_t> pages);
+  const std::shared_ptr<const StreamClasses>& classes() const { return classes_; }  // null: everything is kept
+  PageHole hole(int32_t stream) const { return classes_ == nullptr ? PageHole{} : holes_[static_cast<size_t>(stream)]; }
+
   std::span<const int32_t> stream(int32_t layer, int32_t kv_head) const {
     return streams_[static_cast<size_t>(layer) * shape_.num_kv_heads + kv_head];
   }
-  // [num_layers * num_kv_heads] page lists; they only grow.
+  // [num_layers * num_kv_heads] page lists.
   std::span<const std::vector<int32_t>> streams() const { return streams_; }
   uint64_t id() const { return id_; }                         // of this object, in this process
-  std::vector<int32_t> PagesOfChunk(int32_t page_idx) const;  // [layer][kv_head], one page each
-  // All page ids in order [layer][kv_head][page].
+  std::vector<int32_t> PagesOfChunk(int32_t page_idx) const;  // [layer][kv_head], one each, or kNoPage
+  // All pages in order [layer][kv_head][page]; holes are left out.
   std::vector<int32_t> AllPages() const;
 
   int32_t num_pages_per_stream() const { return static_cast<int32_t>(streams_.empty() ? 0 : streams_[0].size()); }
+  int64_t num_pages() const;  // without holes
   int64_t capacity() const { return static_cast<int64_t>(num_pages_per_stream()) * kernels::kPageTokens; }
   int64_t num_tokens() const { return num_tokens_; }  // positions written in every layer
   void set_num_tokens(int64_t n) { num_tokens_ = n; }
@@ -73,11 +95,20 @@ class SequenceKv {
   const KvShape& shape() const { return shape_; }
   PagePool& pool() const { return pool_; }
 
+  void CheckInvariants() const;  // aborts on a broken one
+
  private:
+  // Makes the places up to page `end`, fills those that are kept of `num_tokens` positions and empties the holes.
+  absl::Status ReservePages(int32_t end, int64_t num_tokens);
+  size_t RankOf(int32_t stream) const;
+
   PagePool& pool_;
   const uint64_t id_;
   const KvShape shape_;
-  std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages]
+  std::shared_ptr<const StreamClasses> classes_;
+  std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages_per_stream]
+  std::vector<PageHole> holes_;                // [num_streams]; empty without classes
+  int64_t settled_until_ = 0;                  // Reserve of up to as many positions changes nothing
   int64_t num_tokens_ = 0;
   // The minimum over everything the pages were computed from (algorithms.md 6.3, P1).
   chunk::Provenance provenance_ = chunk::Provenance::kExact;

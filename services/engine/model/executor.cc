@@ -6,6 +6,8 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/recovery/edge_restore.h"
+#include "services/engine/recovery/ffn_rows.h"
 
 namespace spl::engine {
 namespace {
@@ -14,6 +16,7 @@ float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<
 int32_t* Int32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<int32_t*>(buffer->data()); }
 
 constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
+constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
 
 }  // namespace
 
@@ -38,19 +41,27 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const
   auto executor =
       std::unique_ptr<Executor>(new Executor(std::move(model), pool, options, rank, std::move(communicator)));
   executor->activation_dtype_ = shard.backend().activation_dtype(c.dtype);
-  const int32_t streams = c.num_layers * c.num_kv_heads;
+  // Of the longest sequence that the pool holds: local heads may leave most of their pages out.
+  int32_t whole_streams = c.num_layers * c.num_kv_heads;
+  if (const auto& map = executor->whole_->head_classes(); map != nullptr) {
+    for (int32_t layer = 0; layer < c.num_layers; ++layer) {
+      for (int32_t h = 0; h < c.num_kv_heads; ++h)
+        whole_streams -= !map->served(layer, shard.first_kv_head() + h).is_global;
+    }
+  }
   SPLICE_ASSIGN_OR_RETURN(
       executor->session_,
-      shard.backend().NewSession({.num_threads = options.num_threads,
-                                  .isa = options.isa,
-                                  .max_rows = options.max_rows,
-                                  .max_sequences = std::min(options.max_sequences, options.max_rows),
-                                  .num_layers = c.num_layers,
-                                  .num_kv_heads = c.num_kv_heads,
-                                  .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / streams),
-                                  .first_kv_head = shard.first_kv_head(),
-                                  .table_kv_heads = table_kv_heads,
-                                  .first_page = pool.first_page}));
+      shard.backend().NewSession(
+          {.num_threads = options.num_threads,
+           .isa = options.isa,
+           .max_rows = options.max_rows,
+           .max_sequences = std::min(options.max_sequences, options.max_rows),
+           .num_layers = c.num_layers,
+           .num_kv_heads = c.num_kv_heads,
+           .max_pages_per_stream = std::min(PagesFor(c.max_positions), pool.num_pages / std::max(whole_streams, 1)),
+           .first_kv_head = shard.first_kv_head(),
+           .table_kv_heads = table_kv_heads,
+           .first_page = pool.first_page}));
   SPLICE_RETURN_IF_ERROR(executor->AllocateWorkspace());
   return executor;
 }
@@ -101,7 +112,7 @@ kernels::AttentionShape Executor::attention_shape() const {
   return {c.num_qo_heads, c.num_kv_heads, c.head_dim, 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
 }
 
-absl::Status Executor::Stage() {
+absl::Status Executor::Stage(bool staged_plans) {
   num_rows_ = static_cast<int32_t>(tokens_.size());
   num_logit_rows_ = 0;
   if (num_rows_ > options_.max_rows)
@@ -113,14 +124,32 @@ absl::Status Executor::Stage() {
   batch_sequences_.clear();
   for (const RowSpan& rows : spans_)
     batch_sequences_.push_back(
-        {rows.begin, rows.end, static_cast<int32_t>(rows.kv_len), rows.kv->streams(), rows.kv->id()});
-  return session_->Stage({tokens_, positions_, batch_sequences_});
+        {rows.begin, rows.end, static_cast<int32_t>(rows.kv_len), rows.kv->streams(), rows.kv->id(), {}, 0});
+  if (staged_plans) AddPlans();
+  return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
+}
+
+void Executor::AddPlans() {
+  const int32_t layers = model_->config().num_layers, heads = model_->config().num_kv_heads;
+  const size_t plan_size = static_cast<size_t>(layers) * static_cast<size_t>(heads);
+  plans_.clear();
+  plans_.reserve(spans_.size() * plan_size);  // spans point into it
+  for (size_t s = 0; s < spans_.size(); ++s) {
+    kernels::BatchSequence& sequence = batch_sequences_[s];
+    TokenSelector& selector = *spans_[s].selector;
+    sequence.plan_key = selector.plan_key();
+    if (session_->HasPlan(sequence.kv_id, sequence.plan_key)) continue;
+    const size_t begin = plans_.size();
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      for (int32_t h = 0; h < heads; ++h) plans_.push_back(selector.Select(layer, model_->first_kv_head() + h));
+    }
+    sequence.plan = std::span(plans_).subspan(begin, plan_size);
+  }
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
   return Prefill(
-      slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer).visibility; },
-      on_layer);
+      slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer); }, on_layer);
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
@@ -131,23 +160,26 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
   spans_.clear();
   tokens_.clear();
   positions_.clear();
-  bool any_columns = false;
+  bool any_lse = false, any_report = false;
   for (const PrefillSlice& slice : slices) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
     positions_.insert(positions_.end(), slice.positions.begin(), slice.positions.end());
     spans_.push_back({begin, static_cast<int32_t>(tokens_.size()), slice.positions.back() + 1, slice.kv});
-    any_columns |= slice.score != nullptr && slice.score->kind == ScoreKind::kColumnMass;
+    any_lse |= slice.num_probes > 0 || (slice.score != nullptr && slice.score->kind == ScoreKind::kColumnMass);
+    any_report |= slice.report != nullptr;
+    SPLICE_CHECK(slice.num_probes == 0 || (slices.size() == 1 && slice.report != nullptr), "probes are of one prompt");
   }
-  if (any_columns && ws_.lse == nullptr) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads;
-    SPLICE_ASSIGN_OR_RETURN(ws_.lse, model_->backend().Allocate(bytes));
-  }
+  if (any_lse)
+    SPLICE_RETURN_IF_ERROR(
+        Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
   SPLICE_RETURN_IF_ERROR(Stage());
-  const LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
-                         .on_layer = on_layer,
-                         .keys_only_last = pass.keys_only_last,
-                         .attend = [&](int32_t layer) { return AttendPrefill(slices, plan, layer); }};
+  LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
+                   .on_layer = on_layer,
+                   .keys_only_last = pass.keys_only_last,
+                   .attend = [&](int32_t layer) { return AttendPrefill(slices, plan, layer); },
+                   .choose_ffn_rows = nullptr};
+  if (any_report) hooks.choose_ffn_rows = [&](int32_t) { return ChooseFfnRows(slices); };
   const auto run = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(layers.begin == 0 ? Embed() : LoadHidden(slices));
     SPLICE_RETURN_IF_ERROR(RunLayers(layers, hooks));
@@ -207,10 +239,12 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
   const int32_t first = model_->first_kv_head();
   bool any_scores = false;
   stream_views_.clear();
+  layer_plans_.clear();
   for (size_t s = 0; s < slices.size(); ++s) {
-    const std::span<const kernels::HeadVisibility> visibility = plan(s, layer);
+    layer_plans_.push_back(plan(s, layer));
     for (int32_t h = first; h < first + c.num_kv_heads; ++h)
-      stream_views_.push_back({spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), visibility[h]});
+      stream_views_.push_back({spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len),
+                               layer_plans_[s].visibility[static_cast<size_t>(h)]});
     const ScoreTask* score = slices[s].score;
     any_scores |= score != nullptr && score->kind == ScoreKind::kColumnMass && score->layer == layer;
   }
@@ -221,7 +255,8 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                   std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
                                   std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
-  const bool wants_lse = any_scores || observer_ != nullptr;
+  const bool restores = slices[0].num_probes > 0 && !layer_plans_[0].restore_above.empty();
+  const bool wants_lse = any_scores || restores || observer_ != nullptr;
   const kernels::PrefillAttentionArgs args = {.shape = attention_shape(),
                                               .pool = pool_,
                                               .q = query(),
@@ -231,8 +266,96 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                               .sequences = prefill_sequences_,
                                               .layer = layer};
   SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), args));
+  if (restores) SPLICE_RETURN_IF_ERROR(RestoreHeads(slices[0], args));
   if (observer_ != nullptr) SPLICE_RETURN_IF_ERROR(Observe(args));
   return any_scores ? ScoreColumns(slices, layer) : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> Executor::ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes) {
+  const size_t heads = static_cast<size_t>(model_->config().num_qo_heads), count = num_probes * heads;
+  const float* first = F32(lse) + static_cast<size_t>(num_rows_ - num_probes) * heads;
+  SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(first, sizeof(float) * count));
+  return std::vector<float>(static_cast<const float*>(host), static_cast<const float*>(host) + count);
+}
+
+// The probes once more with all that the model lets them see. When a head had too much outside, the attention of all
+// rows runs again with that head whole; the KV of a head is there whatever its class.
+absl::Status Executor::RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen) {
+  const ModelConfig& c = model_->config();
+  const int32_t first = model_->first_kv_head();
+  const auto heads = static_cast<size_t>(c.num_kv_heads);
+  const auto thresholds = layer_plans_[0].restore_above.subspan(static_cast<size_t>(first), heads);
+  const bool any = std::any_of(thresholds.begin(), thresholds.end(), [](float t) { return std::isfinite(t); });
+  if (!any || slice.report->restore_left <= 0) return absl::OkStatus();
+  const size_t rows = static_cast<size_t>(options_.max_rows);
+  SPLICE_RETURN_IF_ERROR(Grow(ws_.probe_lse, rows * static_cast<size_t>(c.num_qo_heads) * sizeof(float)));
+  SPLICE_RETURN_IF_ERROR(
+      Grow(ws_.probe_out, rows * static_cast<size_t>(c.q_size()) * kernels::DTypeBytes(activation_dtype_)));
+  const kernels::HeadVisibility own = c.visibility(seen.layer);
+  for (kernels::HeadStreamView& stream : stream_views_) stream.visibility = own;
+  kernels::PrefillAttentionArgs probe = seen;
+  probe.out = Act(ws_.probe_out);
+  probe.lse = F32(ws_.probe_lse);
+  probe.last_rows = slice.num_probes;
+  SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), probe));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<float> lse_seen, ProbeLse(ws_.lse, slice.num_probes));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<float> lse_all, ProbeLse(ws_.probe_lse, slice.num_probes));
+  const std::vector<float> edge = EdgeMass({lse_seen, lse_all, slice.num_probes, c.num_qo_heads, c.num_kv_heads});
+  const std::vector<int32_t> restored = HeadsToRestore(edge, thresholds, slice.report->restore_left);
+  if (restored.empty()) return absl::OkStatus();
+  slice.report->restore_left -= static_cast<int32_t>(restored.size());
+  for (size_t h = 0; h < heads; ++h)
+    stream_views_[h].visibility = layer_plans_[0].visibility[static_cast<size_t>(first) + h];
+  for (const int32_t h : restored) {
+    stream_views_[static_cast<size_t>(h)].visibility = own;
+    slice.report->restored.push_back(seen.layer * whole_->config().num_kv_heads + first + h);
+  }
+  return model_->backend().PrefillAttention(context(), seen);
+}
+
+// With one rank by what attention puts out; with several, whose heads are apart, by what it adds to the residual
+// stream, which every rank has.
+absl::StatusOr<bool> Executor::ChooseFfnRows(std::span<const PrefillSlice> slices) {
+  bool any = false;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const int64_t rows = spans_[s].end - spans_[s].begin;
+    if (slices[s].report == nullptr) continue;
+    slices[s].report->rows += rows;
+    if (layer_plans_[s].ffn.dense()) slices[s].report->ffn_rows += rows;
+    any |= !layer_plans_[s].ffn.dense();
+  }
+  if (!any) return false;
+  const ModelConfig& c = model_->config();
+  const auto num_rows = static_cast<size_t>(num_rows_);
+  SPLICE_RETURN_IF_ERROR(Grow(ws_.norms, sizeof(float) * static_cast<size_t>(options_.max_rows)));
+  const bool whole = communicator_ == nullptr;
+  SPLICE_RETURN_IF_ERROR(model_->backend().RowNorms(
+      context(),
+      {.x = whole ? kernels::ConstActivations(Act(ws_.attention)) : kernels::ConstActivations(F32(ws_.delta)),
+       .num_rows = num_rows_,
+       .width = whole ? c.q_size() : c.hidden_size,
+       .out = F32(ws_.norms)}));
+  SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(ws_.norms->data(), sizeof(float) * num_rows));
+  const std::span<const float> norms(static_cast<const float*>(host), num_rows);
+  ffn_rows_.clear();
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const int32_t begin = spans_[s].begin, end = spans_[s].end;
+    const FfnPlan& ffn = layer_plans_[s].ffn;
+    const size_t chosen_before = ffn_rows_.size();
+    if (ffn.dense() || slices[s].report == nullptr) {
+      for (int32_t row = begin; row < end; ++row) ffn_rows_.push_back(row);
+      continue;
+    }
+    const auto kept = std::lower_bound(positions_.begin() + begin, positions_.begin() + end, ffn.keep_from);
+    const auto first_kept = static_cast<int32_t>(kept - positions_.begin());
+    for (const int32_t row :
+         RowsByMass(norms.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), ffn.mass)) {
+      if (begin + row < first_kept) ffn_rows_.push_back(begin + row);
+    }
+    for (int32_t row = first_kept; row < end; ++row) ffn_rows_.push_back(row);
+    slices[s].report->ffn_rows += static_cast<int64_t>(ffn_rows_.size() - chosen_before);
+  }
+  return ffn_rows_.size() < num_rows;
 }
 
 absl::Status Executor::Observe(const kernels::PrefillAttentionArgs& seen) {
@@ -279,6 +402,12 @@ absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_
   for (size_t s = 0; s < slices.size(); ++s) {
     const ScoreTask* score = slices[s].score;
     if (score == nullptr || score->kind != ScoreKind::kColumnMass || score->layer != layer) continue;
+    score_heads_.clear();  // the rank's numbers
+    for (const int32_t head : score->kv_heads) {
+      const int32_t own = head - model_->first_kv_head();
+      if (own >= 0 && own < model_->config().num_kv_heads) score_heads_.push_back(own);
+    }
+    if (score_heads_.empty() && !score->kv_heads.empty()) continue;
     SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), {.shape = attention_shape(),
                                                                       .pool = pool_,
                                                                       .q = query(),
@@ -289,6 +418,7 @@ absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_
                                                                       .layer = layer,
                                                                       .probes = score->probes,
                                                                       .columns = score->candidates,
+                                                                      .kv_heads = score_heads_,
                                                                       .scores = score->scores}));
   }
   return absl::OkStatus();
@@ -328,22 +458,24 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   spans_.clear();
   tokens_.clear();
   positions_.clear();
-  uint64_t key = kDecodeStep;
+  // Equal plans are part of what is recorded; others are read from the staged batch, and one recording serves any mix.
+  bool any_plans = false;
   for (const DecodeRow& row : rows) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.push_back(row.token);
     positions_.push_back(static_cast<int32_t>(row.kv->num_tokens()));
-    spans_.push_back({begin, begin + 1, row.kv->num_tokens() + 1, row.kv});
-    key = (key ^ row.selector->plan_key()) * kDecodeStep + 1;
+    spans_.push_back({begin, begin + 1, row.kv->num_tokens() + 1, row.kv, row.selector});
+    any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }
-  SPLICE_RETURN_IF_ERROR(Stage());
+  uint64_t key = (kDecodeStep ^ (any_plans ? kAnyPlans : rows[0].selector->plan_key())) * kDecodeStep + 1;
+  SPLICE_RETURN_IF_ERROR(Stage(any_plans));
   SPLICE_RETURN_IF_ERROR(ReserveLogits(num_rows_));
   // The only address in the step that ever changes: a recording holds it.
   key = (key ^ reinterpret_cast<uint64_t>(ws_.logits->data())) * kDecodeStep + 1;
   const auto step = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(Embed());
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
-                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer); }}));
+                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
     return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
   };
   SPLICE_RETURN_IF_ERROR(session_->RunStep(key, step));
@@ -351,7 +483,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   return absl::OkStatus();
 }
 
-absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer) {
+absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
   const ModelConfig& c = model_->config();
   const int32_t first = model_->first_kv_head();
   stream_views_.clear();
@@ -366,7 +498,8 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
                                                        .q_row_stride = query_stride(),
                                                        .out = Act(ws_.attention),
                                                        .streams = stream_views_,
-                                                       .layer = layer});
+                                                       .layer = layer,
+                                                       .staged_plans = staged_plans});
 }
 
 absl::Status Executor::Embed() {
@@ -399,19 +532,47 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     SPLICE_RETURN_IF_ERROR(backend.Linear(
         context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
-    SPLICE_RETURN_IF_ERROR(Reduce());
+    SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), num_rows_));
+    bool sparse = false;
+    if (hooks.choose_ffn_rows) {
+      SPLICE_ASSIGN_OR_RETURN(sparse, hooks.choose_ffn_rows(layer));
+    }
     SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
-    SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights) : FeedForward(weights));
-    SPLICE_RETURN_IF_ERROR(Reduce());
+    SPLICE_RETURN_IF_ERROR(sparse ? RunSparseFeedForward(weights)
+                                  : RunFeedForward(weights, Act(ws_.normed), num_rows_, F32(ws_.delta)));
     delta = F32(ws_.delta);
   }
   return absl::OkStatus();
 }
 
-absl::Status Executor::Reduce() {
+absl::Status Executor::Reduce(float* partial, int64_t num_rows) {
   if (communicator_ == nullptr) return absl::OkStatus();
-  return communicator_->AllReduceSum(context(), F32(ws_.delta),
-                                     static_cast<int64_t>(num_rows_) * model_->config().hidden_size);
+  return communicator_->AllReduceSum(context(), partial, num_rows * model_->config().hidden_size);
+}
+
+absl::Status Executor::RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                                      float* out) {
+  SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights, x, num_rows, out)
+                                               : FeedForward(weights, x, num_rows, out));
+  return Reduce(out, num_rows);
+}
+
+// The chosen rows packed, and back to their places; the others add nothing.
+absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
+  const kernels::Backend& backend = model_->backend();
+  const auto count = static_cast<int64_t>(ffn_rows_.size());
+  SPLICE_RETURN_IF_ERROR(backend.GatherRows(context(), {.table = ws_.normed->data(),
+                                                        .dtype = activation_dtype_,
+                                                        .num_table_rows = num_rows_,
+                                                        .width = model_->config().hidden_size,
+                                                        .ids = ffn_rows_,
+                                                        .out = Act(ws_.gathered_delta)}));
+  SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, Act(ws_.gathered_delta), count, F32(ws_.gathered)));
+  return backend.ScatterRows(context(), {.rows = F32(ws_.gathered),
+                                         .ids = ffn_rows_,
+                                         .num_out_rows = num_rows_,
+                                         .width = model_->config().hidden_size,
+                                         .out = F32(ws_.delta)});
 }
 
 absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight) {
@@ -459,29 +620,29 @@ absl::Status Executor::WriteKv(int32_t layer) {
                                                    .q_out = ws_.q ? Act(ws_.q) : kernels::Activations()});
 }
 
-absl::Status Executor::FeedForward(const LayerWeights& weights) {
+absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                                   float* out) {
   const kernels::Backend& backend = model_->backend();
   SPLICE_RETURN_IF_ERROR(backend.Linear(
-      context(),
-      {.x = Act(ws_.normed), .weight = weights.gate_up.get(), .y = F32(ws_.gate_up), .num_rows = num_rows_}));
+      context(), {.x = x, .weight = weights.gate_up.get(), .y = F32(ws_.gate_up), .num_rows = num_rows}));
   SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = F32(ws_.gate_up),
                                                      .out = Act(ws_.activated),
-                                                     .num_rows = num_rows_,
+                                                     .num_rows = num_rows,
                                                      .width = model_->config().intermediate_size}));
-  return backend.Linear(
-      context(), {.x = Act(ws_.activated), .weight = weights.down.get(), .y = F32(ws_.delta), .num_rows = num_rows_});
+  return backend.Linear(context(),
+                        {.x = Act(ws_.activated), .weight = weights.down.get(), .y = out, .num_rows = num_rows});
 }
 
-absl::Status Executor::RunExperts(const LayerWeights& weights) {
+absl::Status Executor::RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                                  float* out) {
   const ModelConfig& c = model_->config();
   const kernels::Backend& backend = model_->backend();
   const int32_t top_k = c.moe.num_experts_per_token;
-  const int64_t places = static_cast<int64_t>(num_rows_) * top_k;
+  const int64_t places = num_rows * top_k;
   SPLICE_RETURN_IF_ERROR(backend.Linear(
-      context(),
-      {.x = Act(ws_.normed), .weight = weights.router.get(), .y = F32(ws_.router_logits), .num_rows = num_rows_}));
+      context(), {.x = x, .weight = weights.router.get(), .y = F32(ws_.router_logits), .num_rows = num_rows}));
   SPLICE_RETURN_IF_ERROR(backend.RouteExperts(context(), {.logits = F32(ws_.router_logits),
-                                                          .num_rows = num_rows_,
+                                                          .num_rows = num_rows,
                                                           .num_experts = c.moe.num_experts,
                                                           .top_k = top_k,
                                                           .renormalize = c.moe.renormalize,
@@ -490,8 +651,8 @@ absl::Status Executor::RunExperts(const LayerWeights& weights) {
                                                           .offsets = Int32(ws_.expert_offsets),
                                                           .rows = Int32(ws_.place_rows),
                                                           .places = Int32(ws_.row_places)}));
-  SPLICE_RETURN_IF_ERROR(backend.GroupedLinear(context(), {.x = Act(ws_.normed),
-                                                           .num_x_rows = num_rows_,
+  SPLICE_RETURN_IF_ERROR(backend.GroupedLinear(context(), {.x = x,
+                                                           .num_x_rows = num_rows,
                                                            .rows = Int32(ws_.place_rows),
                                                            .offsets = Int32(ws_.expert_offsets),
                                                            .weight = weights.expert_gate_up.get(),
@@ -510,8 +671,8 @@ absl::Status Executor::RunExperts(const LayerWeights& weights) {
   return backend.CombineExperts(context(), {.y = F32(ws_.expert_out),
                                             .places = Int32(ws_.row_places),
                                             .weights = F32(ws_.expert_weights),
-                                            .out = F32(ws_.delta),
-                                            .num_rows = num_rows_,
+                                            .out = out,
+                                            .num_rows = num_rows,
                                             .top_k = top_k,
                                             .width = c.hidden_size});
 }

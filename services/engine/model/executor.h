@@ -40,7 +40,15 @@ struct ScoreTask {
   // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
   // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.
   std::span<const PositionRange> candidates;
+  std::span<const int32_t> kv_heads;  // kColumnMass: of the model, ascending; empty: all
   float* scores = nullptr;
+};
+
+// What one rank did for a prompt with head classes, over all of its passes.
+struct HeadClassReport {
+  int32_t restore_left = 0;        // heads that may still be restored
+  std::vector<int32_t> restored;   // layer * the model's num_kv_heads + head
+  int64_t rows = 0, ffn_rows = 0;  // rows times layers; of these, what ran through feed-forward
 };
 
 // Some rows of one prompt, whose pages are reserved.
@@ -53,6 +61,11 @@ struct PrefillSlice {
   // a ParallelExecutor, hidden[r] and score[r] are rank r's: what an Executor is given are its own.
   HiddenStates* hidden = nullptr;
   const ScoreTask* score = nullptr;  // null: none
+  // As `hidden`: one for each rank. Null where no plan has anything to report.
+  HeadClassReport* report = nullptr;
+  // The slice's last rows that tell which heads are restored (edge_restore.h); 0: none are. Only in a pass of one
+  // slice.
+  int32_t num_probes = 0;
 };
 
 // One token of one running sequence, at position kv->num_tokens(), whose page is reserved.
@@ -70,8 +83,8 @@ struct PassLayers {
   bool operator==(const PassLayers&) const = default;
 };
 
-// The KV heads of one slice in one layer: what its rows attend to, [num_kv_heads of the model].
-using PlanSlice = std::function<std::span<const kernels::HeadVisibility>(size_t slice, int32_t layer)>;
+// What a layer does with the rows of one slice; its tables have an entry for each KV head of the model.
+using PlanSlice = std::function<LayerPlan(size_t slice, int32_t layer)>;
 
 // The attention of one layer of an observed pass, on the host; valid during the call. What a row's log-sum-exp over
 // some keys is below that over all of them is the mass of the others: 1 - exp(lse_other - lse).
@@ -146,13 +159,15 @@ class Executor {
            int rank, std::unique_ptr<kernels::Communicator> communicator);
   absl::Status AllocateWorkspace();
   // Checks the pass against the limits and puts it where the device reads it.
-  absl::Status Stage();
+  absl::Status Stage(bool staged_plans = false);
   // What a pass does, whoever asks for it.
   struct LayerHooks {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
     OnLayer on_layer;                                      // may be null
     bool keys_only_last = false;
     std::function<absl::Status(int32_t layer)> attend;
+    // Chooses the rows that run through feed-forward (ffn_rows_). False, or null: all do.
+    std::function<absl::StatusOr<bool>(int32_t layer)> choose_ffn_rows;
   };
   absl::Status Embed();
   absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
@@ -165,15 +180,22 @@ class Executor {
   void ViewPageTables(int32_t layer);
   absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  absl::Status RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen);
+  absl::StatusOr<std::vector<float>> ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes);
+  absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
-  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
+  void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
-  // `delta` of all ranks, added up; nothing with one.
-  absl::Status Reduce();
-  absl::Status FeedForward(const LayerWeights& weights);
-  absl::Status RunExperts(const LayerWeights& weights);
+  // f32 [num_rows, hidden_size] of all ranks, added up; nothing with one.
+  absl::Status Reduce(float* partial, int64_t num_rows);
+  // Feed-forward of `x` [num_rows, hidden_size], whatever kind the layer has, summed over the ranks.
+  absl::Status RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  absl::Status RunSparseFeedForward(const LayerWeights& weights);
+  absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  absl::Status RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
   absl::Status GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out);
@@ -194,6 +216,7 @@ class Executor {
     int32_t begin = 0, end = 0;
     int64_t kv_len = 0;  // once the pass has written its rows
     const SequenceKv* kv = nullptr;
+    TokenSelector* selector = nullptr;  // of a decode step
   };
 
   const std::shared_ptr<const Model> whole_;
@@ -214,7 +237,11 @@ class Executor {
   std::vector<kernels::HeadStreamView> stream_views_;
   std::vector<kernels::PrefillSequence> prefill_sequences_;
   std::vector<kernels::BatchSequence> batch_sequences_;
+  std::vector<kernels::HeadVisibility> plans_;  // of the sequences whose plan the session lacks
   std::vector<int32_t> row_ids_;
+  std::vector<LayerPlan> layer_plans_;  // of the layer that runs, by slice
+  std::vector<int32_t> ffn_rows_;
+  std::vector<int32_t> score_heads_;
   struct Observer {
     kernels::HeadVisibility other;
     const OnAttention* observe = nullptr;
@@ -234,12 +261,15 @@ class Executor {
     std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
     std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
+    std::unique_ptr<kernels::Buffer> norms;           // f32 [max_rows], once rows were chosen by them
+    std::unique_ptr<kernels::Buffer> probe_lse;       // as lse, of the probes
+    std::unique_ptr<kernels::Buffer> probe_out;       // as attention; nobody reads it
     std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
     std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
-    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]; of chosen rows what feed-forward makes
+    std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
     // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.

@@ -134,6 +134,19 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
   return map;
 }
 
+HeadClassMap HeadClassMap::Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset) {
+  const int64_t num_heads = int64_t{num_layers} * num_kv_heads;
+  std::vector<HeadClass> classes(static_cast<size_t>(num_heads));
+  const auto global_before = [&](int64_t i) { return std::llround(preset.global_share * static_cast<double>(i)); };
+  for (int64_t i = 0; i < num_heads; ++i) {
+    if (i >= preset.dense_prefix_layers * num_kv_heads && global_before(i + 1) == global_before(i))
+      classes[static_cast<size_t>(i)] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
+  }
+  HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
+  map.preset_ = preset.name;
+  return map;
+}
+
 absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const std::string& source) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return InvalidArgument("{}: not a JSON object", source);
@@ -160,6 +173,15 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
     profile.prefix_shift = ReadScores(inner, "prefix_shift", num_layers, num_kv_heads);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
+  HeadQuality quality;
+  if (const json* object = fields.Object("quality"); object != nullptr) {
+    JsonFields inner(*object, source + " quality");
+    quality.data = inner.String("data", "");
+    quality.samples = inner.Int("samples", 1, INT32_MAX);
+    quality.exact = inner.Int("exact", 0, quality.samples);
+    quality.splice = inner.Int("splice", 0, quality.samples);
+    SPLICE_RETURN_IF_ERROR(inner.status());
+  }
   chunk::Digest fingerprint{};
   if (const std::string hex = fields.String("model_fingerprint", ""); !hex.empty()) {
     const auto bytes = HexDecode(hex);
@@ -174,6 +196,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset;
   map.profile_ = std::move(profile);
+  map.quality_ = quality;
   map.model_fingerprint_ = fingerprint;
   return map;
 }
@@ -194,6 +217,10 @@ std::string HeadClassMap::ToJson() const {
   out["class"] = table([&](size_t i) { return classes_[i].is_global ? "global" : "local"; });
   out["window"] = table([&](size_t i) { return classes_[i].window; });
   out["sinks"] = table([&](size_t i) { return classes_[i].sinks; });
+  if (quality_.samples > 0) {
+    out["quality"] = {
+        {"data", quality_.data}, {"samples", quality_.samples}, {"exact", quality_.exact}, {"splice", quality_.splice}};
+  }
   if (!profile_.empty()) {
     // Four digits are more than a profile is good for, and readable.
     const auto rounded = [](float value) { return std::round(double{value} * 1e4) / 1e4; };
@@ -242,6 +269,19 @@ absl::Status HeadClassMap::CheckModel(int32_t num_layers, int32_t num_kv_heads,
         "splice profile",
         HexEncode(model_fingerprint_).substr(0, 12), HexEncode(model_fingerprint).substr(0, 12));
   return absl::OkStatus();
+}
+
+kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& own) {
+  if (head.is_global) return own;
+  if (own.rule == kernels::VisibilityRule::kFull) return head.visibility();
+  return {.rule = kernels::VisibilityRule::kBand,
+          .num_sinks = std::min(own.num_sinks, head.sinks),
+          .window = std::min(own.window, head.window)};
+}
+
+kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
+                                         int32_t kv_head) {
+  return ClassVisibility(map.served(layer, kv_head), config.visibility(layer));
 }
 
 bool HeadClassMap::all_global() const {

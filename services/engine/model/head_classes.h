@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
 #include "services/chunk/chunk.h"
+#include "services/engine/model/model_config.h"
 
 namespace spl::engine {
 
@@ -33,6 +34,15 @@ struct HeadProfile {
   std::vector<float> edge_mass_q99;  // its 99th percentile over probe windows: what restoring compares with
   std::vector<float> prefix_shift;   // how much other text in front turns what the head reads
   bool empty() const { return edge_mass.empty(); }
+};
+
+// What the mode `splice` reached with a map, beside `exact`, on some evaluation set.
+struct HeadQuality {
+  std::string data;  // what was asked
+  int64_t samples = 0;
+  int64_t exact = 0, splice = 0;  // right answers
+  // Measured, and at most two points behind.
+  bool within_contract() const { return samples > 0 && 50 * (exact - splice) <= samples; }
 };
 
 // How a profile becomes classes.
@@ -69,13 +79,25 @@ class HeadClassMap {
   // imported or made by hand, is held against the shape alone).
   absl::Status CheckModel(int32_t num_layers, int32_t num_kv_heads, const chunk::Digest& model_fingerprint) const;
 
+  // Global heads spread evenly over the model, as many as the preset says: for measurements with random weights, which
+  // there is nothing to profile in.
+  static HeadClassMap Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset);
+
   int32_t num_layers() const { return num_layers_; }
   int32_t num_kv_heads() const { return num_kv_heads_; }
   const HeadClass& at(int32_t layer, int32_t kv_head) const {
     return classes_[static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head)];
   }
+  // As used when decoding, and so by what is sent and kept: as at(), but the first layers see everything (SparCas 3.2;
+  // algorithms.md 2.1).
+  HeadClass served(int32_t layer, int32_t kv_head) const {
+    return layer < kDenseDecodeLayers ? HeadClass{} : at(layer, kv_head);
+  }
+  static constexpr int32_t kDenseDecodeLayers = 2;
   const std::string& preset() const { return preset_; }
   const HeadProfile& profile() const { return profile_; }
+  const HeadQuality& quality() const { return quality_; }  // without samples: not measured
+  void set_quality(const HeadQuality& quality) { quality_ = quality; }
   bool all_global() const;
   double global_share() const;
   // Tokens that all heads keep of `num_tokens`, over those of a dense cache (algorithms.md 2.5, without page rounding).
@@ -91,10 +113,20 @@ class HeadClassMap {
   std::vector<HeadClass> classes_;
   std::string preset_;
   HeadProfile profile_;
+  HeadQuality quality_;
   chunk::Digest model_fingerprint_{};  // all zero: unknown
   chunk::Digest digest_{};
 };
 
+// What a head of this class sees where the model itself lets it see `own`: of two windows the shorter one counts, and of
+// a model with a window of its own there are no sinks beyond that.
+kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::HeadVisibility& own);
+// What the rows of a head see in a layer where classes count: its class, inside of what the model itself lets it see.
+kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
+                                         int32_t kv_head);
+
 inline constexpr int32_t kHeadWindowMax = 1 << 20;
+// Of the local heads, the share that one request may have restored (algorithms.md 2.6).
+inline constexpr double kRestoreShareMax = 0.1;
 
 }  // namespace spl::engine

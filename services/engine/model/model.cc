@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -48,7 +49,7 @@ chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoin
 
 chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
   return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
-                            kernels::DTypeName(kv_dtype), kernels::kPageTokens));
+                                   kernels::DTypeName(kv_dtype), kernels::kPageTokens));
 }
 
 }  // namespace
@@ -289,6 +290,12 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
   };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(std::move(config), make_source, devices, options));
   model->fingerprint_ = Fingerprint(model->config_, checkpoint);
+  std::string map = options.head_classes;
+  if (map == "auto") {
+    map = (std::filesystem::path(model_dir) / "head_classes.json").string();
+    if (!std::filesystem::exists(map)) map = "none";
+  }
+  SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(map));
   return std::shared_ptr<const Model>(std::move(model));
 }
 
@@ -302,9 +309,24 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
                                                                const ModelOptions& options) {
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
-  model->fingerprint_ = chunk::Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config), random.seed,
-                                           kernels::DTypeName(random.config.dtype)));
+  model->fingerprint_ = chunk::Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config),
+                                                  random.seed, kernels::DTypeName(random.config.dtype)));
+  if (const auto preset = FindHeadPreset(options.head_classes); preset.ok()) {
+    model->head_classes_ = std::make_shared<const HeadClassMap>(
+        HeadClassMap::Spread(random.config.num_layers, random.config.num_kv_heads, *preset));
+  } else {
+    SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(options.head_classes == "auto" ? "none" : options.head_classes));
+  }
   return std::shared_ptr<const Model>(std::move(model));
+}
+
+absl::Status Model::LoadHeadClasses(const std::string& path) {
+  if (path == "none") return absl::OkStatus();
+  SPLICE_ASSIGN_OR_RETURN(HeadClassMap map, HeadClassMap::Load(path));
+  if (const absl::Status fits = map.CheckModel(config_.num_layers, config_.num_kv_heads, fingerprint_); !fits.ok())
+    return Annotate(fits, path);
+  head_classes_ = std::make_shared<const HeadClassMap>(std::move(map));
+  return absl::OkStatus();
 }
 
 std::vector<const kernels::Backend*> Model::backends() const {

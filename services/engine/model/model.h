@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/backend.h"
 #include "services/chunk/chunk.h"
+#include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/random_weights.h"
 #include "services/engine/model/shard.h"
@@ -37,6 +38,9 @@ struct LayerWeights {
 struct ModelOptions {
   // Type of cached K and V. kF32 for float32 weights unless set; 16-bit weights cache as bf16.
   std::optional<kernels::DType> kv_dtype;
+  // Path of a head_classes.json; "auto": the one beside the model, where there is one; "none". For random weights a
+  // path, or the name of a preset, whose global heads are then spread evenly; "auto" is none.
+  std::string head_classes = "auto";
 };
 
 // The devices that a model runs on, one for each rank; more than one is tensor parallelism (shard.h). All of one kind.
@@ -110,6 +114,9 @@ class Model {
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
+  // Null: no map, and so no method that needs one.
+  const std::shared_ptr<const HeadClassMap>& head_classes() const { return head_classes_; }
+
   // SHA-256 over the configuration that changes results and over every weight file (or the seed). Part of every chunk
   // key.
   const chunk::Digest& fingerprint() const { return fingerprint_; }
@@ -121,12 +128,14 @@ class Model {
   using MakeSource = std::function<absl::StatusOr<std::unique_ptr<WeightSource>>(const kernels::Backend& backend)>;
   static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, const MakeSource& make_source,
                                                       const Devices& devices, const ModelOptions& options);
+  absl::Status LoadHeadClasses(const std::string& path);
 
   ModelConfig config_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
   std::vector<std::unique_ptr<ModelShard>> ranks_;
   chunk::Digest fingerprint_{};
   chunk::Digest layout_digest_{};
+  std::shared_ptr<const HeadClassMap> head_classes_;
 };
 
 }  // namespace spl::engine

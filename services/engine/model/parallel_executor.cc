@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 #include "services/base/status.h"
@@ -68,9 +69,16 @@ absl::Status ParallelExecutor::CheckPass(size_t num_rows, size_t num_sequences) 
 absl::Status ParallelExecutor::PlanPrefill(std::span<const PrefillSlice> slices) {
   const ModelConfig& c = model_->config();
   plans_.clear();
+  ffn_plans_.clear();
+  restore_above_.clear();
   for (const PrefillSlice& slice : slices) {
     for (int32_t layer = 0; layer < c.num_layers; ++layer) {
       const LayerPlan plan = slice.policy->PlanLayer(layer);
+      ffn_plans_.push_back(plan.ffn);
+      const std::vector<float> never(static_cast<size_t>(c.num_kv_heads), std::numeric_limits<float>::infinity());
+      const std::span<const float> above =
+          plan.restore_above.empty() ? std::span<const float>(never) : plan.restore_above;
+      restore_above_.insert(restore_above_.end(), above.begin(), above.end());
       for (int32_t h = 0; h < c.num_kv_heads; ++h) {
         const kernels::HeadVisibility& head = plan.visibility[h];
         if (head.rule != kernels::VisibilityRule::kFull && head.rule != kernels::VisibilityRule::kBand)
@@ -122,14 +130,18 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
   SPLICE_RETURN_IF_ERROR(PlanPrefill(slices));
   const ModelConfig& c = model_->config();
   const auto plan = [&](size_t slice, int32_t layer) {
-    const size_t first = (slice * c.num_layers + layer) * c.num_kv_heads;
-    return std::span<const kernels::HeadVisibility>(plans_).subspan(first, c.num_kv_heads);
+    const size_t at = slice * static_cast<size_t>(c.num_layers) + static_cast<size_t>(layer);
+    const auto heads = static_cast<size_t>(c.num_kv_heads);
+    return LayerPlan{.visibility = std::span<const kernels::HeadVisibility>(plans_).subspan(at * heads, heads),
+                     .ffn = ffn_plans_[at],
+                     .restore_above = std::span<const float>(restore_above_).subspan(at * heads, heads)};
   };
   std::vector<std::vector<PrefillSlice>> of_rank(ranks_.size(), {slices.begin(), slices.end()});
   for (size_t r = 0; r < of_rank.size(); ++r) {
     for (PrefillSlice& slice : of_rank[r]) {
       if (slice.hidden != nullptr) slice.hidden += r;
       if (slice.score != nullptr) slice.score += r;
+      if (slice.report != nullptr) slice.report += r;
     }
   }
   furthest_ = -1;

@@ -73,6 +73,8 @@ class ParallelExecutor {
 
   // Of the running prefill.
   std::vector<kernels::HeadVisibility> plans_;  // [slices][layers][kv heads]
+  std::vector<FfnPlan> ffn_plans_;              // [slices][layers]
+  std::vector<float> restore_above_;            // as plans_
   struct Layer {
     int num_arrived = 0;
     std::vector<std::shared_ptr<const kernels::Fence>> fences;  // by rank

@@ -9,7 +9,9 @@
 #include "services/engine/recovery/epic.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/naive.h"
+#include "services/engine/recovery/redknot.h"
 #include "services/engine/recovery/sparsex.h"
+#include "services/engine/recovery/splice.h"
 
 namespace spl::engine {
 
@@ -23,6 +25,7 @@ PrefillStage RecoveryPolicy::AllRows(const ReuseLayout& layout) const {
 }
 
 PrefillStage RecoveryPolicy::FirstStage(const ReuseLayout& layout) {
+  Prepare(layout);
   return layout.reused.empty() ? AllRows(layout) : FirstReuseStage(layout);
 }
 
@@ -30,6 +33,10 @@ PrefillStage RecoveryPolicy::FirstReuseStage(const ReuseLayout& layout) { return
 
 std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::span<const int32_t>) {
   return std::nullopt;
+}
+
+bool UsesHeadClasses(const ReuseOptions& options) {
+  return !options.full_kv && (options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+");
 }
 
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
@@ -51,13 +58,28 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
   SPLICE_RETURN_IF_ERROR(share("max_recompute_fraction", o.max_recompute_fraction));
   SPLICE_RETURN_IF_ERROR(share("blend_share", o.blend_share));
+  SPLICE_RETURN_IF_ERROR(share("ffn_mass", o.ffn_mass));
+  SPLICE_RETURN_IF_ERROR(share("ffn_deep_mass", o.ffn_deep_mass));
+  SPLICE_RETURN_IF_ERROR(integer("ffn_dense_layers", o.ffn_dense_layers, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(integer("ffn_deep_layer", o.ffn_deep_layer, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(integer("ffn_recent", o.ffn_recent, 0, 1 << 20));
+  if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(share("rec_frac", o.rec_frac));
+  SPLICE_RETURN_IF_ERROR(share("restore_share", o.restore_share));
+  if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(share("restore_threshold", o.restore_threshold));
   return integer("epic_tokens", o.epic_tokens, 0, 4096);
 }
 
-std::vector<std::string> RecoveryPolicyNames() { return {"exact", "sparsex", "naive", "cacheblend", "epic"}; }
+std::vector<std::string> RecoveryPolicyNames() {
+  return {"exact", "sparsex", "splice", "splice+", "redknot", "naive", "cacheblend", "epic"};
+}
+
+std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
+  return head_classes != nullptr && head_classes->quality().within_contract() ? "splice" : "sparsex";
+}
 
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
-                                                                   const ModelConfig& config) {
+                                                                   const ModelConfig& config,
+                                                                   const HeadClassMap* head_classes) {
   SPLICE_RETURN_IF_ERROR(ValidateReuseOptions(options, config));
   const std::string& name = options.policy;
   if (name.empty() || name == "auto" || name == "exact") return std::make_unique<ExactPolicy>(config);
@@ -66,6 +88,15 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
   if (name == "cacheblend")
     return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
   if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
+  if (name == "redknot" || name == "splice" || name == "splice+") {
+    if (head_classes == nullptr)
+      return Errorf(absl::StatusCode::kFailedPrecondition,
+                    "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
+                    "start the workers with --head-classes",
+                    name);
+    if (name == "redknot") return std::make_unique<RedKnotPolicy>(config, *head_classes, options);
+    return std::make_unique<SplicePolicy>(config, *head_classes, options);
+  }
   return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
                 fmt::join(RecoveryPolicyNames(), ", "));
 }

@@ -13,15 +13,27 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
+#include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/recovery/ranges.h"
 
 namespace spl::engine {
 
-// What one layer does with the rows of one sequence.
+// Which rows of a pass run through a layer's feed-forward.
+struct FfnPlan {
+  double mass = 1;                // the most important ones up to this share (RowsByMass); 1: all
+  int32_t keep_from = INT32_MAX;  // and every row at or behind this position
+  bool dense() const { return mass >= 1; }
+};
+
+// What one layer does with the rows of one sequence. Spans are valid until the next PlanLayer of the same policy.
 struct LayerPlan {
-  // What the rows of each KV head attend to. [num_kv_heads]; valid until the next PlanLayer of the same policy.
+  // What the rows of each KV head attend to. [num_kv_heads]
   std::span<const kernels::HeadVisibility> visibility;
+  FfnPlan ffn;
+  // [num_kv_heads]: a head with more attention than this outside of what it sees, on the prompt's last rows, gets the
+  // model's own visibility back (edge_restore.h). Empty: none does.
+  std::span<const float> restore_above;
 };
 
 // Layers [begin, end).
@@ -54,11 +66,12 @@ enum class ScoreKind : uint8_t {
 
 struct ScoreRequest {
   ScoreKind kind = ScoreKind::kNone;
-  int32_t layer = 0;          // of the stage
-  PositionRanges candidates;  // scored
-  PositionRanges probes;      // kColumnMass: the rows that score; rows of the stage
-  int32_t pool_radius = 0;    // a candidate counts as the best of its neighbours that are as near (PoolScores)
-  int64_t k = 0;              // candidates that the next stage is given, at most all
+  int32_t layer = 0;              // of the stage
+  PositionRanges candidates;      // scored
+  PositionRanges probes;          // kColumnMass: the rows that score; rows of the stage
+  std::vector<int32_t> kv_heads;  // kColumnMass: whose attention counts, ascending; empty: all
+  int32_t pool_radius = 0;        // a candidate counts as the best of its neighbours that are as near (PoolScores)
+  int64_t k = 0;                  // candidates that the next stage is given, at most all
 };
 
 struct PrefillStage {
@@ -84,6 +97,13 @@ class RecoveryPolicy {
   // Whether copies of segments are wanted at all. Without a copy every policy computes every row in every layer, and
   // its KV is exact.
   virtual bool reuses_segments() const = 0;
+  // Whether KV that is computed without any copy is that of a plain prefill.
+  virtual bool is_exact() const { return true; }
+  // Whether a pass holds rows of one prompt only: what heads see may differ between prompts, which a device's attention
+  // has no tables for.
+  virtual bool runs_alone() const { return false; }
+  // Of these KV heads, over all layers, at most so many are restored. Asked after FirstStage.
+  virtual int32_t RestoreCap(int32_t /*first_kv_head*/, int32_t /*num_kv_heads*/) const { return 0; }
   // The first layer whose cached K and V are read; copies of the layers below are not needed. Asked after FirstStage.
   virtual int32_t first_cached_layer() const { return 0; }
 
@@ -96,6 +116,8 @@ class RecoveryPolicy {
   virtual std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected);
 
  protected:
+  // In front of everything else.
+  virtual void Prepare(const ReuseLayout& /*layout*/) {}
   // With something reused.
   virtual PrefillStage FirstReuseStage(const ReuseLayout& layout);
   PrefillStage AllRows(const ReuseLayout& layout) const;
@@ -125,14 +147,32 @@ struct ReuseOptions {
   double blend_share = 0.16;
   // EPIC.
   int32_t epic_tokens = 16;
+  // Head classes: redknot, splice, splice+.
+  bool full_kv = false;   // nothing is left out of what is decoded from
+  double ffn_mass = 0.5;  // share of the importance of a pass's rows that runs through feed-forward; 1: all rows
+  int32_t ffn_dense_layers = -1;  // first layers where all rows do; -1: a quarter of the model
+  int32_t ffn_recent = 128;       // last tokens of the prompt that always do
+  int32_t ffn_deep_layer = -1;    // from this layer on ffn_deep_mass; -1: never
+  double ffn_deep_mass = 0.5;
+  double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
+  double restore_share = kRestoreShareMax;  // of the local heads, at most
+  double restore_threshold = 0.15;
 };
+
+// Whether the policy computes, and by default decodes, with head classes.
+bool UsesHeadClasses(const ReuseOptions& options);
 
 // InvalidArgument: the field, its value and its range.
 absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);
 
-// Unimplemented for an unknown policy, with the names there are.
+// Unimplemented for an unknown policy, with the names there are. FailedPrecondition: it needs head classes. `config`
+// and the map outlive the policy.
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
-                                                                   const ModelConfig& config);
+                                                                   const ModelConfig& config,
+                                                                   const HeadClassMap* head_classes = nullptr);
 std::vector<std::string> RecoveryPolicyNames();
+// What "auto" means for a prompt with segments: splice with a map whose quality was measured and is within the
+// contract, else sparsex.
+std::string DefaultReusePolicy(const HeadClassMap* head_classes);
 
 }  // namespace spl::engine

@@ -26,10 +26,13 @@ int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config, bool isolat
 SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options)
     : RecoveryPolicy(config), options_(options) {}
 
-PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
+void SparseXPolicy::Prepare(const ReuseLayout& layout) {
   const bool isolated = std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
   dense_layers_ = std::min(config().num_layers,
                            options_.dense_layers >= 0 ? options_.dense_layers : DefaultDenseLayers(config(), isolated));
+}
+
+PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   if (dense_layers_ >= config().num_layers) return AllRows(layout);
   if (dense_layers_ == 0) {
     // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
@@ -57,6 +60,7 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
       .probes = stage.rows,
       .pool_radius = options_.score_pool,
       .k = std::min({reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)})};
+  RefineScore(layout, stage.score);
   return stage;
 }
 
@@ -67,12 +71,16 @@ std::optional<PrefillStage> SparseXPolicy::NextStage(const ReuseLayout& layout, 
   }
   if (next_ == Next::kNothing) return std::nullopt;
   next_ = Next::kNothing;
+  return PrefillStage{.rows = UnionOf(RowsWithoutScores(layout), RangesOf(selected)),
+                      .layers = {std::max(0, dense_layers_ - 1), config().num_layers}};
+}
+
+PositionRanges SparseXPolicy::RowsWithoutScores(const ReuseLayout& layout) const {
   PositionRanges rows = layout.fresh();
-  for (const PositionRanges& more : {RangesOf(selected), Overflow(layout), Tail(layout), Links(layout)})
+  for (const PositionRanges& more : {Overflow(layout), Tail(layout), Links(layout)})
     rows.insert(rows.end(), more.begin(), more.end());
   rows.push_back({layout.num_tokens - 1, layout.num_tokens});
-  return PrefillStage{.rows = MergeRanges(std::move(rows)),
-                      .layers = {std::max(0, dense_layers_ - 1), config().num_layers}};
+  return MergeRanges(std::move(rows));
 }
 
 PositionRanges SparseXPolicy::Tail(const ReuseLayout& layout) const {

@@ -12,7 +12,7 @@
 
 namespace spl::engine {
 
-class SparseXPolicy final : public RecoveryPolicy {
+class SparseXPolicy : public RecoveryPolicy {
  public:
   SparseXPolicy(const ModelConfig& config, const ReuseOptions& options);
   std::string_view name() const override { return "sparsex"; }
@@ -27,7 +27,13 @@ class SparseXPolicy final : public RecoveryPolicy {
   static int32_t DefaultDenseLayers(const ModelConfig& config, bool isolated);
 
  protected:
+  void Prepare(const ReuseLayout& layout) override;
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
+  virtual void RefineScore(const ReuseLayout& /*layout*/, ScoreRequest& /*score*/) const {}
+  // Fresh text, and what of the reused text is computed wherever attention points.
+  PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
+  const ReuseOptions& options() const { return options_; }
+  int32_t dense_layers() const { return dense_layers_; }
 
  private:
   PrefillStage Probes(const ReuseLayout& layout) const;
@@ -38,7 +44,7 @@ class SparseXPolicy final : public RecoveryPolicy {
   PositionRanges Links(const ReuseLayout& layout) const;
 
   const ReuseOptions options_;
-  int32_t dense_layers_ = 0;  // known from FirstReuseStage on
+  int32_t dense_layers_ = 0;  // known from Prepare on
   enum class Next { kNothing, kProbes, kChosen };
   Next next_ = Next::kNothing;
 };

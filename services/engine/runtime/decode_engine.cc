@@ -79,7 +79,7 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   if (request.sampling.num_forks > options_.executor.max_rows)
     return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
                            options_.executor.max_rows);
-  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.selector, model_->config()).status());
+  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.selector, model_->config(), request.kv->classes()).status());
   auto sequence = std::make_unique<Sequence>();
   sequence->request = std::move(request);
   std::lock_guard lock(mutex_);
@@ -186,13 +186,14 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
   const ModelConfig& config = model_->config();
   const int64_t num_prompt = request.kv->num_tokens() - static_cast<int64_t>(request.prior_output.size());
   const int32_t n = request.sampling.num_forks;
+  const std::shared_ptr<const StreamClasses> classes = request.kv->classes();
   for (int32_t i = 0; i < n; ++i) {
     Fork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
     fork.last_token = first.token;
     fork.finished = first.finish != FinishReason::kNone;
     if (!fork.finished) {
-      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.selector, config));
+      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.selector, config, classes));
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
                                                request.prior_output, num_prompt, config.max_positions);
       fork.sampler->Accept(first.token);

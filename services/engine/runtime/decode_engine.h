@@ -29,7 +29,7 @@ struct DecodeToken {
 // A prefilled sequence. The first token of every fork was sampled by the prefill side and is not streamed again.
 struct DecodeRequest {
   std::string id;
-  std::unique_ptr<SequenceKv> kv;  // positions [0, num_tokens) of the prompt
+  std::unique_ptr<SequenceKv> kv;  // positions [0, num_tokens) of the prompt, or what its head classes keep of them
   SamplingParams sampling;
   std::string selector;
   std::vector<int32_t> prompt;             // only read when sampling.needs_prompt()

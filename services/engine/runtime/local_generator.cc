@@ -8,6 +8,14 @@
 
 namespace spl::engine {
 
+namespace {
+
+ReuseOptions ReuseOf(const LocalGeneratorOptions& options) {
+  return options.reuse_options.value_or(ReuseOptions{.policy = options.reuse});
+}
+
+}  // namespace
+
 KvShape KvShapeOf(const ModelConfig& config) { return {config.num_layers, config.num_kv_heads}; }
 
 int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens) {
@@ -32,6 +40,10 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   generator->model_ = std::move(model);
   generator->options_ = options;
   const ModelConfig& config = generator->model_->config();
+  generator->classes_ = options.decode_classes;
+  if (generator->classes_ == nullptr && generator->model_->head_classes() != nullptr &&
+      UsesHeadClasses(ReuseOf(options)))
+    generator->classes_ = ServedClasses(*generator->model_->head_classes());
   // One page a stream on top: a fork owns a copy of the unfinished page.
   const int64_t tokens = (options.max_tokens > 0 ? options.max_tokens : config.max_positions) + kernels::kPageTokens;
   const int64_t pages = PagesForTokens(config, tokens);
@@ -42,10 +54,11 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   return generator;
 }
 
-absl::StatusOr<std::unique_ptr<SequenceKv>> LocalGenerator::RunPrompt(
-    std::span<const int32_t> prompt, const std::function<absl::Status(int32_t)>& on_slice) {
+absl::StatusOr<LocalGenerator::Prompt> LocalGenerator::RunPrompt(std::span<const int32_t> prompt,
+                                                                 const std::function<absl::Status(int32_t)>& on_slice) {
   SPLICE_RETURN_IF_ERROR(ValidatePrompt(prompt, model_->config()));
-  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = options_.reuse}, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(auto policy,
+                          MakeRecoveryPolicy(ReuseOf(options_), model_->config(), model_->head_classes().get()));
   auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
   SPLICE_RETURN_IF_ERROR(kv->Reserve(static_cast<int64_t>(prompt.size())));
   PromptRun run(prompt, {}, *kv, *policy);
@@ -56,7 +69,7 @@ absl::StatusOr<std::unique_ptr<SequenceKv>> LocalGenerator::RunPrompt(
     SPLICE_RETURN_IF_ERROR(run.Finish(*executor_));
     SPLICE_RETURN_IF_ERROR(on_slice(static_cast<int32_t>(slice.tokens.size())));
   }
-  return kv;
+  return Prompt{std::move(kv), classes_ == nullptr ? nullptr : WithRestored(classes_, run.restored_heads())};
 }
 
 absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const SamplingParams& sampling,
@@ -64,10 +77,11 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   const ModelConfig& config = model_->config();
   SPLICE_RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab_size));
   int32_t last_rows = 0;
-  SPLICE_ASSIGN_OR_RETURN(auto kv, RunPrompt(prompt, [&](int32_t rows) {
+  SPLICE_ASSIGN_OR_RETURN(Prompt computed, RunPrompt(prompt, [&](int32_t rows) {
                             last_rows = rows;
                             return absl::OkStatus();
                           }));
+  if (computed.classes != nullptr && !options_.keep_all_kv) computed.kv->Compress(computed.classes);
   const int32_t last_row = last_rows - 1;
   SPLICE_RETURN_IF_ERROR(executor_->ComputeLogits({&last_row, 1}));
   SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
@@ -78,23 +92,24 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
     std::vector<float> row = first;
     const SampledToken token = sampler.Sample(row);
     const bool last_fork = fork + 1 == sampling.num_forks;
-    std::unique_ptr<SequenceKv> fork_kv;
+    Prompt own{nullptr, computed.classes};
     if (last_fork) {
-      fork_kv = std::move(kv);
+      own.kv = std::move(computed.kv);
     } else {
-      SPLICE_ASSIGN_OR_RETURN(fork_kv, kv->Fork());
+      SPLICE_ASSIGN_OR_RETURN(own.kv, computed.kv->Fork());
     }
-    SPLICE_RETURN_IF_ERROR(RunFork(std::move(fork_kv), token, sampler, fork, on_token));
+    SPLICE_RETURN_IF_ERROR(RunFork(std::move(own), token, sampler, fork, on_token));
   }
   return absl::OkStatus();
 }
 
-absl::Status LocalGenerator::RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
+absl::Status LocalGenerator::RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork,
                                      const OnToken& on_token) {
-  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config()));
+  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config(), prompt.classes));
+  SequenceKv* const kv = prompt.kv.get();
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
-    const DecodeRow row{token.token, kv.get(), selector.get()};
+    const DecodeRow row{token.token, kv, selector.get()};
     SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
     kv->set_num_tokens(kv->num_tokens() + 1);
     Sampler* const samplers[] = {&sampler};

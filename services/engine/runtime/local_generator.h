@@ -18,9 +18,14 @@ namespace spl::engine {
 
 struct LocalGeneratorOptions {
   ExecutorOptions executor;
-  int64_t max_tokens = 0;  // positions the pool holds; 0: the model's context
-  std::string reuse;       // recovery policy
-  std::string decode;      // token selector
+  int64_t max_tokens = 0;                     // positions the pool holds; 0: the model's context
+  std::string reuse;                          // recovery policy
+  std::optional<ReuseOptions> reuse_options;  // policy and numbers, instead of `reuse`
+  std::string decode;                         // token selector
+  // Decoding with head classes: those of the model when the recovery policy uses them, or these whatever the policy.
+  // Behind the prompt a sequence only keeps what they keep, or everything: tokens and logits are the same.
+  std::shared_ptr<const StreamClasses> decode_classes;
+  bool keep_all_kv = false;
 };
 
 // One thread at a time.
@@ -42,16 +47,20 @@ class LocalGenerator {
  private:
   LocalGenerator() = default;
   // Runs the prompt slice by slice; `on_slice` sees the executor after each.
-  absl::StatusOr<std::unique_ptr<SequenceKv>> RunPrompt(std::span<const int32_t> prompt,
-                                                        const std::function<absl::Status(int32_t rows)>& on_slice);
-  absl::Status RunFork(std::unique_ptr<SequenceKv> kv, SampledToken token, Sampler& sampler, int32_t fork,
-                       const OnToken& on_token);
+  struct Prompt {
+    std::unique_ptr<SequenceKv> kv;
+    std::shared_ptr<const StreamClasses> classes;  // to decode with, restored heads global; null: none
+  };
+  absl::StatusOr<Prompt> RunPrompt(std::span<const int32_t> prompt,
+                                   const std::function<absl::Status(int32_t rows)>& on_slice);
+  absl::Status RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork, const OnToken& on_token);
 
   std::shared_ptr<const Model> model_;
   LocalGeneratorOptions options_;
   std::optional<KvMemory> memory_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<ParallelExecutor> executor_;
+  std::shared_ptr<const StreamClasses> classes_;  // to decode with; null: none
 };
 
 // Shape of the model's head streams.

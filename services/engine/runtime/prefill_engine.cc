@@ -51,6 +51,7 @@ struct PrefillEngine::Job {
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
   std::vector<float> first_logits;
+  std::vector<int32_t> restored_heads;
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
   std::unique_ptr<PromptRun> run;  // once the first pass is near
@@ -178,9 +179,10 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   if (request.reuse.policy.empty() || request.reuse.policy == "auto")
-    request.reuse.policy = request.segments.empty() && !request.reuse_auto ? "exact" : "sparsex";
+    request.reuse.policy =
+        request.segments.empty() && !request.reuse_auto ? "exact" : DefaultReusePolicy(model_->head_classes().get());
   auto job = std::make_shared<Job>();
-  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config));
+  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model_->head_classes().get()));
   if (options_.store && job->policy->reuses_segments()) {
     for (const ReuseSpan& segment : request.segments)
       job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
@@ -560,6 +562,9 @@ void PrefillEngine::RunStep() {
     status = job.run->Finish(*executor_);
     if (!status.ok() || !job.run->done()) continue;
     job.stats.recomputed_tokens = job.run->recomputed_tokens();
+    job.stats.ffn_share = job.run->ffn_share();
+    job.restored_heads = job.run->restored_heads();
+    job.stats.restored_heads = static_cast<int64_t>(job.restored_heads.size());
     if (job.publish) {
       published.push_back(batch[i]);
     } else {
@@ -784,7 +789,8 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     return;
   }
   if (job->kv) handed_out_.push_back(job->kv);
-  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats, std::move(job->first_logits)};
+  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats, std::move(job->first_logits),
+                         std::move(job->restored_heads)};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
   std::lock_guard lock(mutex_);

@@ -52,6 +52,8 @@ struct PrefillStats {
   int64_t recomputed_tokens = 0;  // of these, computed afresh in the layers above the dense ones
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
+  int64_t restored_heads = 0;  // local heads that saw everything again
+  double ffn_share = 1;        // of rows times layers, what ran through feed-forward
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
 };
 
@@ -60,6 +62,8 @@ struct PrefillOutcome {
   std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
   PrefillStats stats;
   std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
+  // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
+  std::vector<int32_t> restored_heads;
 };
 
 // A part of a prompt that may be found in, and is offered to, the segment index.

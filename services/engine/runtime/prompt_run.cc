@@ -9,6 +9,8 @@
 namespace spl::engine {
 namespace {
 
+constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (algorithms.md 2.6)
+
 // Whether `hit` stood behind `front` where it was computed, with about as much between them as here.
 bool StoodBehind(const SegmentHit& hit, const SegmentHit& front) {
   const int32_t was = hit.source->begin() + hit.offset - (front.source->begin() + front.offset + front.num_tokens);
@@ -36,11 +38,21 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     layout_.isolated.push_back(hit.source->isolated() || (before != nullptr && !StoodBehind(hit, *before)));
     before = &hit;
   }
-  if (!hits_.empty()) kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
+  if (!policy_.is_exact()) {
+    kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
+  } else if (!hits_.empty()) {
+    kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
+  }
 }
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   PrefillStage first = policy_.FirstStage(layout_);
+  if (!policy_.is_exact()) {
+    const Model& model = executor.model();
+    for (int r = 0; r < model.num_ranks(); ++r)
+      reports_.push_back(
+          {.restore_left = policy_.RestoreCap(model.rank(r).first_kv_head(), model.rank(r).config().num_kv_heads)});
+  }
   const std::vector<AlignPlan> plans =
       MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plans));
@@ -57,7 +69,7 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   if (stage_.keep_hidden && hidden_.empty()) {
     SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
   }
-  if (stage_.score.kind != ScoreKind::kNone) {
+  if (scores()) {
     SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
   }
   return absl::OkStatus();
@@ -74,7 +86,7 @@ int32_t PromptRun::RowAt(int64_t index) const {
 PrefillSlice PromptRun::Next(int32_t room) {
   int64_t count = std::min<int64_t>(room, num_rows_ - next_row_);
   const int64_t end_row = next_row_ + count;
-  if (end_row < num_rows_ && !alone()) {
+  if (end_row < num_rows_ && !scores()) {
     // A slice ends on a page edge where its rows reach one: a page is sent once, when it is full.
     const int32_t next = RowAt(end_row), over = next % kernels::kPageTokens;
     if (over >= count) {
@@ -103,13 +115,17 @@ PrefillSlice PromptRun::Next(int32_t room) {
   final_.first = final_.end;
   if (stage_.kv_is_final)
     final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
-  if (alone()) PrepareScores(pass_positions_);
+  if (scores()) PrepareScores(pass_positions_);
+  // The question's end sees what a head may not leave out; there is nothing to restore in a stage that ends before it.
+  const bool probes = !reports_.empty() && last && pass_positions_.back() + 1 == layout_.num_tokens;
   return {.tokens = pass_tokens_,
           .positions = pass_positions_,
           .kv = &kv_,
           .policy = &policy_,
           .hidden = hidden_.empty() ? nullptr : hidden_.data(),
-          .score = alone() ? score_tasks_.data() : nullptr};
+          .score = scores() ? score_tasks_.data() : nullptr,
+          .report = reports_.empty() ? nullptr : reports_.data(),
+          .num_probes = probes ? static_cast<int32_t>(std::min<int64_t>(kRestoreProbes, count)) : 0};
 }
 
 void PromptRun::PrepareScores(std::span<const int32_t> positions) {
@@ -137,6 +153,7 @@ void PromptRun::PrepareScores(std::span<const int32_t> positions) {
                             .layer = request.layer,
                             .probes = pass_probes_,
                             .candidates = pass_candidates_,
+                            .kv_heads = request.kv_heads,
                             .scores = static_cast<float*>(scores->data()) + first});
 }
 
@@ -170,6 +187,19 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   kv_.set_num_tokens(layout_.num_tokens);
   done_ = true;
   return absl::OkStatus();
+}
+
+std::vector<int32_t> PromptRun::restored_heads() const {
+  std::vector<int32_t> heads;
+  for (const HeadClassReport& report : reports_)
+    heads.insert(heads.end(), report.restored.begin(), report.restored.end());
+  std::sort(heads.begin(), heads.end());
+  return heads;
+}
+
+double PromptRun::ffn_share() const {
+  if (reports_.empty() || reports_[0].rows == 0) return 1;
+  return static_cast<double>(reports_[0].ffn_rows) / static_cast<double>(reports_[0].rows);
 }
 
 double PromptRun::pass_work() const {

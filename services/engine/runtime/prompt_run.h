@@ -27,8 +27,9 @@ class PromptRun {
 
   // What the next pass runs; passes that share a batch run the same layers.
   PassLayers layers() const { return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden}; }
-  // Its scores would depend on the company: no other prompt may share the pass, which has all of the room.
-  bool alone() const { return stage_.score.kind != ScoreKind::kNone; }
+  // No other prompt may share the pass, which has all of the room: its scores would depend on the company, or its
+  // policy asks for it.
+  bool alone() const { return scores() || policy_.runs_alone(); }
   // The next pass, of at most `room` rows. Valid until Finish. No tokens: the room is too small for a sensible slice.
   PrefillSlice Next(int32_t room);
 
@@ -46,13 +47,18 @@ class PromptRun {
   double remaining_work() const;
   double pass_work() const;  // of the pass that Next described
 
-  bool exact() const { return layout_.reused.empty(); }
+  bool exact() const { return layout_.reused.empty() && policy_.is_exact(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
   int64_t recomputed_tokens() const { return recomputed_; }
   const ReuseLayout& layout() const { return layout_; }
+  // Of a policy with head classes, when done: heads that were restored, ascending; rows through feed-forward as a share
+  // of all.
+  std::vector<int32_t> restored_heads() const;
+  double ffn_share() const;
 
  private:
+  bool scores() const { return stage_.score.kind != ScoreKind::kNone; }
   absl::Status Enter(ParallelExecutor& executor, PrefillStage stage);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
@@ -71,6 +77,8 @@ class PromptRun {
   bool done_ = false;
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
+
+  std::vector<HeadClassReport> reports_;  // [num_ranks], or none
 
   // The pass under way.
   std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
+#include "services/engine/cache/stream_classes.h"
 #include "services/engine/model/model_config.h"
 
 namespace spl::engine {
@@ -24,10 +25,15 @@ class TokenSelector {
   virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
   // Selectors of one model with equal keys select the same for every layer and head: a recorded step may be replayed.
   virtual uint64_t plan_key() const = 0;
+  // False: hardly another sequence selects the same, so that a step is not worth recording for this plan alone.
+  virtual bool shares_plan() const { return true; }
 };
 
-// By name; "" and "auto" choose the best selector this build has for the model. Unimplemented for an unknown one.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(std::string_view name, const ModelConfig& config);
+// By name; "" and "auto" choose the best selector that this build has for a sequence with these head classes, or null:
+// with none. Unimplemented for an unknown one. InvalidArgument: one that needs what a sequence with head classes does
+// not keep, or classes that there are not.
+absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(std::string_view name, const ModelConfig& config,
+                                                                 std::shared_ptr<const StreamClasses> classes);
 std::vector<std::string> TokenSelectorNames();
 
 }  // namespace spl::engine

@@ -203,13 +203,18 @@ class PollingFleet final : public Fleet {
   template <typename S>
   bool Agrees(S& slot) {
     const v1::ModelIdentity& model = slot.info.model();
-    const bool agrees =
-        model.fingerprint() == reference_.fingerprint() && model.layout_digest() == reference_.layout_digest();
+    const bool same_model = model.fingerprint() == reference_.fingerprint();
+    const bool same_layout = model.layout_digest() == reference_.layout_digest();
+    const bool agrees = same_model && same_layout && model.head_class_digest() == reference_.head_class_digest();
     if (!agrees && !slot.mismatch_logged) {
       slot.mismatch_logged = true;
-      const absl::Status status = Errorf(
-          absl::StatusCode::kFailedPrecondition, "worker {} serves another model or page layout than the fleet ({})",
-          slot.info.worker_id(), model.fingerprint() == reference_.fingerprint() ? "layout digest" : "fingerprint");
+      const absl::Status status =
+          Errorf(absl::StatusCode::kFailedPrecondition,
+                 "worker {} serves another model, page layout or map of head classes than the fleet ({})",
+                 slot.info.worker_id(),
+                 !same_model    ? "fingerprint"
+                 : !same_layout ? "layout digest"
+                                : "head class digest");
       log::Error("router.worker_excluded", log::F("address", slot.address), log::F("status", status));
     }
     return agrees;
@@ -258,6 +263,7 @@ class PollingFleet final : public Fleet {
     model->layout_digest = reference_.layout_digest();
     model->max_context = reference_.max_context();
     model->vocab_size = reference_.vocab_size();
+    model->default_reuse = reference_.default_reuse();
   }
 
   PrefillView ViewOf(const PrefillSlot& slot) const {

@@ -56,6 +56,7 @@ struct FleetModel {
   std::string layout_digest;
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
+  std::string default_reuse;  // what the policy "auto" means for prompts with segments
 };
 
 // Only workers that answer and agree on the model are listed.

@@ -72,6 +72,7 @@ struct Spec {
   uint32_t layout_seed = 1;  // of the physical pages
   std::vector<int> ids;      // of the sequences, for the data; empty: 0, 1, ...
   float magnitude = 1.0f;    // of q: larger is a sharper softmax
+  int32_t last_rows = 0;     // of prefill
 };
 
 HeadRule Full() { return {}; }
@@ -172,9 +173,9 @@ class Problem {
                      q_stride_, out.get(),   lse.get(), workspace.get()};
         CHECK_CUDA(DecodeAttention(a, nullptr, variant));
       } else {
-        PrefillArgs a{h,          spec_.rules, batch,          row_begin_device_->get(), positions_device_->get(),
-                      num_rows(), max_kv_len,  spec_.dtype,    q_device_->get(),         q_stride_,
-                      out.get(),  lse.get(),   workspace.get()};
+        PrefillArgs a{h,          spec_.rules, batch,           row_begin_device_->get(), positions_device_->get(),
+                      num_rows(), max_kv_len,  spec_.dtype,     q_device_->get(),         q_stride_,
+                      out.get(),  lse.get(),   workspace.get(), spec_.last_rows};
         CHECK_CUDA(PrefillAttention(a, nullptr, variant));
       }
     }
@@ -572,6 +573,32 @@ TEST_P(CudaPrefill, BitsDoNotDependOnPagesRunsChunksOrMates) {
     const int32_t position = sparse.sequences[0].positions[i];
     EXPECT_TRUE(SameBits(Rows(whole, expected, position, 1), Rows(sparse_problem, rows, static_cast<int>(i), 1)))
         << "position " << position;
+  }
+}
+
+// Only the last rows, with the bits that they have among all; the others' results are not touched.
+TEST_P(CudaPrefill, LastRowsHaveTheBitsOfAllRows) {
+  Spec s;
+  s.heads = Heads(8, 4, 128);
+  s.rules = MixedRules();
+  s.sequences = {{700, Range(0, 700)}, {333, Range(100, 333)}, {65, Range(0, 65)}};
+  Problem whole(s, false);
+  const Problem::Result expected = whole.Run(GetParam());
+  for (const int32_t last : {1, 64, 128, 200, 900}) {
+    Spec some = s;
+    some.last_rows = last;
+    Problem problem(some, false);
+    const Problem::Result got = problem.Run(GetParam());
+    int end = 0;
+    for (const SequenceSpec& sequence : s.sequences) {
+      const int count = static_cast<int>(sequence.positions.size());
+      end += count;
+      const int n = std::min(last, count);
+      EXPECT_TRUE(SameBits(Rows(whole, expected, end - n, n), Rows(problem, got, end - n, n))) << last;
+      if (n < count) {
+        EXPECT_FALSE(SameBits(Rows(whole, expected, end - n - 1, 1), Rows(problem, got, end - n - 1, 1))) << last;
+      }
+    }
   }
 }
 

@@ -259,6 +259,35 @@ TEST_P(PrefillAttention, SlicesThreadsAndPagePlacesChangeNoBit) {
   }
 }
 
+TEST_P(PrefillAttention, LastRowsHaveTheBitsOfAllRows) {
+  Random random(40);
+  const Problem p = MakeProblem(random, {4, 2, 32, DType::kBF16}, {{333, 700}, {65, 65}, {1, 130}});
+  TestContext two(GetParam(), 2);
+  const Placed placed(p, random);
+  const auto heads = static_cast<size_t>(p.shape.num_qo_heads), dim = static_cast<size_t>(p.shape.head_dim);
+  const auto only = [](int32_t last, auto op) {
+    return [last, op](const KernelContext& ctx, PrefillAttentionArgs a) {
+      a.last_rows = last;
+      return op(ctx, a);
+    };
+  };
+  const Result all = placed.Run(cpu::PrefillAttention, two.ctx), ref_all = placed.Run(ref::PrefillAttention, two.ctx);
+  for (const int32_t last : {1, 7, 64, 100, 400}) {
+    const Result got = placed.Run(only(last, cpu::PrefillAttention), two.ctx);
+    const Result ref_got = placed.Run(only(last, ref::PrefillAttention), two.ctx);
+    for (const PrefillSequence& s : placed.Sequences()) {
+      for (int32_t row = s.row_begin; row < s.row_end; ++row) {
+        const bool asked = row >= s.row_end - last;
+        for (size_t i = static_cast<size_t>(row) * heads; i < static_cast<size_t>(row + 1) * heads; ++i) {
+          EXPECT_EQ(got.lse[i], asked ? all.lse[i] : -7.0f) << "row " << row << " of the last " << last;
+          EXPECT_EQ(ref_got.lse[i], asked ? ref_all.lse[i] : -7.0f);
+          EXPECT_EQ(got.out[i * dim], asked ? all.out[i * dim] : -7.0f);
+        }
+      }
+    }
+  }
+}
+
 // A slice of a prompt is run when only its own prefix is in the pages: kv_len differs, the rows do not.
 TEST_P(PrefillAttention, KeysAfterARowChangeNoBit) {
   Random random(5);

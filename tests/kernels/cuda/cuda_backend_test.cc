@@ -267,7 +267,8 @@ TEST_P(CudaBackendTest, MixtureOfExperts) {
 }
 
 // Two sequences at odd positions through the rotation, the pages and both kinds of attention, twice: the second pass
-// grows the page tables, and decode steps are run first as they are, then recorded, then replayed.
+// grows the page tables, and decode steps are run first as they are, then recorded, then replayed, also with other
+// visibility than when they were recorded.
 TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
   Random random(5);
   for (const auto& [dim, with_norm] : std::vector<std::pair<int32_t, bool>>{{16, false}, {64, true}, {128, true}}) {
@@ -410,6 +411,39 @@ TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
                                  out.device->size()));
             ExpectOk(session_->RunStep(key, step));
             ExpectClose(Download(out), want, dtype, how);
+          }
+          // What heads see may differ between the sequences, and a recording follows what is staged.
+          const uint64_t any_key = ++key;
+          for (uint64_t round = 1; round <= 6; ++round) {
+            SCOPED_TRACE(::testing::Message() << "round " << round);
+            std::vector<HeadVisibility> plans[2];
+            std::vector<HeadStreamView> seen = streams;
+            for (int s = 0; s < 2; ++s) {
+              for (int32_t stream = 0; stream < layers * kv_heads; ++stream) {
+                const int32_t which = static_cast<int32_t>((round / 2 + stream + 2 * s) % 3);
+                plans[s].push_back(which == 0 ? HeadVisibility{}
+                                              : HeadVisibility{VisibilityRule::kBand, 5 * which, 30 * which + 1});
+              }
+              for (int32_t h = 0; h < kv_heads; ++h) seen[s * kv_heads + h].visibility = plans[s][layer * kv_heads + h];
+              batch[s].plan_key = 1 + round / 2;
+              const bool known = session_->HasPlan(ids[s], batch[s].plan_key);
+              EXPECT_EQ(known, round % 2 == 1 && round > 1);
+              batch[s].plan = known ? std::span<const HeadVisibility>() : plans[s];
+            }
+            ExpectOk(session_->Stage({tokens, positions, batch, true}));
+            DecodeAttentionArgs any = args;
+            any.streams = seen;
+            any.staged_plans = true;
+            ExpectOk(ref_->DecodeAttention({}, {.shape = shape,
+                                                .pool = host_pool.view(),
+                                                .q = device_qkv.data(),
+                                                .q_row_stride = width,
+                                                .out = want.data(),
+                                                .streams = seen}));
+            ExpectOk(cuda_->Copy(CopyKind::kWithin, out.device->data(), Empty(rows * q_heads * dim).device->data(),
+                                 out.device->size()));
+            ExpectOk(session_->RunStep(any_key, [&] { return cuda_->DecodeAttention(ctx(), any); }));
+            ExpectClose(Download(out), want, dtype, "staged plans");
           }
         } else {
           ExpectOk(cuda_->PrefillAttention(ctx(), {.shape = shape,
@@ -613,6 +647,34 @@ TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
     args.scores = want.data();
     ExpectOk(ref_->ValueDeviation({}, args));
     ExpectClose(Download(deviation), want, DType::kF32, "deviation");
+  }
+}
+
+TEST_P(CudaBackendTest, RowNormsAndScatterRows) {
+  Random random(16);
+  for (const int64_t rows : {1, 63, 700}) {
+    for (const int64_t width : {4, 100, 4096}) {
+      std::vector<float> want(static_cast<size_t>(rows));
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const Tensor x = Upload(random.Normals(static_cast<size_t>(rows * width)), dtype);
+        ExpectOk(ref_->RowNorms({}, {x.host.data(), rows, width, want.data()}));
+        const Tensor out = Empty(rows, DType::kF32);
+        ExpectOk(cuda_->RowNorms(ctx(), {x.act(), rows, width, static_cast<float*>(out.device->data())}));
+        ExpectClose(Download(out), want, DType::kF32, "row norms");
+      }
+      std::vector<int32_t> ids;
+      for (int32_t row = 0; row < rows; ++row) {
+        if (random.Int(0, 2) == 0) ids.push_back(row);
+      }
+      const Tensor packed =
+          Upload(random.Normals(std::max<size_t>(1, ids.size() * static_cast<size_t>(width))), DType::kF32);
+      const Tensor out = Upload(std::vector<float>(static_cast<size_t>(rows * width), -1.0f), DType::kF32);
+      std::vector<float> scattered(static_cast<size_t>(rows * width));
+      ExpectOk(ref_->ScatterRows({}, {packed.host.data(), ids, rows, width, scattered.data()}));
+      ExpectOk(cuda_->ScatterRows(ctx(), {packed.f32(), ids, rows, width, static_cast<float*>(out.device->data())}));
+      EXPECT_THAT(Download(out), ElementsAreArray(scattered));
+      if (HasFailure()) return;
+    }
   }
 }
 

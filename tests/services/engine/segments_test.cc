@@ -13,11 +13,13 @@
 #include "services/engine/engine.h"
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/runtime/prompt_run.h"
+#include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+using test::SeededRandom;
 
 std::string Config(const std::string& more) {
   return R"({"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":96,"num_hidden_layers":4,
@@ -31,13 +33,6 @@ const char* const kLlama3Scaling =
         "original_max_position_embeddings":1024})";
 const char* const kYarnScaling =
     R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":2048})";
-
-std::mt19937 SeededRandom(const char* test) {
-  const char* fixed = std::getenv("SPLICE_TEST_SEED");
-  const unsigned seed = fixed != nullptr ? std::strtoul(fixed, nullptr, 10) : std::random_device{}();
-  std::printf("%s: SPLICE_TEST_SEED=%u\n", test, seed);
-  return std::mt19937(seed);
-}
 
 Tokens RandomTokens(std::mt19937& random, int64_t count) {
   Tokens tokens(static_cast<size_t>(count));

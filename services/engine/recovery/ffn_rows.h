@@ -1,0 +1,15 @@
+// Which rows of a pass run through feed-forward (RedKnot 3.3; algorithms.md 2.4).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace spl::engine {
+
+// The smallest set of the largest values whose share of the sum reaches `mass`, the value that crosses it included;
+// equal values by ascending index. At least one; all when every value is zero or mass >= 1. `importance` is not
+// negative. Returns ascending indices. Cost: linear in importance.size(), on average.
+std::vector<int32_t> RowsByMass(std::span<const float> importance, double mass);
+
+}  // namespace spl::engine

@@ -1,0 +1,34 @@
+// Policies `splice` and `splice+`: SparseX's rows times RedKnot's heads (algorithms.md 6.2). In the dense layers
+// everything is exact; above them the rows that SparseX chooses attend with head classes, and of these the ones that
+// attention moves most run through feed-forward. Scores count global heads only.
+//
+// splice+ computes more rows, the next best by score, up to rec_frac of the prompt: with all of them it is redknot
+// above the dense layers. With all heads global and all feed-forward, splice is sparsex.
+#pragma once
+
+#include "services/engine/recovery/head_class_plan.h"
+#include "services/engine/recovery/sparsex.h"
+
+namespace spl::engine {
+
+class SplicePolicy final : public SparseXPolicy {
+ public:
+  SplicePolicy(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
+      : SparseXPolicy(config, options), plan_(config, map, this->options()) {}
+  std::string_view name() const override { return options().policy == "splice+" ? "splice+" : "splice"; }
+  bool is_exact() const override { return false; }
+  bool runs_alone() const override { return true; }
+  LayerPlan PlanLayer(int32_t layer) override { return plan_.Layer(layer); }
+  int32_t RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) const override {
+    return plan_.RestoreCap(first_kv_head, num_kv_heads);
+  }
+
+ protected:
+  void Prepare(const ReuseLayout& layout) override;
+  void RefineScore(const ReuseLayout& layout, ScoreRequest& score) const override;
+
+ private:
+  HeadClassPlan plan_;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,27 @@
+// Selector `head_classes`: the query of a local head sees its sinks and its window, that of a global or restored one
+// everything (RedKnot 3.2, SegPagedAttention; algorithms.md 2.3).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "services/engine/selection/token_selector.h"
+
+namespace spl::engine {
+
+class HeadClassesSelector final : public TokenSelector {
+ public:
+  // REQUIRES: a class for each head stream of the model.
+  HeadClassesSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes);
+  std::string_view name() const override { return "head_classes"; }
+  bool is_exact() const override { return false; }
+  uint64_t plan_key() const override { return classes_->key(); }
+  bool shares_plan() const override { return !classes_->of_one_sequence(); }
+  kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) override;
+
+ private:
+  const ModelConfig& config_;  // of the model, which outlives its sequences
+  const std::shared_ptr<const StreamClasses> classes_;
+};
+
+}  // namespace spl::engine

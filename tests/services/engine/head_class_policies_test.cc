@@ -1,0 +1,410 @@
+// Prefill with head classes: the oracles of algorithms.md 2.2, 2.4 and 2.6 and the limits of 6.2 on whole models, on
+// the CPU and, where there is one, a GPU. Models are small and random: what counts is that two ways to a result agree.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "services/engine/engine.h"
+#include "services/engine/recovery/edge_restore.h"
+#include "services/engine/recovery/ffn_rows.h"
+#include "services/engine/runtime/prompt_run.h"
+#include "tests/support/seeded_random.h"
+
+namespace spl::engine {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using test::SeededRandom;
+
+constexpr int32_t kLayers = 6, kHeads = 2;
+constexpr const char* kConfig = R"({"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":96,
+    "num_hidden_layers":6,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":512,
+    "max_position_embeddings":4096,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
+    "torch_dtype":"float32"})";
+
+Tokens RandomTokens(std::mt19937& random, int64_t count) {
+  Tokens tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 512);
+  return tokens;
+}
+
+// Everything that makes a method with head classes one: off.
+ReuseOptions Whole(const char* policy) {
+  return {.policy = policy, .ffn_mass = 1, .ffn_dense_layers = 0, .restore_share = 0};
+}
+
+struct Result {
+  std::shared_ptr<SequenceKv> kv;
+  std::vector<float> logits;
+  std::vector<std::byte> pages;
+  std::vector<int32_t> restored;
+  double ffn_share = 1;
+};
+
+bool SameBits(const Result& a, const Result& b) {
+  return a.logits.size() == b.logits.size() && a.pages == b.pages &&
+         std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
+}
+
+double RelativeL2(const std::vector<float>& got, const std::vector<float>& want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    error += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
+    norm += double{want[i]} * want[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+HeadClassMap RandomMap(std::mt19937& random, int32_t window_max) {
+  std::vector<HeadClass> classes(kLayers * kHeads);
+  for (HeadClass& head : classes) {
+    if (random() % 3 == 0) continue;
+    head = {.is_global = false,
+            .window = 1 + static_cast<int32_t>(random() % static_cast<unsigned>(window_max)),
+            .sinks = static_cast<int32_t>(random() % 70)};
+  }
+  return HeadClassMap(kLayers, kHeads, std::move(classes));
+}
+
+HeadClassMap AllLocal(int32_t window, int32_t sinks) {
+  return HeadClassMap(kLayers, kHeads,
+                      std::vector<HeadClass>(kLayers * kHeads, {.is_global = false, .window = window, .sinks = sinks}));
+}
+
+class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
+ protected:
+  static int num_ranks() { return GetParam() == "ranks" ? 2 : 1; }
+
+  void SetUp() override {
+    Devices devices;
+    if (GetParam() == "cuda") {
+      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
+      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+      devices.push_back(*std::move(cuda));
+    } else if (GetParam() == "ref") {
+      devices.push_back(kernels::MakeReferenceBackend());
+    } else {
+      for (int rank = 0; rank < num_ranks(); ++rank) devices.push_back(kernels::MakeCpuBackend());
+    }
+    auto config = ParseModelConfig(kConfig, "test");
+    ASSERT_TRUE(config.ok()) << config.status();
+    auto model = Model::LoadRandom({*config, 7}, devices);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+    memory_.emplace(AllocateKvMemory(*model_, PagesForTokens(model_->config(), 16 * 1024)).value());
+    for (size_t r = 0; r < memory_->buffers.size(); ++r) {  // what is read beyond what was written shows
+      const std::vector<std::byte> nan(memory_->buffers[r]->size(), std::byte{0xff});
+      ASSERT_TRUE(model_->rank(static_cast<int>(r))
+                      .backend()
+                      .Copy(kernels::CopyKind::kUpload, memory_->buffers[r]->data(), nan.data(), nan.size())
+                      .ok());
+    }
+    pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
+    executor_ = ParallelExecutor::Create(model_, memory_->pages, {.num_threads = 2, .max_rows = kMaxRows}).value();
+  }
+  static constexpr int32_t kMaxRows = 640;
+
+  Result Run(const Tokens& tokens, const ReuseOptions& reuse, const HeadClassMap* map,
+             const std::vector<SegmentHit>& hits = {}, int32_t room = kMaxRows) {
+    Result result;
+    result.kv = std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+    EXPECT_TRUE(result.kv->Reserve(static_cast<int64_t>(tokens.size())).ok());
+    auto policy = MakeRecoveryPolicy(reuse, model_->config(), map);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    PromptRun run(tokens, hits, *result.kv, **policy);
+    EXPECT_TRUE(run.Begin(*executor_).ok());
+    int32_t last_row = 0;
+    while (!run.done()) {
+      const PrefillSlice slice = run.Next(room);
+      last_row = static_cast<int32_t>(slice.tokens.size()) - 1;
+      const absl::Status status = executor_->Prefill({&slice, 1}, run.layers());
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(run.Finish(*executor_).ok());
+      if (!status.ok()) return result;
+    }
+    result.restored = run.restored_heads();
+    result.ffn_share = run.ffn_share();
+    EXPECT_TRUE(executor_->ComputeLogits({&last_row, 1}).ok());
+    const auto logits = executor_->Logits();
+    EXPECT_TRUE(logits.ok());
+    result.logits.assign(logits->begin(), logits->end());
+    // Of the last pages only what was written.
+    const std::vector<int32_t> pages = result.kv->AllPages();
+    result.pages.resize(pages.size() * model_->page_bytes());
+    EXPECT_TRUE(pool_->ReadPages(pages, result.pages.data()).ok());
+    const size_t per_stream = static_cast<size_t>(result.kv->num_pages_per_stream()), half = model_->page_bytes() / 2;
+    const size_t written = (tokens.size() - 1) % kernels::kPageTokens + 1;
+    for (size_t last = per_stream - 1; last < pages.size(); last += per_stream) {
+      for (size_t begin = last * model_->page_bytes(); begin < (last + 1) * model_->page_bytes(); begin += half)
+        std::fill_n(result.pages.begin() + static_cast<std::ptrdiff_t>(begin + written * half / kernels::kPageTokens),
+                    half - written * half / kernels::kPageTokens, std::byte{0});
+    }
+    return result;
+  }
+
+  // One text computed exactly, and a prompt with a part of it behind fresh text and in front of a question.
+  struct Prompt {
+    Tokens tokens;
+    std::vector<SegmentHit> hits;
+    Result source;
+  };
+  Prompt PromptWithSegment(std::mt19937& random, int32_t question) {
+    Prompt prompt;
+    const Tokens text = RandomTokens(random, 320);
+    prompt.source = Run(text, {.policy = "exact"}, nullptr);
+    prompt.tokens = RandomTokens(random, 70);
+    prompt.hits.push_back(
+        {std::make_shared<SegmentSource>(*prompt.source.kv, 20, std::span(text).subspan(20, 290), false), 0, 70, 290});
+    prompt.tokens.insert(prompt.tokens.end(), text.begin() + 20, text.begin() + 310);
+    const Tokens end = RandomTokens(random, question);
+    prompt.tokens.insert(prompt.tokens.end(), end.begin(), end.end());
+    return prompt;
+  }
+
+  std::shared_ptr<const Model> model_;
+  std::optional<KvMemory> memory_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<ParallelExecutor> executor_;
+};
+
+// 2.2: all heads global and all feed-forward is a full prefill; so is a window as wide as the prompt.
+TEST_P(HeadClassPoliciesTest, WithNothingLeftOutRedknotIsExact) {
+  std::mt19937 random = SeededRandom("redknot is exact");
+  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads), wide = AllLocal(500, 3);
+  for (const int32_t length : {1, 63, 64, 500}) {
+    const Tokens tokens = RandomTokens(random, length);
+    const Result want = Run(tokens, {.policy = "exact"}, nullptr);
+    EXPECT_TRUE(SameBits(Run(tokens, Whole("redknot"), &global), want)) << length;
+    EXPECT_TRUE(SameBits(Run(tokens, Whole("redknot"), &global, {}, 128), want)) << length << " in slices";
+    // Another order of sums where the kernel skips nothing either: equal in value, not always in bits.
+    EXPECT_LT(RelativeL2(Run(tokens, Whole("redknot"), &wide).logits, want.logits), 1e-5) << length;
+    ReuseOptions dense = Whole("redknot");
+    dense.ffn_mass = 0.3;
+    dense.ffn_dense_layers = kLayers;  // 2.4: dense_until = L
+    EXPECT_TRUE(SameBits(Run(tokens, dense, &global), want)) << length;
+  }
+}
+
+// A prefill with head classes makes approximate KV, from its first own token on (P1).
+TEST_P(HeadClassPoliciesTest, WhatTheyComputeIsApproximate) {
+  std::mt19937 random = SeededRandom("approximate");
+  const HeadClassMap map = RandomMap(random, 100);
+  for (const char* policy : {"redknot", "splice", "splice+"}) {
+    const Result got = Run(RandomTokens(random, 200), {.policy = policy}, &map);
+    EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox) << policy;
+    EXPECT_EQ(got.kv->exact_tokens(), 0) << policy;
+  }
+}
+
+// 6.2: all heads global and all feed-forward turns splice into sparsex; k of everything gives exact.
+TEST_P(HeadClassPoliciesTest, LimitsOfSpliceAreSparsexAndExact) {
+  std::mt19937 random = SeededRandom("limits of splice");
+  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  for (int round = 0; round < 6; ++round) {
+    const Prompt prompt = PromptWithSegment(random, 30);
+    const int32_t dense_layers = static_cast<int32_t>(random() % 4);
+    ReuseOptions splice = Whole("splice");
+    splice.dense_layers = dense_layers;
+    splice.recompute_min = 20;
+    ReuseOptions sparsex{.policy = "sparsex", .dense_layers = dense_layers, .recompute_min = 20};
+    EXPECT_TRUE(
+        SameBits(Run(prompt.tokens, splice, &global, prompt.hits), Run(prompt.tokens, sparsex, nullptr, prompt.hits)))
+        << "dense layers " << dense_layers;
+    splice.recompute_min = 1 << 20;
+    splice.recompute_max = 1 << 20;
+    const Result all = Run(prompt.tokens, splice, &global, prompt.hits);
+    const Result exact = Run(prompt.tokens, {.policy = "exact"}, nullptr);
+    EXPECT_EQ(std::memcmp(all.logits.data(), exact.logits.data(), exact.logits.size() * sizeof(float)), 0);
+  }
+}
+
+// 6.2: splice+ with every row is redknot above the dense layers.
+TEST_P(HeadClassPoliciesTest, SplicePlusWithEveryRowIsRedknot) {
+  std::mt19937 random = SeededRandom("splice+ is redknot");
+  for (int round = 0; round < 6; ++round) {
+    const HeadClassMap map = RandomMap(random, 120);
+    const Prompt prompt = PromptWithSegment(random, 30);
+    ReuseOptions plus{.policy = "splice+",
+                      .dense_layers = 1 + static_cast<int32_t>(random() % 3),
+                      .ffn_mass = 0.4,
+                      .ffn_recent = 40,
+                      .rec_frac = 1,
+                      .restore_share = 0};
+    ReuseOptions redknot = plus;
+    redknot.policy = "redknot";
+    const Result a = Run(prompt.tokens, plus, &map, prompt.hits), b = Run(prompt.tokens, redknot, &map);
+    EXPECT_LT(b.ffn_share, 1);
+    EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0) << round;
+    // Without rec_frac it computes what splice does.
+    plus.rec_frac = -1;
+    ReuseOptions splice = plus;
+    splice.policy = "splice";
+    EXPECT_TRUE(SameBits(Run(prompt.tokens, plus, &map, prompt.hits), Run(prompt.tokens, splice, &map, prompt.hits)));
+  }
+}
+
+// 2.4: what is not chosen adds nothing, and less mass chooses fewer rows; the end of the prompt always runs.
+TEST_P(HeadClassPoliciesTest, SparseFeedForwardRunsFewerRows) {
+  std::mt19937 random = SeededRandom("fewer rows");
+  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const Tokens tokens = RandomTokens(random, 400);
+  double before = 1.1;
+  for (const double mass : {1.0, 0.8, 0.5, 0.2, 0.0}) {
+    ReuseOptions redknot = Whole("redknot");
+    redknot.ffn_mass = mass;
+    redknot.ffn_recent = 16;
+    const Result got = Run(tokens, redknot, &global);
+    EXPECT_LT(got.ffn_share, before) << mass;
+    EXPECT_GE(got.ffn_share, 16.0 / 400) << mass;
+    for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x));
+    before = got.ffn_share;
+  }
+}
+
+// 2.6: every head restored is the run with all heads global; a threshold of 1 restores none.
+TEST_P(HeadClassPoliciesTest, RestoringEveryHeadIsTheRunWithAllGlobal) {
+  std::mt19937 random = SeededRandom("restore");
+  const HeadClassMap local = AllLocal(8, 2), global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const Tokens tokens = RandomTokens(random, 300);
+  ReuseOptions all{.policy = "redknot", .ffn_mass = 0.6, .ffn_recent = 10, .restore_share = 1, .restore_threshold = -1};
+  const Result got = Run(tokens, all, &local);
+  EXPECT_EQ(got.restored.size(), static_cast<size_t>((kLayers - 2) * kHeads));
+  EXPECT_TRUE(SameBits(got, Run(tokens, all, &global)));
+  all.restore_threshold = 1;
+  const Result none = Run(tokens, all, &local);
+  EXPECT_TRUE(none.restored.empty());
+  all.restore_share = 0;
+  EXPECT_TRUE(SameBits(none, Run(tokens, all, &local)));
+  // The cap: a tenth of eight heads is none, a half is four.
+  all.restore_threshold = -1;
+  all.restore_share = 0.5;
+  EXPECT_EQ(Run(tokens, all, &local).restored.size(), 4u);
+  all.restore_share = 0.1;
+  EXPECT_TRUE(Run(tokens, all, &local).restored.empty());
+}
+
+TEST_P(HeadClassPoliciesTest, EveryPolicyFinishesWithRandomMaps) {
+  std::mt19937 random = SeededRandom("random maps");
+  for (int round = 0; round < 30 && !HasFailure(); ++round) {
+    const HeadClassMap map = RandomMap(random, 200);
+    const Prompt prompt = PromptWithSegment(random, 1 + static_cast<int32_t>(random() % 50));
+    for (const char* policy : {"redknot", "splice", "splice+"}) {
+      const ReuseOptions reuse{.policy = policy,
+                               .recompute_min = static_cast<int32_t>(random() % 40),
+                               .ffn_mass = 0.1 * (random() % 11),
+                               .ffn_recent = static_cast<int32_t>(random() % 64),
+                               .rec_frac = policy == std::string("splice+") ? 0.1 * (random() % 11) : -1,
+                               .restore_share = 0.1 * (random() % 11),
+                               .restore_threshold = 0.05 * (random() % 10)};
+      const bool uses = policy != std::string("redknot");
+      const Result got = Run(prompt.tokens, reuse, &map, uses ? prompt.hits : std::vector<SegmentHit>{},
+                             64 + static_cast<int32_t>(random() % 500));
+      EXPECT_EQ(got.kv->num_tokens(), static_cast<int64_t>(prompt.tokens.size()));
+      for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << policy << ", round " << round;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, HeadClassPoliciesTest, testing::Values("cpu", "ref", "ranks", "cuda"),
+                         [](const auto& param) { return param.param; });
+
+TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
+  const ModelConfig config = ParseModelConfig(kConfig, "test").value();
+  const HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  for (const char* policy : {"redknot", "splice", "splice+"}) {
+    const absl::Status none = MakeRecoveryPolicy({.policy = policy}, config).status();
+    EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition) << none;
+    EXPECT_THAT(std::string(none.message()), testing::HasSubstr("splice profile"));
+    EXPECT_TRUE(UsesHeadClasses({.policy = policy}));
+    EXPECT_FALSE(UsesHeadClasses({.policy = policy, .full_kv = true}));
+  }
+  const auto error = [&](const ReuseOptions& options) {
+    return std::string(MakeRecoveryPolicy(options, config, &map).status().message());
+  };
+  EXPECT_THAT(error({.policy = "splice", .ffn_mass = 1.5}), testing::HasSubstr("ffn_mass is 1.5"));
+  EXPECT_THAT(error({.policy = "splice", .ffn_dense_layers = 7}), testing::HasSubstr("ffn_dense_layers is 7"));
+  EXPECT_THAT(error({.policy = "splice+", .rec_frac = -2}), testing::HasSubstr("rec_frac is -2"));
+  EXPECT_THAT(error({.policy = "redknot", .restore_share = 2}), testing::HasSubstr("restore_share is 2"));
+}
+
+// A map makes splice the default only with a measured quality inside of the contract.
+TEST(HeadClassPolicies, AutoIsSpliceOnceItsQualityIsKnown) {
+  HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  EXPECT_EQ(DefaultReusePolicy(nullptr), "sparsex");
+  EXPECT_EQ(DefaultReusePolicy(&map), "sparsex");
+  map.set_quality({"a set", 100, 98, 96});
+  EXPECT_EQ(DefaultReusePolicy(&map), "splice");
+  map.set_quality({"a set", 100, 98, 95});
+  EXPECT_EQ(DefaultReusePolicy(&map), "sparsex");
+  map.set_quality({"a set", 100, 95, 98});
+  const auto read = HeadClassMap::Parse(map.ToJson(), "written");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->quality().splice, 98);
+  EXPECT_EQ(read->quality().data, "a set");
+}
+
+TEST(FfnRows, KeepTheSmallestSetThatReachesTheMass) {
+  std::mt19937 random = SeededRandom("rows by mass");
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> importance(1 + random() % 300);
+    for (float& value : importance) value = random() % 4 == 0 ? 0.0f : static_cast<float>(random() % 1000) / 7;
+    const double mass = 0.001 * (random() % 1000);
+    const std::vector<int32_t> rows = RowsByMass(importance, mass);
+    std::vector<bool> chosen(importance.size());
+    double total = 0, kept = 0, least = INFINITY, best_left_out = -1;
+    for (const int32_t row : rows) chosen[static_cast<size_t>(row)] = true;
+    for (size_t i = 0; i < importance.size(); ++i) {
+      total += importance[i];
+      if (chosen[i]) {
+        kept += importance[i];
+        least = std::min<double>(least, importance[i]);
+      } else {
+        best_left_out = std::max<double>(best_left_out, importance[i]);
+      }
+    }
+    ASSERT_FALSE(rows.empty());
+    EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+    EXPECT_GE(kept, mass * total * (1 - 1e-9));
+    if (total == 0) {
+      EXPECT_EQ(rows.size(), importance.size());
+      continue;
+    }
+    EXPECT_LE(best_left_out, least);                                          // the largest ones
+    if (rows.size() > 1) {
+      EXPECT_LT(kept - least, mass * total * (1 + 1e-9));  // and no more of them
+    }
+    const std::vector<int32_t> more = RowsByMass(importance, std::min(1.0, mass + 0.1));
+    EXPECT_TRUE(std::includes(more.begin(), more.end(), rows.begin(), rows.end()));  // nested
+  }
+  EXPECT_THAT(RowsByMass(std::vector<float>{1, 2, 1}, 0.5), testing::ElementsAre(1));
+  EXPECT_THAT(RowsByMass(std::vector<float>{1, 2, 1}, 0.51), testing::ElementsAre(0, 1));  // the one that crosses, too
+}
+
+// The edge mass is what a window leaves out; a needle outside of one head's window fires that head and no other.
+TEST(EdgeRestore, FindsTheHeadThatLooksAway) {
+  constexpr int32_t kProbes = 3, kQuery = 4, kKv = 2;
+  std::vector<float> seen(kProbes * kQuery), all(kProbes * kQuery);
+  for (int32_t i = 0; i < kProbes; ++i) {
+    for (int32_t h = 0; h < kQuery; ++h) {
+      const double outside = h == 3 ? 0.4 : 0.05 * h;  // of KV head 1's second query head
+      all[static_cast<size_t>(i * kQuery + h)] = 2.5f;
+      seen[static_cast<size_t>(i * kQuery + h)] = static_cast<float>(2.5 + std::log(1 - outside));
+    }
+  }
+  const std::vector<float> edge = EdgeMass({seen, all, kProbes, kQuery, kKv});
+  EXPECT_NEAR(edge[0], 0.05, 1e-4);
+  EXPECT_NEAR(edge[1], 0.4, 1e-4);
+  const std::vector<float> thresholds{0.15f, 0.15f};
+  EXPECT_THAT(HeadsToRestore(edge, thresholds, 2), testing::ElementsAre(1));
+  EXPECT_THAT(HeadsToRestore(edge, thresholds, 0), testing::IsEmpty());
+  EXPECT_THAT(HeadsToRestore(std::vector<float>{0.3f, 0.9f, 0.5f}, std::vector<float>{0, 0, 0}, 2),
+              testing::ElementsAre(1, 2));
+}
+
+}  // namespace
+}  // namespace spl::engine
