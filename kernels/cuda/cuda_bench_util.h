@@ -67,13 +67,15 @@ constexpr size_t kFlushBytes = 256 << 20;
 inline uint4* flush_buffer = nullptr;
 inline uint32_t* sink = nullptr;
 
-template <typename F>
-double MedianMs(int reps, F launch) {
+// `prepare` runs untimed in front of each launch, behind the flush.
+template <typename F, typename P>
+double MedianMs(int reps, F launch, P prepare) {
   for (int i = 0; i < 3; ++i) launch();
   std::vector<cudaEvent_t> events(2 * reps);
   for (cudaEvent_t& e : events) CHECK_CUDA(cudaEventCreate(&e));
   for (int i = 0; i < reps; ++i) {
     ReadAll<<<528, 256>>>(flush_buffer, kFlushBytes / 16, sink);
+    prepare();
     CHECK_CUDA(cudaEventRecord(events[2 * i]));
     launch();
     CHECK_CUDA(cudaEventRecord(events[2 * i + 1]));
@@ -84,6 +86,11 @@ double MedianMs(int reps, F launch) {
   for (cudaEvent_t& e : events) cudaEventDestroy(e);
   std::nth_element(ms.begin(), ms.begin() + reps / 2, ms.end());
   return ms[reps / 2];
+}
+
+template <typename F>
+double MedianMs(int reps, F launch) {
+  return MedianMs(reps, launch, [] {});
 }
 
 inline void AllocateFlushBuffer() {

@@ -10,7 +10,6 @@
 // A column is a row of the left operand: its sum stays in one register of each of four lanes until the item ends.
 // Tiles and pairs add up in ascending order, whatever the schedule.
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda_common.h"
@@ -28,6 +27,8 @@ constexpr int kHalves = 2;       // pages, left operands of 64 keys, of a warpgr
 constexpr int kItemParts = kConsumers * kHalves;
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kPackThreads = 256;
+// Tiles without masks in a row whose products overlap; four and eight are no faster, one is a tenth slower.
+[[maybe_unused]] constexpr int kUnrolledTiles = 2;
 [[maybe_unused]] constexpr int kProducerRegisters = 40;
 [[maybe_unused]] constexpr int kConsumerRegisters = 232;
 
@@ -209,26 +210,8 @@ __device__ void LoadItems(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
   }
 }
 
-// 2^x on the FMA pipes for x in [-126, 126] (below: 2^-126): 2^n by the exponent field, 2^f for f in [-0.5, 0.5] by a
-// polynomial of degree 5 with a relative error of 7.5e-8 (Remez). The special-function units do a quarter of a warp
-// at a time, and here every product needs an exponential.
-__device__ inline float Exp2Polynomial(float x) {
-  x = fmaxf(x, -126.0f);
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  const float t = x + kRound;
-  const float f = x - (t - kRound);
-  float y = 0.0013276472f;
-  y = __fmaf_rn(y, f, 0.00967554133f);
-  y = __fmaf_rn(y, f, 0.0555071327f);
-  y = __fmaf_rn(y, f, 0.240221197f);
-  y = __fmaf_rn(y, f, 0.693146967f);
-  y = __fmaf_rn(y, f, 1.00000007f);
-  return __int_as_float(__float_as_int(y) + (__float_as_int(t) << 23));
-}
-
 // One half's scores of a tile to weights, added to its columns' sums: rows lane / 4 and lane / 4 + 8 of the warp's 16.
-// kPolynomial: of the four exponentials of a row and 16 pairs, so many are polynomials.
-template <int kPolynomial, bool kMasked>
+template <bool kMasked>
 __device__ __forceinline__ void AddWeights(const float (&s)[64], const PairTile& pairs, float scale, Band band,
                                            int32_t column, float (&sums)[2]) {
   const int c = threadIdx.x % 4;
@@ -240,26 +223,26 @@ __device__ __forceinline__ void AddWeights(const float (&s)[64], const PairTile&
     if constexpr (kMasked) position = reinterpret_cast<const int4*>(pairs.position)[4 * i + c];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto weight = [&](float score, float base, int32_t at, int n) {
+      const auto weight = [&](float score, float base, int32_t at) {
         const float x = __fmaf_rn(score, scale, base);
         if constexpr (kMasked) {
           const int32_t mine = column + 8 * r;
           return Exp2(at >= mine && (mine < band.sinks || at - mine < band.window) ? x : -INFINITY);
         } else {
-          return n < kPolynomial ? Exp2Polynomial(x) : Exp2(x);
+          return Exp2(x);
         }
       };
-      even[r] += weight(s[8 * i + 2 * r], minus_lse.x, position.x, 0);
-      odd[r] += weight(s[8 * i + 2 * r + 1], minus_lse.y, position.y, 2);
-      even[r] += weight(s[8 * i + 4 + 2 * r], minus_lse.z, position.z, 1);
-      odd[r] += weight(s[8 * i + 4 + 2 * r + 1], minus_lse.w, position.w, 3);
+      even[r] += weight(s[8 * i + 2 * r], minus_lse.x, position.x);
+      odd[r] += weight(s[8 * i + 2 * r + 1], minus_lse.y, position.y);
+      even[r] += weight(s[8 * i + 4 + 2 * r], minus_lse.z, position.z);
+      odd[r] += weight(s[8 * i + 4 + 2 * r + 1], minus_lse.w, position.w);
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) sums[r] += even[r] + odd[r];
 }
 
-template <int kHeadDim, int kPolynomial, int kUnroll>
+template <int kHeadDim>
 __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
   constexpr int kSteps = kHeadDim / 16;
   const int group = threadIdx.x / 128 - 1;  // 0 or 1
@@ -311,8 +294,8 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       constexpr int kCount = decltype(count)::value;
       constexpr bool kMasked = decltype(masked)::value;
       const auto add = [&](const float(&s)[64], int half, int stage) {
-        AddWeights<kPolynomial, kMasked>(s, smem.pairs[stage], p.scale, work.band,
-                                         work.part[kHalves * group + half].page * kPageTokens + my_slot, sums[half]);
+        AddWeights<kMasked>(s, smem.pairs[stage], p.scale, work.band,
+                            work.part[kHalves * group + half].page * kPageTokens + my_slot, sums[half]);
         // Keeps the assembler from moving these exponentials past the wait for the product that they are to hide: a
         // branch on their sum, never taken (weights are not negative).
         if (sums[half][0] < 0 || sums[half][1] < 0) __nanosleep(1);
@@ -342,9 +325,9 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       release(&smem.q_empty[before]);
     };
     for (int tile = 0; tile < work.num_tiles;) {
-      if (tile >= work.whole_begin && tile + kUnroll <= work.whole_end) {
-        run(std::integral_constant<int, kUnroll>(), std::false_type());
-        tile += kUnroll;
+      if (tile >= work.whole_begin && tile + kUnrolledTiles <= work.whole_end) {
+        run(std::integral_constant<int, kUnrolledTiles>(), std::false_type());
+        tile += kUnrolledTiles;
       } else {
         run(std::integral_constant<int, 1>(), std::true_type());
         ++tile;
@@ -371,7 +354,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-template <int kHeadDim, int kPolynomial, int kUnroll>
+template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 1)
     ColumnKernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap q_map,
                  const __grid_constant__ CUtensorMap k_map) {
@@ -398,7 +381,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x < 32) LoadItems(smem, p, q_map, k_map);
   } else {
     SetMaxRegistersUp<kConsumerRegisters>();
-    Consume<kHeadDim, kPolynomial, kUnroll>(smem, p);
+    Consume<kHeadDim>(smem, p);
   }
 #endif
 }
@@ -416,7 +399,7 @@ int32_t NumTiles(const AttentionShape& shape, int32_t num_probes) {
   return static_cast<int32_t>((pairs + kTilePairs - 1) / kTilePairs);
 }
 
-template <int kHeadDim, int kPolynomial, int kUnroll>
+template <int kHeadDim>
 cudaError_t LaunchColumns(const Params& p, const void* packed, int num_sms, cudaStream_t stream) {
   constexpr uint32_t kBlocks = kHeadDim / 64;
   CUtensorMap q_map, k_map;
@@ -427,7 +410,7 @@ cudaError_t LaunchColumns(const Params& p, const void* packed, int num_sms, cuda
     return cudaErrorNotSupported;
   }
   constexpr int kSmemBytes = sizeof(Smem<kHeadDim>) + 1024;
-  const auto kernel = ColumnKernel<kHeadDim, kPolynomial, kUnroll>;
+  const auto kernel = ColumnKernel<kHeadDim>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
   return LaunchEarly(kernel, std::min(num_sms, p.num_items), kThreads, kSmemBytes, stream, p, q_map, k_map);
@@ -437,27 +420,7 @@ template <int kHeadDim>
 cudaError_t Launch(const PackParams& pack, const Params& p, int num_sms, cudaStream_t stream) {
   cudaError_t e = LaunchEarly(PackKernel<kHeadDim>, dim3(p.num_tiles, p.num_heads), kPackThreads, 0, stream, pack);
   if (e != cudaSuccess) return e;
-  const char* variant = std::getenv("SPLICE_BENCH_COLUMNS");
-  switch (variant == nullptr ? 0 : std::atoi(variant)) {
-    case 1:
-      return LaunchColumns<kHeadDim, 0, 1>(p, pack.packed, num_sms, stream);
-    case 2:
-      return LaunchColumns<kHeadDim, 0, 2>(p, pack.packed, num_sms, stream);
-    case 4:
-      return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
-    case 8:
-      return LaunchColumns<kHeadDim, 0, 8>(p, pack.packed, num_sms, stream);
-    case 12:
-      return LaunchColumns<kHeadDim, 1, 2>(p, pack.packed, num_sms, stream);
-    case 14:
-      return LaunchColumns<kHeadDim, 1, 4>(p, pack.packed, num_sms, stream);
-    case 22:
-      return LaunchColumns<kHeadDim, 2, 2>(p, pack.packed, num_sms, stream);
-    case 24:
-      return LaunchColumns<kHeadDim, 2, 4>(p, pack.packed, num_sms, stream);
-    default:
-      return LaunchColumns<kHeadDim, 0, 4>(p, pack.packed, num_sms, stream);
-  }
+  return LaunchColumns<kHeadDim>(p, pack.packed, num_sms, stream);
 }
 
 }  // namespace

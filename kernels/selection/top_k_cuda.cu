@@ -1,12 +1,12 @@
 // A radix selection of the k-th largest value, most significant digit first, by one cluster of blocks, then one
 // ordered pass that writes the chosen indices. Exact and deterministic: histograms are integers.
 //
-// Each block counts the first digit of its own scores; the blocks add up their counts through distributed shared
-// memory, a share of the bins each. When all scores fit in registers every block then gets all candidates, the scores
-// with the chosen first digit, and finds the other digits by itself: a barrier of the cluster costs more than the work
-// between two of them. More scores than that stay in memory and are read again for each digit.
+// Each block counts the first digit of its own scores and adds its counts to all blocks', through distributed shared
+// memory. When all scores fit in registers every block then gets all candidates, the scores with the chosen first
+// digit, and finds the other digits, and where its own indices go, by itself: a barrier of the cluster costs more than
+// the work between two of them. More scores than that stay in memory and are read again for each digit. No digit is
+// looked at once all scores with the same ones in front of it are taken.
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/cuda/cuda_launch.h"
@@ -27,15 +27,18 @@ __device__ __forceinline__ uint32_t DigitMask(int pass) { return (pass == 2 ? 10
 // kBlocks: of the cluster. kSteps: float4s of scores that a thread holds; 0: none, they are read again.
 template <int kBlocks, int kSteps>
 struct Smem {
-  int counts[3][kDigits];  // of this block's scores; of all candidates once every block has them
-  int all[kDigits];        // of the scores of all blocks
+  int counts[3][kDigits];                // of this block's scores; of all candidates once every block has them
+  int all[kSteps > 0 ? 1 : 3][kDigits];  // of the scores of all blocks
   uint32_t candidates[kBlocks][std::max(4 * kSteps * kThreads, 1)];
-  int num_candidates[kBlocks];  // of each block
-  int2 above_equal[kBlocks];    // scores of a block above the k-th largest, and equal to it
+  // Of each block: its candidates, and << 16 its scores of a larger first digit. Zero at the start, as the next two.
+  uint32_t block_counts[kBlocks];
+  uint32_t num_mine;               // candidates of this block that have their place, and as above
+  uint32_t before;                 // candidates of the blocks in front: above the k-th largest, equal to it << 16
+  uint64_t block_totals[kBlocks];  // of each block the scores above the k-th largest, equal to it << 32
+  uint64_t warp_totals[kWarps];    // of this block's warps
   int warp_sums[kWarps];
-  int num_mine;
   uint32_t digit;
-  int left;
+  int left, num_digit;
 };
 
 // Unsigned order = order of the scores, NaN lowest, -0 equal to +0.
@@ -55,34 +58,46 @@ struct Cluster {
 #endif
     return rank;
   }
-  // What any of its threads wrote to shared memory before, in any of its blocks, is visible after.
-  static __device__ __forceinline__ void Sync() {
+  // What any of its threads wrote to shared memory before Arrive, in any of its blocks, is visible after Wait.
+  static __device__ __forceinline__ void Arrive() {
+    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+  }
+  static __device__ __forceinline__ void Wait() {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) {
-      asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+      asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
       return;
     }
 #endif
     __syncthreads();
   }
-  // `p` is this block's; the same word of another block.
-  static __device__ __forceinline__ int Load(const int* p, int block) {
+  static __device__ __forceinline__ void Sync() {
+    Arrive();
+    Wait();
+  }
+  // `p` is this block's; to the same word of another block.
+  static __device__ __forceinline__ void Add(uint32_t* p, int block, uint32_t x) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) {
-      int x;
-      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(Address(p, block)) : "memory");
-      return x;
+      asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(Address(p, block)), "r"(x) : "memory");
+      return;
     }
 #endif
-    return *p;
+    atomicAdd(p, x);
   }
   template <typename T>
   static __device__ __forceinline__ void Store(T* p, int block, T x) {
-    static_assert(sizeof(T) == 4);
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) {
+    if constexpr (kBlocks > 1 && sizeof(T) == 4) {
       asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(Address(p, block)), "r"(x) : "memory");
+      return;
+    }
+    if constexpr (kBlocks > 1 && sizeof(T) == 8) {
+      asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(Address(p, block)), "l"(x) : "memory");
       return;
     }
 #endif
@@ -114,7 +129,7 @@ __device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums) {
   return before + sum - count;
 }
 
-// The digit of the left-th largest of what was counted, and how many of that digit are among them.
+// The digit of the left-th largest of what was counted, how many of that digit are among them, and how many have it.
 template <typename SmemT>
 __device__ __forceinline__ void ChooseDigit(const int* counts, SmemT& smem, int left) {
   // Thread t looks at the digits 2047 - 2t and 2046 - 2t, the largest first.
@@ -125,27 +140,30 @@ __device__ __forceinline__ void ChooseDigit(const int* counts, SmemT& smem, int 
     const bool is_high = above + pair.y >= left;
     smem.digit = static_cast<uint32_t>(is_high ? high : high - 1);
     smem.left = left - above - (is_high ? 0 : pair.y);
+    smem.num_digit = is_high ? pair.y : pair.x;
   }
   __syncthreads();
 }
 
-// smem.all = the sum of every block's counts: a block adds up its share of the bins and hands it to all.
+// The sum of every block's counts of a digit, once all threads have counted: each block adds its own to all blocks',
+// the empty bins left out, which most are.
 template <int kBlocks, int kSteps>
-__device__ __forceinline__ void AddUpBlocks(const int* counts, Smem<kBlocks, kSteps>& smem, int rank) {
-  constexpr int kShare = kDigits / kBlocks;
+__device__ __forceinline__ const int* AddUpBlocks(Smem<kBlocks, kSteps>& smem, int pass) {
   using C = Cluster<kBlocks>;
-  C::Sync();
-  for (int i = threadIdx.x; i < kShare; i += kThreads) {
-    const int bin = rank * kShare + i;
-    int part[kBlocks], sum = 0;
+  __syncthreads();
+  if constexpr (kBlocks == 1) {
+    return smem.counts[pass];
+  } else {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) part[b] = C::Load(&counts[bin], b);
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) {
+      const auto count = static_cast<uint32_t>(smem.counts[pass][i]);
+      if (count == 0) continue;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) sum += part[b];
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) C::Store(&smem.all[bin], b, sum);
+      for (int b = 0; b < kBlocks; ++b) C::Add(reinterpret_cast<uint32_t*>(&smem.all[pass][i]), b, count);
+    }
+    C::Sync();
+    return smem.all[pass];
   }
-  C::Sync();
 }
 
 // Warp w of the cluster holds consecutive scores and takes 128 of them at a time, four consecutive ones a lane.
@@ -160,9 +178,12 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   constexpr int kStepScores = 4 * kThreads * kBlocks;
   const int steps = kSteps > 0 ? kSteps : (num_scores + kStepScores - 1) / kStepScores;
   const int begin = warp * steps * 128 + 4 * lane;
+  constexpr int kCountQuads = (sizeof(smem.counts) + sizeof(smem.all)) / sizeof(int4);
 #pragma unroll
-  for (int i = threadIdx.x; i < 3 * kDigits / 4; i += kThreads) reinterpret_cast<int4*>(smem.counts)[i] = int4{};
-  if (threadIdx.x == 0) smem.num_mine = 0;
+  for (int i = threadIdx.x; i < kCountQuads; i += kThreads) reinterpret_cast<int4*>(smem.counts)[i] = int4{};
+  if (threadIdx.x < kBlocks) smem.block_counts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) smem.num_mine = smem.before = 0;
+  C::Arrive();  // waited for in front of the first word for another block
   WaitForPrevious();
 
   const auto load = [&](int at) {
@@ -200,75 +221,101 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   __syncthreads();
 
   for_each([&](uint32_t bits) { atomicAdd(&smem.counts[0][bits >> Shift(0)], 1); });
-  AddUpBlocks(smem.counts[0], smem, rank);
-  ChooseDigit(smem.all, smem, k);
+  C::Wait();
+  ChooseDigit(AddUpBlocks(smem, 0), smem, k);
   uint32_t prefix = smem.digit << Shift(0);  // the digits of the k-th largest found so far
   uint32_t known = ~0u << Shift(0);          // which bits those are
   int left = smem.left;                      // scores still to be taken among those with this prefix
+  int num_prefix = smem.num_digit;           // how many have it
 
   if constexpr (kSteps > 0) {
+    uint32_t count = 0;  // as block_counts
+    for_each([&](uint32_t bits) { count += (bits & known) > prefix ? 1u << 16 : (bits & known) == prefix ? 1u : 0; });
+    uint32_t sum = count;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    const uint32_t total = __shfl_sync(0xffffffffu, sum, 31);
+    uint32_t base = 0;
+    if (lane == 0) base = atomicAdd(&smem.num_mine, total);  // warps in any order: candidates are only counted
+    if (lane < kBlocks) C::Add(&smem.block_counts[rank], lane, total);
+    uint32_t at = (__shfl_sync(0xffffffffu, base, 0) + sum - count) & 0xffff;
     for_each([&](uint32_t bits) {
       if ((bits & known) != prefix) return;
-      const int at = atomicAdd(&smem.num_mine, 1);  // in any order: they are only counted
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) C::Store(&smem.candidates[rank][at], b, bits);
+      ++at;
     });
-    __syncthreads();
-    if (threadIdx.x < kBlocks) C::Store(&smem.num_candidates[rank], threadIdx.x, smem.num_mine);
     C::Sync();
   }
-#pragma unroll
-  for (int pass = 1; pass < 3; ++pass) {
+  // A share of the threads for each block's candidates: body(block, bits).
+  const auto for_each_candidate = [&](auto body) {
+    constexpr int kShare = kThreads / kBlocks;
+    const int block = static_cast<int>(threadIdx.x) / kShare;
+    const int n = static_cast<int>(smem.block_counts[block] & 0xffff);
+    for (int i = threadIdx.x % kShare; i < n; i += kShare) body(block, smem.candidates[block][i]);
+  };
+#pragma unroll 1
+  for (int pass = 1; pass < 3 && left < num_prefix; ++pass) {  // unless all of them are taken
     const auto count = [&](uint32_t bits) {
       if ((bits & known) == prefix) atomicAdd(&smem.counts[pass][(bits >> Shift(pass)) & DigitMask(pass)], 1);
     };
     if constexpr (kSteps > 0) {
-      constexpr int kShare = kThreads / kBlocks;  // of the threads, for each block's candidates
-      const int block = static_cast<int>(threadIdx.x) / kShare;
-      const int n = smem.num_candidates[block];
-      for (int i = threadIdx.x % kShare; i < n; i += kShare) count(smem.candidates[block][i]);
+      for_each_candidate([&](int, uint32_t bits) { count(bits); });
       __syncthreads();
       ChooseDigit(smem.counts[pass], smem, left);
     } else {
       for_each(count);
-      AddUpBlocks(smem.counts[pass], smem, rank);
-      ChooseDigit(smem.all, smem, left);
+      ChooseDigit(AddUpBlocks(smem, pass), smem, left);
     }
     prefix |= smem.digit << Shift(pass);
     known |= DigitMask(pass) << Shift(pass);
     left = smem.left;
+    num_prefix = smem.num_digit;
   }
 
-  // `prefix` is the k-th largest value; of those equal to it the first `left` are taken. A thread's counts: above it
-  // in the low half, equal to it in the high half; then those of all before it in its warp, block, cluster.
+  // Taken are the scores above `prefix` in the known bits, and of those equal to it the first `left`. A thread's
+  // counts: above it in the low half, equal to it in the high half; then those of all before it in its warp, block,
+  // cluster.
+  const auto is_above = [&](uint32_t bits) { return (bits & known) > prefix; };
+  const auto is_equal = [&](uint32_t bits) { return (bits & known) == prefix; };
   uint64_t mine = 0;
-  for_each([&](uint32_t bits) { mine += bits > prefix ? 1u : bits == prefix ? uint64_t{1} << 32 : 0; });
+  for_each([&](uint32_t bits) { mine += is_above(bits) ? 1u : is_equal(bits) ? uint64_t{1} << 32 : 0; });
   const auto warp_sum = [&](uint64_t x) {
     return static_cast<uint64_t>(__reduce_add_sync(0xffffffffu, static_cast<uint32_t>(x))) |
            static_cast<uint64_t>(__reduce_add_sync(0xffffffffu, static_cast<uint32_t>(x >> 32))) << 32;
   };
-  auto* warp_totals = reinterpret_cast<uint64_t*>(smem.all);  // not read any more
   const uint64_t warp_total = warp_sum(mine);
-  if (lane == 0) warp_totals[threadIdx.x / 32] = warp_total;
-  __syncthreads();
-  uint64_t before = warp_sum(lane < static_cast<int>(threadIdx.x) / 32 ? warp_totals[lane] : 0);
-  if (threadIdx.x < 32) {
-    const uint64_t block_total = warp_sum(warp_totals[lane]);
-    if (lane < kBlocks) {
-      C::Store(&smem.above_equal[rank].x, lane, static_cast<int>(block_total));
-      C::Store(&smem.above_equal[rank].y, lane, static_cast<int>(block_total >> 32));
+  if (lane == 0) smem.warp_totals[threadIdx.x / 32] = warp_total;
+  uint64_t before = 0;
+  if constexpr (kSteps > 0) {  // every block can tell what those in front of it hold
+    uint32_t count = 0;
+    for_each_candidate([&](int block, uint32_t bits) {
+      if (block < rank) count += is_above(bits) ? 1u : is_equal(bits) ? 1u << 16 : 0;
+    });
+    count = __reduce_add_sync(0xffffffffu, count);
+    if (lane == 0 && count != 0) atomicAdd(&smem.before, count);
+    __syncthreads();
+    before = static_cast<uint64_t>(smem.before & 0xffff) | static_cast<uint64_t>(smem.before >> 16) << 32;
+    for (int b = 0; b < rank; ++b) before += smem.block_counts[b] >> 16;
+  } else {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const uint64_t block_total = warp_sum(smem.warp_totals[lane]);
+      if (lane < kBlocks) C::Store(&smem.block_totals[rank], lane, block_total);
     }
+    C::Sync();
+    for (int b = 0; b < rank; ++b) before += smem.block_totals[b];
   }
-  C::Sync();
-  for (int b = 0; b < rank; ++b) {
-    before += static_cast<uint64_t>(smem.above_equal[b].x) | static_cast<uint64_t>(smem.above_equal[b].y) << 32;
-  }
+  before += warp_sum(lane < static_cast<int>(threadIdx.x) / 32 ? smem.warp_totals[lane] : 0);
   for_each_step([&](int at, const uint4& bits) {
     const uint32_t value[4] = {bits.x, bits.y, bits.z, bits.w};
     uint32_t count = 0;  // above, equal << 16
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (at + i < num_scores) count += value[i] > prefix ? 1u : value[i] == prefix ? 1u << 16 : 0;
+      if (at + i < num_scores) count += is_above(value[i]) ? 1u : is_equal(value[i]) ? 1u << 16 : 0;
     }
     uint32_t sum = count;
 #pragma unroll
@@ -283,9 +330,9 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (at + i >= num_scores) continue;
-      if (value[i] > prefix) {
+      if (is_above(value[i])) {
         out[above++ + min(equal, left)] = at + i;
-      } else if (value[i] == prefix) {
+      } else if (is_equal(value[i])) {
         if (equal < left) out[above + equal] = at + i;
         ++equal;
       }
@@ -312,21 +359,6 @@ cudaError_t TopK(const TopKArgs& a, cudaStream_t stream) {
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e != cudaSuccess) return e;
-  const char* variant = std::getenv("SPLICE_BENCH_TOPK");
-  switch (variant == nullptr ? 0 : std::atoi(variant)) {
-    case 1:
-      return Launch<1, 8>(a, stream);
-    case 2:
-      return Launch<2, 4>(a, stream);
-    case 4:
-      return Launch<4, 2>(a, stream);
-    case 10:
-      return Launch<1, 0>(a, stream);
-    case 80:
-      return Launch<8, 0>(a, stream);
-    default:
-      break;
-  }
   if (major < 9) return Launch<1, 0>(a, stream);
   return a.num_scores <= 4 * kThreads * 8 ? Launch<8, 1>(a, stream) : Launch<8, 0>(a, stream);
 }
