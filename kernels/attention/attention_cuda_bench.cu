@@ -1,7 +1,8 @@
-// attention_cuda_bench [all|prefill|decode|read [part of a case name]]
+// attention_cuda_bench [all|prefill|decode|heads|read [part of a case name]]
 //
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
-// each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes.
+// each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes,
+// and head_class_peers.py those of `heads`: half of the heads local, against all of them global.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -137,6 +138,76 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   std::fflush(stdout);
 }
 
+constexpr int32_t kWindow = 256, kSinks = 64;  // of local heads
+
+// 1 / the share of dense work that is left with half of the heads local.
+double IdealFactor(int32_t kv_len) { return 1 / (0.5 + 0.5 * (kWindow + kSinks) / kv_len); }
+
+void HeadClassPrefill(int32_t kv_len) {
+  double ms[2];
+  for (const int local : {0, 1}) {
+    const Case c{.kv_len = kv_len, .rows = kv_len, .band_heads = 4 * local};
+    Setup s(c);
+    PrefillArgs a{s.heads,      Rules(c), s.batch,    s.row_begin, s.positions, c.rows,     c.kv_len,
+                  DType::kBF16, s.q,      s.q_stride, s.out,       nullptr,     s.workspace};
+    ms[local] = MedianMs(10, [&] { CHECK_CUDA(PrefillAttention(a, nullptr)); });
+  }
+  // Of the causal pairs a window has relatively more than of all of them.
+  const double n = kv_len, seen = kWindow + kSinks, kept = (seen * n - seen * seen / 2) / (n * n / 2);
+  const double ideal = 1 / (0.5 + 0.5 * kept);
+  std::printf("heads prefill %3dK  dense %9.4f ms, half local %9.4f ms: %.2fx of at most %.2fx, %.1f %%\n",
+              kv_len >> 10, ms[0], ms[1], ms[0] / ms[1], ideal, 100 * ms[0] / ms[1] / ideal);
+  std::fflush(stdout);
+}
+
+// SegPaged: the pages that local heads do not see are not there. What heads see is part of the launch (`rules`, as for
+// a batch of equal plans) or read on the device (`plans`, as for a mixed one).
+void HeadClassDecode(int batch, int32_t kv_len) {
+  const Case dense{.batch = batch, .kv_len = kv_len}, local{.batch = batch, .kv_len = kv_len, .band_heads = 4};
+  double ms[3];
+  for (const int which : {0, 1, 2}) {
+    const Case& c = which == 0 ? dense : local;
+    Setup s(c);
+    DecodeArgs a{s.heads, Rules(c), s.batch, kv_len, DType::kBF16, s.q, s.q_stride, s.out, nullptr, s.workspace};
+    std::vector<void*> owned;
+    if (which > 0) {
+      const int pages = (kv_len + kPageTokens - 1) / kPageTokens;
+      std::vector<int32_t> table(int64_t{pages} * c.kv_heads * batch);
+      CHECK_CUDA(cudaMemcpy(table.data(), s.batch.page_tables, table.size() * sizeof(int32_t), cudaMemcpyDeviceToHost));
+      for (size_t i = 0; i < table.size(); ++i) {
+        const int head = static_cast<int>(i / pages) % c.kv_heads, begin = static_cast<int>(i % pages) * kPageTokens;
+        if (head >= c.kv_heads - c.band_heads && begin >= kSinks && begin + kPageTokens <= kv_len - kWindow) {
+          table[i] = kNoPage;
+        }
+      }
+      a.batch.page_tables = Upload(table);
+      owned.push_back(const_cast<int32_t*>(a.batch.page_tables));
+    }
+    if (which == 2) {
+      std::vector<Band> plans(static_cast<size_t>(batch) * c.kv_heads, Band{0, kFullWindow});
+      std::vector<int64_t> offsets(batch);
+      for (int b = 0; b < batch; ++b) {
+        offsets[b] = int64_t{b} * c.kv_heads;
+        for (int h = c.kv_heads - c.band_heads; h < c.kv_heads; ++h) plans[offsets[b] + h] = {kSinks, kWindow};
+      }
+      a.rules = {};
+      a.plans = Upload(plans);
+      a.plan_offset = Upload(offsets);
+      owned.push_back(const_cast<Band*>(a.plans));
+      owned.push_back(const_cast<int64_t*>(a.plan_offset));
+    }
+    ms[which] = MedianMs(50, [&] { CHECK_CUDA(DecodeAttention(a, nullptr)); });
+    for (void* p : owned) CHECK_CUDA(cudaFree(p));
+  }
+  const double ideal = IdealFactor(kv_len);
+  std::printf(
+      "heads decode B%-2d %2dK  dense %7.2f us (%.2f TB/s), half local %7.2f us: %.2fx of at most %.2fx, %.1f %%; "
+      "plans on the device %7.2f us: %.2fx, %.1f %%\n",
+      batch, kv_len >> 10, ms[0] * 1e3, 4.0 * 128 * kv_len * 8 * batch / ms[0] * 1e-9, ms[1] * 1e3, ms[0] / ms[1],
+      ideal, 100 * ms[0] / ms[1] / ideal, ms[2] * 1e3, ms[0] / ms[2], 100 * ms[0] / ms[2] / ideal);
+  std::fflush(stdout);
+}
+
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   if (argc > 2) filter = argv[2];
@@ -168,6 +239,12 @@ int Main(int argc, char** argv) {
       const double rate = ReadRate(bytes);
       std::printf("read %-29s %-8s %9.2f us  %6.2f TB/s\n", bytes >> 30 > 0 ? "4 GiB" : "256 MiB", "",
                   static_cast<double>(bytes) / rate * 1e6, rate * 1e-12);
+    }
+  }
+  if (all || what == "heads") {
+    for (const int32_t kv_len : {8192, 32768}) HeadClassPrefill(kv_len);
+    for (const int batch : {8, 32}) {
+      for (const int32_t kv_len : {8192, 32768}) HeadClassDecode(batch, kv_len);
     }
   }
   if (all || what == "decode") {
