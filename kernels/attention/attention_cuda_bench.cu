@@ -1,7 +1,8 @@
-// attention_cuda_bench [all|prefill|decode [part of a case name]]
+// attention_cuda_bench [all|prefill|decode|heads|read [part of a case name]]
 //
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
-// each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes.
+// each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes,
+// and head_class_peers.py those of `heads`: half of the heads local, against all of them global.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -15,95 +16,41 @@
 #include <vector>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/cuda_bench_util.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-#define CHECK_CUDA(expr)                                                                                    \
-  do {                                                                                                      \
-    const cudaError_t check_cuda_e = (expr);                                                                \
-    if (check_cuda_e != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, cudaGetErrorString(check_cuda_e)); \
-      std::exit(1);                                                                                         \
-    }                                                                                                       \
-  } while (false)
-
-__global__ void FillNormal(__nv_bfloat16* p, int64_t n, uint32_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull + seed;
-    x ^= x >> 32;
-    x *= 0xd6e8feb86659fd93ull;
-    x ^= x >> 32;
-    x *= 0xd6e8feb86659fd93ull;
-    x ^= x >> 32;
-    const float u = ((x & 0xffffff) + 1) * (1.0f / 16777217), v = (x >> 40) * (1.0f / 16777216);
-    p[i] = __float2bfloat16(sqrtf(-2 * logf(u)) * cospif(2 * v));
-  }
-}
-
-__global__ void ReadAll(const uint4* p, int64_t n, uint32_t* sink) {
-  uint32_t x = 0;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  for (; i + 7 * step < n; i += 8 * step) {
-    uint4 v[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = p[i + k * step];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) x ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
-  }
-  if (x == 0x12345678) *sink = x;
-}
-
-template <typename T>
-T* Alloc(size_t n) {
-  void* p = nullptr;
-  CHECK_CUDA(cudaMalloc(&p, std::max<size_t>(n, 1) * sizeof(T)));
-  return static_cast<T*>(p);
-}
-template <typename T>
-T* Upload(const std::vector<T>& v) {
-  T* p = Alloc<T>(v.size());
-  CHECK_CUDA(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return p;
-}
-
-// Read, not written, between launches: lines left dirty would be written back at the next launch's expense.
-constexpr size_t kFlushBytes = 256 << 20;
-uint4* flush_buffer = nullptr;
-uint32_t* sink = nullptr;
 std::string filter;  // of case names
-
-template <typename F>
-double MedianMs(int reps, F launch) {
-  for (int i = 0; i < 3; ++i) launch();
-  std::vector<cudaEvent_t> events(2 * reps);
-  for (cudaEvent_t& e : events) CHECK_CUDA(cudaEventCreate(&e));
-  for (int i = 0; i < reps; ++i) {
-    ReadAll<<<528, 256>>>(flush_buffer, kFlushBytes / 16, sink);
-    CHECK_CUDA(cudaEventRecord(events[2 * i]));
-    launch();
-    CHECK_CUDA(cudaEventRecord(events[2 * i + 1]));
-  }
-  CHECK_CUDA(cudaDeviceSynchronize());
-  std::vector<float> ms(reps);
-  for (int i = 0; i < reps; ++i) CHECK_CUDA(cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]));
-  for (cudaEvent_t& e : events) cudaEventDestroy(e);
-  std::nth_element(ms.begin(), ms.begin() + reps / 2, ms.end());
-  return ms[reps / 2];
-}
 
 struct Case {
   int qo_heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
   int32_t kv_len = 0, rows = 0;  // rows: the last ones; 0 is decode
   bool shuffled = true;          // physical pages
   int band_heads = 0;            // of the KV heads; window 256, 64 sinks
+  bool sparse = false;           // rows at random positions, the last one at the end
 };
 
 HeadRules Rules(const Case& c) {
   HeadRules r;
   for (int h = c.kv_heads - c.band_heads; h < c.kv_heads; ++h) r.head[h] = {VisibilityRule::kBand, 64, 256};
   return r;
+}
+
+// Of the rows of one sequence, ascending.
+std::vector<int32_t> Positions(const Case& c) {
+  std::vector<int32_t> positions(c.rows);
+  if (!c.sparse) {
+    std::iota(positions.begin(), positions.end(), c.kv_len - c.rows);
+    return positions;
+  }
+  std::vector<int32_t> all(c.kv_len - 1);
+  std::iota(all.begin(), all.end(), 0);
+  std::shuffle(all.begin(), all.end(), std::mt19937(7));
+  std::copy_n(all.begin(), c.rows - 1, positions.begin());
+  positions.back() = c.kv_len - 1;
+  std::sort(positions.begin(), positions.end());
+  return positions;
 }
 
 // Everything a launch needs, allocated once per case and freed with the process's allocations of that case.
@@ -135,7 +82,7 @@ class Setup {
     std::vector<int32_t> row_begins(c.batch + 1), position;
     for (int i = 0; i < c.batch; ++i) {
       row_begins[i + 1] = row_begins[i] + c.rows;
-      for (int r = 0; r < c.rows; ++r) position.push_back(c.kv_len - c.rows + r);
+      for (const int32_t p : Positions(c)) position.push_back(p);
     }
     row_begin = Keep(Upload(row_begins));
     positions = Keep(Upload(position));
@@ -170,9 +117,8 @@ void Prefill(const char* name, const Case& c, Variant variant, const char* varia
                 DType::kBF16, s.q,      s.q_stride, s.out,       nullptr,     s.workspace};
   const double ms = MedianMs(reps, [&] { CHECK_CUDA(PrefillAttention(a, nullptr, variant)); });
   double pairs = 0;  // (row, key)
-  for (int64_t p = c.kv_len - c.rows; p < c.kv_len; ++p) {
-    pairs += static_cast<double>(p + 1) * (c.kv_heads - c.band_heads) +
-             static_cast<double>(std::min<int64_t>(p + 1, 320)) * c.band_heads;
+  for (const int32_t p : Positions(c)) {
+    pairs += (p + 1.0) * (c.kv_heads - c.band_heads) + static_cast<double>(std::min(p + 1, 320)) * c.band_heads;
   }
   const double flops = 4.0 * c.head_dim * pairs * (c.qo_heads / c.kv_heads) * c.batch;
   std::printf("%-34s %-8s %9.4f ms  %6.1f TF/s\n", name, variant_name, ms, flops / ms * 1e-9);
@@ -192,12 +138,80 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   std::fflush(stdout);
 }
 
+constexpr int32_t kWindow = 256, kSinks = 64;  // of local heads
+
+// 1 / the share of dense work that is left with half of the heads local.
+double IdealFactor(int32_t kv_len) { return 1 / (0.5 + 0.5 * (kWindow + kSinks) / kv_len); }
+
+void HeadClassPrefill(int32_t kv_len) {
+  double ms[2];
+  for (const int local : {0, 1}) {
+    const Case c{.kv_len = kv_len, .rows = kv_len, .band_heads = 4 * local};
+    Setup s(c);
+    PrefillArgs a{s.heads,      Rules(c), s.batch,    s.row_begin, s.positions, c.rows,     c.kv_len,
+                  DType::kBF16, s.q,      s.q_stride, s.out,       nullptr,     s.workspace};
+    ms[local] = MedianMs(10, [&] { CHECK_CUDA(PrefillAttention(a, nullptr)); });
+  }
+  // Of the causal pairs a window has relatively more than of all of them.
+  const double n = kv_len, seen = kWindow + kSinks, kept = (seen * n - seen * seen / 2) / (n * n / 2);
+  const double ideal = 1 / (0.5 + 0.5 * kept);
+  std::printf("heads prefill %3dK  dense %9.4f ms, half local %9.4f ms: %.2fx of at most %.2fx, %.1f %%\n",
+              kv_len >> 10, ms[0], ms[1], ms[0] / ms[1], ideal, 100 * ms[0] / ms[1] / ideal);
+  std::fflush(stdout);
+}
+
+// SegPaged: the pages that local heads do not see are not there. What heads see is part of the launch (`rules`, as for
+// a batch of equal plans) or read on the device (`plans`, as for a mixed one).
+void HeadClassDecode(int batch, int32_t kv_len) {
+  const Case dense{.batch = batch, .kv_len = kv_len}, local{.batch = batch, .kv_len = kv_len, .band_heads = 4};
+  double ms[3];
+  for (const int which : {0, 1, 2}) {
+    const Case& c = which == 0 ? dense : local;
+    Setup s(c);
+    DecodeArgs a{s.heads, Rules(c), s.batch, kv_len, DType::kBF16, s.q, s.q_stride, s.out, nullptr, s.workspace};
+    std::vector<void*> owned;
+    if (which > 0) {
+      const int pages = (kv_len + kPageTokens - 1) / kPageTokens;
+      std::vector<int32_t> table(int64_t{pages} * c.kv_heads * batch);
+      CHECK_CUDA(cudaMemcpy(table.data(), s.batch.page_tables, table.size() * sizeof(int32_t), cudaMemcpyDeviceToHost));
+      for (size_t i = 0; i < table.size(); ++i) {
+        const int head = static_cast<int>(i / pages) % c.kv_heads, begin = static_cast<int>(i % pages) * kPageTokens;
+        if (head >= c.kv_heads - c.band_heads && begin >= kSinks && begin + kPageTokens <= kv_len - kWindow) {
+          table[i] = kNoPage;
+        }
+      }
+      a.batch.page_tables = Upload(table);
+      owned.push_back(const_cast<int32_t*>(a.batch.page_tables));
+    }
+    if (which == 2) {
+      std::vector<Band> plans(static_cast<size_t>(batch) * c.kv_heads, Band{0, kFullWindow});
+      std::vector<int64_t> offsets(batch);
+      for (int b = 0; b < batch; ++b) {
+        offsets[b] = int64_t{b} * c.kv_heads;
+        for (int h = c.kv_heads - c.band_heads; h < c.kv_heads; ++h) plans[offsets[b] + h] = {kSinks, kWindow};
+      }
+      a.rules = {};
+      a.plans = Upload(plans);
+      a.plan_offset = Upload(offsets);
+      owned.push_back(const_cast<Band*>(a.plans));
+      owned.push_back(const_cast<int64_t*>(a.plan_offset));
+    }
+    ms[which] = MedianMs(50, [&] { CHECK_CUDA(DecodeAttention(a, nullptr)); });
+    for (void* p : owned) CHECK_CUDA(cudaFree(p));
+  }
+  const double ideal = IdealFactor(kv_len);
+  std::printf(
+      "heads decode B%-2d %2dK  dense %7.2f us (%.2f TB/s), half local %7.2f us: %.2fx of at most %.2fx, %.1f %%; "
+      "plans on the device %7.2f us: %.2fx, %.1f %%\n",
+      batch, kv_len >> 10, ms[0] * 1e3, 4.0 * 128 * kv_len * 8 * batch / ms[0] * 1e-9, ms[1] * 1e3, ms[0] / ms[1],
+      ideal, 100 * ms[0] / ms[1] / ideal, ms[2] * 1e3, ms[0] / ms[2], 100 * ms[0] / ms[2] / ideal);
+  std::fflush(stdout);
+}
+
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   if (argc > 2) filter = argv[2];
-  flush_buffer = Alloc<uint4>(kFlushBytes / 16);
-  CHECK_CUDA(cudaMemset(flush_buffer, 1, kFlushBytes));
-  sink = Alloc<uint32_t>(1);
+  AllocateFlushBuffer();
   const bool all = what == "all";
   if (all || what == "prefill") {
     const auto sm90 = [](const char* n, const Case& c, int reps) { Prefill(n, c, Variant::kSm90, "sm90", reps); };
@@ -210,23 +224,30 @@ int Main(int argc, char** argv) {
     sm90("prefill 32K all BAND 256+64", {.kv_len = 32768, .rows = 32768, .band_heads = 8}, 12);
     sm90("prefill last 2048 rows of 32K", {.kv_len = 32768, .rows = 2048}, 20);
     sm90("prefill last 512 rows of 32K", {.kv_len = 32768, .rows = 512}, 20);
+    // Recovery: the rows of 32K that are computed again.
+    sm90("prefill 3277 random rows of 32K", {.kv_len = 32768, .rows = 3277, .sparse = true}, 20);
+    sm90("prefill 1024 random rows of 32K", {.kv_len = 32768, .rows = 1024, .sparse = true}, 20);
+    sm90("prefill 3277 random rows of 8K", {.kv_len = 8192, .rows = 3277, .sparse = true}, 20);
+    sm90("prefill last 3277 rows of 32K", {.kv_len = 32768, .rows = 3277}, 20);
     sm90("prefill causal 8 x 2K", {.batch = 8, .kv_len = 2048, .rows = 2048}, 30);
     sm90("prefill causal 8K D64", {.head_dim = 64, .kv_len = 8192, .rows = 8192}, 20);
     Prefill("prefill causal 8K", {.kv_len = 8192, .rows = 8192}, Variant::kMma, "mma", 10);
     Prefill("prefill causal 2K", {.kv_len = 2048, .rows = 2048}, Variant::kMma, "mma", 20);
   }
-  if (all || what == "decode") {
-    if (filter.empty()) {
-      const int64_t n = int64_t{4} << 30;
-      auto* p = Alloc<uint4>(n / 16);
-      FillNormal<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(p), n / 2, 3);
-      double best = 1e9;
-      for (const int blocks : {132 * 4, 132 * 8, 132 * 16}) {
-        best = std::min(best, MedianMs(10, [&] { ReadAll<<<blocks, 256>>>(p, n / 16, sink); }));
-      }
-      std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", "read 4 GiB", "", best * 1e3, n / best * 1e-9);
-      cudaFree(p);
+  if (all || what == "read" || (what == "decode" && filter.empty())) {
+    for (const int64_t bytes : {int64_t{4} << 30, int64_t{256} << 20}) {
+      const double rate = ReadRate(bytes);
+      std::printf("read %-29s %-8s %9.2f us  %6.2f TB/s\n", bytes >> 30 > 0 ? "4 GiB" : "256 MiB", "",
+                  static_cast<double>(bytes) / rate * 1e6, rate * 1e-12);
     }
+  }
+  if (all || what == "heads") {
+    for (const int32_t kv_len : {8192, 32768}) HeadClassPrefill(kv_len);
+    for (const int batch : {8, 32}) {
+      for (const int32_t kv_len : {8192, 32768}) HeadClassDecode(batch, kv_len);
+    }
+  }
+  if (all || what == "decode") {
     Decode("decode B1 2K", {.kv_len = 2048}, 100);
     Decode("decode B1 8K", {.kv_len = 8192}, 100);
     Decode("decode B1 8K, bucket 32K", {.kv_len = 8192}, 100, 32768);

@@ -23,7 +23,7 @@ constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspac
 
 // Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
 // order: short splits spread a short context over the device, long ones cost less per token.
-constexpr int kMidContext = 8192, kLongContext = 65536;
+constexpr int kMidContext = 4096, kLongContext = 65536;
 __host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len) {
   return kv_len <= kMidContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
 }
@@ -206,13 +206,19 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
     to_use &= to_use - 1;
     const uint32_t k_tile = next_stage();
 
-    float s[kHeadTiles][4] = {};  // tokens g, g + 8; heads 2 c, 2 c + 1
+    // Tokens g, g + 8; heads 2 c, 2 c + 1. Two chains of products, for one alone waits for each of its own.
+    constexpr int kChains = kHeadTiles == 1 ? 2 : 1;
+    float s[kHeadTiles][4] = {}, odd[kHeadTiles][4] = {};
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       uint32_t a[4];
       LdMatrix4(a, k_tile + Swizzled<kRowBytes>(lane & 15, 2 * k + lane / 16));
 #pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) Mma16816(s[t], a, q[t][k][0], q[t][k][1]);
+      for (int t = 0; t < kHeadTiles; ++t) Mma16816(k % kChains == 0 ? s[t] : odd[t], a, q[t][k][0], q[t][k][1]);
+    }
+    if constexpr (kChains == 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] += odd[0][i];
     }
     const int32_t j = (first_page + i) * kPageTokens + 16 * warp + g;
     const bool visible0 = j < kv_len && (j < splits.sinks || j >= splits.band_begin);

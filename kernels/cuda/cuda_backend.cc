@@ -408,17 +408,18 @@ class CudaBackend final : public Backend {
     if (absl::Status s = TakeRules(a.rows.heads, true, tables.rules); !s.ok()) return s;
     const std::vector<ColumnPart> parts = ColumnParts(a.columns, &tables.num_scores);
     tables.num_parts = static_cast<int32_t>(parts.size());
-    const size_t partial_bytes = heads.size() * static_cast<size_t>(tables.num_scores) * sizeof(float);
+    const size_t scratch_bytes =
+        cuda::ColumnScratchBytes(a.shape, tables.num_probes, tables.num_kv_heads, tables.num_scores);
     auto staged = session.StageArrays(
-        CudaSession::Use::kColumnScores, partial_bytes,
+        CudaSession::Use::kColumnScores, scratch_bytes,
         {std::as_bytes(a.probes), std::as_bytes(std::span(heads)), std::as_bytes(std::span(parts))});
     if (!staged.ok()) return staged.status();
     tables.probes = reinterpret_cast<const int32_t*>((*staged)[0]);
     tables.kv_heads = reinterpret_cast<const int32_t*>((*staged)[1]);
     tables.parts = reinterpret_cast<const ColumnPart*>((*staged)[2]);
-    auto partial = session.Scratch(CudaSession::Use::kColumnScores, partial_bytes);
-    if (!partial.ok()) return partial.status();
-    tables.partial = static_cast<float*>(*partial);
+    auto scratch = session.Scratch(CudaSession::Use::kColumnScores, scratch_bytes);
+    if (!scratch.ok()) return scratch.status();
+    tables.scratch = *scratch;
     return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
                     "ColumnScores");
   }

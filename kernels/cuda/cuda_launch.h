@@ -32,24 +32,34 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
+// As LaunchEarly below; clusters of cluster_blocks consecutive blocks (sm_90 when more than one).
 template <typename... Params, typename... Args>
-cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, cudaStream_t stream,
-                        Args... args) {
+cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
+                                cudaStream_t stream, Args... args) {
   int device = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e != cudaSuccess) return e;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster_blocks);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = major < 9 ? 0 : cluster_blocks == 1 ? 1 : 2;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, cudaStream_t stream,
+                        Args... args) {
+  return LaunchClustersEarly(1, kernel, grid, block, smem_bytes, stream, args...);
 }
 
 #endif  // __CUDACC__

@@ -137,6 +137,12 @@ __device__ inline void TmaLoad3(uint32_t smem, const void* map, uint32_t bar, in
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+// `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned.
+__device__ inline void BulkLoad(uint32_t smem, const void* global, int bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem),
+               "l"(global), "r"(bytes), "r"(bar)
+               : "memory");
+}
 __device__ inline void PrefetchTensorMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

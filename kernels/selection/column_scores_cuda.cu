@@ -1,7 +1,8 @@
-// Two kernels: partial sums of one KV head each, then their sum over KV heads in ascending order; no atomics.
+// Partial sums of one KV head each, then their sum over KV heads in ascending order; no atomics.
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/selection/column_scores_cuda.h"
@@ -22,6 +23,7 @@ struct Params {
   float scale;  // sm_scale · log2(e)
   int64_t page_bytes;
   ColumnTables tables;
+  float* partial;  // [KV heads of the list, num_scores]
 };
 
 // A row at or past a column sees it when it is a sink or in the window.
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(kPageTokens) GenericKernel(Params p) {
       }
     }
   }
-  p.tables.partial[static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset + slot - part.first_slot] = sum;
+  p.partial[static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset + slot - part.first_slot] = sum;
 }
 
 // ---- bf16, tensor cores ---------------------------------------------------------------------------------------------
@@ -211,8 +213,7 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
     __syncthreads();  // the tile after the next overwrites this one
   }
   if (!has_part) return;
-  float* out =
-      p.tables.partial + static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset - part.first_slot;
+  float* out = p.partial + static_cast<int64_t>(blockIdx.y) * p.tables.num_scores + part.offset - part.first_slot;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -228,6 +229,8 @@ __global__ void __launch_bounds__(kThreads, 2) TensorKernel(Params p) {
 }
 
 __global__ void SumHeadsKernel(const float* partial, int num_heads, int num_scores, float* scores) {
+  LetNextStart();
+  WaitForPrevious();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= num_scores) return;
   float sum = 0;
@@ -254,39 +257,61 @@ cudaError_t LaunchGeneric(const Params& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchPartial(const ColumnScoresArgs& a, const Params& p, cudaStream_t stream) {
-  const bool q_bf16 = a.q.dtype == DType::kBF16, kv_bf16 = a.pool.dtype == DType::kBF16;
+cudaError_t LaunchMma(const ColumnScoresArgs& a, const Params& p, cudaStream_t stream) {
   const bool aligned = reinterpret_cast<uintptr_t>(a.q.data) % 16 == 0 && a.q_row_stride % 8 == 0;
-  if (q_bf16 && kv_bf16 && aligned && a.shape.head_dim == 128) return LaunchTensor<128>(p, stream);
-  if (q_bf16 && kv_bf16 && aligned && a.shape.head_dim == 64) return LaunchTensor<64>(p, stream);
-  if (q_bf16 && kv_bf16) return LaunchGeneric<__nv_bfloat16, __nv_bfloat16>(p, stream);
-  if (q_bf16) return LaunchGeneric<__nv_bfloat16, float>(p, stream);
+  if (a.q.dtype != DType::kBF16 || a.pool.dtype != DType::kBF16 || !aligned) return cudaErrorNotSupported;
+  if (a.shape.head_dim == 128) return LaunchTensor<128>(p, stream);
+  return a.shape.head_dim == 64 ? LaunchTensor<64>(p, stream) : cudaErrorNotSupported;
+}
+
+cudaError_t LaunchAnyShape(const ColumnScoresArgs& a, const Params& p, cudaStream_t stream) {
+  const bool q_bf16 = a.q.dtype == DType::kBF16, kv_bf16 = a.pool.dtype == DType::kBF16;
+  if (q_bf16) {
+    return kv_bf16 ? LaunchGeneric<__nv_bfloat16, __nv_bfloat16>(p, stream)
+                   : LaunchGeneric<__nv_bfloat16, float>(p, stream);
+  }
   return kv_bf16 ? LaunchGeneric<float, __nv_bfloat16>(p, stream) : LaunchGeneric<float, float>(p, stream);
+}
+
+cudaError_t LaunchPartials(const ColumnScoresArgs& a, const PagedBatch& batch, const int32_t* positions,
+                           const ColumnTables& tables, cudaStream_t stream, ColumnVariant variant) {
+  const bool any = variant == ColumnVariant::kAuto;
+  const Params p{a.q.data,
+                 a.q_row_stride,
+                 a.lse,
+                 batch,
+                 positions,
+                 a.rows.row_begin,
+                 a.sequence,
+                 a.shape.num_qo_heads,
+                 a.shape.num_qo_heads / a.shape.num_kv_heads,
+                 a.shape.head_dim,
+                 a.shape.sm_scale * kLog2e,
+                 static_cast<int64_t>(a.pool.page_bytes()),
+                 tables,
+                 static_cast<float*>(tables.scratch)};
+  cudaError_t e = cudaErrorNotSupported;
+  if (any || variant == ColumnVariant::kSm90) e = ColumnPartialsSm90(a, batch, positions, tables, stream);
+  if (e == cudaErrorNotSupported && (any || variant == ColumnVariant::kMma)) e = LaunchMma(a, p, stream);
+  if (e == cudaErrorNotSupported && (any || variant == ColumnVariant::kGeneric)) e = LaunchAnyShape(a, p, stream);
+  return e;
 }
 
 }  // namespace
 
+size_t ColumnScratchBytes(const AttentionShape& shape, int32_t num_probes, int32_t num_kv_heads, int32_t num_scores) {
+  return static_cast<size_t>(num_kv_heads) * num_scores * sizeof(float) + 128 +
+         ColumnPackBytes(shape, num_probes, num_kv_heads);
+}
+
 cudaError_t ColumnScores(const ColumnScoresArgs& a, const PagedBatch& batch, const int32_t* positions,
-                         const ColumnTables& tables, cudaStream_t stream) {
+                         const ColumnTables& tables, cudaStream_t stream, ColumnVariant variant) {
   if (tables.num_parts == 0 || tables.num_probes == 0) return cudaSuccess;
-  Params p{a.q.data,
-           a.q_row_stride,
-           a.lse,
-           batch,
-           positions + a.rows.row_begin,
-           a.rows.row_begin,
-           a.sequence,
-           a.shape.num_qo_heads,
-           a.shape.num_qo_heads / a.shape.num_kv_heads,
-           a.shape.head_dim,
-           a.shape.sm_scale * kLog2e,
-           static_cast<int64_t>(a.pool.page_bytes()),
-           tables};
-  if (const cudaError_t error = LaunchPartial(a, p, stream); error != cudaSuccess) return error;
-  const int threads = 256, blocks = (tables.num_scores + threads - 1) / threads;
-  SumHeadsKernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(tables.partial, tables.num_kv_heads,
-                                                                        tables.num_scores, a.scores);
-  return cudaGetLastError();
+  cudaError_t e = LaunchPartials(a, batch, positions + a.rows.row_begin, tables, stream, variant);
+  if (e != cudaSuccess) return e;
+  constexpr int kSumThreads = 256;
+  return LaunchEarly(SumHeadsKernel, (tables.num_scores + kSumThreads - 1) / kSumThreads, kSumThreads, 0, stream,
+                     static_cast<const float*>(tables.scratch), tables.num_kv_heads, tables.num_scores, a.scores);
 }
 
 }  // namespace spl::kernels::cuda

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/selection/column_scores.h"
 
@@ -24,13 +26,27 @@ struct ColumnTables {
   int32_t num_kv_heads = 0;
   int32_t num_parts = 0;
   int32_t num_scores = 0;
-  float* partial = nullptr;  // device scratch, [num_kv_heads, num_scores]
-  HeadRules rules;           // of all KV heads of the model
+  void* scratch = nullptr;  // device memory, 16-byte aligned, ColumnScratchBytes(); of one launch at a time
+  HeadRules rules;          // of all KV heads of the model
 };
 
-// Asynchronous on `stream`; positions and page tables come from `batch` (positions: of all rows of the pass). Fast for
-// bf16 queries and pages with heads of 64 or 128.
+// Sums of each KV head and, for kSm90, the queries of the probes: 0.5 KiB per probe and query head of 128.
+size_t ColumnScratchBytes(const AttentionShape& shape, int32_t num_probes, int32_t num_kv_heads, int32_t num_scores);
+
+// kGeneric  any shape and types, SIMT.
+// kMma      sm_80 and later; bf16 queries and pages, heads of 64 or 128.
+// kSm90     compute capability 9.0 only: wgmma and TMA; as kMma, pool 128-byte aligned.
+// kAuto     the fastest of these that serves the arguments.
+enum class ColumnVariant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
+
+// Asynchronous on `stream`; positions and page tables come from `batch` (positions: of all rows of the pass).
+// cudaErrorNotSupported: the variant does not serve the arguments.
 cudaError_t ColumnScores(const ColumnScoresArgs& args, const PagedBatch& batch, const int32_t* positions,
-                         const ColumnTables& tables, cudaStream_t stream);
+                         const ColumnTables& tables, cudaStream_t stream, ColumnVariant variant = ColumnVariant::kAuto);
+
+// Part of kSm90: the sums of each KV head, to the start of tables.scratch.
+cudaError_t ColumnPartialsSm90(const ColumnScoresArgs& args, const PagedBatch& batch, const int32_t* positions,
+                               const ColumnTables& tables, cudaStream_t stream);
+size_t ColumnPackBytes(const AttentionShape& shape, int32_t num_probes, int32_t num_kv_heads);
 
 }  // namespace spl::kernels::cuda

@@ -42,6 +42,12 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
     }
     return it->second;
   };
+  struct Place {
+    const SegmentHit* hit;
+    int32_t src_offset;  // of its first token
+    size_t dst_page;     // of a stream
+  };
+  std::vector<Place> places;  // of the runs
   for (const SegmentHit& hit : hits) {
     const int32_t rotation = rotation_of(hit.distance());
     for (int32_t done = 0; done < hit.num_tokens;) {
@@ -50,13 +56,23 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
       const int32_t count =
           std::min({hit.num_tokens - done, kernels::kPageTokens - src_slot, kernels::kPageTokens - dst_slot});
       plan.runs.push_back({count, src_slot, dst_slot, rotation});
-      for (int32_t layer = first_layer; layer < shape.num_layers; ++layer) {
-        for (auto head = static_cast<int32_t>(heads.begin); head < heads.end; ++head) {
-          plan.src_pages.push_back(hit.source->page(layer * shape.num_kv_heads + head, hit.offset + done));
-          plan.dst_pages.push_back(kv.stream(layer, head)[static_cast<size_t>(target / kernels::kPageTokens)]);
-        }
-      }
+      places.push_back({&hit, hit.offset + done, static_cast<size_t>(target / kernels::kPageTokens)});
       done += count;
+    }
+  }
+  // Stream by stream: the first pass waits for these tables, and a stream's pages lie behind one another.
+  const auto num_streams = static_cast<size_t>(plan.num_streams);
+  plan.src_pages.resize(places.size() * num_streams);
+  plan.dst_pages.resize(places.size() * num_streams);
+  size_t at = 0;
+  for (int32_t layer = first_layer; layer < shape.num_layers; ++layer) {
+    for (auto head = static_cast<int32_t>(heads.begin); head < heads.end; ++head, ++at) {
+      const std::span<const int32_t> to = kv.stream(layer, head);
+      const int32_t stream = layer * shape.num_kv_heads + head;
+      for (size_t i = 0; i < places.size(); ++i) {
+        plan.src_pages[i * num_streams + at] = places[i].hit->source->page(stream, places[i].src_offset);
+        plan.dst_pages[i * num_streams + at] = to[places[i].dst_page];
+      }
     }
   }
   return plan;

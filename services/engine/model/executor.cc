@@ -177,6 +177,7 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
   LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
                    .on_layer = on_layer,
                    .keys_only_last = pass.keys_only_last,
+                   .attention_only_last = pass.attention_only_last,
                    .attend = [&](int32_t layer) { return AttendPrefill(slices, plan, layer); },
                    .choose_ffn_rows = nullptr};
   if (any_report) hooks.choose_ffn_rows = [&](int32_t) { return ChooseFfnRows(slices); };
@@ -530,6 +531,7 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     if (hooks.keys_only_last && layer + 1 == layers.end) return absl::OkStatus();
     if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
+    if (hooks.attention_only_last && layer + 1 == layers.end) return absl::OkStatus();
     SPLICE_RETURN_IF_ERROR(backend.Linear(
         context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
     SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), num_rows_));

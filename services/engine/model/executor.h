@@ -80,6 +80,8 @@ struct PassLayers {
   LayerRange layers;
   bool keys_only_last = false;  // of the last of them only K and V
   bool keep_hidden = false;     // writes the slices' hidden states, of which every one has room
+  // The last of them ends with attention and its scores: nobody reads what would come out behind.
+  bool attention_only_last = false;
   bool operator==(const PassLayers&) const = default;
 };
 
@@ -165,6 +167,7 @@ class Executor {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
     OnLayer on_layer;                                      // may be null
     bool keys_only_last = false;
+    bool attention_only_last = false;
     std::function<absl::Status(int32_t layer)> attend;
     // Chooses the rows that run through feed-forward (ffn_rows_). False, or null: all do.
     std::function<absl::StatusOr<bool>(int32_t layer)> choose_ffn_rows;

@@ -84,7 +84,14 @@ int32_t PromptRun::RowAt(int64_t index) const {
 }
 
 PrefillSlice PromptRun::Next(int32_t room) {
-  int64_t count = std::min<int64_t>(room, num_rows_ - next_row_);
+  const int64_t left = num_rows_ - next_row_;
+  int64_t count = std::min<int64_t>(room, left);
+  if (count > 0 && count < left && !layout_.reused.empty()) {
+    // A recovery's rows are few passes: even ones, of whole tiles, for a short last one would leave a device half idle.
+    constexpr int64_t kTile = 2 * kernels::kPageTokens;
+    const int64_t passes = (left + room - 1) / room, even = (left + passes - 1) / passes;
+    count = std::min(count, (even + kTile - 1) / kTile * kTile);
+  }
   const int64_t end_row = next_row_ + count;
   if (end_row < num_rows_ && !scores()) {
     // A slice ends on a page edge where its rows reach one: a page is sent once, when it is full.

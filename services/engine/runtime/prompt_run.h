@@ -26,7 +26,10 @@ class PromptRun {
   absl::Status Begin(ParallelExecutor& executor);
 
   // What the next pass runs; passes that share a batch run the same layers.
-  PassLayers layers() const { return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden}; }
+  PassLayers layers() const {
+    return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden,
+            !stage_.keep_hidden && stage_.layers.end < num_layers_};
+  }
   // No other prompt may share the pass, which has all of the room: its scores would depend on the company, or its
   // policy asks for it.
   bool alone() const { return scores() || policy_.runs_alone(); }

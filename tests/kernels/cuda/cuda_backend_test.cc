@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <numeric>
 
 #include "kernels/common/backend.h"
@@ -705,6 +706,33 @@ TEST_P(CudaBackendTest, TopK) {
       }
       const Tensor scores = Upload(values, DType::kF32);
       for (const int64_t k : {int64_t{1}, std::min<int64_t>(count, 1638), count}) {
+        std::vector<int32_t> want(static_cast<size_t>(k));
+        ExpectOk(ref_->TopK({}, {values.data(), count, k, want.data()}));
+        const auto out = Ints(std::vector<int32_t>(static_cast<size_t>(k), -1));
+        ExpectOk(cuda_->TopK(ctx(), {scores.f32(), count, k, static_cast<int32_t*>(out->data())}));
+        EXPECT_THAT(Download(*out), ElementsAreArray(want)) << count << ", " << k;
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Digits that every value has, that no two share, and a k that ends exactly where a digit does.
+TEST_P(CudaBackendTest, TopKOfUnusualDigits) {
+  Random random(14);
+  for (const int64_t count : {4095, 32768, 40'000}) {
+    const auto n = static_cast<size_t>(count);
+    std::vector<float> near(n), any(n), steps(n);
+    for (size_t i = 0; i < n; ++i) {
+      near[i] = std::bit_cast<float>(0x3f800000u + static_cast<uint32_t>(random.Int(0, 700)));  // one first digit
+      const auto bits =
+          static_cast<uint32_t>(random.Int(0, 0xffff)) << 16 | static_cast<uint32_t>(random.Int(0, 0xffff));
+      any[i] = std::bit_cast<float>(bits);  // all of them, NaN and infinity too
+      steps[i] = i % 4 == 0 ? 2.0f : i % 4 == 1 ? -0.0f : 0.0f;
+    }
+    for (const std::vector<float>& values : {near, any, steps}) {
+      const Tensor scores = Upload(values, DType::kF32);
+      for (const int64_t k : {(count + 3) / 4 - 1, (count + 3) / 4, (count + 3) / 4 + 1, count - 1}) {
         std::vector<int32_t> want(static_cast<size_t>(k));
         ExpectOk(ref_->TopK({}, {values.data(), count, k, want.data()}));
         const auto out = Ints(std::vector<int32_t>(static_cast<size_t>(k), -1));

@@ -1,0 +1,246 @@
+// selection_cuda_bench [columns|topk]
+//
+// Times column scores and top-k on one device against what their operations and bytes cost at rates measured in the
+// same run: median of event-timed launches, the L2 cache flushed before each. Column scores are compared with those of
+// the mma variant, the chosen indices with the host's.
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/cuda_bench_util.h"
+#include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/top_k_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+struct Case {
+  int qo_heads = 32, kv_heads = 8, head_dim = 128;
+  int32_t kv_len = 0, probes = 0;  // the last ones, or every stride-th one up to the end
+  int32_t stride = 1;
+  int band_heads = 0;  // of the KV heads; window 256, 64 sinks
+};
+
+class Setup {
+ public:
+  explicit Setup(const Case& c) {
+    const int pages = (c.kv_len + kPageTokens - 1) / kPageTokens, num_pages = pages * c.kv_heads;
+    std::vector<int32_t> table(num_pages);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
+    const int64_t elements = int64_t{num_pages} * 2 * kPageTokens * c.head_dim;
+    auto* pool = Keep(Alloc<__nv_bfloat16>(elements));
+    FillNormal<<<2048, 256>>>(pool, elements, 1);
+    batch = {.page_tables = Keep(Upload(table)),
+             .table_offset = Keep(Upload(std::vector<int64_t>{0})),
+             .head_stride = pages,
+             .kv_len = Keep(Upload(std::vector<int32_t>{c.kv_len})),
+             .pool = {reinterpret_cast<std::byte*>(pool), DType::kBF16, c.head_dim, num_pages},
+             .num_sequences = 1};
+    const int64_t width = int64_t{c.qo_heads} * c.head_dim;
+    auto* q = Keep(Alloc<__nv_bfloat16>(c.probes * width));
+    FillNormal<<<2048, 256>>>(q, c.probes * width, 2);
+    std::vector<int32_t> row_positions(c.probes), probe_rows(c.probes), heads(c.kv_heads);
+    for (int i = 0; i < c.probes; ++i) row_positions[i] = c.kv_len - 1 - (c.probes - 1 - i) * c.stride;
+    std::iota(probe_rows.begin(), probe_rows.end(), 0);
+    std::iota(heads.begin(), heads.end(), 0);
+    std::vector<ColumnPart> parts;
+    for (int i = 0; i < pages; ++i) {
+      parts.push_back({i, 0, std::min(kPageTokens, c.kv_len - i * kPageTokens), i * kPageTokens});
+    }
+    positions = Keep(Upload(row_positions));
+    scores = Keep(Alloc<float>(c.kv_len));
+    auto* lse = Keep(Alloc<float>(int64_t{c.probes} * c.qo_heads));
+    const AttentionShape shape{c.qo_heads, c.kv_heads, c.head_dim, 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
+    args.shape = shape;
+    args.pool = batch.pool;
+    args.q = {q, DType::kBF16};
+    args.q_row_stride = width;
+    args.lse = lse;
+    args.rows = {0, c.probes, {}, {}};
+    args.scores = scores;
+    tables.probes = Keep(Upload(probe_rows));
+    tables.kv_heads = Keep(Upload(heads));
+    tables.parts = Keep(Upload(parts));
+    tables.num_probes = c.probes;
+    tables.num_kv_heads = c.kv_heads;
+    tables.num_parts = pages;
+    tables.num_scores = c.kv_len;
+    tables.scratch = Keep(Alloc<std::byte>(ColumnScratchBytes(shape, c.probes, c.kv_heads, c.kv_len)));
+    for (int h = c.kv_heads - c.band_heads; h < c.kv_heads; ++h) {
+      tables.rules.head[h] = {VisibilityRule::kBand, 64, 256};
+    }
+    // The rows' log-sum-exp, by attention over the same keys.
+    auto* workspace = Keep(Alloc<std::byte>(PrefillWorkspaceBytes()));
+    CHECK_CUDA(cudaMemset(workspace, 0, PrefillWorkspaceBytes()));
+    attention = {.heads = {c.qo_heads, c.kv_heads, c.head_dim, shape.sm_scale},
+                 .rules = tables.rules,
+                 .batch = batch,
+                 .row_begin = Keep(Upload(std::vector<int32_t>{0, c.probes})),
+                 .positions = positions,
+                 .num_rows = c.probes,
+                 .max_kv_len = c.kv_len,
+                 .q = q,
+                 .q_row_stride = width,
+                 .out = Keep(Alloc<__nv_bfloat16>(c.probes * width)),
+                 .lse = lse,
+                 .workspace = workspace};
+    CHECK_CUDA(PrefillAttention(attention, nullptr));
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  ~Setup() {
+    for (void* p : kept_) cudaFree(p);
+  }
+  void Launch(ColumnVariant variant) { CHECK_CUDA(ColumnScores(args, batch, positions, tables, nullptr, variant)); }
+  std::vector<float> Scores(ColumnVariant variant) {
+    CHECK_CUDA(cudaMemset(scores, 0, tables.num_scores * sizeof(float)));
+    CHECK_CUDA(cudaMemset(tables.scratch, 0xff, static_cast<size_t>(tables.num_kv_heads) * tables.num_scores * 4));
+    Launch(variant);
+    std::vector<float> host(tables.num_scores);
+    CHECK_CUDA(cudaMemcpy(host.data(), scores, host.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+  PagedBatch batch;
+  int32_t* positions;
+  float* scores;
+  ColumnScoresArgs args;
+  ColumnTables tables;
+  PrefillArgs attention;
+
+ private:
+  template <typename T>
+  T* Keep(T* p) {
+    kept_.push_back(p);
+    return p;
+  }
+  std::vector<void*> kept_;
+};
+
+double RelativeError(const std::vector<float>& a, const std::vector<float>& want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += (double{a[i]} - want[i]) * (double{a[i]} - want[i]);
+    norm += double{want[i]} * want[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+// TFLOP/s of dense causal attention over 16K, the fastest large product here.
+double AttentionRate() {
+  Setup s({.kv_len = 16384, .probes = 16384});
+  const double ms = MedianMs(10, [&] { CHECK_CUDA(PrefillAttention(s.attention, nullptr)); });
+  return 4.0 * 128 * 32 * (16384.0 * 16385 / 2) / ms * 1e-9;
+}
+
+void Columns(const char* name, const Case& c, double anchor) {
+  Setup s(c);
+  double pairs = 0;
+  for (int i = 0; i < c.probes; ++i) pairs += c.kv_len - (c.probes - 1.0 - i) * c.stride;
+  const double flops = 2.0 * c.head_dim * pairs * c.qo_heads;
+  const std::vector<float> want = s.Scores(ColumnVariant::kMma);
+  double sum = 0;
+  for (const float x : want) sum += x;
+  const auto report = [&](const char* variant, ColumnVariant which) {
+    const std::vector<float> got = s.Scores(which), again = s.Scores(which);
+    const double ms = MedianMs(20, [&] { s.Launch(which); });
+    std::printf(
+        "columns %-28s %-8s %8.4f ms %6.1f TF/s, %3.0f %% of 590, %3.0f %% of the attention's %4.0f; error %.1e, "
+        "sum %.6f of rows x heads%s\n",
+        name, variant, ms, flops / ms * 1e-9, flops / ms * 1e-9 / 5.9, flops / ms * 1e-7 / anchor, anchor,
+        RelativeError(got, want), sum / (double{static_cast<double>(c.probes)} * c.qo_heads),
+        std::memcmp(got.data(), again.data(), got.size() * sizeof(float)) == 0 ? "" : "; NOT REPEATABLE");
+    std::fflush(stdout);
+  };
+  report("mma", ColumnVariant::kMma);
+  report("sm90", ColumnVariant::kSm90);
+}
+
+void Top(int n, int k, const char* data) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& v : values) {
+    if (std::strcmp(data, "bits") == 0) {  // every first digit occurs
+      const uint32_t bits = random();
+      std::memcpy(&v, &bits, sizeof(v));
+      if (!std::isfinite(v)) v = 0;
+    } else {
+      v = std::strcmp(data, "normal") == 0 ? normal(random) : std::exp(4 * normal(random));
+    }
+  }
+  std::vector<int32_t> want(n);
+  std::iota(want.begin(), want.end(), 0);
+  std::nth_element(want.begin(), want.begin() + k, want.end(),
+                   [&](int a, int b) { return values[a] > values[b] || (values[a] == values[b] && a < b); });
+  want.resize(k);
+  std::sort(want.begin(), want.end());
+  float* scores = Upload(values);
+  int32_t* out = Alloc<int32_t>(k);
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  const TopKArgs args{scores, n, k, out};
+  CHECK_CUDA(cudaMemset(out, 0xff, k * sizeof(int32_t)));
+  CHECK_CUDA(TopK(args, stream));
+  std::vector<int32_t> got(k);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaMemcpy(got.data(), out, k * sizeof(int32_t), cudaMemcpyDeviceToHost));
+  const auto launch = [&] { CHECK_CUDA(TopK(args, nullptr)); };
+  const double cold = MedianMs(50, launch);
+  const double warm = MedianMs(50, launch, launch);
+  // In a graph, where launches cost the host nothing.
+  constexpr int kLaunches = 50;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < kLaunches; ++i) CHECK_CUDA(TopK(args, stream));
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  const double row = MedianMs(20, [&] { CHECK_CUDA(cudaGraphLaunch(exec, nullptr)); }) / kLaunches;
+  CHECK_CUDA(cudaGraphExecDestroy(exec));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  std::printf(
+      "top %d of %d (%s) %7.2f us alone with a cold cache, %6.2f us with a warm one, %6.2f us in a graph of %d%s\n", k,
+      n, data, cold * 1e3, warm * 1e3, row * 1e3, kLaunches, got == want ? "" : "; WRONG");
+  std::fflush(stdout);
+  CHECK_CUDA(cudaStreamDestroy(stream));
+  CHECK_CUDA(cudaFree(scores));
+  CHECK_CUDA(cudaFree(out));
+}
+
+__global__ void EmptyKernel() {}
+
+int Main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  AllocateFlushBuffer();
+  if (what == "all" || what == "topk") {
+    std::printf("empty kernel %.2f us alone\n", 1e3 * MedianMs(50, [] { EmptyKernel<<<1, 32>>>(); }));
+    Top(32768, 2048, "normal");
+    Top(32768, 2048, "heavy");
+    Top(32767, 1638, "normal");
+    Top(8192, 512, "normal");
+    Top(32768, 2048, "bits");
+    Top(131072, 8192, "normal");
+    Top(1 << 20, 8192, "heavy");
+  }
+  if (what == "all" || what == "columns") {
+    std::printf("copy %.3f TB/s (read plus write), read %.3f TB/s\n", CopyRate(int64_t{2} << 30) * 1e-12,
+                ReadRate(int64_t{4} << 30) * 1e-12);
+    const double anchor = AttentionRate();
+    Columns("512 of 32K", {.kv_len = 32768, .probes = 512}, anchor);
+    Columns("512 of 32K, one in 8", {.kv_len = 32768, .probes = 512, .stride = 8}, anchor);
+    Columns("128 of 32K", {.kv_len = 32768, .probes = 128}, anchor);
+    Columns("512 of 8K", {.kv_len = 8192, .probes = 512}, anchor);
+    Columns("513 of 8191, half BAND", {.kv_len = 8191, .probes = 513, .stride = 3, .band_heads = 4}, anchor);
+    Columns("512 of 32K, heads of 64", {.head_dim = 64, .kv_len = 32768, .probes = 512}, anchor);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace spl::kernels::cuda
+
+int main(int argc, char** argv) { return spl::kernels::cuda::Main(argc, argv); }
