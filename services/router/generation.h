@@ -50,7 +50,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   struct Attempt {
     PrefillView prefill;
     DecodeView decode;
-    PeerLink link;  // between the two
+    PeerLink link;                              // between the two
     double expected_seconds = 0;                // until the prompt's KV is at the decode worker
     std::shared_ptr<PrefillCall> prefill_call;  // while it runs
     std::shared_ptr<TokenStream> stream;        // while it is open

@@ -112,8 +112,11 @@ TEST_F(HeadClassClusterTest, FourProcessesEqualOneOverBothCarriers) {
         const int64_t heads = restored ? answer["splice"]["head_classes"]["restored_heads"].get<int64_t>() : 0;
         EXPECT_EQ(heads > 0, restored);
         const int64_t hole = engine::HoleOf({false, 256, 4}, length).size();
-        EXPECT_EQ(answer["splice"]["bytes"]["moved"].get<int64_t>(),
-                  (kept + heads * hole) * static_cast<int64_t>(model_->page_bytes()));
+        // Of a short prompt everything is sent where the measured cost of a write says so.
+        const auto bytes = [&](int64_t pages) { return pages * static_cast<int64_t>(model_->page_bytes()); };
+        const auto moved = answer["splice"]["bytes"]["moved"].get<int64_t>();
+        EXPECT_TRUE(moved == bytes(kept + heads * hole) || (number < 4 && moved == bytes(dense)))
+            << moved << " of " << length << " tokens, kept " << bytes(kept) << ", dense " << bytes(dense);
         if (number == 4) {
           EXPECT_LT(kept, dense * 2 / 3) << length;
         }
