@@ -227,7 +227,8 @@ Command MakeProfileCommand(CLI::App& root) {
       "  splice profile --from head_classes.json --preset mid --out head_classes_mid.json\n"
       "Presets: safe (half of the heads global, window 256, 64 sinks, two dense layers), mid (a quarter, 1024, 64), "
       "paper\n"
-      "(15 %, 256, 4). The table shows the larger of edge mass and prefix shift; G is a global head.");
+      "(15 %, 256, 4). The table shows what a window loses where texts are answered (without answers:\n"
+      "at its worst); G is a global head.");
   auto* source = app.add_option_group("source");
   AddModelSourceFlags(*source, flags->model);
   source->add_option("--import", flags->import_file, "DuoAttention's full_attention_heads.tsv or RedKnot's JSON");

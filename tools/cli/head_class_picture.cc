@@ -10,14 +10,16 @@ namespace {
 using engine::HeadClassMap;
 
 struct Need {
-  float edge = 0, q99 = 0, shift = 0;
-  float value() const { return std::max(edge, shift); }
+  float edge = 0, q99 = 0, shift = 0, answers = -1;
+  // By which heads are ranked unless RedKnot's ranking is asked for (HeadRanking).
+  float value() const { return answers >= 0 ? answers : q99; }
 };
 
 Need NeedOf(const HeadClassMap& map, int32_t layer, int32_t head) {
   if (map.profile().empty()) return {};
   const auto i = static_cast<size_t>(layer * map.num_kv_heads() + head);
-  return {map.profile().edge_mass[i], map.profile().edge_mass_q99[i], map.profile().prefix_shift[i]};
+  const engine::HeadProfile& p = map.profile();
+  return {p.edge_mass[i], p.edge_mass_q99[i], p.prefix_shift[i], p.answer_mass.empty() ? -1 : p.answer_mass[i]};
 }
 
 std::string Escape(const std::string& text) {

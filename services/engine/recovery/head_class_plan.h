@@ -21,8 +21,8 @@ class HeadClassPlan {
   LayerPlan Layer(int32_t layer);
   int32_t RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) const;
   bool restores() const { return options_.restore_share > 0; }
-  // Of `layer`, by whose attention rows are scored: distant mass of a windowed head is never used later. Empty: all,
-  // also when none is global.
+  // Of `layer`, by whose attention rows are scored, unless all heads are asked: distant mass of a windowed head is never
+  // used later. Empty: all, also when none is global.
   std::vector<int32_t> GlobalHeads(int32_t layer) const;
 
  private:

@@ -155,7 +155,9 @@ struct ReuseOptions {
   int32_t ffn_deep_layer = -1;    // from this layer on ffn_deep_mass; -1: never
   double ffn_deep_mass = 0.5;
   double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
-  bool score_all_heads = false;  // splice: rows are chosen by the attention of local heads, too
+  // splice: rows are chosen by the attention of local heads, too, which see everything where that is measured. False:
+  // by global heads only, as algorithms.md 6.2 has it; four points fewer right answers (docs/results, head classes).
+  bool score_all_heads = true;
   double restore_share = kRestoreShareMax;  // of the local heads, at most
   double restore_threshold = 0.15;
 };

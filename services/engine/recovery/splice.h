@@ -1,6 +1,6 @@
 // Policies `splice` and `splice+`: SparseX's rows times RedKnot's heads (algorithms.md 6.2). In the dense layers
 // everything is exact; above them the rows that SparseX chooses attend with head classes, and of these the ones that
-// attention moves most run through feed-forward. Scores count global heads only.
+// attention moves most run through feed-forward. Scores count all heads, or global ones only (score_all_heads).
 //
 // splice+ computes more rows, the next best by score, up to rec_frac of the prompt: with all of them it is redknot
 // above the dense layers. With all heads global and all feed-forward, splice is sparsex.

@@ -23,7 +23,8 @@ TEST(ScatterRows, PutsRowsBackAndZeroesTheOthersInEveryVariant) {
       ASSERT_TRUE(cpu::ScatterRows({.pool = &pool}, {rows.data(), ids, num_rows, kWidth, got.data()}).ok());
       EXPECT_EQ(got, want);
       for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(got[static_cast<size_t>(ids[i]) * kWidth], rows[i * kWidth]);
-      EXPECT_EQ(static_cast<size_t>(std::count_if(got.begin(), got.end(), [](float x) { return x != 0; })), rows.size());
+      EXPECT_EQ(static_cast<size_t>(std::count_if(got.begin(), got.end(), [](float x) { return x != 0; })),
+                rows.size());
     }
   }
 }

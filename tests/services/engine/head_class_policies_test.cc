@@ -374,7 +374,7 @@ TEST(FfnRows, KeepTheSmallestSetThatReachesTheMass) {
       EXPECT_EQ(rows.size(), importance.size());
       continue;
     }
-    EXPECT_LE(best_left_out, least);                                          // the largest ones
+    EXPECT_LE(best_left_out, least);  // the largest ones
     if (rows.size() > 1) {
       EXPECT_LT(kept - least, mass * total * (1 + 1e-9));  // and no more of them
     }
