@@ -32,6 +32,7 @@ struct Flags {
   // Instead of the preset's; negative: its own.
   double global_share = -1;
   int32_t window = -1, sinks = -1;
+  double ffn_mass = -1;
 };
 
 struct CalibrationText {
@@ -196,6 +197,11 @@ absl::Status RunProfile(const Flags& flags) {
     return flags.import_file.empty() ? Profile(flags) : Import(flags);
   };
   SPLICE_ASSIGN_OR_RETURN(engine::HeadClassMap map, make());
+  if (flags.ffn_mass >= 0) {
+    engine::FfnSchedule ffn = map.ffn();
+    ffn.mass = flags.ffn_mass;
+    map.set_ffn(ffn);
+  }
   if (!flags.quality_file.empty()) {
     SPLICE_ASSIGN_OR_RETURN(const engine::HeadQuality quality, ReadQuality(flags.quality_file));
     map.set_quality(quality);
@@ -244,6 +250,10 @@ Command MakeProfileCommand(CLI::App& root) {
       ->check(CLI::Range(1, engine::kHeadWindowMax));
   app.add_option("--sinks", flags->sinks, "first tokens that a local head keeps, instead of the preset's")
       ->check(CLI::Range(0, engine::kHeadWindowMax));
+  app.add_option("--ffn-mass", flags->ffn_mass,
+                 "share of importance whose rows run through feed-forward unless a request says it; 1: all rows, as "
+                 "small models need")
+      ->check(CLI::Range(0.01, 1.0));
   app.add_option("--rank", flags->ranking,
                  "which heads are global: edge (those whose window would lose most, at its worst and where texts are "
                  "answered) or combined (RedKnot's: mean loss, or copies that go stale)")

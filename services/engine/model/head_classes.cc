@@ -176,6 +176,21 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
     if (inner.Has("answer_mass")) profile.answer_mass = ReadScores(inner, "answer_mass", num_layers, num_kv_heads);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
+  FfnSchedule ffn;
+  if (const json* object = fields.Object("ffn"); object != nullptr) {
+    JsonFields inner(*object, source + " ffn");
+    const auto share = [&](const char* field, double fallback) {
+      const double value = inner.Double(field, fallback);
+      if (value > 1) inner.Fail(field, fmt::format("is {}, which must lie in (0, 1]", value));
+      return value;
+    };
+    ffn.mass = share("mass", ffn.mass);
+    ffn.dense_layers = inner.Int("dense_layers", -1, num_layers, ffn.dense_layers);
+    ffn.recent = inner.Int("recent", 0, kHeadWindowMax, ffn.recent);
+    ffn.deep_layer = inner.Int("deep_layer", -1, num_layers, ffn.deep_layer);
+    ffn.deep_mass = share("deep_mass", ffn.deep_mass);
+    SPLICE_RETURN_IF_ERROR(inner.status());
+  }
   HeadQuality quality;
   if (const json* object = fields.Object("quality"); object != nullptr) {
     JsonFields inner(*object, source + " quality");
@@ -199,6 +214,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset;
   map.profile_ = std::move(profile);
+  map.ffn_ = ffn;
   map.quality_ = quality;
   map.model_fingerprint_ = fingerprint;
   return map;
@@ -220,6 +236,13 @@ std::string HeadClassMap::ToJson() const {
   out["class"] = table([&](size_t i) { return classes_[i].is_global ? "global" : "local"; });
   out["window"] = table([&](size_t i) { return classes_[i].window; });
   out["sinks"] = table([&](size_t i) { return classes_[i].sinks; });
+  if (ffn_ != FfnSchedule{}) {
+    out["ffn"] = {{"mass", ffn_.mass},
+                  {"dense_layers", ffn_.dense_layers},
+                  {"recent", ffn_.recent},
+                  {"deep_layer", ffn_.deep_layer},
+                  {"deep_mass", ffn_.deep_mass}};
+  }
   if (quality_.samples > 0) {
     out["quality"] = {
         {"data", quality_.data}, {"samples", quality_.samples}, {"exact", quality_.exact}, {"splice", quality_.splice}};

@@ -48,9 +48,21 @@ struct HeadQuality {
   bool within_contract() const { return samples > 0 && 50 * (exact - splice) <= samples; }
 };
 
+// Which rows a model can spare feed-forward, as far as a request does not say (RedKnot 3.3: the schedule is the
+// model's). Small models cannot spare any: their map says mass 1.
+struct FfnSchedule {
+  double mass = 0.5;          // share of importance whose rows run; 1: all rows
+  int32_t dense_layers = -1;  // first layers where all rows run; -1: a quarter of the model
+  int32_t recent = 128;       // last tokens of the prompt that always run
+  int32_t deep_layer = -1;    // from this layer on deep_mass; -1: never
+  double deep_mass = 0.5;
+  bool operator==(const FfnSchedule&) const = default;
+};
+
 // By what a profile ranks heads.
 enum class HeadRanking : uint8_t {
-  // answer_mass, as DuoAttention looks at answers only; of texts without answers edge_mass_q99: what a window would lose
+  // answer_mass, as DuoAttention looks at answers only; of texts without answers edge_mass_q99: what a window would
+  // lose
   // where it matters.
   kEdge,
   // max(prefix_shift, edge_mass), means over all rows: RedKnot's. A head whose copies go stale behind other text may
@@ -111,6 +123,8 @@ class HeadClassMap {
   static constexpr int32_t kDenseDecodeLayers = 2;
   const std::string& preset() const { return preset_; }
   const HeadProfile& profile() const { return profile_; }
+  const FfnSchedule& ffn() const { return ffn_; }
+  void set_ffn(const FfnSchedule& ffn) { ffn_ = ffn; }
   const HeadQuality& quality() const { return quality_; }  // without samples: not measured
   void set_quality(const HeadQuality& quality) { quality_ = quality; }
   bool all_global() const;
@@ -129,6 +143,7 @@ class HeadClassMap {
   std::vector<HeadClass> classes_;
   std::string preset_;
   HeadProfile profile_;
+  FfnSchedule ffn_;
   HeadQuality quality_;
   chunk::Digest model_fingerprint_{};  // all zero: unknown
   chunk::Digest digest_{};

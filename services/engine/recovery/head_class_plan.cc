@@ -15,16 +15,26 @@ constexpr double kOfflineMargin = 1.25;      // over the 99th percentile that pr
 void HeadClassPlan::Begin(const ReuseLayout& layout, int32_t dense_layers) {
   dense_layers_ = dense_layers;
   // The last tokens, and the question: what stands behind the last reused text.
-  const int32_t recent = layout.num_tokens - std::max(options_.ffn_recent, 1);
+  const int32_t recent = layout.num_tokens - std::max(ffn_.recent, 1);
   const int32_t question = layout.reused.empty() ? layout.num_tokens : layout.reused.back().end;
   keep_from_ = std::min(recent, std::max(question, layout.num_tokens - kQuestionTokensMax));
 }
 
+// What the request says, and the rest from the map.
+FfnSchedule HeadClassPlan::ScheduleOf(FfnSchedule of_map, const ReuseOptions& options) {
+  if (options.ffn_mass >= 0) of_map.mass = options.ffn_mass;
+  if (options.ffn_dense_layers >= 0) of_map.dense_layers = options.ffn_dense_layers;
+  if (options.ffn_recent >= 0) of_map.recent = options.ffn_recent;
+  if (options.ffn_deep_layer >= 0) of_map.deep_layer = options.ffn_deep_layer;
+  if (options.ffn_deep_mass >= 0) of_map.deep_mass = options.ffn_deep_mass;
+  return of_map;
+}
+
 FfnPlan HeadClassPlan::FeedForward(int32_t layer) const {
-  const int32_t dense = options_.ffn_dense_layers >= 0 ? options_.ffn_dense_layers : config_.num_layers / 4;
+  const int32_t dense = ffn_.dense_layers >= 0 ? ffn_.dense_layers : config_.num_layers / 4;
   if (layer < std::max(dense, dense_layers_)) return {};
-  const bool deep = options_.ffn_deep_layer >= 0 && layer >= options_.ffn_deep_layer;
-  return {deep ? options_.ffn_deep_mass : options_.ffn_mass, keep_from_};
+  const bool deep = ffn_.deep_layer >= 0 && layer >= ffn_.deep_layer;
+  return {deep ? ffn_.deep_mass : ffn_.mass, keep_from_};
 }
 
 LayerPlan HeadClassPlan::Layer(int32_t layer) {

@@ -58,11 +58,11 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
   SPLICE_RETURN_IF_ERROR(share("max_recompute_fraction", o.max_recompute_fraction));
   SPLICE_RETURN_IF_ERROR(share("blend_share", o.blend_share));
-  SPLICE_RETURN_IF_ERROR(share("ffn_mass", o.ffn_mass));
-  SPLICE_RETURN_IF_ERROR(share("ffn_deep_mass", o.ffn_deep_mass));
+  if (o.ffn_mass != -1) SPLICE_RETURN_IF_ERROR(share("ffn_mass", o.ffn_mass));
+  if (o.ffn_deep_mass != -1) SPLICE_RETURN_IF_ERROR(share("ffn_deep_mass", o.ffn_deep_mass));
   SPLICE_RETURN_IF_ERROR(integer("ffn_dense_layers", o.ffn_dense_layers, -1, config.num_layers));
   SPLICE_RETURN_IF_ERROR(integer("ffn_deep_layer", o.ffn_deep_layer, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(integer("ffn_recent", o.ffn_recent, 0, 1 << 20));
+  SPLICE_RETURN_IF_ERROR(integer("ffn_recent", o.ffn_recent, -1, 1 << 20));
   if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(share("rec_frac", o.rec_frac));
   SPLICE_RETURN_IF_ERROR(share("restore_share", o.restore_share));
   if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(share("restore_threshold", o.restore_threshold));

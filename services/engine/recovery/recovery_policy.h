@@ -148,12 +148,13 @@ struct ReuseOptions {
   // EPIC.
   int32_t epic_tokens = 16;
   // Head classes: redknot, splice, splice+.
-  bool full_kv = false;   // nothing is left out of what is decoded from
-  double ffn_mass = 0.5;  // share of the importance of a pass's rows that runs through feed-forward; 1: all rows
-  int32_t ffn_dense_layers = -1;  // first layers where all rows do; -1: a quarter of the model
-  int32_t ffn_recent = 128;       // last tokens of the prompt that always do
-  int32_t ffn_deep_layer = -1;    // from this layer on ffn_deep_mass; -1: never
-  double ffn_deep_mass = 0.5;
+  bool full_kv = false;  // nothing is left out of what is decoded from
+  // Which rows run through feed-forward, see FfnSchedule; -1: as the map says.
+  double ffn_mass = -1;
+  int32_t ffn_dense_layers = -1;
+  int32_t ffn_recent = -1;
+  int32_t ffn_deep_layer = -1;
+  double ffn_deep_mass = -1;
   double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
   // splice: rows are chosen by the attention of local heads, too, which see everything where that is measured. False:
   // by global heads only, as algorithms.md 6.2 has it; four points fewer right answers (docs/results, head classes).

@@ -266,6 +266,29 @@ TEST_P(HeadClassPoliciesTest, SparseFeedForwardRunsFewerRows) {
   }
 }
 
+// What a request does not say about feed-forward, the map says.
+TEST_P(HeadClassPoliciesTest, TheMapHasTheSchedule) {
+  std::mt19937 random = SeededRandom("schedule");
+  HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const Tokens tokens = RandomTokens(random, 300);
+  const ReuseOptions plain{.policy = "redknot"};
+  ReuseOptions spelled = plain;
+  spelled.ffn_mass = 0.3;
+  spelled.ffn_dense_layers = 2;
+  spelled.ffn_recent = 20;
+  spelled.ffn_deep_layer = 4;
+  spelled.ffn_deep_mass = 0.1;
+  const Result want = Run(tokens, spelled, &map);
+  EXPECT_LT(want.ffn_share, Run(tokens, plain, &map).ffn_share);
+  map.set_ffn({.mass = 0.3, .dense_layers = 2, .recent = 20, .deep_layer = 4, .deep_mass = 0.1});
+  const auto written = HeadClassMap::Parse(map.ToJson(), "written");
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_TRUE(SameBits(Run(tokens, plain, &*written), want));
+  map.set_ffn({.mass = 1});
+  EXPECT_EQ(Run(tokens, plain, &map).ffn_share, 1);
+  EXPECT_TRUE(SameBits(Run(tokens, spelled, &map), want));
+}
+
 // 2.6: every head restored is the run with all heads global; a threshold of 1 restores none.
 TEST_P(HeadClassPoliciesTest, RestoringEveryHeadIsTheRunWithAllGlobal) {
   std::mt19937 random = SeededRandom("restore");
@@ -327,6 +350,13 @@ TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
     return std::string(MakeRecoveryPolicy(options, config, &map).status().message());
   };
   EXPECT_THAT(error({.policy = "splice", .ffn_mass = 1.5}), testing::HasSubstr("ffn_mass is 1.5"));
+  EXPECT_THAT(std::string(HeadClassMap::Parse(
+                              R"({"format":"splice-head-classes-1","num_layers":1,"num_kv_heads":1,"class":[["global"]],
+                                  "window":[[0]],"sinks":[[0]],"ffn":{"mass":1.5}})",
+                              "file")
+                              .status()
+                              .message()),
+              testing::HasSubstr("'mass' is 1.5"));
   EXPECT_THAT(error({.policy = "splice", .ffn_dense_layers = 7}), testing::HasSubstr("ffn_dense_layers is 7"));
   EXPECT_THAT(error({.policy = "splice+", .rec_frac = -2}), testing::HasSubstr("rec_frac is -2"));
   EXPECT_THAT(error({.policy = "redknot", .restore_share = 2}), testing::HasSubstr("restore_share is 2"));

@@ -37,7 +37,9 @@ class ModelFolderTest : public testing::Test {
   void SetUp() override {
     dir_ = fs::path(testing::TempDir()) / ("model-" + std::to_string(std::random_device{}()));
     fs::copy(test::kTinyModel, dir_);
+    fs::remove(dir_ / kMap);  // it is for the undamaged weights
   }
+  static constexpr const char* kMap = "head_classes.json";
   void TearDown() override { fs::remove_all(dir_); }
 
   void Write(const std::string& name, const std::string& bytes) {
@@ -308,6 +310,19 @@ TEST(FamilyConfigTest, RopeParametersOfNewerFolders) {
   EXPECT_EQ(yarn.rope.theta, 5e6);
   EXPECT_EQ(yarn.rope.scaling, RopeScaling::kYarn);
   EXPECT_EQ(yarn.rope.original_max_positions, 1024);
+}
+
+// The map beside a model is used unasked, so it must be of these weights.
+TEST_F(ModelFolderTest, AMapOfOtherWeightsIsRefused) {
+  EXPECT_EQ((*Model::Load(dir_.string(), kernels::MakeCpuBackend()))->head_classes(), nullptr);
+  fs::copy(fs::path(test::kTinyModel) / kMap, dir_ / kMap);
+  EXPECT_NE((*Model::Load(dir_.string(), kernels::MakeCpuBackend()))->head_classes(), nullptr);
+  EditJson("config.json", [](json& c) { c["rope_theta"] = 10000.0; });
+  EXPECT_THAT(LoadError(), testing::HasSubstr("FAILED_PRECONDITION"));
+  EXPECT_THAT(LoadError(), testing::HasSubstr("splice profile"));
+  EXPECT_THAT(LoadError(), testing::HasSubstr(kMap));
+  const auto without = Model::Load(dir_.string(), kernels::MakeCpuBackend(), {.head_classes = "none"});
+  EXPECT_TRUE(without.ok()) << without.status();
 }
 
 TEST_F(ModelFolderTest, TheFingerprintFollowsWeightsAndConfiguration) {
