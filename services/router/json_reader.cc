@@ -180,6 +180,13 @@ void ObjectReader::Bool(const char* name, bool* out) {
   *out = value->get<bool>();
 }
 
+void ObjectReader::Bool(const char* name, std::optional<bool>* out) {
+  if (Raw(name) == nullptr) return;
+  bool value = false;
+  Bool(name, &value);
+  *out = value;
+}
+
 void ObjectReader::String(const char* name, std::string* out) {
   const Json* value = Raw(name);
   if (value == nullptr) return;

@@ -32,6 +32,7 @@ class ObjectReader {
   ObjectReader(const Json& object, std::string path);
 
   void Bool(const char* name, bool* out);
+  void Bool(const char* name, std::optional<bool>* out);
   void String(const char* name, std::string* out);
   // An integer in [0, max]. A number with a fraction is refused, 3.0 is not.
   void Uint(const char* name, uint64_t max, std::optional<uint64_t>* out);

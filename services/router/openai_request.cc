@@ -117,10 +117,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Uint32("epic_tokens", &reuse.epic_tokens);
   inner.Number("max_recompute_fraction", &reuse.max_recompute_fraction);
   inner.Bool("full_kv", &reuse.full_kv);
-  if (bool all = false; inner.Has("score_all_heads")) {
-    inner.Bool("score_all_heads", &all);
-    reuse.score_all_heads = all;
-  }
+  inner.Bool("score_all_heads", &reuse.score_all_heads);
   inner.Uint32("ffn_dense_layers", &reuse.ffn_dense_layers);
   inner.Uint32("ffn_recent", &reuse.ffn_recent);
   inner.Uint32("ffn_deep_layer", &reuse.ffn_deep_layer);

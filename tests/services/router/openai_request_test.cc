@@ -39,6 +39,18 @@ TEST(ParseChatBodyTest, FullBody) {
   EXPECT_EQ(r.generation.namespace_name, "docs");
 }
 
+TEST(ParseChatBodyTest, AnOptionThatIsNullIsAsIfItWereNotThere) {
+  const auto parse = [](const std::string& value) {
+    return ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"score_all_heads":)" + value + "}}");
+  };
+  EXPECT_EQ(parse("false")->generation.reuse.score_all_heads, std::optional<bool>(false));
+  EXPECT_EQ(parse("true")->generation.reuse.score_all_heads, std::optional<bool>(true));
+  const auto null = parse("null");
+  ASSERT_TRUE(null.ok()) << null.status();
+  EXPECT_FALSE(null->generation.reuse.score_all_heads.has_value());
+  EXPECT_FALSE(parse("1").ok());
+}
+
 TEST(ParseChatBodyTest, Defaults) {
   const ApiRequest r = ParseChatBody(R"({"messages":[{"role":"user","content":""}]})").value();
   EXPECT_FALSE(r.generation.sampling.max_tokens.has_value());
