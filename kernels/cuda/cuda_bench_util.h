@@ -11,16 +11,9 @@
 #include <cstdlib>
 #include <vector>
 
-namespace spl::kernels::cuda {
+#include "kernels/cuda/check_cuda.h"
 
-#define CHECK_CUDA(expr)                                                                                    \
-  do {                                                                                                      \
-    const cudaError_t check_cuda_e = (expr);                                                                \
-    if (check_cuda_e != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, cudaGetErrorString(check_cuda_e)); \
-      std::exit(1);                                                                                         \
-    }                                                                                                       \
-  } while (false)
+namespace spl::kernels::cuda {
 
 __global__ inline void FillNormal(__nv_bfloat16* p, int64_t n, uint32_t seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {

@@ -14,21 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/check_cuda.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
-
-#define CHECK_CUDA(expr)                                                                                    \
-  do {                                                                                                      \
-    const cudaError_t check_cuda_e = (expr);                                                                \
-    if (check_cuda_e != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #expr, cudaGetErrorString(check_cuda_e)); \
-      std::exit(1);                                                                                         \
-    }                                                                                                       \
-  } while (false)
 
 struct Shape {
   const char* name;
