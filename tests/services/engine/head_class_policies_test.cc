@@ -13,6 +13,7 @@
 #include "services/engine/recovery/edge_restore.h"
 #include "services/engine/recovery/ffn_rows.h"
 #include "services/engine/runtime/prompt_run.h"
+#include "tests/services/engine/prompt_runs.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -97,13 +98,7 @@ class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     memory_.emplace(AllocateKvMemory(*model_, PagesForTokens(model_->config(), 16 * 1024)).value());
-    for (size_t r = 0; r < memory_->buffers.size(); ++r) {  // what is read beyond what was written shows
-      const std::vector<std::byte> nan(memory_->buffers[r]->size(), std::byte{0xff});
-      ASSERT_TRUE(model_->rank(static_cast<int>(r))
-                      .backend()
-                      .Copy(kernels::CopyKind::kUpload, memory_->buffers[r]->data(), nan.data(), nan.size())
-                      .ok());
-    }
+    Poison(*model_, *memory_);  // what is read beyond what was written shows
     pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
     executor_ = ParallelExecutor::Create(model_, memory_->pages, {.num_threads = 2, .max_rows = kMaxRows}).value();
   }
@@ -117,22 +112,10 @@ class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
     auto policy = MakeRecoveryPolicy(reuse, model_->config(), map);
     EXPECT_TRUE(policy.ok()) << policy.status();
     PromptRun run(tokens, hits, *result.kv, **policy);
-    EXPECT_TRUE(run.Begin(*executor_).ok());
-    int32_t last_row = 0;
-    while (!run.done()) {
-      const PrefillSlice slice = run.Next(room);
-      last_row = static_cast<int32_t>(slice.tokens.size()) - 1;
-      const absl::Status status = executor_->Prefill({&slice, 1}, run.layers());
-      EXPECT_TRUE(status.ok()) << status;
-      EXPECT_TRUE(run.Finish(*executor_).ok());
-      if (!status.ok()) return result;
-    }
+    result.logits = RunToEnd(run, *executor_, room);
+    if (result.logits.empty()) return result;
     result.restored = run.restored_heads();
     result.ffn_share = run.ffn_share();
-    EXPECT_TRUE(executor_->ComputeLogits({&last_row, 1}).ok());
-    const auto logits = executor_->Logits();
-    EXPECT_TRUE(logits.ok());
-    result.logits.assign(logits->begin(), logits->end());
     // Of the last pages only what was written.
     const std::vector<int32_t> pages = result.kv->AllPages();
     result.pages.resize(pages.size() * model_->page_bytes());

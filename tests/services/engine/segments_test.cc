@@ -13,6 +13,7 @@
 #include "services/engine/engine.h"
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/runtime/prompt_run.h"
+#include "tests/services/engine/prompt_runs.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -77,14 +78,7 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
     const int64_t pages = PagesForTokens(model_->config(), kPoolTokens);
     executor_.reset();
     memory_.emplace(AllocateKvMemory(*model_, pages).value());
-    // NaN everywhere: whatever is read beyond what was written shows.
-    for (size_t r = 0; r < memory_->buffers.size(); ++r) {
-      const std::vector<std::byte> nan(memory_->buffers[r]->size(), std::byte{0xff});
-      ASSERT_TRUE(model_->rank(static_cast<int>(r))
-                      .backend()
-                      .Copy(kernels::CopyKind::kUpload, memory_->buffers[r]->data(), nan.data(), nan.size())
-                      .ok());
-    }
+    Poison(*model_, *memory_);  // whatever is read beyond what was written shows
     pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
     executor_ = ParallelExecutor::Create(model_, memory_->pages, {.num_threads = 2, .max_rows = max_rows}).value();
   }
@@ -97,21 +91,9 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
     auto policy = MakeRecoveryPolicy(reuse, model_->config());
     EXPECT_TRUE(policy.ok()) << policy.status();
     PromptRun run(tokens, hits, *result.kv, **policy);
-    EXPECT_TRUE(run.Begin(*executor_).ok());
-    int32_t last_row = 0;
-    while (!run.done()) {
-      const PrefillSlice slice = run.Next(executor_->max_rows());
-      last_row = static_cast<int32_t>(slice.tokens.size()) - 1;
-      const absl::Status status = executor_->Prefill({&slice, 1}, run.layers());
-      EXPECT_TRUE(status.ok()) << status;
-      EXPECT_TRUE(run.Finish(*executor_).ok());
-      if (!status.ok()) return result;
-    }
+    result.logits = RunToEnd(run, *executor_, executor_->max_rows());
+    if (result.logits.empty()) return result;
     result.recomputed = run.recomputed_tokens();
-    EXPECT_TRUE(executor_->ComputeLogits({&last_row, 1}).ok());
-    const auto logits = executor_->Logits();
-    EXPECT_TRUE(logits.ok());
-    result.logits.assign(logits->begin(), logits->end());
     const std::vector<int32_t> pages = result.kv->AllPages();
     result.pages.resize(pages.size() * model_->page_bytes());
     EXPECT_TRUE(pool_->ReadPages(pages, result.pages.data()).ok());
