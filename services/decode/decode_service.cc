@@ -9,6 +9,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
+#include "services/decode/leave_out.h"
 #include "services/wire/convert.h"
 
 namespace spl::decode {
@@ -31,26 +32,6 @@ struct Room {
   engine::SpareNeed spares;      // none unless compressed
   std::vector<int64_t> of_rank;  // pages
 };
-
-// The way of the KV, as far as it is known.
-struct Way {
-  double bytes_per_s = 0;
-  double write_s = 0;
-};
-
-// Whether bytes that are not sent make up for the writes that are more: a prompt that is sent in one piece is one write
-// a layer, without its holes one more for each side of a hole. In several pieces leaving out costs less than this.
-bool LeavingOutPays(const engine::StreamClasses& classes, int64_t num_tokens, size_t page_bytes, const Way& way) {
-  if (way.bytes_per_s <= 0) return true;
-  int64_t pages = 0, writes = 0;
-  for (const engine::HeadClass& head : classes) {
-    const int64_t hole = engine::HoleOf(head, num_tokens).size();
-    pages += hole;
-    writes += hole > 0 ? 2 : 0;
-  }
-  return static_cast<double>(pages) * static_cast<double>(page_bytes) / way.bytes_per_s >
-         static_cast<double>(writes) * way.write_s;
-}
 
 // Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
 // commit. `share`: of the local heads that may be restored.

@@ -18,8 +18,6 @@ constexpr size_t kMaxWaiting = 1024;
 constexpr std::chrono::seconds kConnectTimeout{5};
 constexpr std::chrono::seconds kCloseTimeout{5};
 constexpr std::chrono::milliseconds kIdleWait{200};
-constexpr int kSelfTestRounds = 8;
-constexpr size_t kSelfTestPieces = 32;
 
 }  // namespace
 
@@ -92,7 +90,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   auto peer = std::make_shared<Peer>();
   peer->endpoint = endpoint;
   SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
-  SPLICE_ASSIGN_OR_RETURN(Cost cost, SelfTest(*peer->channel, endpoint));
+  SPLICE_ASSIGN_OR_RETURN(transport::WriteCost cost, SelfTest(*peer->channel, endpoint));
   const kernels::Backend& backend = model_->backend();
   std::string why_not_device = "this worker's KV is in host memory";
   if (!backend.host_memory()) {
@@ -140,22 +138,12 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   return std::shared_ptr<const Peer>(peer);
 }
 
-// Writes the scratch area a few times, in one piece and in many: proves the path before a request depends on it, and
-// measures it.
-absl::StatusOr<PeerTable::Cost> PeerTable::SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint) {
+// Proves the path before a request depends on it, and measures it.
+absl::StatusOr<transport::WriteCost> PeerTable::SelfTest(transport::KvChannel& channel,
+                                                         const v1::DecodeEndpoint& endpoint) {
   const size_t bytes = static_cast<size_t>(std::min<uint64_t>(endpoint.scratch_bytes(), 1 << 20));
-  if (bytes < 2 * kSelfTestPieces) return Cost{};
-  const std::vector<std::byte> data(bytes, std::byte{0x5a});
-  // Every other piece: neighbours would be joined to one write.
-  const size_t piece = bytes / (2 * kSelfTestPieces);
-  std::vector<transport::PutOp> pieces;
-  for (size_t i = 0; i < kSelfTestPieces; ++i)
-    pieces.push_back({data.data() + 2 * i * piece, endpoint.scratch_offset() + 2 * i * piece, piece});
-  return Measure(bytes, bytes / 2, [&](bool in_pieces) -> absl::Status {
-    const std::vector<transport::PutOp> whole = {{data.data(), endpoint.scratch_offset(), bytes}};
-    SPLICE_RETURN_IF_ERROR(channel.Put(in_pieces ? pieces : whole, [](const absl::Status&) {}));
-    return channel.FlushAndWait(kConnectTimeout);
-  });
+  if (bytes < transport::kMinScratchBytes) return transport::WriteCost{};
+  return transport::MeasureWriteCost(channel, endpoint.scratch_offset(), bytes, kConnectTimeout);
 }
 
 absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEndpoint& endpoint) {
@@ -179,20 +167,22 @@ absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEn
 }
 
 // Reads the peer's pool back into memory of our own: what is in it stays as it is. Of the slowest pair of GPUs.
-absl::StatusOr<PeerTable::Cost> PeerTable::DeviceSelfTest(const RemotePool& pool) {
-  Cost slowest;
+absl::StatusOr<transport::WriteCost> PeerTable::DeviceSelfTest(const RemotePool& pool) {
+  transport::WriteCost slowest;
   for (size_t rank = 0; rank < pool.parts.size(); ++rank) {
     const kernels::Backend& backend = model_->rank(static_cast<int>(rank)).backend();
     const size_t bytes = std::min<size_t>(pool.parts[rank][0]->size(), 64 << 20);
-    const size_t page = std::min(model_->page_bytes(), bytes / (2 * kSelfTestPieces));
+    const size_t page = std::min(model_->page_bytes(), bytes / (2 * transport::kCostPieces));
     SPLICE_ASSIGN_OR_RETURN(const auto scratch, backend.Allocate(bytes));
     auto* const to = static_cast<std::byte*>(scratch->data());
     for (const auto& part : pool.parts[rank]) {
       const auto* const from = static_cast<const std::byte*>(part->data());
       std::vector<kernels::CopyOp> pieces;
-      for (size_t i = 0; i < kSelfTestPieces; ++i) pieces.push_back({to + 2 * i * page, from + 2 * i * page, page});
+      for (size_t i = 0; i < transport::kCostPieces; ++i)
+        pieces.push_back({to + 2 * i * page, from + 2 * i * page, page});
       const std::vector<kernels::CopyOp> whole = {{to, from, bytes}};
-      SPLICE_ASSIGN_OR_RETURN(const Cost cost, Measure(bytes, kSelfTestPieces * page, [&](bool in_pieces) {
+      SPLICE_ASSIGN_OR_RETURN(const transport::WriteCost cost,
+                              transport::MeasureWriteCost(bytes, transport::kCostPieces * page, [&](bool in_pieces) {
                                 return backend.Copy(kernels::CopyKind::kWithin, in_pieces ? pieces : whole);
                               }));
       slowest.bytes_per_s =
@@ -201,24 +191,6 @@ absl::StatusOr<PeerTable::Cost> PeerTable::DeviceSelfTest(const RemotePool& pool
     }
   }
   return slowest;
-}
-
-// The best of some rounds of `write` in one piece of `bytes`, and in kSelfTestPieces of `bytes_in_pieces` together.
-absl::StatusOr<PeerTable::Cost> PeerTable::Measure(size_t bytes, size_t bytes_in_pieces,
-                                                   const std::function<absl::Status(bool in_pieces)>& write) {
-  double best[2] = {};
-  for (int round = 0; round < kSelfTestRounds; ++round) {
-    for (const bool in_pieces : {false, true}) {
-      const auto start = Clock::now();
-      SPLICE_RETURN_IF_ERROR(write(in_pieces));
-      const double took = std::max(1e-9, std::chrono::duration<double>(Clock::now() - start).count());
-      best[in_pieces] = round == 0 ? took : std::min(best[in_pieces], took);
-    }
-  }
-  // As many bytes in one piece would have taken part of the time of the whole; both wait for one flush.
-  const double in_one = best[0] * static_cast<double>(bytes_in_pieces) / static_cast<double>(bytes);
-  return Cost{static_cast<double>(bytes) / best[0],
-              std::max(0.0, best[1] - in_one) / static_cast<double>(kSelfTestPieces - 1)};
 }
 
 void PeerTable::Stop() {

@@ -15,6 +15,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/engine/engine.h"
 #include "services/prefill/page_sender.h"
+#include "services/transport/bandwidth.h"
 #include "services/transport/kv_transport.h"
 #include "spl/v1/decode.grpc.pb.h"
 
@@ -71,15 +72,9 @@ class PeerTable {
   };
   void Loop();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
-  struct Cost {
-    double bytes_per_s = 0;
-    double write_s = 0;
-  };
-  absl::StatusOr<Cost> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
-  static absl::StatusOr<Cost> Measure(size_t bytes, size_t bytes_in_pieces,
-                                      const std::function<absl::Status(bool in_pieces)>& write);
+  absl::StatusOr<transport::WriteCost> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<std::unique_ptr<RemotePool>> Import(const v1::DecodeEndpoint& endpoint);
-  absl::StatusOr<Cost> DeviceSelfTest(const RemotePool& pool);
+  absl::StatusOr<transport::WriteCost> DeviceSelfTest(const RemotePool& pool);
 
   transport::KvTransport& transport_;
   const std::shared_ptr<const engine::Model> model_;

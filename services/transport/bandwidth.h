@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -14,5 +16,23 @@ namespace spl::transport {
 // those of Put and Flush, DeadlineExceeded after `timeout` in all.
 absl::StatusOr<double> MeasureBandwidth(KvChannel& channel, std::span<const std::byte> scratch, int repeats,
                                         std::chrono::nanoseconds timeout);
+
+// What a way costs: the rate of large writes, and what each write adds to that.
+struct WriteCost {
+  double bytes_per_s = 0;  // 0: not measured
+  double write_s = 0;
+};
+
+inline constexpr size_t kCostPieces = 32;
+inline constexpr size_t kMinScratchBytes = 2 * kCostPieces;
+
+// From the best of some rounds of `write` in one piece of `bytes`, and in kCostPieces of `bytes_in_pieces` together,
+// which are apart from each other (neighbours may be joined to one write). Blocks; errors are those of `write`.
+absl::StatusOr<WriteCost> MeasureWriteCost(size_t bytes, size_t bytes_in_pieces,
+                                           const std::function<absl::Status(bool in_pieces)>& write);
+// The same of a channel; overwrites `bytes` of its remote memory, at least kMinScratchBytes, at `offset`. `timeout` is
+// of each flush.
+absl::StatusOr<WriteCost> MeasureWriteCost(KvChannel& channel, uint64_t offset, size_t bytes,
+                                           std::chrono::nanoseconds timeout);
 
 }  // namespace spl::transport

@@ -23,6 +23,7 @@
 #include "services/transport/kv_transport.h"
 #include "services/wire/convert.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tests/bench/page_push.h"
 
 namespace spl {
 namespace {
@@ -89,60 +90,6 @@ absl::Status Fill(Side& side, uint64_t seed) {
                                        .stream = seed});
 }
 
-// Sends the sequence as a prompt of slices would: slice by slice, layer by layer. Then checks what arrived.
-absl::Status Push(prefill::PageSender& sender, const Side& from, const Side& to, int32_t slice_tokens,
-                  const std::function<absl::Status()>& flush) {
-  const engine::KvShape shape = from.kv->shape();
-  const int32_t pages = from.kv->num_pages_per_stream(), step = std::max(1, slice_tokens / kernels::kPageTokens);
-  struct Outcome {
-    std::mutex mutex;
-    std::condition_variable changed;
-    size_t open = 0;
-    absl::Status status;
-  } outcome;
-  std::vector<uint32_t> crcs;
-  for (int32_t first = 0; first < pages; first += step) {
-    const int32_t count = std::min(step, pages - first);
-    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
-      std::vector<int32_t> local;
-      std::vector<uint32_t> remote;
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        const auto mine = from.kv->stream(layer, head).subspan(first, count);
-        const auto theirs = to.kv->stream(layer, head).subspan(first, count);
-        local.insert(local.end(), mine.begin(), mine.end());
-        remote.insert(remote.end(), theirs.begin(), theirs.end());
-      }
-      crcs.resize(local.size());
-      {
-        std::lock_guard lock(outcome.mutex);
-        ++outcome.open;
-      }
-      SPLICE_RETURN_IF_ERROR(sender.Send(*from.pool, {local, remote}, crcs.data(), Clock::now() + kTimeout,
-                                         [&outcome](const absl::Status& status) {
-                                           std::lock_guard lock(outcome.mutex);
-                                           if (outcome.status.ok()) outcome.status = status;
-                                           --outcome.open;
-                                           outcome.changed.notify_all();
-                                         }));
-    }
-  }
-  sender.Finish();
-  if (flush) SPLICE_RETURN_IF_ERROR(flush());
-  std::unique_lock lock(outcome.mutex);
-  if (!outcome.changed.wait_for(lock, kTimeout, [&] { return outcome.open == 0; }))
-    return absl::DeadlineExceededError("the transfer did not end");
-  return outcome.status;
-}
-
-absl::Status ExpectEqual(const engine::PagePool& from, std::span<const int32_t> source, const engine::PagePool& to,
-                         std::span<const int32_t> target) {
-  std::vector<uint32_t> sent(source.size()), arrived(target.size());
-  SPLICE_RETURN_IF_ERROR(from.ChecksumPages(source, sent.data()));
-  SPLICE_RETURN_IF_ERROR(to.ChecksumPages(target, arrived.data()));
-  if (sent != arrived) return absl::DataLossError("pages arrived damaged");
-  return absl::OkStatus();
-}
-
 absl::Status DevicePart(const engine::ModelConfig& c, const Flags& flags, nlohmann::json& out) {
   SPLICE_ASSIGN_OR_RETURN(Side from, MakeSide(flags.from, c, flags));
   SPLICE_ASSIGN_OR_RETURN(Side to, MakeSide(flags.to, c, flags));
@@ -166,9 +113,10 @@ absl::Status DevicePart(const engine::ModelConfig& c, const Flags& flags, nlohma
   for (const int32_t slice : flags.slices) {
     SPLICE_RETURN_IF_ERROR(Fill(to, 2));
     const auto sender = prefill::MakeDeviceSender(remote);
-    SPLICE_ASSIGN_OR_RETURN(const double rate,
-                            Rate(flags.repeats, bytes, [&] { return Push(*sender, from, to, slice, nullptr); }));
-    SPLICE_RETURN_IF_ERROR(ExpectEqual(*from.pool, all, *to.pool, to.kv->AllPages()));
+    SPLICE_ASSIGN_OR_RETURN(const double rate, Rate(flags.repeats, bytes, [&] {
+                              return PushPages(*sender, *from.kv, *to.kv, slice, nullptr);
+                            }));
+    SPLICE_RETURN_IF_ERROR(ExpectEqualPages(*from.pool, all, *to.pool, to.kv->AllPages()));
     fmt::print("device: slices of {:>6} tokens: {:7.1f} GB/s, {:5.1f} % of the bare copy\n", slice, rate / 1e9,
                100 * rate / bare);
     std::fflush(stdout);
@@ -226,14 +174,15 @@ absl::Status HostPart(const engine::ModelConfig& c, const Flags& flags, nlohmann
     for (const auto& sender : senders) {
       for (const int32_t slice : flags.slices) {
         const auto flush = [&] { return channel->FlushAndWait(kTimeout); };
-        SPLICE_ASSIGN_OR_RETURN(const double rate,
-                                Rate(flags.repeats, bytes, [&] { return Push(*sender, from, host, slice, flush); }));
+        SPLICE_ASSIGN_OR_RETURN(const double rate, Rate(flags.repeats, bytes, [&] {
+                                  return PushPages(*sender, *from.kv, *host.kv, slice, flush);
+                                }));
         std::vector<const std::byte*> pages;
         for (const int32_t page : host.kv->AllPages()) pages.push_back(host.pool->view().k(page));
         const std::vector<int32_t> target = to.kv->AllPages();
         SPLICE_ASSIGN_OR_RETURN(const double landed,
                                 Rate(1, bytes, [&] { return to.pool->WritePagesFrom(target, pages); }));
-        SPLICE_RETURN_IF_ERROR(ExpectEqual(*from.pool, from.kv->AllPages(), *to.pool, target));
+        SPLICE_RETURN_IF_ERROR(ExpectEqualPages(*from.pool, from.kv->AllPages(), *to.pool, target));
         fmt::print(
             "host, {}: slices of {:>6} tokens: {:6.1f} GB/s, {:5.1f} % of the bare copy; landed at {:.1f} GB/s\n",
             sender->carrier(), slice, rate / 1e9, 100 * rate / bare, landed / 1e9);
