@@ -97,11 +97,11 @@ class RecoveryPolicy {
   // Whether copies of segments are wanted at all. Without a copy every policy computes every row in every layer, and
   // its KV is exact.
   virtual bool reuses_segments() const = 0;
-  // Whether KV that is computed without any copy is that of a plain prefill.
-  virtual bool is_exact() const { return true; }
+  // Whether KV that is computed without any copy is that of a plain prefill. `reuses`: there is a copy.
+  virtual bool is_exact(bool /*reuses*/) const { return true; }
   // Whether a pass holds rows of one prompt only: what heads see may differ between prompts, which a device's attention
   // has no tables for.
-  virtual bool runs_alone() const { return false; }
+  virtual bool runs_alone(bool /*reuses*/) const { return false; }
   // Of these KV heads, over all layers, at most so many are restored. Asked after FirstStage.
   virtual int32_t RestoreCap(int32_t /*first_kv_head*/, int32_t /*num_kv_heads*/) const { return 0; }
   // The first layer whose cached K and V are read; copies of the layers below are not needed. Asked after FirstStage.

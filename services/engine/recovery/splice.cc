@@ -7,6 +7,7 @@ namespace spl::engine {
 
 void SplicePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
+  reuses_ = !layout.reused.empty();
   plan_.Begin(layout, dense_layers());
 }
 

@@ -2,6 +2,9 @@
 // everything is exact; above them the rows that SparseX chooses attend with head classes, and of these the ones that
 // attention moves most run through feed-forward. Scores count all heads, or global ones only (score_all_heads).
 //
+// A prompt of which splice reuses nothing is computed exactly: its KV is what later prompts copy, and with windows it
+// could be nobody's source. What is kept for decoding follows the classes in any case.
+//
 // splice+ computes more rows, the next best by score, up to rec_frac of the prompt: with all of them it is redknot
 // above the dense layers. With all heads global and all feed-forward, splice is sparsex.
 #pragma once
@@ -16,11 +19,13 @@ class SplicePolicy final : public SparseXPolicy {
   SplicePolicy(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
       : SparseXPolicy(config, options), plan_(config, map, this->options()) {}
   std::string_view name() const override { return options().policy == "splice+" ? "splice+" : "splice"; }
-  bool is_exact() const override { return false; }
-  bool runs_alone() const override { return true; }
-  LayerPlan PlanLayer(int32_t layer) override { return plan_.Layer(layer); }
+  bool is_exact(bool reuses) const override { return !uses_classes(reuses); }
+  bool runs_alone(bool reuses) const override { return uses_classes(reuses); }
+  LayerPlan PlanLayer(int32_t layer) override {
+    return uses_classes(reuses_) ? plan_.Layer(layer) : SparseXPolicy::PlanLayer(layer);
+  }
   int32_t RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) const override {
-    return plan_.RestoreCap(first_kv_head, num_kv_heads);
+    return uses_classes(reuses_) ? plan_.RestoreCap(first_kv_head, num_kv_heads) : 0;
   }
 
  protected:
@@ -28,7 +33,10 @@ class SplicePolicy final : public SparseXPolicy {
   void RefineScore(const ReuseLayout& layout, ScoreRequest& score) const override;
 
  private:
+  bool uses_classes(bool reuses) const { return reuses || options().policy == "splice+"; }
+
   HeadClassPlan plan_;
+  bool reuses_ = false;
 };
 
 }  // namespace spl::engine

@@ -38,7 +38,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     layout_.isolated.push_back(hit.source->isolated() || (before != nullptr && !StoodBehind(hit, *before)));
     before = &hit;
   }
-  if (!policy_.is_exact()) {
+  if (!policy_.is_exact(reuses())) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
   } else if (!hits_.empty()) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
@@ -47,7 +47,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   PrefillStage first = policy_.FirstStage(layout_);
-  if (!policy_.is_exact()) {
+  if (!policy_.is_exact(reuses())) {
     const Model& model = executor.model();
     for (int r = 0; r < model.num_ranks(); ++r)
       reports_.push_back(

@@ -32,7 +32,7 @@ class PromptRun {
   }
   // No other prompt may share the pass, which has all of the room: its scores would depend on the company, or its
   // policy asks for it.
-  bool alone() const { return scores() || policy_.runs_alone(); }
+  bool alone() const { return scores() || policy_.runs_alone(reuses()); }
   // The next pass, of at most `room` rows. Valid until Finish. No tokens: the room is too small for a sensible slice.
   PrefillSlice Next(int32_t room);
 
@@ -50,7 +50,8 @@ class PromptRun {
   double remaining_work() const;
   double pass_work() const;  // of the pass that Next described
 
-  bool exact() const { return layout_.reused.empty() && policy_.is_exact(); }
+  bool exact() const { return !reuses() && policy_.is_exact(false); }
+  bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
   int64_t recomputed_tokens() const { return recomputed_; }

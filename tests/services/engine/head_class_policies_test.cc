@@ -177,10 +177,27 @@ TEST_P(HeadClassPoliciesTest, WithNothingLeftOutRedknotIsExact) {
 TEST_P(HeadClassPoliciesTest, WhatTheyComputeIsApproximate) {
   std::mt19937 random = SeededRandom("approximate");
   const HeadClassMap map = RandomMap(random, 100);
-  for (const char* policy : {"redknot", "splice", "splice+"}) {
+  for (const char* policy : {"redknot", "splice+"}) {
     const Result got = Run(RandomTokens(random, 200), {.policy = policy}, &map);
     EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox) << policy;
     EXPECT_EQ(got.kv->exact_tokens(), 0) << policy;
+  }
+  const Prompt prompt = PromptWithSegment(random, 20);
+  const Result recovered = Run(prompt.tokens, {.policy = "splice"}, &map, prompt.hits);
+  EXPECT_EQ(recovered.kv->provenance(), chunk::Provenance::kApprox);
+  EXPECT_EQ(recovered.kv->exact_tokens(), 0);
+}
+
+// Whatever the map leaves out: a prompt without copies is where copies come from.
+TEST_P(HeadClassPoliciesTest, SpliceWithoutACopyIsExact) {
+  std::mt19937 random = SeededRandom("cold splice");
+  for (const int32_t length : {1, 64, 500}) {
+    const Tokens tokens = RandomTokens(random, length);
+    const HeadClassMap map = RandomMap(random, 10);
+    const Result got = Run(tokens, {.policy = "splice", .ffn_mass = 0.3}, &map, {}, 128);
+    EXPECT_TRUE(SameBits(got, Run(tokens, {.policy = "exact"}, nullptr, {}, 128))) << length;
+    EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kExact);
+    EXPECT_TRUE(got.restored.empty());
   }
 }
 
