@@ -38,6 +38,8 @@ absl::Status ValidateVisibility(const HeadVisibility& v) {
         }
       }
       return absl::OkStatus();
+    case VisibilityRule::kSelected:  // known to the device; see ValidateDecodeAttention
+      return absl::OkStatus();
   }
   return InvalidCall("attention: unknown visibility rule");
 }
@@ -71,6 +73,8 @@ absl::Status ValidateSequence(const PrefillAttentionArgs& a, const PrefillSequen
   }
   for (const HeadStreamView& head : s.heads) {
     if (absl::Status status = ValidateStream(head, a.pool); !status.ok()) return status;
+    if (head.visibility.rule == VisibilityRule::kSelected)
+      return InvalidCall("attention: rule kSelected in prefill; lists are of decode steps");
     if (!s.positions.empty() && s.positions.back() >= head.kv_len) {
       return InvalidCall("attention: row at position ", s.positions.back(), " but kv_len is ", head.kv_len);
     }
@@ -102,6 +106,11 @@ absl::Status ValidateDecodeAttention(const DecodeAttentionArgs& a) {
   }
   for (const HeadStreamView& stream : a.streams) {
     if (absl::Status s = ValidateStream(stream, a.pool); !s.ok()) return s;
+    if (stream.visibility.rule == VisibilityRule::kSelected &&
+        (a.lists.tokens == nullptr || a.lists.counts == nullptr || a.lists.stride < 1)) {
+      return InvalidCall("attention: a stream of rule kSelected, but lists has tokens ", a.lists.tokens != nullptr,
+                         ", counts ", a.lists.counts != nullptr, ", stride ", a.lists.stride);
+    }
   }
   if (!a.streams.empty() && (a.q.data == nullptr || a.out.data == nullptr || a.pool.base == nullptr)) {
     return InvalidCall("attention: null tensor");

@@ -21,6 +21,7 @@
 #include "kernels/common/activations.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/common/kv_pool.h"
+#include "kernels/common/token_selection.h"
 #include "kernels/common/visibility.h"
 
 namespace spl::kernels {
@@ -74,9 +75,13 @@ struct DecodeAttentionArgs {
   // A device reads what heads see from the staged batch (BatchArgs), where it says the same as `streams` do: a
   // recording of the call then serves sequences of any visibility. Without, it may be recorded with the call.
   bool staged_plans = false;
+  // What streams of rule kSelected see: entry `stream` of these lists, chosen on the device (select_tokens.h). Streams
+  // of other rules are served in the same call; theirs are not looked at. A list without positions gives zeros.
+  TokenLists lists = {};
 };
 
-// InvalidArgument: shapes, dtypes, a row position at or past kv_len, unsorted positions or indices, a short page table.
+// InvalidArgument: shapes, dtypes, a row position at or past kv_len, unsorted positions or indices, a short page table,
+// kSelected in prefill or without lists.
 absl::Status ValidatePrefillAttention(const PrefillAttentionArgs& args);
 absl::Status ValidateDecodeAttention(const DecodeAttentionArgs& args);
 

@@ -20,6 +20,7 @@ bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
     case VisibilityRule::kBlocks:
       return std::binary_search(v.indices.begin(), v.indices.end(), j / kPageTokens);
     case VisibilityRule::kList:
+    case VisibilityRule::kSelected:  // made a list by its caller
       return std::binary_search(v.indices.begin(), v.indices.end(), j);
   }
   return false;
@@ -86,7 +87,9 @@ absl::Status DecodeAttention(const KernelContext&, const DecodeAttentionArgs& a)
   const int64_t num_sequences = static_cast<int64_t>(a.streams.size()) / a.shape.num_kv_heads;
   for (int64_t i = 0; i < num_sequences; ++i) {
     for (int64_t h = 0; h < a.shape.num_qo_heads; ++h) {
-      const HeadStreamView& stream = a.streams[i * a.shape.num_kv_heads + h / group];
+      const int64_t stream_index = i * a.shape.num_kv_heads + h / group;
+      HeadStreamView stream = a.streams[stream_index];
+      if (stream.visibility.rule == VisibilityRule::kSelected) stream.visibility.indices = a.lists.of(stream_index);
       const int64_t at = i * a.shape.num_qo_heads + h;
       const double lse = Attend(a.shape, a.pool, stream, stream.kv_len - 1,
                                 a.q + i * a.q_row_stride + h * a.shape.head_dim, a.out + at * a.shape.head_dim);

@@ -156,8 +156,19 @@ void MakeParts(const DecodeAttentionArgs& a, std::vector<Part>& parts, std::vect
 
 }  // namespace
 
-absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) {
-  if (absl::Status s = ValidateDecodeAttention(a); !s.ok()) return s;
+absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) {
+  if (absl::Status s = ValidateDecodeAttention(args); !s.ok()) return s;
+  DecodeAttentionArgs a = args;
+  thread_local std::vector<HeadStreamView> views;
+  if (args.lists.tokens != nullptr) {  // what was chosen on this device is a list at hand here
+    views.assign(args.streams.begin(), args.streams.end());
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (views[i].visibility.rule != VisibilityRule::kSelected) continue;
+      views[i].visibility.rule = VisibilityRule::kList;
+      views[i].visibility.indices = args.lists.of(static_cast<int64_t>(i));
+    }
+    a.streams = views;
+  }
   thread_local std::vector<Part> parts;
   thread_local std::vector<int64_t> first;
   thread_local Scratch states;

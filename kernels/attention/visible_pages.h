@@ -28,6 +28,7 @@ class VisiblePages {
         page = NextListed(page, 1);
         break;
       case VisibilityRule::kList:
+      case VisibilityRule::kSelected:  // made a list by its caller
         page = NextListed(page, kPageTokens);
         break;
     }
@@ -46,6 +47,7 @@ class VisiblePages {
       case VisibilityRule::kBlocks:
         return causal;
       case VisibilityRule::kList:
+      case VisibilityRule::kSelected:
         return causal & Listed(base);
     }
     return 0;

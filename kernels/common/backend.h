@@ -26,8 +26,11 @@
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
 #include "kernels/selection/column_scores.h"
+#include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/pool_scores.h"
+#include "kernels/selection/select_tokens.h"
 #include "kernels/selection/top_k.h"
+#include "kernels/selection/top_tokens.h"
 #include "kernels/selection/value_deviation.h"
 
 namespace spl::kernels {
@@ -135,6 +138,15 @@ class Backend {
   virtual absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& args) const = 0;
   virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
   virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
+  virtual absl::Status SelectTokens(const KernelContext& /*ctx*/, const SelectTokensArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no SelectTokens");
+  }
+  virtual absl::Status TopTokens(const KernelContext& /*ctx*/, const TopTokensArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no TopTokens");
+  }
+  virtual absl::Status PageBoundScores(const KernelContext& /*ctx*/, const PageBoundScoresArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no PageBoundScores");
+  }
   virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no mixture of experts");
   }

@@ -67,6 +67,15 @@ class CpuBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return cpu::ValueDeviation(ctx, a);
   }
+  absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
+    return cpu::SelectTokens(ctx, a);
+  }
+  absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
+    return cpu::TopTokens(ctx, a);
+  }
+  absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
+    return cpu::PageBoundScores(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return cpu::RouteExperts(ctx, a);
   }

@@ -56,6 +56,15 @@ class ReferenceBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return ref::ValueDeviation(ctx, a);
   }
+  absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
+    return ref::SelectTokens(ctx, a);
+  }
+  absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
+    return ref::TopTokens(ctx, a);
+  }
+  absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
+    return ref::PageBoundScores(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return ref::RouteExperts(ctx, a);
   }

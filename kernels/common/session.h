@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/cpu_features.h"
 #include "kernels/common/kernel_context.h"
+#include "kernels/common/token_selection.h"
 #include "kernels/common/visibility.h"
 
 namespace spl::kernels {
@@ -47,6 +48,8 @@ struct BatchSequence {
   // layer. May be empty where HasPlan(kv_id, plan_key).
   std::span<const HeadVisibility> plan;
   uint64_t plan_key = 0;  // equal for equal plans
+  // Of a decode step in which the sequence chooses tokens in some layer; null: in none.
+  const SequenceSelection* selection = nullptr;
 };
 
 // One pass through the model, for all of its layers. Borrowed for the call of Stage.

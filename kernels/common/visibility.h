@@ -12,6 +12,9 @@ enum class VisibilityRule : uint8_t {
   kBand,    // positions [0, num_sinks) ∪ [pos - window + 1, pos]
   kBlocks,  // positions of the 64-token tiles listed in `indices`, and <= pos
   kList,    // positions listed in `indices`, and <= pos
+  // Decode only: the positions that the call's lists hold for the stream (TokenLists), and <= pos. What is known to the
+  // device alone is `kSelected`, what the caller has at hand `kList`.
+  kSelected,
 };
 
 // Causality is by original position in every rule: a row at position p never sees a position above p.

@@ -75,6 +75,16 @@ class FakeDeviceBackend : public kernels::Backend {
                                const kernels::DecodeAttentionArgs& a) const override {
     return cpu_->DecodeAttention(ctx, a);
   }
+  absl::Status SelectTokens(const kernels::KernelContext& ctx, const kernels::SelectTokensArgs& a) const override {
+    return cpu_->SelectTokens(ctx, a);
+  }
+  absl::Status TopTokens(const kernels::KernelContext& ctx, const kernels::TopTokensArgs& a) const override {
+    return cpu_->TopTokens(ctx, a);
+  }
+  absl::Status PageBoundScores(const kernels::KernelContext& ctx,
+                               const kernels::PageBoundScoresArgs& a) const override {
+    return cpu_->PageBoundScores(ctx, a);
+  }
   absl::Status Argmax(const kernels::KernelContext& ctx, const kernels::ArgmaxArgs& a) const override {
     return cpu_->Argmax(ctx, a);
   }

@@ -46,6 +46,7 @@ inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, i
     case VisibilityRule::kBlocks:
       return std::binary_search(indices.begin(), indices.end(), j / kPageTokens);
     case VisibilityRule::kList:
+    case VisibilityRule::kSelected:
       return std::binary_search(indices.begin(), indices.end(), j);
   }
   return false;

@@ -1,0 +1,54 @@
+// Quest's upper bounds of the scores of 16 positions at a time (algorithms.md section 7), the baseline of SparCas.
+//
+// A *granule* is 16 consecutive positions. For each stream of a sequence whose step selects in this layer:
+//   update   min_c and max_c over the keys of every granule that holds a position of [compact_len, kv_len); with
+//            `first` of all granules. The last granule covers what has been written of it.
+//   scores   score = max over the query heads h of the group of sm_scale Σ_c max(q_h,c min_c, q_h,c max_c), f32.
+// The maximum over the group, as in Quest's ports to grouped queries: a granule that one head needs is read for all of
+// them, and a sum would let the head with the longest query decide for the others.
+//
+// Layout    granule i of a stream is at element (i mod 64) 2 head_dim of compact page i / 64: [min | max][head_dim], in
+//           the pool's type (they are elements of K, so nothing is rounded). 1,024 positions a page whatever head_dim,
+//           an eighth of the bytes of K.
+// Garbage   as in select_tokens.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/common/activations.h"
+#include "kernels/common/kernel_context.h"
+#include "kernels/common/kv_pool.h"
+#include "kernels/common/token_selection.h"
+
+namespace spl::kernels {
+
+inline constexpr int32_t kBoundTokens = 16;
+inline constexpr int32_t kBoundsPerPage = kPageTokens;
+inline constexpr int32_t kBoundPageTokens = kBoundTokens * kBoundsPerPage;
+
+struct PageBoundScoresArgs {
+  AttentionShape shape;
+  KvPoolView pool;
+  ConstActivations q;        // [num_sequences, num_qo_heads, head_dim], rotated, row stride q_row_stride
+  int64_t q_row_stride = 0;  // elements
+  // As in SelectTokensArgs; budget, recent, dims, refresh and parity are not looked at.
+  std::span<const SelectingSequence> sequences;
+  float* scores = nullptr;    // out, device [num_sequences * num_kv_heads, scores_stride]
+  int64_t scores_stride = 0;  // elements; at least ceil(kv_len / 16)
+  int32_t layer = 0;          // of the staged batch
+};
+
+// InvalidArgument: shapes, dtypes, a stride or table that is short, a page outside the pool or not resident.
+absl::Status ValidatePageBoundScores(const PageBoundScoresArgs& args);
+
+namespace ref {  // scores in double
+absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& args);
+}
+namespace cpu {
+absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& args);
+}
+
+}  // namespace spl::kernels

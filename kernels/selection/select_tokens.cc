@@ -1,0 +1,34 @@
+#include "kernels/selection/select_tokens.h"
+
+#include "kernels/common/status.h"
+#include "kernels/selection/compact_keys.h"
+#include "kernels/selection/selecting_sequence.h"
+
+namespace spl::kernels {
+
+absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
+  constexpr char kOp[] = "SelectTokens";
+  if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
+  const CompactKeys compact{a.shape.head_dim, a.num_dims};
+  if (!compact.valid())
+    return InvalidCall(kOp, ": num_dims ", a.num_dims, " is not a multiple of 4 up to head_dim ", a.shape.head_dim,
+                       " that divides twice of it");
+  if (a.lists.stride < 1 || a.lists.stride > kSelectBudgetMax)
+    return InvalidCall(kOp, ": lists.stride is ", a.lists.stride, ", it must be in [1, ", kSelectBudgetMax, "]");
+  for (const SelectingSequence& s : a.sequences) {
+    if (!s.step.selects) continue;
+    if (absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, compact.page_tokens());
+        !status.ok())
+      return status;
+    if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
+    if (s.dims == nullptr) return InvalidCall(kOp, ": dims is null in a sequence that selects");
+    if (a.weights != nullptr && a.weights_stride < s.kv_len)
+      return InvalidCall(kOp, ": weights_stride ", a.weights_stride, " is less than kv_len ", s.kv_len);
+  }
+  if (!a.sequences.empty() &&
+      (a.q.data == nullptr || a.pool.base == nullptr || a.lists.tokens == nullptr || a.lists.counts == nullptr))
+    return InvalidCall(kOp, ": q, pool.base, lists.tokens or lists.counts is null");
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels

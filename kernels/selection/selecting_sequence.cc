@@ -1,0 +1,62 @@
+#include "kernels/selection/selecting_sequence.h"
+
+#include "kernels/common/status.h"
+
+namespace spl::kernels {
+
+absl::Status ValidateSelectingShape(const char* op, const AttentionShape& s, const KvPoolView& pool,
+                                    int64_t q_row_stride) {
+  if (s.num_qo_heads <= 0 || s.num_kv_heads <= 0 || s.num_qo_heads % s.num_kv_heads != 0)
+    return InvalidCall(op, ": shape has ", s.num_qo_heads, " query heads over ", s.num_kv_heads, " KV heads");
+  if (s.head_dim <= 0 || s.head_dim % 8 != 0 || s.head_dim > 256)
+    return InvalidCall(op, ": head_dim ", s.head_dim, " is not a multiple of 8 up to 256");
+  if (pool.head_dim != s.head_dim)
+    return InvalidCall(op, ": pool.head_dim is ", pool.head_dim, ", shape.head_dim ", s.head_dim);
+  if (pool.dtype == DType::kF16) return InvalidCall(op, ": pool.dtype is f16; pages are f32 or bf16");
+  if (!(s.sm_scale > 0)) return InvalidCall(op, ": sm_scale is ", s.sm_scale, ", it must be positive");
+  if (q_row_stride < int64_t{s.num_qo_heads} * s.head_dim)
+    return InvalidCall(op, ": q_row_stride ", q_row_stride, " is less than a row of ", s.num_qo_heads, " x ",
+                       s.head_dim);
+  return absl::OkStatus();
+}
+
+absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s, const KvPoolView& pool,
+                                     int32_t num_kv_heads, int32_t page_tokens) {
+  if (s.kv_len < 1) return InvalidCall(op, ": a sequence that selects has kv_len ", s.kv_len);
+  if (s.step.compact_len < 0 || s.step.compact_len > s.kv_len)
+    return InvalidCall(op, ": compact_len ", s.step.compact_len, " is outside [0, kv_len = ", s.kv_len, "]");
+  if (s.step.parity > 1) return InvalidCall(op, ": parity is ", int{s.step.parity}, ", it is 0 or 1");
+  if (s.step.first && !s.step.refresh) return InvalidCall(op, ": first without refresh");
+  const auto heads = static_cast<size_t>(num_kv_heads);
+  if (s.page_tables.size() != heads || s.compact_tables.size() != heads)
+    return InvalidCall(op, ": ", s.page_tables.size(), " page_tables and ", s.compact_tables.size(),
+                       " compact_tables for ", num_kv_heads, " KV heads");
+  const auto check = [&](const char* field, std::span<const int32_t> table, int64_t pages) {
+    if (static_cast<int64_t>(table.size()) < pages)
+      return InvalidCall(op, ": ", field, " has ", table.size(), " pages, kv_len ", s.kv_len, " needs ", pages);
+    for (int64_t i = 0; i < pages; ++i) {
+      const int32_t page = table[static_cast<size_t>(i)];
+      if (page == kNoPage) return InvalidCall(op, ": ", field, " has no page at ", i, "; all keys must be resident");
+      if (!pool.contains(page))
+        return InvalidCall(op, ": ", field, " names page ", page, " at ", i, ", outside the pool of ", pool.num_pages);
+    }
+    return absl::OkStatus();
+  };
+  for (size_t h = 0; h < heads; ++h) {
+    absl::Status status = check("page_tables", s.page_tables[h], (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens);
+    if (status.ok())
+      status = check("compact_tables", s.compact_tables[h], (int64_t{s.kv_len} + page_tokens - 1) / page_tokens);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateListBudget(const char* op, const SelectingSequence& s, const TokenLists& lists) {
+  if (s.budget < 1 || s.budget > lists.stride)
+    return InvalidCall(op, ": budget ", s.budget, " is outside [1, lists.stride = ", lists.stride, "]");
+  if (s.recent < 1 || s.recent > s.budget)
+    return InvalidCall(op, ": recent ", s.recent, " is outside [1, budget = ", s.budget, "]");
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels

@@ -1,0 +1,40 @@
+// Checks and element access that the operations over SelectingSequence share.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/common/kv_pool.h"
+#include "kernels/common/token_selection.h"
+
+namespace spl::kernels {
+
+// Shape, pool and q of an operation over a decode batch. InvalidArgument names `op` and the field.
+absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape, const KvPoolView& pool,
+                                    int64_t q_row_stride);
+
+// A sequence that selects: kv_len, compact_len and tables; compact pages hold page_tokens positions each.
+absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
+                                     int32_t num_kv_heads, int32_t page_tokens);
+
+// A sequence that selects: budget and recent against the lists' stride.
+absl::Status ValidateListBudget(const char* op, const SelectingSequence& sequence, const TokenLists& lists);
+
+// Element `at` of K, V or compact page `half` of the pool's type.
+inline float PoolElement(const KvPoolView& pool, const std::byte* half, int64_t at) {
+  return pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(half)[at]
+                                   : ToFloat(reinterpret_cast<const bf16*>(half)[at]);
+}
+
+// Copies an element without a change of its bits.
+inline void CopyPoolElement(const KvPoolView& pool, const std::byte* from, int64_t from_at, std::byte* to,
+                            int64_t to_at) {
+  if (pool.dtype == DType::kF32) {
+    reinterpret_cast<uint32_t*>(to)[to_at] = reinterpret_cast<const uint32_t*>(from)[from_at];
+  } else {
+    reinterpret_cast<uint16_t*>(to)[to_at] = reinterpret_cast<const uint16_t*>(from)[from_at];
+  }
+}
+
+}  // namespace spl::kernels
