@@ -33,18 +33,22 @@ struct LayerSelection {
 
 // A sequence of a decode batch in one layer, as the operations that choose tokens see it. Borrowed for the call.
 struct SelectingSequence {
-  std::span<const std::span<const int32_t>> page_tables;     // [num_kv_heads]; pages of K and V, see attention.h
-  std::span<const std::span<const int32_t>> compact_tables;  // [num_kv_heads]; compact pages, out of the same pool
-  int32_t kv_len = 0;                                        // positions [0, kv_len) have been written
+  std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; pages of K and V, see attention.h
+  // [num_kv_heads]; compact pages, out of the same pool. A head without any does not select: it gets no list.
+  std::span<const std::span<const int32_t>> compact_tables;
+  int32_t kv_len = 0;  // positions [0, kv_len) have been written
   LayerSelection step;
   int32_t budget = 0;       // tokens of a list, at most TokenLists::stride
   int32_t recent = 1;       // of these the last positions, always taken; in [1, budget]
   int32_t* dims = nullptr;  // device [num_kv_heads, 2, num_dims] of this layer: the two tables of each stream
+
+  bool selects(int32_t kv_head) const { return step.selects && !compact_tables[static_cast<size_t>(kv_head)].empty(); }
 };
 
 // The same for all layers of a sequence, as Session::Stage brings it to a device.
 struct SequenceSelection {
-  // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only ever grow.
+  // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only ever grow, and
+  // one that is empty stays so.
   std::span<const std::vector<int32_t>> compact_tables;
   std::span<const LayerSelection> layers;  // [num_layers]
   int32_t budget = 0;

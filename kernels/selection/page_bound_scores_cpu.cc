@@ -56,6 +56,7 @@ absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs
   for (size_t i = 0; i < a.sequences.size(); ++i) {
     if (!a.sequences[i].step.selects) continue;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
+      if (!a.sequences[i].selects(h)) continue;
       for (int32_t g = 0; g * kBoundTokens < a.sequences[i].kv_len; g += kBoundsPerPage)
         tasks.push_back({static_cast<int32_t>(i), h, g});
     }

@@ -54,6 +54,7 @@ absl::Status PageBoundScores(const KernelContext&, const PageBoundScoresArgs& a)
     const SelectingSequence& s = a.sequences[i];
     if (!s.step.selects) continue;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
+      if (!s.selects(h)) continue;
       const Stream x{a, s, h};
       const float* q = a.q + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * a.shape.head_dim;
       float* scores = a.scores + (static_cast<int64_t>(i) * a.shape.num_kv_heads + h) * a.scores_stride;

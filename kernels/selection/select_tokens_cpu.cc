@@ -122,7 +122,7 @@ absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) {
     const int64_t i = stream / a.shape.num_kv_heads;
     const auto head = static_cast<int32_t>(stream % a.shape.num_kv_heads);
     const SelectingSequence& s = a.sequences[static_cast<size_t>(i)];
-    if (!s.step.selects) return;
+    if (!s.selects(head)) return;
     const float* q = a.q + i * a.q_row_stride + int64_t{head} * group * a.shape.head_dim;
     const Stream x{a, kernels, s, head, group, q, {a.shape.head_dim, a.num_dims}};
     x.Run(a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],

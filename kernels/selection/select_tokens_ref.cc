@@ -96,6 +96,7 @@ absl::Status SelectTokens(const KernelContext&, const SelectTokensArgs& a) {
   for (size_t i = 0; i < a.sequences.size(); ++i) {
     if (!a.sequences[i].step.selects) continue;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
+      if (!a.sequences[i].selects(h)) continue;
       const int64_t stream = static_cast<int64_t>(i) * a.shape.num_kv_heads + h;
       const float* q = a.q + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * a.shape.head_dim;
       Select({a, a.sequences[i], h, q, {a.shape.head_dim, a.num_dims}}, group, a.lists.tokens + stream * a.lists.stride,

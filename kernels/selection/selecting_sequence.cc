@@ -43,6 +43,7 @@ absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s,
     return absl::OkStatus();
   };
   for (size_t h = 0; h < heads; ++h) {
+    if (!s.selects(static_cast<int32_t>(h))) continue;
     absl::Status status = check("page_tables", s.page_tables[h], (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens);
     if (status.ok())
       status = check("compact_tables", s.compact_tables[h], (int64_t{s.kv_len} + page_tokens - 1) / page_tokens);

@@ -43,7 +43,7 @@ absl::Status ForEachStream(const KernelContext& ctx, const TopTokensArgs& a, con
   if (absl::Status s = ValidateTopTokens(a); !s.ok()) return s;
   ParallelTasks(ctx, static_cast<int64_t>(a.sequences.size()) * a.num_kv_heads, [&](int64_t stream) {
     const SelectingSequence& s = a.sequences[static_cast<size_t>(stream / a.num_kv_heads)];
-    if (!s.step.selects) return;
+    if (!s.selects(static_cast<int32_t>(stream % a.num_kv_heads))) return;
     int32_t* tokens = a.lists.tokens + stream * a.lists.stride;
     if (s.kv_len <= s.budget) {
       a.lists.counts[stream] = IdentityList(s.kv_len, tokens);

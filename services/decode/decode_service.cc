@@ -175,7 +175,9 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
   const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
-  SPLICE_RETURN_IF_ERROR(engine::MakeTokenSelector(request.reuse().decode(), model.config(), ticket->classes).status());
+  ticket->decode = wire::DecodeOptionsOf(request.reuse());
+  SPLICE_ASSIGN_OR_RETURN(const auto selector,
+                          engine::MakeTokenSelector(ticket->decode, model.config(), ticket->classes));
   const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   if (tokens < 1 || tokens >= model.config().max_positions)
@@ -193,6 +195,10 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> needed = room.of_rank;
   for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;
+  if (const auto compact = engine::CompactNeedsOf(*selector, model.config()); compact.has_value()) {
+    const auto more = engine::CompactPages::PagesByRank(shape, *compact, num_ranks, tokens + 1);
+    for (size_t r = 0; r < needed.size(); ++r) needed[r] += more[r] * ticket->sampling.num_forks;
+  }
   if (*std::max_element(needed.begin(), needed.end()) > pool_.view().pages_per_rank())
     return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
                            tokens, ticket->sampling.num_forks, Sum(needed), pool_.num_pages());
@@ -206,10 +212,11 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   if (room.compressed) {
     SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool_, room.spares));
   }
+  SPLICE_ASSIGN_OR_RETURN(ticket->compact, engine::MakeCompactPages(*selector, model, pool_));
+  if (ticket->compact != nullptr) SPLICE_RETURN_IF_ERROR(ticket->compact->Reserve(tokens + 1));
   if (landing_pool_ != nullptr) ReserveLanding(*landing_pool_, room.spares, *ticket);
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
-  ticket->selector = request.reuse().decode();
   ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
   ticket->num_output_tokens = request.num_output_tokens();
   ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl
@@ -370,7 +377,8 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.kv->set_num_tokens(ticket.prompt_tokens);
   if (ticket.classes != nullptr && decode.kv->classes() == nullptr) decode.kv->Compress(ticket.classes);
   decode.sampling = ticket.sampling;
-  decode.selector = ticket.selector;
+  decode.decode = ticket.decode;
+  decode.compact = std::move(ticket.compact);
   const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;
   if (!ticket.prompt.empty()) {
     decode.prompt.assign(ticket.prompt.begin(), ticket.prompt.begin() + split);

@@ -39,8 +39,9 @@ struct Ticket {
   std::unique_ptr<engine::SparePages> spare, landing_spare;  // for restored heads, until the commit
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
-  std::string selector;
-  std::vector<int32_t> prompt;  // only when a penalty needs it, or for resumed output
+  engine::DecodeOptions decode;
+  std::unique_ptr<engine::CompactPages> compact;  // of the first continuation; null: its selector needs none
+  std::vector<int32_t> prompt;                    // only when a penalty needs it, or for resumed output
   int64_t num_output_tokens = 0;
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<TokenStream> stream;

@@ -245,8 +245,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
   prefill.return_first_logits = request.reuse().return_first_logits();
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
-  SPLICE_ASSIGN_OR_RETURN(const auto token_selector,
-                          engine::MakeTokenSelector(request.reuse().decode(), engine_.model().config(), classes));
+  SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
+                                                                               engine_.model().config(), classes));
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;

@@ -126,6 +126,12 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("rec_frac", &reuse.rec_frac);
   inner.Number("restore_share", &reuse.restore_share);
   inner.Number("restore_threshold", &reuse.restore_threshold);
+  inner.Uint32("decode_budget", &reuse.decode_budget);
+  inner.Uint32("decode_dense_layers", &reuse.decode_dense_layers);
+  inner.Uint32("decode_recent", &reuse.decode_recent);
+  inner.Uint32("decode_dims", &reuse.decode_dims);
+  inner.Uint32("decode_refresh_interval", &reuse.decode_refresh_interval);
+  inner.Uint32("decode_sinks", &reuse.decode_sinks);
   if (const Json* segments = inner.Raw("segments"); segments != nullptr) {
     absl::StatusOr<std::vector<TokenSegment>> read = ReadTokenSegments(*segments);
     if (!read.ok()) return reader.Fail(read.status());

@@ -57,6 +57,8 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
 constexpr std::string_view kReusePolicies[] = {"auto", "exact",   "sparsex", "naive",  "cacheblend",
                                                "epic", "redknot", "splice",  "splice+"};
 
+constexpr std::string_view kSelectors[] = {"auto", "dense", "head_classes", "sparcas", "quest", "streaming"};
+
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
   return ParamError(field, "may have {} bytes at most, got {}", kMaxNameBytes, name.size());
@@ -69,8 +71,10 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
     return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}", reuse.policy,
                       fmt::join(kReusePolicies, ", "));
   }
-  if (!reuse.decode.empty() && reuse.decode != "auto" && reuse.decode != "dense") {
-    return ParamError("splice.decode", "\"{}\" is not served by this build; use \"auto\" or \"dense\"", reuse.decode);
+  if (!reuse.decode.empty() &&
+      std::find(std::begin(kSelectors), std::end(kSelectors), reuse.decode) == std::end(kSelectors)) {
+    return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}", reuse.decode,
+                      fmt::join(kSelectors, ", "));
   }
   if (!reuse.quality.empty() && reuse.quality != "balanced" && reuse.quality != "strict") {
     return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality);

@@ -70,6 +70,12 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.rec_frac.has_value()) out.set_rec_frac(*r.rec_frac);
   if (r.restore_share.has_value()) out.set_restore_share(*r.restore_share);
   if (r.restore_threshold.has_value()) out.set_restore_threshold(*r.restore_threshold);
+  if (r.decode_budget.has_value()) out.set_decode_budget(*r.decode_budget);
+  if (r.decode_dense_layers.has_value()) out.set_decode_dense_layers(*r.decode_dense_layers);
+  if (r.decode_recent.has_value()) out.set_decode_recent(*r.decode_recent);
+  if (r.decode_dims.has_value()) out.set_decode_dims(*r.decode_dims);
+  if (r.decode_refresh_interval.has_value()) out.set_decode_refresh_interval(*r.decode_refresh_interval);
+  if (r.decode_sinks.has_value()) out.set_decode_sinks(*r.decode_sinks);
   out.set_return_first_logits(r.return_first_logits);
   return out;
 }
@@ -102,6 +108,12 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_rec_frac()) out.rec_frac = o.rec_frac();
   if (o.has_restore_share()) out.restore_share = o.restore_share();
   if (o.has_restore_threshold()) out.restore_threshold = o.restore_threshold();
+  if (o.has_decode_budget()) out.decode_budget = o.decode_budget();
+  if (o.has_decode_dense_layers()) out.decode_dense_layers = o.decode_dense_layers();
+  if (o.has_decode_recent()) out.decode_recent = o.decode_recent();
+  if (o.has_decode_dims()) out.decode_dims = o.decode_dims();
+  if (o.has_decode_refresh_interval()) out.decode_refresh_interval = o.decode_refresh_interval();
+  if (o.has_decode_sinks()) out.decode_sinks = o.decode_sinks();
   out.return_first_logits = o.return_first_logits();
   return out;
 }

@@ -31,27 +31,44 @@ engine::SamplingParams FromProto(const v1::SamplingParams& p) {
   return s;
 }
 
+namespace {
+
+// Beyond any limit stays beyond it, so that the check names the field.
+int32_t Bounded(uint32_t value) { return static_cast<int32_t>(std::min<uint32_t>(value, INT32_MAX)); }
+
+}  // namespace
+
+engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto) {
+  engine::DecodeOptions decode;
+  decode.selector = proto.decode();
+  if (proto.has_decode_budget()) decode.budget = Bounded(proto.decode_budget());
+  if (proto.has_decode_dense_layers()) decode.dense_layers = Bounded(proto.decode_dense_layers());
+  if (proto.has_decode_recent()) decode.recent = Bounded(proto.decode_recent());
+  if (proto.has_decode_dims()) decode.dims = Bounded(proto.decode_dims());
+  if (proto.has_decode_refresh_interval()) decode.refresh_interval = Bounded(proto.decode_refresh_interval());
+  if (proto.has_decode_sinks()) decode.sinks = Bounded(proto.decode_sinks());
+  return decode;
+}
+
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
-  // Beyond any limit stays beyond it, so that the check names the field.
-  const auto bounded = [](uint32_t value) { return static_cast<int32_t>(std::min<uint32_t>(value, INT32_MAX)); };
   engine::ReuseOptions reuse;
   reuse.policy = proto.quality() == "strict" ? "exact" : proto.policy();
-  if (proto.has_dense_layers()) reuse.dense_layers = bounded(proto.dense_layers());
+  if (proto.has_dense_layers()) reuse.dense_layers = Bounded(proto.dense_layers());
   if (proto.has_recompute_share()) reuse.recompute_share = proto.recompute_share();
-  if (proto.has_recompute_min()) reuse.recompute_min = bounded(proto.recompute_min());
-  if (proto.has_recompute_max()) reuse.recompute_max = bounded(proto.recompute_max());
-  if (proto.has_overflow_tokens()) reuse.overflow_tokens = bounded(proto.overflow_tokens());
-  if (proto.has_score_pool()) reuse.score_pool = bounded(proto.score_pool());
-  if (proto.has_tail_tokens()) reuse.tail_tokens = bounded(proto.tail_tokens());
-  if (proto.has_link_tokens()) reuse.link_tokens = bounded(proto.link_tokens());
+  if (proto.has_recompute_min()) reuse.recompute_min = Bounded(proto.recompute_min());
+  if (proto.has_recompute_max()) reuse.recompute_max = Bounded(proto.recompute_max());
+  if (proto.has_overflow_tokens()) reuse.overflow_tokens = Bounded(proto.overflow_tokens());
+  if (proto.has_score_pool()) reuse.score_pool = Bounded(proto.score_pool());
+  if (proto.has_tail_tokens()) reuse.tail_tokens = Bounded(proto.tail_tokens());
+  if (proto.has_link_tokens()) reuse.link_tokens = Bounded(proto.link_tokens());
   if (proto.has_blend_share()) reuse.blend_share = proto.blend_share();
-  if (proto.has_epic_tokens()) reuse.epic_tokens = bounded(proto.epic_tokens());
+  if (proto.has_epic_tokens()) reuse.epic_tokens = Bounded(proto.epic_tokens());
   if (proto.has_max_recompute_fraction()) reuse.max_recompute_fraction = proto.max_recompute_fraction();
   reuse.full_kv = proto.full_kv();
   if (proto.has_ffn_mass()) reuse.ffn_mass = proto.ffn_mass();
-  if (proto.has_ffn_dense_layers()) reuse.ffn_dense_layers = bounded(proto.ffn_dense_layers());
-  if (proto.has_ffn_recent()) reuse.ffn_recent = bounded(proto.ffn_recent());
-  if (proto.has_ffn_deep_layer()) reuse.ffn_deep_layer = bounded(proto.ffn_deep_layer());
+  if (proto.has_ffn_dense_layers()) reuse.ffn_dense_layers = Bounded(proto.ffn_dense_layers());
+  if (proto.has_ffn_recent()) reuse.ffn_recent = Bounded(proto.ffn_recent());
+  if (proto.has_ffn_deep_layer()) reuse.ffn_deep_layer = Bounded(proto.ffn_deep_layer());
   if (proto.has_ffn_deep_mass()) reuse.ffn_deep_mass = proto.ffn_deep_mass();
   if (proto.has_rec_frac()) reuse.rec_frac = proto.rec_frac();
   if (proto.has_score_all_heads()) reuse.score_all_heads = proto.score_all_heads();

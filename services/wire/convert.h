@@ -19,6 +19,7 @@ engine::SamplingParams FromProto(const v1::SamplingParams& proto);
 
 // Policy and numbers; unset ones keep the policy's defaults. "strict" quality is the exact policy. Ranges are checked
 // by engine::ValidateReuseOptions.
+engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto);
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto);
 
 // Ranges, namespace keys and which are frozen, as they came; the engine checks them against the prompt.

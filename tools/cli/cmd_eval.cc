@@ -144,9 +144,12 @@ class Evaluation {
     report_.Add(sample.task, sample.length, method, *result, correct);
     SPLICE_RETURN_IF_ERROR(CompareFirstLogits(sample, place, method, *result));
     if (answers_.is_open())
-      answers_ << json{{"id", sample.id},         {"place", place},
-                       {"reuse", method.label},   {"provenance", ProvenanceName(method.provenance)},
-                       {"decode", method.decode}, {"text", result->text},
+      answers_ << json{{"id", sample.id},
+                       {"place", place},
+                       {"reuse", method.label},
+                       {"provenance", ProvenanceName(method.provenance)},
+                       {"decode", method.decode_label},
+                       {"text", result->text},
                        {"correct", correct}}
                       .dump()
                << '\n';
@@ -251,8 +254,10 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
 absl::Status RunEval(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
-  const bool reuses = std::any_of(methods.begin(), methods.end(), [](const auto& m) { return m.reuse != "exact"; });
-  SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, reuses));
+  const bool needs_cluster = std::any_of(methods.begin(), methods.end(), [](const EvalMethod& m) {
+    return m.reuse != "exact" || (m.decode != "auto" && m.decode != "dense");
+  });
+  SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, needs_cluster));
   Evaluation evaluation(*source->generator, flags);
   size_t done = 0;
   const bool progress = ::isatty(STDERR_FILENO) != 0;
@@ -287,7 +292,7 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--decode", flags->decode, "decode methods, separated by commas")
+  app.add_option("--decode", flags->decode, "decode methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")

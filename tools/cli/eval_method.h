@@ -18,13 +18,15 @@ struct EvalMethod {
   std::string label;  // as the user wrote it
   std::string reuse;
   nlohmann::json options = nlohmann::json::object();  // members of the API's "splice" object
+  std::string decode_label;
   std::string decode;
   Provenance provenance = Provenance::kContext;
 
   bool reuses_segments() const { return reuse != "exact" && reuse != "redknot"; }
 };
 
-// "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1". InvalidArgument names what is wrong.
+// Both "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1" and "sparcas:budget=1024" (which
+// sets decode_budget). InvalidArgument names what is wrong.
 absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
                                            const std::string& provenance);
 const char* ProvenanceName(Provenance provenance);

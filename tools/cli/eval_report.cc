@@ -76,13 +76,22 @@ std::string Escape(const std::string& text) {
   return out;
 }
 
+// As the tables show it: what it decodes with only where that was chosen.
+std::string MethodName(const std::string& reuse, const std::string& decode) {
+  return decode == "auto" ? reuse : reuse + " / " + decode;
+}
+
+bool IsOracle(const std::string& reuse, const std::string& decode) {
+  return reuse == "exact" && (decode == "auto" || decode == "dense");
+}
+
 constexpr const char* kColours[] = {"#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd",
                                     "#8c564b", "#17becf", "#7f7f7f", "#e377c2", "#bcbd22"};
 
 }  // namespace
 
 EvalReport::Key EvalReport::KeyOf(const std::string& task, int64_t length, const EvalMethod& method) {
-  return {task, length, method.label, method.decode,
+  return {task, length, method.label, method.decode_label,
           method.reuses_segments() ? ProvenanceName(method.provenance) : "-"};
 }
 
@@ -120,7 +129,7 @@ void EvalReport::AddFirstLogits(const std::string& task, int64_t length, const E
 std::map<EvalReport::Key, EvalCell> EvalReport::CoreAverages() const {
   std::set<std::pair<std::string, int64_t>> core;
   for (const auto& [key, cell] : cells_) {
-    if (std::get<2>(key) == "exact" && double(cell.correct) >= kCoreAccuracy * double(cell.n))
+    if (IsOracle(std::get<2>(key), std::get<3>(key)) && double(cell.correct) >= kCoreAccuracy * double(cell.n))
       core.insert({std::get<0>(key), std::get<1>(key)});
   }
   std::map<Key, EvalCell> averages;
@@ -134,19 +143,19 @@ std::map<EvalReport::Key, EvalCell> EvalReport::CoreAverages() const {
 }
 
 void EvalReport::PrintTable() const {
-  fmt::print("{:<16} {:>6} {:<28} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6} {:>7}\n", "task",
+  fmt::print("{:<16} {:>6} {:<32} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6} {:>7}\n", "task",
              "length", "reuse", "from", "n", "accuracy", "95 %", "ttft p50", "p95", "cached", "aligned", "recomp.",
              "computed", "first=", "cosine");
   const auto row = [](const Key& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     fmt::print(
-        "{:<16} {:>6} {:<28} {:<8} {:>4} {:>7.1f}% {:>6.1f} – {:>5.1f}% {:>5.0f} ms {:>5.0f} ms {:>6.1f}% {:>6.1f}% "
+        "{:<16} {:>6} {:<32} {:<8} {:>4} {:>7.1f}% {:>6.1f} – {:>5.1f}% {:>5.0f} ms {:>5.0f} ms {:>6.1f}% {:>6.1f}% "
         "{:>6.1f}% {:>7.1f}% {:>6} {:>7}\n",
-        task, length, reuse, provenance, cell.n, Percent(cell.correct, cell.n), 100 * low, 100 * high,
-        Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
-        Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),
-        Percent(cell.computed, cell.prompt_tokens),
+        task, length, MethodName(reuse, decode), provenance, cell.n, Percent(cell.correct, cell.n), 100 * low,
+        100 * high, Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95),
+        Percent(cell.cached, cell.prompt_tokens), Percent(cell.aligned, cell.prompt_tokens),
+        Percent(cell.recomputed, cell.prompt_tokens), Percent(cell.computed, cell.prompt_tokens),
         cell.first_compared > 0 ? fmt::format("{:.0f}%", Percent(cell.first_equal, cell.first_compared)) : "-",
         cell.first_compared > 0 ? fmt::format("{:.4f}", Mean(cell.cosines)) : "-");
   };
@@ -196,8 +205,8 @@ std::string EvalReport::Plot(int64_t length, const std::string& provenance) cons
   double x_max = 0;
   for (const auto& [key, cell] : CoreAverages()) {
     if (std::get<1>(key) != length || (std::get<4>(key) != provenance && std::get<4>(key) != "-")) continue;
-    dots.push_back({std::get<2>(key), Percentile(cell.ttft_ms, 0.5), Percent(cell.correct, cell.n),
-                    Percent(cell.recomputed + cell.computed, cell.prompt_tokens)});
+    dots.push_back({MethodName(std::get<2>(key), std::get<3>(key)), Percentile(cell.ttft_ms, 0.5),
+                    Percent(cell.correct, cell.n), Percent(cell.recomputed + cell.computed, cell.prompt_tokens)});
     x_max = std::max(x_max, dots.back().x);
   }
   if (dots.empty()) return "";
@@ -265,7 +274,7 @@ std::string EvalReport::ToHtml(const std::string& title) const {
     html += fmt::format(
         "<tr{}><td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.1f} %<td>{:.1f}–{:.1f}<td>{:.0f} ms<td>{:.0f} ms<td>{:.1f} %"
         "<td>{:.1f} %<td>{:.1f} %<td>{:.1f} %<td>{:.1f} MB<td>{:.1f} MB<td>{}</tr>",
-        task == kCore ? " class='core'" : "", task, length, Escape(reuse), provenance, cell.n,
+        task == kCore ? " class='core'" : "", task, length, Escape(MethodName(reuse, decode)), provenance, cell.n,
         Percent(cell.correct, cell.n), 100 * low, 100 * high, Percentile(cell.ttft_ms, 0.5),
         Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
         Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),

@@ -73,6 +73,8 @@ struct DecodeRow {
   int32_t token = 0;
   const SequenceKv* kv = nullptr;
   TokenSelector* selector = nullptr;
+  // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
+  const CompactPages* compact = nullptr;
 };
 
 // Which part of the model a pass runs.
@@ -131,7 +133,8 @@ class Executor {
                                                  int64_t k);
   // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).
   absl::Status AlignCopy(const AlignPlan& plan);
-  // One step, with the logits of every row.
+  // One step, with the logits of every row. The selectors' BeginStep was called for it, and those that choose tokens in
+  // it share a step (ScoringPlan::SharesStep).
   absl::Status Decode(std::span<const DecodeRow> rows);
 
   // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice).
@@ -189,6 +192,9 @@ class Executor {
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
   void AddPlans();
+  // Before a step is staged: what its sequences choose with, and where the lists go.
+  absl::Status PrepareChoices(std::span<const DecodeRow> rows);
+  absl::Status ChooseTokens(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
@@ -222,8 +228,19 @@ class Executor {
     TokenSelector* selector = nullptr;  // of a decode step
   };
 
+  // Of a decode step in which some sequence chooses tokens.
+  struct Choices {
+    ScoringPlan plan;  // what they share; kNone: nobody chooses
+    int64_t stride = 0, scores_stride = 0;
+    std::vector<kernels::SequenceSelection> sequences;     // [rows]
+    std::vector<kernels::SelectingSequence> of_layer;      // [rows]
+    std::vector<std::span<const int32_t>> pages, compact;  // [rows, num_kv_heads], of the layer
+    kernels::TokenLists lists;
+  };
+
   const std::shared_ptr<const Model> whole_;
   const ModelShard* const model_;  // of this rank
+  const int rank_;
   const kernels::KvPoolView pool_;
   const ExecutorOptions options_;
   kernels::DType activation_dtype_ = kernels::DType::kF32;
@@ -251,7 +268,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> out, lse;  // of the other attention
   };
   std::unique_ptr<Observer> observer_;  // during PrefillObserved
-  std::vector<float> host_logits_;      // of a device whose memory the host cannot change
+  Choices choices_;
+  std::vector<float> host_logits_;  // of a device whose memory the host cannot change
 
   struct Workspace {
     // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one
@@ -274,6 +292,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]; of chosen rows what feed-forward makes
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
+    std::unique_ptr<kernels::Buffer> lists;           // int32 [max_sequences Hk, stride] and [max_sequences Hk]
+    std::unique_ptr<kernels::Buffer> token_scores;    // f32 [max_sequences Hk, scores_stride]
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
     // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
     std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]

@@ -23,9 +23,17 @@ struct DecodeEngine::Fork {
   int32_t index = 0;
   std::unique_ptr<SequenceKv> kv;
   std::unique_ptr<TokenSelector> selector;
+  std::unique_ptr<CompactPages> compact;  // null: the selector needs none
   std::unique_ptr<Sampler> sampler;
   int32_t last_token = 0;
   bool finished = false;
+
+  // Room for the next position.
+  absl::Status Grow() {
+    const int64_t next = kv->num_tokens() + 1;
+    SPLICE_RETURN_IF_ERROR(kv->Reserve(next));
+    return compact == nullptr ? absl::OkStatus() : compact->Reserve(next);
+  }
 };
 
 struct DecodeEngine::Sequence {
@@ -79,7 +87,7 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   if (request.sampling.num_forks > options_.executor.max_rows)
     return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
                            options_.executor.max_rows);
-  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.selector, model_->config(), request.kv->classes()).status());
+  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.decode, model_->config(), request.kv->classes()).status());
   auto sequence = std::make_unique<Sequence>();
   sequence->request = std::move(request);
   std::lock_guard lock(mutex_);
@@ -193,7 +201,14 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     fork.last_token = first.token;
     fork.finished = first.finish != FinishReason::kNone;
     if (!fork.finished) {
-      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.selector, config, classes));
+      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.decode, config, classes));
+      // What was reserved fits unless heads were restored since.
+      if (request.compact != nullptr && CompactNeedsOf(*fork.selector, config) == request.compact->needs()) {
+        fork.compact = std::move(request.compact);
+      } else {
+        request.compact.reset();
+        SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, *model_, pool_));
+      }
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
                                                request.prior_output, num_prompt, config.max_positions);
       fork.sampler->Accept(first.token);
@@ -215,7 +230,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
 void DecodeEngine::GrowOrPreempt() {
   for (size_t i = 0; i < running_.size(); ++i) {
     for (Fork& fork : running_[i]->forks) {
-      while (!running_[i]->done && !fork.finished && !fork.kv->Reserve(fork.kv->num_tokens() + 1).ok()) {
+      while (!running_[i]->done && !fork.finished && !fork.Grow().ok()) {
         size_t youngest = running_.size() - 1;
         while (youngest > i && running_[youngest]->done) --youngest;
         Finish(*running_[youngest], absl::UnavailableError("preempted: the decode worker's KV pool is full"));
@@ -227,24 +242,25 @@ void DecodeEngine::GrowOrPreempt() {
 
 void DecodeEngine::RunStep() {
   const auto start = Clock::now();
-  std::vector<DecodeRow> rows;
-  std::vector<std::pair<Sequence*, Fork*>> owners;
+  // Sequences that choose tokens in different ways take turns; whoever chooses none goes with the first.
+  std::vector<std::pair<ScoringPlan, std::vector<Running>>> groups;
   for (auto& sequence : running_) {
     for (Fork& fork : sequence->forks) {
       if (fork.finished) continue;
-      rows.push_back({fork.last_token, fork.kv.get(), fork.selector.get()});
-      owners.emplace_back(sequence.get(), &fork);
+      const ScoringPlan plan = fork.selector->scoring();
+      const auto fits = [&](const auto& group) {
+        return plan.scoring == TokenScoring::kNone || group.first.scoring == TokenScoring::kNone ||
+               plan.SharesStep(group.first);
+      };
+      auto group = std::find_if(groups.begin(), groups.end(), fits);
+      if (group == groups.end()) group = groups.insert(groups.end(), {plan, {}});
+      if (group->first.scoring == TokenScoring::kNone) group->first = plan;
+      group->second.push_back({sequence.get(), &fork});
     }
   }
-  std::vector<Sampler*> samplers;
-  for (const auto& [sequence, fork] : owners) samplers.push_back(fork->sampler.get());
-  absl::Status status = executor_->Decode(rows);
-  absl::StatusOr<std::vector<SampledToken>> sampled_or = std::vector<SampledToken>();
-  if (status.ok()) {
-    sampled_or = SampleRows(*executor_, samplers);
-    status = sampled_or.status();
-  }
-  if (!status.ok()) {
+  for (const auto& [plan, forks] : groups) {
+    const absl::Status status = RunTogether(forks);
+    if (status.ok()) continue;
     // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
     const bool lost = IsDeviceLost(status);
     const absl::Status ended = lost ? absl::UnavailableError(MessageOf(status)) : status;
@@ -256,23 +272,37 @@ void DecodeEngine::RunStep() {
     }
     return;
   }
-  std::vector<SampledToken>& sampled = *sampled_or;
+  std::lock_guard lock(mutex_);
+  load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
+}
+
+absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
+  std::vector<DecodeRow> rows;
+  std::vector<Sampler*> samplers;
+  for (const auto& [sequence, fork] : forks) {
+    rows.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get()});
+    samplers.push_back(fork->sampler.get());
+  }
+  SPLICE_RETURN_IF_ERROR(executor_->Decode(rows));
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
   for (size_t i = 0; i < rows.size();) {
-    Sequence& sequence = *owners[i].first;
+    Sequence& sequence = *forks[i].sequence;
     std::vector<DecodeToken> tokens;
-    for (; i < rows.size() && owners[i].first == &sequence; ++i) {
-      Fork& fork = *owners[i].second;
+    for (; i < rows.size() && forks[i].sequence == &sequence; ++i) {
+      Fork& fork = *forks[i].fork;
       fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
       fork.last_token = sampled[i].token;
       fork.finished = sampled[i].finish != FinishReason::kNone;
-      if (fork.finished) fork.kv.reset();
+      if (fork.finished) {
+        fork.kv.reset();
+        fork.compact.reset();
+      }
       tokens.push_back({fork.index, std::move(sampled[i])});
     }
     sequence.request.on_tokens(std::move(tokens));
     if (sequence.num_active() == 0) Finish(sequence, absl::OkStatus());
   }
-  std::lock_guard lock(mutex_);
-  load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
+  return absl::OkStatus();
 }
 
 // Frees the pages first, so that whoever hears of the end finds them free.
@@ -280,9 +310,11 @@ void DecodeEngine::Finish(Sequence& sequence, const absl::Status& status) {
   if (sequence.done) return;
   sequence.done = true;
   sequence.request.kv.reset();
+  sequence.request.compact.reset();
   for (Fork& fork : sequence.forks) {
     fork.finished = true;
     fork.kv.reset();
+    fork.compact.reset();
   }
   sequence.request.on_done(status);
 }

@@ -31,7 +31,9 @@ struct DecodeRequest {
   std::string id;
   std::unique_ptr<SequenceKv> kv;  // positions [0, num_tokens) of the prompt, or what its head classes keep of them
   SamplingParams sampling;
-  std::string selector;
+  DecodeOptions decode;
+  // Room for what the selector keeps beside the KV; null: it is made when decoding begins.
+  std::unique_ptr<CompactPages> compact;
   std::vector<int32_t> prompt;             // only read when sampling.needs_prompt()
   std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
   std::vector<SampledToken> first_tokens;  // one per fork
@@ -76,6 +78,10 @@ class DecodeEngine {
  private:
   struct Fork;
   struct Sequence;
+  struct Running {
+    Sequence* sequence;
+    Fork* fork;
+  };
 
   DecodeEngine(std::shared_ptr<const Model> model, PagePool& pool, const DecodeEngineOptions& options);
   absl::Status WarmUp();
@@ -86,6 +92,8 @@ class DecodeEngine {
   absl::Status Start(Sequence& sequence);
   void GrowOrPreempt();
   void RunStep();
+  // One step of these forks, whose selectors can share it.
+  absl::Status RunTogether(std::span<const Running> forks);
   void Finish(Sequence& sequence, const absl::Status& status);
   void RemoveFinished();
 

@@ -106,10 +106,12 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
 absl::Status LocalGenerator::RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork,
                                      const OnToken& on_token) {
   SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config(), prompt.classes));
+  SPLICE_ASSIGN_OR_RETURN(const auto compact, MakeCompactPages(*selector, *model_, *pool_));
   SequenceKv* const kv = prompt.kv.get();
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
-    const DecodeRow row{token.token, kv, selector.get()};
+    if (compact != nullptr) SPLICE_RETURN_IF_ERROR(compact->Reserve(kv->num_tokens() + 1));
+    const DecodeRow row{token.token, kv, selector.get(), compact.get()};
     SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
     kv->set_num_tokens(kv->num_tokens() + 1);
     Sampler* const samplers[] = {&sampler};

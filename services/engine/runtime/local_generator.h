@@ -21,7 +21,7 @@ struct LocalGeneratorOptions {
   int64_t max_tokens = 0;                     // positions the pool holds; 0: the model's context
   std::string reuse;                          // recovery policy
   std::optional<ReuseOptions> reuse_options;  // policy and numbers, instead of `reuse`
-  std::string decode;                         // token selector
+  DecodeOptions decode;
   // Decoding with head classes: those of the model when the recovery policy uses them, or these whatever the policy.
   // Behind the prompt a sequence only keeps what they keep, or everything: tokens and logits are the same.
   std::shared_ptr<const StreamClasses> decode_classes;

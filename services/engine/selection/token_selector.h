@@ -3,16 +3,44 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/common/token_selection.h"
 #include "kernels/common/visibility.h"
+#include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/stream_classes.h"
-#include "services/engine/model/model_config.h"
+#include "services/engine/model/model.h"
+#include "services/engine/selection/decode_options.h"
 
 namespace spl::engine {
+
+// How tokens get the scores by which a step chooses among them.
+enum class TokenScoring : uint8_t {
+  kNone,         // none are chosen: what a head sees is known to the host
+  kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
+  kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
+};
+
+// What a selector needs computed, the same for all steps of a sequence. Sequences of one step have equal scorings.
+struct ScoringPlan {
+  TokenScoring scoring = TokenScoring::kNone;
+  int32_t num_dims = 0;     // kCompactKeys
+  int32_t first_layer = 0;  // no layer below chooses
+  int32_t budget = 0;
+  int32_t recent = 1;
+
+  // Whether the same operations serve both: budgets may differ.
+  bool SharesStep(const ScoringPlan& other) const {
+    return scoring == other.scoring && num_dims == other.num_dims && first_layer == other.first_layer;
+  }
+  // Positions that a compact page holds.
+  int32_t compact_page_tokens(int32_t head_dim) const;
+};
 
 // One object per sequence; used by the engine thread only, but for Select: of a model on several ranks each rank's
 // thread asks for its own heads, at the same time. Decides, never runs kernels.
@@ -21,19 +49,35 @@ class TokenSelector {
   virtual ~TokenSelector() = default;
   virtual std::string_view name() const = 0;
   virtual bool is_exact() const = 0;
-  // What the query of `kv_head` in `layer` attends to in this step. Spans stay valid until the next step.
+  // Asked once for each step, in front of everything else: the step writes position kv_len - 1.
+  virtual void BeginStep(int64_t /*kv_len*/) {}
+  // What the query of `kv_head` in `layer` attends to in this step. Spans stay valid until the next step. kSelected:
+  // what this step chooses.
   virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
   // Selectors of one model with equal keys select the same for every layer and head: a recorded step may be replayed.
   virtual uint64_t plan_key() const = 0;
   // False: hardly another sequence selects the same, so that a step is not worth recording for this plan alone.
   virtual bool shares_plan() const { return true; }
+
+  virtual ScoringPlan scoring() const { return {}; }
+  // Whether tokens of this stream are ever chosen: it then has compact pages.
+  virtual bool Chooses(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
+  // What the layers do in this step; empty: nothing is chosen in any. [num_layers]
+  virtual std::span<const kernels::LayerSelection> layers() const { return {}; }
 };
 
 // By name; "" and "auto" choose the best selector that this build has for a sequence with these head classes, or null:
 // with none. Unimplemented for an unknown one. InvalidArgument: one that needs what a sequence with head classes does
-// not keep, or classes that there are not.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(std::string_view name, const ModelConfig& config,
+// not keep, classes that there are not, or options out of range.
+absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& options,
+                                                                 const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes);
 std::vector<std::string> TokenSelectorNames();
+
+// What a sequence with this selector keeps beside its KV; nothing: std::nullopt.
+std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const ModelConfig& config);
+// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
+absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
+                                                               PagePool& pool);
 
 }  // namespace spl::engine

@@ -1,0 +1,60 @@
+// What a sequence that chooses tokens while it decodes keeps beside its KV: compact pages, out of the same pool, with
+// parts or bounds of its keys, and on each rank's device the dimensions that were chosen.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/backend.h"
+#include "services/engine/cache/page_pool.h"
+#include "services/engine/cache/sequence_kv.h"
+
+namespace spl::engine {
+
+// Owns its pages. One thread at a time; may be destroyed on any, once no pass uses it.
+class CompactPages {
+ public:
+  struct Needs {
+    int32_t page_tokens = 0;    // positions that a page stands for
+    int32_t num_dims = 0;       // of the tables of dimensions; 0: there are none
+    std::vector<bool> streams;  // [num_streams]: which have compact pages
+    bool operator==(const Needs&) const = default;
+  };
+  // `backends`: of the ranks. Unavailable, ResourceExhausted: no device memory for the tables (4 num_dims num_streams
+  // bytes, twice).
+  static absl::StatusOr<std::unique_ptr<CompactPages>> Create(PagePool& pool, const KvShape& shape, Needs needs,
+                                                              std::span<const kernels::Backend* const> backends);
+  ~CompactPages();
+  CompactPages(const CompactPages&) = delete;
+  CompactPages& operator=(const CompactPages&) = delete;
+
+  // Pages for `num_tokens` positions in every stream that has any. All or nothing: ResourceExhausted.
+  absl::Status Reserve(int64_t num_tokens);
+  static std::vector<int64_t> PagesByRank(const KvShape& shape, const Needs& needs, int num_ranks, int64_t num_tokens);
+
+  // [num_layers * num_kv_heads] page lists.
+  std::span<const std::vector<int32_t>> tables() const { return tables_; }
+  // Device memory of the rank: [num_layers, its heads, 2, num_dims]; null without dimensions.
+  int32_t* dims(int rank) const {
+    return dims_.empty() ? nullptr : static_cast<int32_t*>(dims_[static_cast<size_t>(rank)]->data());
+  }
+  const Needs& needs() const { return needs_; }
+
+ private:
+  CompactPages(PagePool& pool, const KvShape& shape, Needs needs)
+      : pool_(pool), shape_(shape), needs_(std::move(needs)), tables_(static_cast<size_t>(shape.num_streams())) {}
+
+  PagePool& pool_;
+  const KvShape shape_;
+  const Needs needs_;
+  int32_t pages_per_stream_ = 0;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<std::unique_ptr<kernels::Buffer>> dims_;  // [num_ranks], or empty
+};
+
+}  // namespace spl::engine

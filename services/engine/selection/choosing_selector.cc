@@ -1,0 +1,52 @@
+#include "services/engine/selection/choosing_selector.h"
+
+#include <utility>
+
+#include "services/base/check.h"
+
+namespace spl::engine {
+
+ChoosingSelector::ChoosingSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
+                                   const ScoringPlan& plan)
+    : config_(config), classes_(std::move(classes)), plan_(plan), layers_(static_cast<size_t>(config.num_layers)) {
+  SPLICE_CHECK(
+      classes_ == nullptr || static_cast<int64_t>(classes_->size()) == int64_t{config.num_layers} * config.num_kv_heads,
+      "a class for each head of the model");
+}
+
+void ChoosingSelector::BeginStep(int64_t kv_len) {
+  if (!active_ && kv_len <= 2 * int64_t{plan_.budget}) return;
+  if (active_) ++step_;
+  active_ = true;
+  for (int32_t layer = plan_.first_layer; layer < config_.num_layers; ++layer) {
+    kernels::LayerSelection& selection = layers_[static_cast<size_t>(layer)];
+    selection.selects = config_.visibility(layer).rule == kernels::VisibilityRule::kFull;
+    selection.compact_len = static_cast<int32_t>(written_);
+    PlanLayer(layer, step_, selection);
+  }
+  written_ = kv_len;
+}
+
+bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
+  return layer >= plan_.first_layer && Unchosen(layer, kv_head).rule == kernels::VisibilityRule::kFull;
+}
+
+kernels::HeadVisibility ChoosingSelector::Unchosen(int32_t layer, int32_t kv_head) const {
+  const kernels::HeadVisibility own = config_.visibility(layer);
+  if (classes_ == nullptr) return own;
+  const auto stream = static_cast<size_t>(layer) * static_cast<size_t>(config_.num_kv_heads) + kv_head;
+  return ClassVisibility((*classes_)[stream], own);
+}
+
+kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {
+  if (active_ && Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
+  return Unchosen(layer, kv_head);
+}
+
+uint64_t ChoosingSelector::plan_key() const {
+  const uint64_t unchosen = classes_ == nullptr ? 0 : classes_->key();
+  if (!active_) return unchosen;
+  return (unchosen ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) * 0x9fb21c651e98df25ull;
+}
+
+}  // namespace spl::engine

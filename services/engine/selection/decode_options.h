@@ -1,0 +1,32 @@
+// What a request may set about decoding.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "services/engine/model/model_config.h"
+
+namespace spl::engine {
+
+struct DecodeOptions {
+  std::string selector;  // "" and "auto": the best that this build has for the sequence
+  // Tokens that a head attends to in a step; -1: 2,048 (sparcas, quest), 1,024 (streaming). algorithms.md 4 and 7.
+  int32_t budget = -1;
+  int32_t dense_layers = 2;  // first layers that attend to everything
+  int32_t recent = -1;       // last tokens that are always attended; -1: 64 (sparcas), 16 (quest)
+  // SparCas.
+  int32_t dims = 16;              // of a key, by which tokens are scored
+  int32_t refresh_interval = 64;  // steps between two choices of these
+  // StreamingLLM.
+  int32_t sinks = 4;
+
+  DecodeOptions() = default;
+  DecodeOptions(std::string name) : selector(std::move(name)) {}  // NOLINT: a name alone is enough
+  DecodeOptions(const char* name) : selector(name) {}             // NOLINT
+};
+
+// InvalidArgument: the field as the API has it, its value and its range.
+absl::Status ValidateDecodeOptions(const DecodeOptions& options, const ModelConfig& config);
+
+}  // namespace spl::engine
