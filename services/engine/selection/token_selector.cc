@@ -61,6 +61,7 @@ absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& co
     return InvalidArgument("{} is {}, it must be {} to {}", field, value, low, high);
   };
   const int32_t most = std::min(config.max_positions, kernels::kSelectBudgetMax);
+  // -1 is what is not set; what a request sets is never negative.
   if (o.budget != -1) SPLICE_RETURN_IF_ERROR(integer("decode_budget", o.budget, 1, most));
   if (o.recent != -1) SPLICE_RETURN_IF_ERROR(integer("decode_recent", o.recent, 1, most));
   SPLICE_RETURN_IF_ERROR(integer("decode_dense_layers", o.dense_layers, 0, config.num_layers));

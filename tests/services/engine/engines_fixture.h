@@ -197,6 +197,8 @@ class EnginesTest : public testing::Test {
     return to;
   }
 
+  DecodeOptions selection_;  // of what is submitted from here on
+
   bool EventuallyRunning() {
     const auto deadline = std::chrono::steady_clock::now() + 20s;
     while (decode_->load().running == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
@@ -215,13 +217,14 @@ class EnginesTest : public testing::Test {
     request.cancelled = cancelled;
     request.deadline = deadline;
     if (change) change(request);
-    request.on_done = [=, this](const absl::Status& status, PrefillOutcome result) {
+    request.on_done = [=, this, selection = selection_](const absl::Status& status, PrefillOutcome result) {
       outcome->stats = result.stats;
       outcome->first_logits = result.first_logits;
       if (!status.ok()) return outcome->Finish(status);
       DecodeRequest next;
       next.kv = CopyKv(*result.kv);
       next.sampling = sampling;
+      next.decode = selection;
       next.prompt = prompt;
       next.first_tokens = result.first_tokens;
       next.cancelled = cancelled;
