@@ -464,6 +464,121 @@ TEST_F(CudaSelectionTest, AttentionOverLists) {
   }
 }
 
+// Quest: bounds, scores and whole granules; and given scores of single positions.
+TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
+  uint64_t seed = 880;
+  const SelectingShape shapes[] = {
+      {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32}, {1, 7, 40, 8, DType::kBF16}};
+  for (const SelectingShape& shape : shapes) {
+    Random random(++seed), steps(seed + 100);
+    const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {9000, 9040}};
+    SelectingBatch b(random, shape, lengths, kBoundPageTokens);
+    b.Write();
+    constexpr int64_t kStride = 9040 / kBoundTokens + 1, kBudget = 512;
+    DeviceSide device(*cuda_, b, kBudget, 9040, shape.dtype);
+    for (int step = 0; step < 6; ++step) {
+      for (TestSequence& s : b.sequences()) {
+        s.step.selects = steps.Int(0, 5) > 0;
+        s.budget = steps.Int(1, kBudget / kBoundTokens) * kBoundTokens;
+        s.recent = steps.Int(1, s.budget);
+      }
+      for (float& x : b.q()) x = ToFloat(ToBf16(steps.Normal()));
+      device.Stage();
+      const SelectTokensArgs like = device.Args();  // its weights are the scores here
+      PageBoundScoresArgs bounds{.shape = like.shape,
+                                 .pool = like.pool,
+                                 .q = like.q,
+                                 .q_row_stride = like.q_row_stride,
+                                 .scores = like.weights,
+                                 .scores_stride = kStride,
+                                 .layer = DeviceSide::kLayer};
+      TopTokensArgs top{.scores = like.weights,
+                        .scores_stride = kStride,
+                        .granularity = kBoundTokens,
+                        .num_kv_heads = shape.kv_heads,
+                        .lists = device.lists(),
+                        .layer = DeviceSide::kLayer};
+      ExpectOk(device.session().RunStep(4, [&] {
+        const absl::Status status = cuda_->PageBoundScores(device.ctx(), bounds);
+        return status.ok() ? cuda_->TopTokens(device.ctx(), top) : status;
+      }));
+      HostLists host(b, kBudget, kStride);
+      bounds.pool = b.pool().view();
+      bounds.q = b.q().data();
+      bounds.sequences = host.views;
+      bounds.scores = host.weights.data();
+      ExpectOk(ref::PageBoundScores({}, bounds));
+      ASSERT_TRUE(std::ranges::equal(device.Pool(), b.pool().bytes())) << "seed " << seed << ", step " << step;
+      // The device's own scores, so that the choice is the same to the last position.
+      std::vector<float> scores = device.Weights();
+      top.scores = scores.data();
+      top.sequences = host.views;
+      top.lists = host.args.lists;
+      ExpectOk(ref::TopTokens({}, top));
+      const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+      for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+        const TestSequence& s = b.sequence_of(stream);
+        if (!s.step.selects) continue;
+        const std::string what = "seed " + std::to_string(seed) + ", step " + std::to_string(step) + ", stream " +
+                                 std::to_string(stream) + ", kv_len " + std::to_string(s.kv_len);
+        const size_t granules = static_cast<size_t>((s.kv_len + kBoundTokens - 1) / kBoundTokens);
+        ExpectClose(std::span(scores).subspan(stream * kStride, granules),
+                    std::span(host.weights).subspan(stream * kStride, granules), DType::kF32, what);
+        EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * kBudget, counts[stream]),
+                                       top.lists.of(static_cast<int64_t>(stream))))
+            << what;
+      }
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        TestSequence& s = b.sequences()[i];
+        if (s.step.selects) s.Advance();
+        if (s.kv_len < s.max_len) {
+          b.Append(i);
+          device.UploadToken(i, s.kv_len - 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaSelectionTest, TopTokensOfUnusualScores) {
+  Random random(895);
+  SelectingBatch b(random, {1, 1, 64, 16}, {{1, 1}, {5000, 5000}, {40000, 40000}, {33333, 33333}});
+  b.Write();
+  for (int round = 0; round < 6; ++round) {
+    const int32_t budget = round < 3 ? 300 : 5000;
+    DeviceSide device(*cuda_, b, budget, 40000, DType::kBF16);
+    for (TestSequence& s : b.sequences()) s.budget = budget, s.recent = random.Int(1, budget);
+    std::vector<float> scores = random.Normals(4 * 40000);
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (round % 3 == 1) scores[i] = static_cast<float>(random.Int(0, 3));
+      if (round % 3 == 2) scores[i] = 1.0f + 1e-6f * scores[i];
+      if (random.Int(0, 999) == 0) scores[i] = std::numeric_limits<float>::quiet_NaN();
+      if (random.Int(0, 999) == 0) scores[i] = std::numeric_limits<float>::infinity();
+    }
+    device.Stage();
+    float* on_device = device.Args().weights;
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, on_device, scores.data(), scores.size() * 4));
+    TopTokensArgs top{.scores = on_device,
+                      .scores_stride = 40000,
+                      .num_kv_heads = 1,
+                      .lists = device.lists(),
+                      .layer = DeviceSide::kLayer};
+    ExpectOk(cuda_->TopTokens(device.ctx(), top));
+    HostLists host(b, budget, 1);
+    top.scores = scores.data();
+    top.sequences = host.views;
+    top.lists = host.args.lists;
+    ExpectOk(ref::TopTokens({}, top));
+    const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+    EXPECT_EQ(counts, host.counts);
+    for (size_t stream = 0; stream < 4; ++stream) {
+      EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * budget, counts[stream]),
+                                     top.lists.of(static_cast<int64_t>(stream))))
+          << "round " << round << ", stream " << stream;
+    }
+  }
+}
+
 TEST_F(CudaSelectionTest, SaysWhatIsMissing) {
   Random random(870);
   SelectingBatch b(random, {1, 1, 64, 16}, {{70, 70}});

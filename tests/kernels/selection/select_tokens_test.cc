@@ -360,7 +360,7 @@ TEST_P(SelectTokens, PlantedHeavyHittersAreFound) {
       while (hitters[stream].size() < kHitters) hitters[stream].insert(random.Int(0, 3900));
       for (const int32_t j : hitters[stream]) {
         for (int32_t c = 0; c < shape.head_dim; ++c)
-          b.stream(stream).k[static_cast<size_t>(j) * shape.head_dim + c] += 0.4f * large[c];
+          b.stream(stream).k[static_cast<size_t>(j) * shape.head_dim + c] += 0.38f * large[c];
       }
     }
     b.Write();
