@@ -6,8 +6,9 @@ namespace {
 
 bool FloatType(DType t) { return t == DType::kF32 || t == DType::kBF16; }
 
+// has_lists: kSelected is served.
 template <typename Args>
-cudaError_t Check(const Args& a) {
+cudaError_t Check(const Args& a, bool has_lists) {
   const AttentionHeads& h = a.heads;
   if (h.num_kv_heads < 1 || h.num_qo_heads < 1 || h.num_qo_heads % h.num_kv_heads != 0 || h.head_dim < 1 ||
       !(h.sm_scale > 0) || a.batch.num_sequences < 0 || a.batch.pool.num_pages < 0 || a.max_kv_len < 0) {
@@ -22,6 +23,7 @@ cudaError_t Check(const Args& a) {
   }
   for (int i = 0; i < h.num_kv_heads; ++i) {
     const HeadRule& r = a.rules.head[i];
+    if (r.rule == VisibilityRule::kSelected && has_lists) continue;
     if (r.rule != VisibilityRule::kFull && r.rule != VisibilityRule::kBand) return cudaErrorNotSupported;
     if (r.rule == VisibilityRule::kBand && (r.num_sinks < 0 || r.window < 1)) return cudaErrorInvalidValue;
   }
@@ -38,7 +40,7 @@ size_t PrefillWorkspaceBytes() { return 256; }
 
 cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant) {
   if (args.num_rows == 0 || args.batch.num_sequences == 0) return cudaSuccess;
-  if (cudaError_t e = Check(args); e != cudaSuccess) return e;
+  if (cudaError_t e = Check(args, false); e != cudaSuccess) return e;
   if (args.num_rows < 0 || args.row_begin == nullptr || args.positions == nullptr) return cudaErrorInvalidValue;
   switch (variant) {
     case Variant::kGeneric:
@@ -58,8 +60,12 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
 
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant) {
   if (args.batch.num_sequences == 0) return cudaSuccess;
-  if (cudaError_t e = Check(args); e != cudaSuccess) return e;
+  if (cudaError_t e = Check(args, args.lists.tokens != nullptr); e != cudaSuccess) return e;
   if (args.max_kv_len > kMaxDecodeKvLen) return cudaErrorNotSupported;
+  if (args.lists.tokens != nullptr && (args.lists.counts == nullptr || args.lists.stride < 1 || args.list_split < 0 ||
+                                       args.list_split % kPageTokens != 0 || args.list_split > 2048)) {
+    return cudaErrorInvalidValue;
+  }
   switch (variant) {
     case Variant::kGeneric:
       return DecodeGeneric(args, stream);

@@ -2,8 +2,8 @@
 //
 // Pages, visibility, causality by position and numerics are those of attention.h; here the HeadRules are the same for
 // every sequence of a launch and travel by value (but see DecodeArgs::plans), and everything a CUDA graph must be able
-// to replay with new values (page tables, lengths, row ranges, positions) is read from device memory. Only kFull and
-// kBand are served.
+// to replay with new values (page tables, lengths, row ranges, positions, lists) is read from device memory. Only kFull
+// and kBand are served, in decode kSelected too.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
@@ -26,6 +26,7 @@
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/kv_pool.h"
+#include "kernels/common/token_selection.h"
 #include "kernels/common/visibility.h"
 
 namespace spl::kernels::cuda {
@@ -47,6 +48,7 @@ struct HeadRules {
 // A rule as kernels apply it, and as it lies in device memory: position j is visible to a row at position p iff
 // j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
 inline constexpr int32_t kFullWindow = 1 << 30;
+inline constexpr int32_t kSelectedWindow = 0;  // kSelected: the positions that DecodeArgs::lists has for the stream
 struct alignas(8) Band {
   int32_t sinks;
   int32_t window;
@@ -105,6 +107,11 @@ struct DecodeArgs {
   // kFull. The caller has added the layer's offset.
   const Band* plans = nullptr;
   const int64_t* plan_offset = nullptr;  // [num_sequences]
+  // What heads of rule kSelected see, of every sequence (`rules`) or of some (`plans`). Positions are below kv_len, and
+  // their pages resident. Read behind the kernel in front, also of an early launch. A launch without lists is what it
+  // was before there were any.
+  TokenLists lists = {};
+  int32_t list_split = 0;  // positions of a list that a block attends to, a multiple of 64 up to 2048; 0: by count
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
@@ -114,7 +121,9 @@ struct DecodeArgs {
 enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
 size_t PrefillWorkspaceBytes();
-size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len);
+// list_stride: of DecodeArgs::lists; 0 without.
+size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len,
+                            int64_t list_stride = 0);
 
 cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);

@@ -21,6 +21,7 @@ struct Params {
   PagedBatch batch;
   const Band* plans;  // see DecodeArgs
   const int64_t* plan_offset;
+  TokenLists lists;
   int32_t last_rows;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
@@ -66,23 +67,33 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
 
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
   const int32_t band_begin = max(position - band.window + 1, 0);
+  // Of a list entry i stands for position list[i]; otherwise for itself.
+  const int32_t* list = nullptr;
+  int32_t last = position;
+  if (band.window == kSelectedWindow) {
+    const int64_t stream = int64_t{sequence} * (p.num_qo_heads / p.group) + kv_head;
+    list = p.lists.tokens + stream * p.lists.stride;
+    last = p.lists.counts[stream] - 1;
+  }
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
   const int64_t half = int64_t{kPageTokens} * dim;
   float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
-  for (int64_t tile = warp; tile * 32 <= position; tile += kWarps) {
+  for (int64_t tile = warp; tile * 32 <= last; tile += kWarps) {
     const int32_t begin = static_cast<int32_t>(tile * 32);
     const int32_t j = begin + lane;
-    const bool visible = j <= position && (j < band.sinks || j >= band_begin);
+    const bool visible = j <= last && (list != nullptr || j < band.sinks || j >= band_begin);
     const unsigned any = __ballot_sync(0xffffffffu, visible);
     if (any == 0) continue;
-    const int32_t page = table[begin / kPageTokens];
-    if (page < 0) continue;
-    const Kv* k = pool + 2 * half * page + static_cast<int64_t>(begin % kPageTokens) * dim;
-    const Kv* v = k + half;
+    const int32_t at = list == nullptr ? j : list[visible ? j : last];
+    int32_t page = kNoPage;
+    if (list != nullptr || lane == 0) page = table[at / kPageTokens];
+    if (list == nullptr) page = __shfl_sync(0xffffffffu, page, 0);
+    if (list == nullptr && page < 0) continue;
+    const int64_t row = 2 * half * page + static_cast<int64_t>(at % kPageTokens) * dim;  // this lane's key
     float score = -INFINITY;
     if (visible) {
       float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(k + static_cast<int64_t>(lane) * dim + i), dot);
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(pool + row + i), dot);
       score = dot;
     }
     float tile_max = score;
@@ -97,9 +108,10 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int t = __ffs(rest) - 1;
       const float w = __shfl_sync(0xffffffffu, weight, t);
+      const Kv* v = pool + __shfl_sync(0xffffffffu, row, t) + half;
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {
-        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + static_cast<int64_t>(t) * dim + 32 * i + lane), sum[i]);
+        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + 32 * i + lane), sum[i]);
       }
     }
   }
@@ -168,6 +180,7 @@ cudaError_t DecodeGeneric(const DecodeArgs& a, cudaStream_t stream) {
   Params p = Common(a);
   p.plans = a.plans;
   p.plan_offset = a.plan_offset;
+  p.lists = a.lists;
   return Launch(p, a.dtype, a.batch.pool.dtype, a.batch.num_sequences, stream);
 }
 

@@ -24,20 +24,24 @@ struct PrefillPage {
   int32_t value_stride = 0;  // head_dim rounded up to whole vectors
 };
 
-// The same for the query heads that share one KV head, each seeing the same slots of a page. q and out are padded with
+// The same for the query heads that share one KV head, each seeing the same up to 64 rows: slots of a page, or entries
+// of a list. q and out are padded with
 // zeros to padded_dim, whole blocks of 2 · lanes; for bf16 pages a block holds its even dimensions, then its odd ones
 // (a register of 32-bit words then widens with one shift and one mask).
 struct DecodePage {
-  const void* keys = nullptr;       // [64, head_dim] of dtype
-  const void* values = nullptr;     // [64, head_dim] of dtype
-  const void* next_keys = nullptr;  // of the page that comes next, for prefetch, or null
+  const void* keys = nullptr;     // row i of the keys, [head_dim] of dtype, is rows[i] bytes behind this
+  const void* values = nullptr;   // and that of the values behind this
+  const int64_t* rows = nullptr;  // [num_slots]
+  // What comes next, for prefetch: keys null is nothing, next_rows null 64 rows one after the other.
+  const void* next_keys = nullptr;
   const void* next_values = nullptr;
-  const uint8_t* slots = nullptr;  // [num_slots], ascending
-  const float* q = nullptr;        // [num_heads, padded_dim], scaled
-  float* scores = nullptr;         // [min(num_heads, 64), 64]: scratch
-  float* max = nullptr;            // [num_heads]
-  float* sum = nullptr;            // [num_heads]
-  float* out = nullptr;            // [num_heads, padded_dim]
+  const int64_t* next_rows = nullptr;  // [num_next]
+  int32_t num_next = 0;
+  const float* q = nullptr;  // [num_heads, padded_dim], scaled
+  float* scores = nullptr;   // [min(num_heads, 64), 64]: scratch
+  float* max = nullptr;      // [num_heads]
+  float* sum = nullptr;      // [num_heads]
+  float* out = nullptr;      // [num_heads, padded_dim]
   DType dtype = DType::kBF16;
   int32_t num_slots = 0;  // 1..64
   int32_t num_heads = 0;

@@ -1,5 +1,6 @@
-// Work is cut into (head stream, 512 positions). Each part gives a softmax state (max, sum, out); the parts of a stream
-// are merged in order. The cut depends on positions alone, never on load: see "Determinism" in attention.h.
+// Work is cut into (head stream, 512 positions, or entries of a list). Each part gives a softmax state (max, sum, out);
+// the parts of a stream are merged in order. The cut depends on those alone, never on load: see "Determinism" in
+// attention.h.
 #include <algorithm>
 #include <bit>
 #include <cassert>
@@ -25,7 +26,7 @@ constexpr int32_t kPagesPerPart = 8;
 
 struct Part {
   int32_t stream;
-  int32_t first_page;
+  int32_t first;  // page; of a stream with a list: 64 entries of it take the place of a page
 };
 
 // What all parts of one call share. State of part i: max [group], sum [group], out [group, padded].
@@ -60,46 +61,29 @@ void PackQueries(const Call& call, int32_t stream, float* q) {
   }
 }
 
-int32_t SlotsOf(uint64_t visible, uint8_t* slots) {
+int32_t RowsOf(uint64_t visible, int64_t row_bytes, int64_t* rows) {
   int32_t n = 0;
-  for (; visible != 0; visible &= visible - 1) slots[n++] = static_cast<uint8_t>(std::countr_zero(visible));
+  for (; visible != 0; visible &= visible - 1) rows[n++] = std::countr_zero(visible) * row_bytes;
   return n;
 }
 
-void RunPart(const Call& call, int64_t index) {
-  thread_local Scratch scratch;
-  const Part part = call.parts[static_cast<size_t>(index)];
+bool HasList(const HeadStreamView& stream) { return stream.visibility.rule == VisibilityRule::kList; }
+
+// The visible slots of one page after the other.
+void RunPages(const Call& call, const Part& part, DecodePage& p) {
   const HeadStreamView& stream = call.a.streams[part.stream];
   const KvPoolView& pool = call.a.pool;
-  const int64_t row_floats = static_cast<int64_t>(call.group) * call.padded;
-  float* q = scratch.Floats(row_floats + static_cast<int64_t>(call.group) * kPageTokens);
-  PackQueries(call, part.stream, q);
-  float* state = call.state(index);
-  std::fill_n(state, call.group, -std::numeric_limits<float>::infinity());
-  std::fill_n(state + call.group, call.group + row_floats, 0.0f);
-
-  DecodePage p;
-  uint8_t slots[kPageTokens];
-  p.slots = slots;
-  p.q = q;
-  p.scores = q + row_floats;
-  std::fill_n(p.scores, static_cast<int64_t>(call.group) * kPageTokens, 0.0f);
-  p.max = state;
-  p.sum = state + call.group;
-  p.out = state + 2 * call.group;
-  p.dtype = pool.dtype;
-  p.num_heads = call.group;
-  p.head_dim = call.a.shape.head_dim;
-  p.padded_dim = call.padded;
-
+  int64_t rows[kPageTokens];
+  p.rows = rows;
   const VisiblePages pages(stream.visibility);
-  const int32_t position = stream.kv_len - 1, end = part.first_page + kPagesPerPart;
-  int32_t page = pages.Next(part.first_page, position, position);
+  const int64_t row_bytes = p.head_dim * static_cast<int64_t>(DTypeBytes(pool.dtype));
+  const int32_t position = stream.kv_len - 1, end = part.first + kPagesPerPart;
+  int32_t page = pages.Next(part.first, position, position);
   while (page < end) {
     const int32_t next = pages.Next(page + 1, position, position);
     const int32_t physical = stream.page_table[page];
     const int32_t ahead = next == VisiblePages::kNone ? kNoPage : stream.page_table[next];
-    p.num_slots = SlotsOf(pages.Slots(page, position), slots);
+    p.num_slots = RowsOf(pages.Slots(page, position), row_bytes, rows);
     assert((physical != kNoPage || p.num_slots == 0) && "a visible position is not resident");
     if (physical != kNoPage && p.num_slots > 0) {
       p.keys = pool.k(physical);
@@ -109,6 +93,68 @@ void RunPart(const Call& call, int64_t index) {
       call.kernels.decode_page(p);
     }
     page = next;
+  }
+}
+
+// 64 entries of a list after the other, wherever they lie. Rows are told from the first page of the pool.
+void RunList(const Call& call, const Part& part, DecodePage& p) {
+  const HeadStreamView& stream = call.a.streams[part.stream];
+  const KvPoolView& pool = call.a.pool;
+  const std::span<const int32_t> list = stream.visibility.indices;
+  const int64_t row_bytes = p.head_dim * static_cast<int64_t>(DTypeBytes(pool.dtype));
+  int64_t rows[2][kPageTokens];
+  p.values = pool.base + pool.half_bytes();
+  p.keys = pool.base;
+  size_t at = static_cast<size_t>(part.first) * kPageTokens;
+  const size_t end = std::min(list.size(), at + kPagesPerPart * kPageTokens);
+  const auto take = [&](int64_t* to) {
+    int32_t n = 0;
+    for (; n < kPageTokens && at < end && list[at] < stream.kv_len; ++at) {
+      const int32_t j = list[at], page = stream.page_table[j / kPageTokens];
+      assert(page != kNoPage && "a visible position is not resident");
+      if (page != kNoPage) to[n++] = pool.k(page) - pool.base + j % kPageTokens * row_bytes;
+    }
+    return n;
+  };
+  int turn = 0;
+  p.num_next = take(rows[turn]);
+  while (p.num_next > 0) {
+    p.rows = rows[turn];
+    p.num_slots = p.num_next;
+    turn ^= 1;
+    p.next_rows = rows[turn];
+    p.num_next = take(rows[turn]);
+    p.next_keys = p.num_next > 0 ? p.keys : nullptr;
+    p.next_values = p.num_next > 0 ? p.values : nullptr;
+    call.kernels.decode_page(p);
+  }
+}
+
+void RunPart(const Call& call, int64_t index) {
+  thread_local Scratch scratch;
+  const Part part = call.parts[static_cast<size_t>(index)];
+  const int64_t row_floats = static_cast<int64_t>(call.group) * call.padded;
+  float* q = scratch.Floats(row_floats + static_cast<int64_t>(call.group) * kPageTokens);
+  PackQueries(call, part.stream, q);
+  float* state = call.state(index);
+  std::fill_n(state, call.group, -std::numeric_limits<float>::infinity());
+  std::fill_n(state + call.group, call.group + row_floats, 0.0f);
+
+  DecodePage p;
+  p.q = q;
+  p.scores = q + row_floats;
+  std::fill_n(p.scores, static_cast<int64_t>(call.group) * kPageTokens, 0.0f);
+  p.max = state;
+  p.sum = state + call.group;
+  p.out = state + 2 * call.group;
+  p.dtype = call.a.pool.dtype;
+  p.num_heads = call.group;
+  p.head_dim = call.a.shape.head_dim;
+  p.padded_dim = call.padded;
+  if (HasList(call.a.streams[part.stream])) {
+    RunList(call, part, p);
+  } else {
+    RunPages(call, part, p);
   }
 }
 
@@ -143,6 +189,13 @@ void MakeParts(const DecodeAttentionArgs& a, std::vector<Part>& parts, std::vect
   parts.clear();
   first.assign(1, 0);
   for (size_t s = 0; s < a.streams.size(); ++s) {
+    if (HasList(a.streams[s])) {
+      const auto entries = static_cast<int32_t>(a.streams[s].visibility.indices.size());
+      for (int32_t begin = 0; begin * kPageTokens < entries; begin += kPagesPerPart)
+        parts.push_back({static_cast<int32_t>(s), begin});
+      first.push_back(static_cast<int64_t>(parts.size()));
+      continue;
+    }
     const VisiblePages pages(a.streams[s].visibility);
     const int32_t position = a.streams[s].kv_len - 1;
     for (int32_t page = pages.Next(0, position, position); page != VisiblePages::kNone;) {

@@ -6,6 +6,10 @@
 // meet once, at the end. Scores are computed transposed (rows are tokens, columns are query heads) so that 8 heads fill
 // an mma.
 //
+// A stream that attends to a list of positions is split along the list: entries of it take the place of positions, and
+// each warp looks up the rows it loads. Otherwise it is the same code, and the same bits for any list that names every
+// position.
+//
 // The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
 // head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
 #include "kernels/attention/attention_cuda_common.h"
@@ -27,6 +31,11 @@ constexpr int kMidContext = 4096, kLongContext = 65536;
 __host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len) {
   return kv_len <= kMidContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
 }
+// Entries per split of a list: a function of their number. A short list over few sequences must keep the device busy.
+constexpr int kMidList = 4096, kLongList = 16384;
+__host__ __device__ constexpr int32_t ListSplitTokens(int32_t count) {
+  return count <= kMidList ? 128 : count <= kLongList ? 256 : 512;
+}
 constexpr int kMaxSplitPages = 2048 / kPageTokens;
 static_assert(kMaxSplitPages <= 32, "one lane looks up one page");
 
@@ -35,6 +44,8 @@ struct Params {
   PagedBatch batch;
   const Band* plans;  // see DecodeArgs
   const int64_t* plan_offset;
+  TokenLists lists;
+  int32_t list_split;
   int32_t slot_begin[kMaxKvHeads + 1];   // of KV head h among the splits of a sequence
   int32_t group_begin[kMaxKvHeads + 1];  // and among the groups
   const __nv_bfloat16* q;
@@ -60,7 +71,8 @@ struct ActiveSplits {
   int32_t sinks, band_begin;  // visible: [0, sinks) and [band_begin, kv_len)
   int32_t sink_splits, first_band_split, count;
 
-  __device__ ActiveSplits(Band band, int32_t kv_len) : split(SplitTokens(kv_len)) {
+  __device__ ActiveSplits(Band band, int32_t kv_len) : ActiveSplits(band, kv_len, SplitTokens(kv_len)) {}
+  __device__ ActiveSplits(Band band, int32_t kv_len, int32_t split_tokens) : split(split_tokens) {
     band_begin = kv_len > band.window ? kv_len - band.window : 0;
     sinks = band.sinks < band_begin ? band.sinks : band_begin;
     first_band_split = band_begin / split;
@@ -84,13 +96,23 @@ int32_t MaxSplits(Band band, int32_t max_kv_len) {
   return static_cast<int32_t>(std::min(all, of_band));
 }
 
+int32_t MaxListSplits(int64_t stride, int32_t list_split) {
+  int64_t most = 1;
+  for (const int64_t longest : {int64_t{kMidList}, int64_t{kLongList}, stride}) {
+    const int64_t count = std::min(stride, longest);
+    const int64_t split = list_split > 0 ? list_split : ListSplitTokens(static_cast<int32_t>(count));
+    most = std::max(most, (count + split - 1) / split);
+  }
+  return static_cast<int32_t>(most);
+}
+
 // Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
 // the launch has few, so that what one has in flight makes up for the others' absence.
 constexpr int Stages(int head_dim, int share) { return 12 / share * 128 / head_dim; }
 constexpr int MostPerSm(int head_tiles) { return head_tiles == 1 ? 4 : 3; }  // by registers
 
-// kHeadTiles: 8 query heads each.
-template <int kHeadDim, int kHeadTiles, int kShare>
+// kHeadTiles: 8 query heads each. kLists: some streams attend to lists.
+template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
 __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTiles)))
     DecodeMmaKernel(const __grid_constant__ Params p) {
   constexpr int kStages = Stages(kHeadDim, kShare);
@@ -116,11 +138,25 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   while (slot >= p.slot_begin[head + 1]) ++head;
   const int slot_in_head = slot - p.slot_begin[head];
   const int64_t first_row_head = static_cast<int64_t>(sequence) * p.num_kv_heads * p.group + head * p.group;
-  const int32_t kv_len = p.batch.kv_len[sequence];
+  int32_t kv_len = p.batch.kv_len[sequence];
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
 
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[head]) : p.plans[p.plan_offset[sequence] + head];
-  const ActiveSplits splits(band, kv_len);
+  bool selected = false;
+  const int32_t* list = nullptr;
+  if constexpr (kLists) {
+    selected = band.window == kSelectedWindow;
+    if (selected) {  // from here on entries of the list are what positions are otherwise
+      WaitForPrevious();
+      const int64_t stream = int64_t{sequence} * p.num_kv_heads + head;
+      list = p.lists.tokens + stream * p.lists.stride;
+      kv_len = min(p.lists.counts[stream], static_cast<int32_t>(p.lists.stride));
+    }
+  }
+  const ActiveSplits splits =
+      !kLists || !selected
+          ? ActiveSplits(band, kv_len)
+          : ActiveSplits(Band{0, kFullWindow}, kv_len, p.list_split > 0 ? p.list_split : ListSplitTokens(kv_len));
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
     WaitForPrevious();
@@ -136,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   if (lane < splits.split / kPageTokens) {
     const int32_t begin = (first_page + lane) * kPageTokens;
     const bool visible = begin < kv_len && (begin < splits.sinks || begin + kPageTokens > splits.band_begin);
-    if (visible) physical = table[first_page + lane];
+    if (visible) physical = kLists && selected ? 0 : table[first_page + lane];
   }
   const unsigned pages = __ballot_sync(0xffffffffu, physical >= 0);
 
@@ -145,18 +181,38 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   unsigned to_load = pages, to_use = pages;
   bool load_v = false;
   int load_stage = 0, use_stage = 0;
+  // Of a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next one.
+  int64_t listed_row = 0;
+  int rows_of = -1;
   const auto copy_next = [&] {
     if (to_load != 0) {
       const int i = __ffs(to_load) - 1;
-      const int32_t page = __shfl_sync(0xffffffffu, physical, i);
-      const int64_t row = (static_cast<int64_t>(page) * 2 + load_v) * kPageTokens + 16 * warp;
-      const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
       const int32_t begin = (first_page + i) * kPageTokens + 16 * warp;
+      if (kLists && selected) {
+        if (i / 2 != rows_of) {
+          rows_of = i / 2;
+          const int32_t entry = (first_page + 2 * rows_of + lane / 16) * kPageTokens + 16 * warp + lane % 16;
+          const int32_t position = entry < kv_len ? list[entry] : 0;
+          listed_row = int64_t{table[position / kPageTokens]} * 2 * kPageTokens + position % kPageTokens;
+        }
+        const char* half = reinterpret_cast<const char*>(p.batch.pool.base) + (load_v ? kPageTokens * kRowBytes : 0);
 #pragma unroll
-      for (int n = 0; n < kCopies; ++n) {
-        const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-        CpAsync16(ring + load_stage * kStageBytes + Swizzled<kRowBytes>(token, chunk),
-                  source + token * kRowBytes + chunk * 16, begin + token < kv_len);
+        for (int n = 0; n < kCopies; ++n) {
+          const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
+          const int64_t row = __shfl_sync(0xffffffffu, listed_row, i % 2 * 16 + token);
+          CpAsync16(ring + load_stage * kStageBytes + Swizzled<kRowBytes>(token, chunk),
+                    half + row * kRowBytes + chunk * 16, begin + token < kv_len);
+        }
+      } else {
+        const int32_t page = __shfl_sync(0xffffffffu, physical, i);
+        const int64_t row = (static_cast<int64_t>(page) * 2 + load_v) * kPageTokens + 16 * warp;
+        const char* source = reinterpret_cast<const char*>(p.batch.pool.base) + row * kRowBytes;
+#pragma unroll
+        for (int n = 0; n < kCopies; ++n) {
+          const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
+          CpAsync16(ring + load_stage * kStageBytes + Swizzled<kRowBytes>(token, chunk),
+                    source + token * kRowBytes + chunk * 16, begin + token < kv_len);
+        }
       }
       if (load_v) to_load &= to_load - 1;
       load_v = !load_v;
@@ -173,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
     return stage;
   };
   int filled = 0;
-  if (p.early) {  // the page that holds the newest position is not complete yet
+  if (p.early && !(kLists && selected)) {  // the page that holds the newest position is not complete yet
     const int32_t newest = (kv_len - 1) / kPageTokens - first_page;
 #pragma unroll 1
     for (; filled < kStages - 1 && to_load != 0 && __ffs(to_load) - 1 < newest; ++filled) copy_next();
@@ -399,9 +455,9 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   add_up(p.group_out + first_group * p.group * kQuads, p.group_max_sum + first_group * p.group, groups, write);
 }
 
-template <int kHeadDim, int kHeadTiles, int kShare>
+template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
 cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
-  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare>;
+  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare, kLists>;
   constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (e != cudaSuccess) return e;
@@ -415,11 +471,18 @@ template <int kHeadDim, int kHeadTiles>
 cudaError_t Launch(const Params& p, int num_sms, int smem_per_block, int num_sequences, cudaStream_t stream) {
   const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
   const int64_t ctas = int64_t{grid.x} * grid.y;
-  if (smem_per_block >= (200 << 10)) {
-    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, 1>(p, grid, stream);
-    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, 2>(p, grid, stream);
+  if (p.lists.tokens != nullptr) {
+    // All of a short split is in flight at once; a deeper ring would keep the kernel that chooses off the
+    // multiprocessor.
+    if (smem_per_block >= (200 << 10) && ctas <= 2 * num_sms)
+      return LaunchShare<kHeadDim, kHeadTiles, 2, true>(p, grid, stream);
+    return LaunchShare<kHeadDim, kHeadTiles, 4, true>(p, grid, stream);
   }
-  return LaunchShare<kHeadDim, kHeadTiles, 4>(p, grid, stream);
+  if (smem_per_block >= (200 << 10)) {
+    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, 1, false>(p, grid, stream);
+    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, 2, false>(p, grid, stream);
+  }
+  return LaunchShare<kHeadDim, kHeadTiles, 4, false>(p, grid, stream);
 }
 
 int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
@@ -443,8 +506,14 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.batch = a.batch;
   p.plans = a.plans;
   p.plan_offset = a.plan_offset;
+  p.lists = a.lists;
+  p.list_split = a.list_split;
+  const bool lists = a.lists.tokens != nullptr;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    const int32_t splits = MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    const bool selected = a.rules.head[h].rule == VisibilityRule::kSelected;
+    int32_t splits = selected ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    if (selected || (lists && a.plans != nullptr))
+      splits = std::max(splits, MaxListSplits(std::min<int64_t>(a.lists.stride, a.max_kv_len), a.list_split));
     p.slot_begin[h + 1] = p.slot_begin[h] + splits;
     p.group_begin[h + 1] = p.group_begin[h] + Groups(splits);
   }
@@ -475,8 +544,11 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
 }
 
 // All heads kFull is the most that can be needed.
-size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
-  const int32_t splits = MaxSplits(Band{0, kFullWindow}, max_kv_len);
+size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len,
+                            int64_t list_stride) {
+  int32_t splits = MaxSplits(Band{0, kFullWindow}, max_kv_len);
+  constexpr int32_t kShortestListSplit = kPageTokens;
+  splits = std::max(splits, MaxListSplits(std::min<int64_t>(list_stride, max_kv_len), kShortestListSplit));
   const size_t parts = static_cast<size_t>(num_sequences) * heads.num_qo_heads * (splits + Groups(splits));
   return kCounters * sizeof(unsigned) + parts * (heads.head_dim * sizeof(float) + sizeof(float2));
 }

@@ -29,15 +29,21 @@ SPLICE_INLINE Pair LoadPair(const void* row, int c, int head_dim) {
   return {LowBf16(words), HighBf16(words)};
 }
 
-SPLICE_INLINE void PrefetchRows(const void* base, int first, int64_t row_bytes) {
+SPLICE_INLINE void PrefetchRows(const DecodePage& p, const void* base, int first, int64_t row_bytes) {
   if (base == nullptr) return;
-  const char* p = static_cast<const char*>(base) + first * row_bytes;
-  for (int64_t b = 0; b < kSlotsPerStep * row_bytes; b += 64) Prefetch(p + b);
+  if (p.next_rows == nullptr) {
+    const char* from = static_cast<const char*>(base) + first * row_bytes;
+    for (int64_t b = 0; b < kSlotsPerStep * row_bytes; b += 64) Prefetch(from + b);
+    return;
+  }
+  for (int i = first; i < first + kSlotsPerStep && i < p.num_next; ++i) {
+    const char* row = static_cast<const char*>(base) + p.next_rows[i];
+    for (int64_t b = 0; b < row_bytes; b += 64) Prefetch(row + b);
+  }
 }
 
-template <bool kWide>
-SPLICE_INLINE const void* Row(const void* base, int slot, int head_dim) {
-  return static_cast<const char*>(base) + static_cast<int64_t>(slot) * head_dim * (kWide ? 4 : 2);
+SPLICE_INLINE const void* Row(const DecodePage& p, const void* base, int i) {
+  return static_cast<const char*>(base) + p.rows[i];
 }
 
 // Scores of four slots for n heads.
@@ -78,10 +84,10 @@ template <bool kWide>
 void Scores(const DecodePage& p) {
   const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
   for (int at = 0; at < p.num_slots; at += kSlotsPerStep) {
-    PrefetchRows(p.next_keys, at, row_bytes);
+    PrefetchRows(p, p.next_keys, at, row_bytes);
     const void* rows[kSlotsPerStep];
     for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; nobody looks at that score
-      rows[t] = Row<kWide>(p.keys, p.slots[at + t < p.num_slots ? at + t : p.num_slots - 1], p.head_dim);
+      rows[t] = Row(p, p.keys, at + t < p.num_slots ? at + t : p.num_slots - 1);
     }
     ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);
   }
@@ -99,8 +105,8 @@ SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const f
     for (int i = 0; i < 2; ++i) sums[h][i] = Mul(Load(out + h * p.padded_dim + i * kLanes), Set1(factors[head + h]));
   }
   for (int t = 0; t < p.num_slots; ++t) {
-    if (prefetch && t % kSlotsPerStep == 0) PrefetchRows(p.next_values, t, row_bytes);
-    const Pair value = LoadPair<kWide>(Row<kWide>(p.values, p.slots[t], p.head_dim), c, p.head_dim);
+    if (prefetch && t % kSlotsPerStep == 0) PrefetchRows(p, p.next_values, t, row_bytes);
+    const Pair value = LoadPair<kWide>(Row(p, p.values, t), c, p.head_dim);
     SPLICE_UNROLL
     for (int h = 0; h < n; ++h) {
       const F weight = Set1(p.scores[(head + h) * kPage + t]);

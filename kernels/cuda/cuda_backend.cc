@@ -39,8 +39,11 @@
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
 #include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/page_bound_scores_cuda.h"
 #include "kernels/selection/pool_scores_cuda.h"
+#include "kernels/selection/select_tokens_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
+#include "kernels/selection/top_tokens_cuda.h"
 #include "kernels/selection/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -338,7 +341,8 @@ class CudaBackend final : public Backend {
                      .lse = a.lse,
                      .last_rows = a.last_rows};
     for (const PrefillSequence& sequence : a.sequences) {
-      if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), args.rules); !s.ok()) return s;
+      if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), false, args.rules); !s.ok())
+        return s;
     }
     auto workspace = session.Scratch(CudaSession::Use::kPrefillAttention, PrefillWorkspaceBytes());
     if (!workspace.ok()) return workspace.status();
@@ -356,7 +360,8 @@ class CudaBackend final : public Backend {
                     .q = a.q.data,
                     .q_row_stride = a.q_row_stride,
                     .out = a.out.data,
-                    .lse = a.lse};
+                    .lse = a.lse,
+                    .lists = a.lists};
     const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
     if (a.staged_plans) {
       if (b.plans == nullptr)
@@ -365,10 +370,14 @@ class CudaBackend final : public Backend {
       args.plan_offset = b.plan_offset;
     }
     for (size_t begin = 0; begin < a.streams.size() && !a.staged_plans; begin += heads) {
-      if (absl::Status s = TakeRules(a.streams.subspan(begin, heads), begin == 0, args.rules); !s.ok()) return s;
+      if (absl::Status s =
+              TakeRules(a.streams.subspan(begin, heads), begin == 0, a.lists.tokens != nullptr, args.rules);
+          !s.ok())
+        return s;
     }
     auto workspace = session.Scratch(CudaSession::Use::kDecodeAttention,
-                                     DecodeWorkspaceBytes(args.heads, b.num_sequences, b.max_kv_len));
+                                     DecodeWorkspaceBytes(args.heads, b.num_sequences, b.max_kv_len,
+                                                          a.lists.tokens != nullptr ? a.lists.stride : 0));
     if (!workspace.ok()) return workspace.status();
     args.workspace = *workspace;
     // Stage copied tables and lengths before the first kernel of the pass; in a pass of one row a sequence that row is
@@ -405,7 +414,7 @@ class CudaBackend final : public Backend {
     }
     ColumnTables tables{.num_probes = static_cast<int32_t>(a.probes.size()),
                         .num_kv_heads = static_cast<int32_t>(heads.size())};
-    if (absl::Status s = TakeRules(a.rows.heads, true, tables.rules); !s.ok()) return s;
+    if (absl::Status s = TakeRules(a.rows.heads, true, false, tables.rules); !s.ok()) return s;
     const std::vector<ColumnPart> parts = ColumnParts(a.columns, &tables.num_scores);
     tables.num_parts = static_cast<int32_t>(parts.size());
     const size_t scratch_bytes =
@@ -441,6 +450,48 @@ class CudaBackend final : public Backend {
   absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override {
     if (absl::Status s = ValidateTopK(a); !s.ok()) return s;
     return ToStatus(cuda::TopK(a, CudaSession::Of(ctx).stream()), "TopK");
+  }
+  absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
+    if (absl::Status s = ValidateSelectTokens(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    if (absl::Status s = NeedSelection(b, "SelectTokens", a.q.data, a.lists.tokens, a.lists.counts); !s.ok()) return s;
+    SelectArgs args{.heads = Heads(a.shape),
+                    .batch = Batch(b, a.pool, a.layer),
+                    .selection = Selection(b, a.shape.num_kv_heads, a.layer),
+                    .num_dims = a.num_dims,
+                    .dims_offset = int64_t{a.layer} * a.shape.num_kv_heads * 2 * a.num_dims,
+                    .max_kv_len = b.max_kv_len,
+                    .dtype = a.q.dtype,
+                    .q = a.q.data,
+                    .q_row_stride = a.q_row_stride,
+                    .lists = a.lists,
+                    .weights = a.weights,
+                    .weights_stride = a.weights_stride};
+    auto scratch =
+        session.Scratch(CudaSession::Use::kSelectTokens, SelectScratchBytes(args.heads, b.num_sequences, b.max_kv_len));
+    if (!scratch.ok()) return scratch.status();
+    args.scratch = static_cast<float*>(*scratch);
+    args.early = b.num_rows == b.num_sequences;  // as in DecodeAttention
+    return ToStatus(cuda::SelectTokens(args, session.stream()), "SelectTokens");
+  }
+  absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
+    if (absl::Status s = ValidateTopTokens(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    if (absl::Status s = NeedSelection(b, "TopTokens", a.scores, a.lists.tokens, a.lists.counts); !s.ok()) return s;
+    return ToStatus(cuda::TopTokens(a, Selection(b, a.num_kv_heads, a.layer), b.kv_len, b.num_sequences, b.max_kv_len,
+                                    session.stream()),
+                    "TopTokens");
+  }
+  absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
+    if (absl::Status s = ValidatePageBoundScores(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    if (absl::Status s = NeedSelection(b, "PageBoundScores", a.q.data, a.scores, a.pool.base); !s.ok()) return s;
+    return ToStatus(cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.shape.num_kv_heads, a.layer),
+                                          b.max_kv_len, session.stream()),
+                    "PageBoundScores");
   }
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     if (absl::Status s = ValidateValueDeviation(a); !s.ok()) return s;
@@ -527,6 +578,23 @@ class CudaBackend final : public Backend {
             .num_sequences = b.num_sequences};
   }
 
+  // A batch in which nobody selects was staged, or one of these is null.
+  static absl::Status NeedSelection(const DeviceBatch& b, const char* op, const void* in, const void* out,
+                                    const void* other) {
+    if (in == nullptr || out == nullptr || other == nullptr)
+      return absl::InvalidArgumentError(absl::StrCat("cuda: ", op, " with a null tensor"));
+    if (!b.selects)
+      return absl::FailedPreconditionError(
+          absl::StrCat("cuda: ", op, " needs a batch staged with BatchSequence::selection"));
+    return absl::OkStatus();
+  }
+  static SelectionBatch Selection(const DeviceBatch& b, int32_t num_kv_heads, int32_t layer) {
+    return {.sequences = b.selecting,
+            .steps = b.selection_steps + layer * b.steps_stride,
+            .compact_tables = b.compact_tables + layer * num_kv_heads * b.compact_stride,
+            .compact_head_stride = b.compact_stride};
+  }
+
   static RopeBatch Rows(const DeviceBatch& b, int32_t layer) {
     return {.positions = b.positions,
             .row_sequence = b.row_sequence,
@@ -550,12 +618,13 @@ class CudaBackend final : public Backend {
   }
 
   // The rules of one sequence's heads; those of the later sequences must be the same.
-  static absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, HeadRules& rules) {
+  static absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, bool has_lists, HeadRules& rules) {
     if (heads.size() > kMaxKvHeads)
       return absl::UnimplementedError(absl::StrCat("cuda: ", heads.size(), " KV heads, at most ", kMaxKvHeads));
     for (size_t h = 0; h < heads.size(); ++h) {
       const HeadVisibility& v = heads[h].visibility;
-      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand)
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand &&
+          !(v.rule == VisibilityRule::kSelected && has_lists))
         return absl::UnimplementedError("cuda: attention over blocks or token lists");
       const HeadRule rule{v.rule, v.num_sinks, v.window};
       HeadRule& known = rules.head[h];

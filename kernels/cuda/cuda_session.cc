@@ -229,7 +229,7 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
       return absl::InvalidArgumentError(
           absl::StrCat("cuda: a plan for ", sequence.plan.size(), " head streams, the session has ", plan_size));
     for (const HeadVisibility& v : sequence.plan) {
-      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand)
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kSelected)
         return absl::UnimplementedError("cuda: attention over blocks or token lists");
     }
     missing.push_back(&sequence);
@@ -242,8 +242,9 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
     const int32_t index = slot_of_.at(sequence->kv_id);
     for (size_t i = 0; i < plan_size; ++i) {
       const HeadVisibility& v = sequence->plan[i];
-      to[i] =
-          v.rule == VisibilityRule::kBand ? Band{v.num_sinks, std::min(v.window, kFullWindow)} : Band{0, kFullWindow};
+      to[i] = v.rule == VisibilityRule::kBand       ? Band{v.num_sinks, std::min(v.window, kFullWindow)}
+              : v.rule == VisibilityRule::kSelected ? Band{0, kSelectedWindow}
+                                                    : Band{0, kFullWindow};
     }
     SPLICE_CUDA_RETURN_IF_ERROR(
         cudaMemcpyAsync(static_cast<Band*>(plans_->data()) + static_cast<size_t>(index) * plan_size, to,
@@ -254,6 +255,104 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
     slot.has_plan = true;
     slot.plan_key = sequence->plan_key;
   }
+  return PinnedUsed();
+}
+
+// Compact pages travel as pages do: those added since the last step.
+absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset) {
+  const SequenceSelection& selection = *sequence.selection;
+  const size_t table_heads = static_cast<size_t>(options_.heads_in_tables());
+  if (selection.compact_tables.size() != options_.num_layers * table_heads)
+    return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
+                                                   " head streams, the model has ", options_.num_layers * table_heads));
+  size_t num_pages = 0;
+  for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
+  if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
+    return absl::ResourceExhaustedError(absl::StrCat("cuda: a sequence of ", num_pages,
+                                                     " compact pages a head, the tables hold ", batch_.compact_stride));
+  const auto known = static_cast<size_t>(slot.num_compact_pages);
+  if (num_pages <= known) return absl::OkStatus();
+  const size_t added = num_pages - known;
+  const size_t num_streams = static_cast<size_t>(options_.num_layers) * options_.num_kv_heads;
+  const size_t row_bytes = added * sizeof(int32_t);
+  auto pinned = Pinned(num_streams * row_bytes);
+  if (!pinned.ok()) return pinned.status();
+  auto* row = reinterpret_cast<int32_t*>(*pinned);
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    for (int32_t head = 0; head < options_.num_kv_heads; ++head, row += added) {
+      const std::vector<int32_t>& pages =
+          selection.compact_tables[layer * table_heads + static_cast<size_t>(options_.first_kv_head + head)];
+      for (size_t i = 0; i < added; ++i) {  // streams that never choose have none
+        const int32_t page = known + i < pages.size() ? pages[known + i] : kNoPage;
+        row[i] = page == kNoPage ? kNoPage : page - options_.first_page;
+      }
+    }
+  }
+  int32_t* to = static_cast<int32_t*>(compact_tables_->data()) + offset + slot.num_compact_pages;
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy2DAsync(to, static_cast<size_t>(batch_.compact_stride) * sizeof(int32_t), *pinned, row_bytes, row_bytes,
+                        num_streams, cudaMemcpyHostToDevice, stream_),
+      "copying compact page tables");
+  slot.num_compact_pages = static_cast<int32_t>(num_pages);
+  return PinnedUsed();
+}
+
+// Every sequence has its slot. Sequences without a selection select nowhere.
+absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
+  const size_t num_layers = static_cast<size_t>(options_.num_layers);
+  if (selection_ == nullptr) {
+    auto memory =
+        AllocateDevice(Aligned<StagedSequence>(slots_.size()) + Aligned<StagedStep>(num_layers * slots_.size()));
+    if (!memory.ok()) return memory.status();
+    // A compact page has the keys of at least two pages.
+    const int64_t stride = batch_.head_stride / 2 + 1;
+    auto tables = AllocateDevice(slots_.size() * num_layers * static_cast<size_t>(options_.num_kv_heads * stride) *
+                                 sizeof(int32_t));
+    if (!tables.ok()) return tables.status();
+    selection_ = *std::move(memory);
+    compact_tables_ = *std::move(tables);
+    auto* base = static_cast<std::byte*>(selection_->data());
+    batch_.selecting = reinterpret_cast<const StagedSequence*>(base);
+    batch_.selection_steps = reinterpret_cast<const StagedStep*>(base + Aligned<StagedSequence>(slots_.size()));
+    batch_.compact_tables = static_cast<const int32_t*>(compact_tables_->data());
+    batch_.compact_stride = stride;
+    batch_.steps_stride = static_cast<int64_t>(slots_.size());
+  }
+  const int64_t slot_stride = batch_.compact_stride * options_.num_kv_heads * options_.num_layers;
+  for (const BatchSequence& sequence : batch.sequences) {
+    if (sequence.selection == nullptr) continue;
+    if (sequence.selection->layers.size() != num_layers)
+      return absl::InvalidArgumentError(absl::StrCat("cuda: a selection with steps of ",
+                                                     sequence.selection->layers.size(), " layers, the model has ",
+                                                     num_layers));
+    const int32_t index = slot_of_.at(sequence.kv_id);
+    if (absl::Status s = StageCompactTables(sequence, slots_[static_cast<size_t>(index)], index * slot_stride); !s.ok())
+      return s;
+  }
+  auto pinned = Pinned(selection_->size());
+  if (!pinned.ok()) return pinned.status();
+  auto* staged = reinterpret_cast<StagedSequence*>(*pinned);
+  auto* steps = reinterpret_cast<StagedStep*>(*pinned + Aligned<StagedSequence>(slots_.size()));
+  std::fill_n(steps, num_layers * slots_.size(), StagedStep{});
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    if (sequence.selection == nullptr) {
+      staged[s] = {};
+      continue;
+    }
+    staged[s] = {sequence.selection->dims, slot_of_.at(sequence.kv_id) * slot_stride, sequence.selection->budget,
+                 sequence.selection->recent};
+    for (size_t layer = 0; layer < num_layers; ++layer) {
+      const LayerSelection& step = sequence.selection->layers[layer];
+      steps[layer * slots_.size() + s] = {
+          (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
+              (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0),
+          step.compact_len};
+    }
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(selection_->data(), *pinned, selection_->size(), cudaMemcpyHostToDevice, stream_),
+      "copying what layers choose");
   return PinnedUsed();
 }
 
@@ -270,6 +369,11 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   if (absl::Status s = StageTables(batch, offsets); !s.ok()) return s;
   if (batch.staged_plans) {
     if (absl::Status s = StagePlans(batch); !s.ok()) return s;
+  }
+  batch_.selects = std::any_of(batch.sequences.begin(), batch.sequences.end(),
+                               [](const BatchSequence& s) { return s.selection != nullptr; });
+  if (batch_.selects) {
+    if (absl::Status s = StageSelection(batch); !s.ok()) return s;
   }
 
   auto pinned = Pinned(batch_memory_->size());

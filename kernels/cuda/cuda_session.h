@@ -13,6 +13,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/common/backend.h"
 #include "kernels/common/session.h"
+#include "kernels/selection/staged_selection.h"
 
 namespace spl::kernels::cuda {
 
@@ -30,6 +31,13 @@ struct DeviceBatch {
   int64_t layer_stride = 0;
   const Band* plans = nullptr;           // [slots][layers][kv_heads]; null until a batch had plans
   const int64_t* plan_offset = nullptr;  // [num_sequences], elements into plans
+  // Of a batch in which some sequence chooses its tokens; null until a batch had one.
+  const StagedSequence* selecting = nullptr;    // [num_sequences]
+  const StagedStep* selection_steps = nullptr;  // [layers][max_sequences]
+  const int32_t* compact_tables = nullptr;      // [slots][layers][kv_heads][compact_stride]
+  int64_t compact_stride = 0;
+  int64_t steps_stride = 0;  // elements of selection_steps between layers
+  bool selects = false;      // some sequence of this batch has a selection
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
   int32_t max_kv_len = 0;  // a power of two at least as long as every sequence: what a recorded step is sized for
@@ -61,7 +69,7 @@ class CudaSession final : public Session {
 
   // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid, since
   // recorded steps point into them.
-  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kAlignCopy, kColumnScores, kNumUses };
+  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kAlignCopy, kColumnScores, kSelectTokens, kNumUses };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
   // Device copies of host arrays, each 16-byte aligned, behind `reserved` bytes at the start of the block of `use`;
   // the block is the same at every call unless it must grow.
@@ -71,10 +79,21 @@ class CudaSession final : public Session {
   absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
 
  private:
+  struct Slot {
+    uint64_t kv_id = 0;
+    int32_t num_pages = 0;  // of every stream, already on the device
+    uint64_t last_used = 0;
+    bool has_plan = false;  // on the device
+    uint64_t plan_key = 0;
+    int32_t num_compact_pages = 0;  // of every stream, already on the device
+  };
+
   CudaSession(int device, const SessionOptions& options) : device_(device), options_(options) {}
   absl::Status Init();
   absl::Status StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets);
   absl::Status StagePlans(const BatchArgs& batch);
+  absl::Status StageSelection(const BatchArgs& batch);
+  absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   // Host memory whose last copy to the device is complete.
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
@@ -91,13 +110,9 @@ class CudaSession final : public Session {
   std::unique_ptr<Buffer> ids_;
   std::unique_ptr<Buffer> tables_;
   std::unique_ptr<Buffer> plans_;
-  struct Slot {
-    uint64_t kv_id = 0;
-    int32_t num_pages = 0;  // of every stream, already on the device
-    uint64_t last_used = 0;
-    bool has_plan = false;  // on the device
-    uint64_t plan_key = 0;
-  };
+  std::unique_ptr<Buffer> selection_;  // what changes every step: sequences, then steps
+  std::unique_ptr<Buffer> compact_tables_;
+
   std::vector<Slot> slots_;
   std::unordered_map<uint64_t, int32_t> slot_of_;
   uint64_t pass_ = 0;

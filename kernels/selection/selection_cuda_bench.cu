@@ -1,8 +1,9 @@
-// selection_cuda_bench [columns|topk]
+// selection_cuda_bench [columns|topk|sparse [forms] [FILTER]]
 //
-// Times column scores and top-k on one device against what their operations and bytes cost at rates measured in the
-// same run: median of event-timed launches, the L2 cache flushed before each. Column scores are compared with those of
-// the mma variant, the chosen indices with the host's.
+// Times column scores, top-k and decode steps over chosen tokens on one device against what their operations and bytes
+// cost at rates measured in the same run: median of event-timed launches, the L2 cache flushed before each. Column
+// scores are compared with those of the mma variant, the chosen indices with the host's. Decode steps run as a graph of
+// layers with keys of their own.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -12,7 +13,11 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/cuda_bench_util.h"
 #include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/compact_keys.h"
+#include "kernels/selection/page_bound_scores_cuda.h"
+#include "kernels/selection/select_tokens_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
+#include "kernels/selection/top_tokens_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -211,6 +216,239 @@ void Top(int n, int k, const char* data) {
   CHECK_CUDA(cudaFree(out));
 }
 
+// ---- Decode steps over chosen tokens --------------------------------------------------------------------------------
+struct SparseCase {
+  const char* name;
+  int batch, kv_len, layers;
+  int qo_heads = 32, kv_heads = 8, budget = 2048;
+};
+
+// Some layers of a decode step, each with pages, compact keys and a choice of its own.
+class SparseSetup {
+ public:
+  static constexpr int kDim = 128, kDims = 16;
+
+  explicit SparseSetup(const SparseCase& c) : c_(c), streams_(c.batch * c.kv_heads) {
+    const int pages = (c.kv_len + kPageTokens - 1) / kPageTokens;
+    const int compact = static_cast<int>(CompactKeys{kDim, kDims}.num_pages(c.kv_len));
+    const int num_pages = c.layers * streams_ * (pages + compact);
+    std::vector<int32_t> ids(num_pages);
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+    const int64_t elements = int64_t{num_pages} * 2 * kPageTokens * kDim;
+    auto* memory = Keep(Alloc<__nv_bfloat16>(elements));
+    FillNormal<<<2048, 256>>>(memory, elements, 1);
+    pool_ = {reinterpret_cast<std::byte*>(memory), DType::kBF16, kDim, num_pages};
+    const int32_t* tables = Keep(Upload(ids));
+    std::vector<int64_t> table_offset(c.batch);
+    std::vector<int32_t> kv_len(c.batch, c.kv_len);
+    std::vector<StagedSequence> sequences(c.batch);
+    auto* dims = Keep(Alloc<int32_t>(int64_t{c.layers} * streams_ * 2 * kDims));
+    for (int s = 0; s < c.batch; ++s) {
+      table_offset[s] = int64_t{s} * c.kv_heads * pages;
+      sequences[s] = {dims + int64_t{s} * c.layers * c.kv_heads * 2 * kDims, int64_t{s} * c.kv_heads * compact,
+                      c.budget, 64};
+    }
+    const int64_t* offsets = Keep(Upload(table_offset));
+    const int32_t* lengths = Keep(Upload(kv_len));
+    const StagedSequence* staged = Keep(Upload(sequences));
+    const auto steps = [&](int32_t flags, int32_t compact_len) {
+      return Keep(Upload(std::vector<StagedStep>(c.batch, StagedStep{flags, compact_len})));
+    };
+    constexpr int32_t kSelects = StagedStep::kSelects, kRefresh = StagedStep::kRefresh;
+    first_ = steps(kSelects | kRefresh | StagedStep::kFirst, 0);
+    refresh_ = steps(kSelects | kRefresh | StagedStep::kParity, c.kv_len - 1);
+    plain_ = steps(kSelects | StagedStep::kParity, c.kv_len - 1);
+    const int64_t width = int64_t{c.qo_heads} * kDim;
+    const AttentionHeads heads{c.qo_heads, c.kv_heads, kDim, 1.0f / std::sqrt(static_cast<float>(kDim))};
+    const size_t workspace_bytes = DecodeWorkspaceBytes(heads, c.batch, c.kv_len, c.budget);
+    auto* workspace = Keep(Alloc<std::byte>(workspace_bytes));
+    CHECK_CUDA(cudaMemset(workspace, 0, workspace_bytes));
+    auto* scratch = Keep(Alloc<std::byte>(std::max<size_t>(SelectScratchBytes(heads, c.batch, c.kv_len), 16)));
+    auto* out = Keep(Alloc<__nv_bfloat16>(c.batch * width));
+    scores_stride_ = (c.kv_len + kBoundTokens - 1) / kBoundTokens;
+    scores_ = Keep(Alloc<float>(streams_ * scores_stride_));
+    for (int layer = 0; layer < c.layers; ++layer) {
+      auto* q = Keep(Alloc<__nv_bfloat16>(c.batch * width));
+      FillNormal<<<256, 256>>>(q, c.batch * width, 100 + layer);
+      SelectArgs a{
+          .heads = heads,
+          .batch = {.page_tables = tables + int64_t{layer} * streams_ * pages,
+                    .table_offset = offsets,
+                    .head_stride = pages,
+                    .kv_len = lengths,
+                    .pool = pool_,
+                    .num_sequences = c.batch},
+          .selection = {.sequences = staged,
+                        .steps = plain_,
+                        .compact_tables =
+                            tables + int64_t{c.layers} * streams_ * pages + int64_t{layer} * streams_ * compact,
+                        .compact_head_stride = compact},
+          .num_dims = kDims,
+          .dims_offset = int64_t{layer} * c.kv_heads * 2 * kDims,
+          .max_kv_len = c.kv_len,
+          .q = q,
+          .q_row_stride = width,
+          .lists = {Keep(Alloc<int32_t>(int64_t{streams_} * c.budget)), Keep(Alloc<int32_t>(streams_)), c.budget},
+          .scratch = reinterpret_cast<float*>(scratch),
+          .early = true};
+      select_.push_back(a);
+      DecodeArgs d{.heads = heads,
+                   .batch = a.batch,
+                   .max_kv_len = c.kv_len,
+                   .q = q,
+                   .q_row_stride = width,
+                   .out = out,
+                   .workspace = workspace,
+                   .early = true};
+      dense_.push_back(d);
+      for (int h = 0; h < c.kv_heads; ++h) d.rules.head[h].rule = VisibilityRule::kSelected;
+      d.lists = a.lists;
+      attend_.push_back(d);
+    }
+    CHECK_CUDA(cudaStreamCreate(&stream_));
+    for (SelectArgs a : select_) {
+      a.selection.steps = first_;
+      CHECK_CUDA(SelectTokens(a, stream_));
+    }
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+  }
+  ~SparseSetup() {
+    for (void* p : kept_) cudaFree(p);
+    cudaStreamDestroy(stream_);
+  }
+
+  // Microseconds of a layer; `layer` launches what there is to do in it.
+  template <typename F>
+  double LayerUs(const F& layer) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    const int rounds = std::max(1, 12 / c_.layers);
+    CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < rounds * c_.layers; ++i) layer(i % c_.layers);
+    CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    const double ms = MedianMs(11, [&] { CHECK_CUDA(cudaGraphLaunch(exec, nullptr)); });
+    CHECK_CUDA(cudaGraphExecDestroy(exec));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    return ms * 1e3 / (rounds * c_.layers);
+  }
+  void Select(int layer, SelectForm form = {}) { CHECK_CUDA(SelectTokens(select_[layer], stream_, form)); }
+  void Refresh(int layer) {
+    SelectArgs a = select_[layer];
+    a.selection.steps = refresh_;
+    CHECK_CUDA(SelectTokens(a, stream_));
+  }
+  void First(int layer) {
+    SelectArgs a = select_[layer];
+    a.selection.steps = first_;
+    CHECK_CUDA(SelectTokens(a, stream_));
+  }
+  void Attend(int layer, int list_split = 0) {
+    DecodeArgs a = attend_[layer];
+    a.list_split = list_split;
+    CHECK_CUDA(DecodeAttention(a, stream_));
+  }
+  void Dense(int layer) { CHECK_CUDA(DecodeAttention(dense_[layer], stream_)); }
+  // Quest: its bounds take as many pages as compact keys of 16 dimensions.
+  void Bounds(int layer) {
+    const SelectArgs& s = select_[layer];
+    PageBoundScoresArgs a;
+    a.shape = {c_.qo_heads, c_.kv_heads, kDim, s.heads.sm_scale};
+    a.pool = pool_;
+    a.q = {s.q, DType::kBF16};
+    a.q_row_stride = s.q_row_stride;
+    a.scores = scores_;
+    a.scores_stride = scores_stride_;
+    CHECK_CUDA(PageBoundScores(a, s.batch, s.selection, c_.kv_len, stream_));
+  }
+  void Top(int layer) {
+    const SelectArgs& s = select_[layer];
+    TopTokensArgs a;
+    a.scores = scores_;
+    a.scores_stride = scores_stride_;
+    a.granularity = kBoundTokens;
+    a.num_kv_heads = c_.kv_heads;
+    a.lists = s.lists;
+    CHECK_CUDA(TopTokens(a, s.selection, s.batch.kv_len, c_.batch, c_.kv_len, stream_));
+  }
+  std::vector<int32_t> List(int layer) {
+    std::vector<int32_t> list(streams_ * int64_t{c_.budget});
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    CHECK_CUDA(cudaMemcpy(list.data(), select_[layer].lists.tokens, list.size() * 4, cudaMemcpyDeviceToHost));
+    return list;
+  }
+  // Bytes that must be read: compact keys, K and V of the list; of dense attention.
+  double SelectBytes() const { return 2.0 * kDims * streams_ * c_.kv_len; }
+  double AttendBytes() const { return 4.0 * kDim * streams_ * c_.budget; }
+  double DenseBytes() const { return 4.0 * kDim * streams_ * c_.kv_len; }
+
+ private:
+  template <typename T>
+  T* Keep(T* p) {
+    kept_.push_back(const_cast<void*>(static_cast<const void*>(p)));
+    return p;
+  }
+  const SparseCase c_;
+  const int streams_;
+  KvPoolView pool_;
+  cudaStream_t stream_;
+  const StagedStep *first_, *refresh_, *plain_;
+  float* scores_;
+  int64_t scores_stride_;
+  std::vector<SelectArgs> select_;
+  std::vector<DecodeArgs> attend_, dense_;
+  std::vector<void*> kept_;
+};
+
+void Sparse(const SparseCase& c, double rate, bool forms) {
+  SparseSetup s(c);
+  const double select_floor = s.SelectBytes() / rate * 1e6, attend_floor = s.AttendBytes() / rate * 1e6;
+  const double dense = s.LayerUs([&](int l) { s.Dense(l); });
+  const double select = s.LayerUs([&](int l) { s.Select(l); }), attend = s.LayerUs([&](int l) { s.Attend(l); });
+  const double both = s.LayerUs([&](int l) {
+    s.Select(l);
+    s.Attend(l);
+  });
+  std::printf(
+      "sparse %-14s select %7.2f + attend %7.2f = %7.2f us, both %7.2f us (floor %6.2f + %6.2f); dense %8.2f us "
+      "(floor %7.2f): %5.2f x\n",
+      c.name, select, attend, select + attend, both, select_floor, attend_floor, dense, s.DenseBytes() / rate * 1e6,
+      dense / both);
+  std::fflush(stdout);
+  if (forms) {
+    const std::vector<int32_t> want = s.List(0);
+    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{16, 512, 2},
+                               SelectForm{8, 256, 4}, SelectForm{8, 512, 2}, SelectForm{8, 512, 4}}) {
+      const double alone = s.LayerUs([&](int l) { s.Select(l, f); });
+      const std::vector<int32_t> got = s.List(0);
+      size_t different = 0;
+      for (size_t i = 0; i < got.size(); ++i) different += got[i] != want[i];
+      std::printf("  form %2d x %3d, %d tiles: select %7.2f us, both", f.cluster, f.threads, f.tiles, alone);
+      for (const int split : {64, 128, 256}) {
+        std::printf(" %7.2f (split %d)", s.LayerUs([&](int l) {
+          s.Select(l, f);
+          s.Attend(l, split);
+        }),
+                    split);
+      }
+      std::printf("; %zu entries differ\n", different);
+      std::fflush(stdout);
+    }
+  }
+  const double refresh = s.LayerUs([&](int l) { s.Refresh(l); }), first = s.LayerUs([&](int l) { s.First(l); });
+  std::printf("  refresh %7.2f us, first %7.2f us (floor of reading K %6.2f)\n", refresh, first,
+              s.DenseBytes() / 2 / rate * 1e6);
+  const double bounds = s.LayerUs([&](int l) { s.Bounds(l); }), top = s.LayerUs([&](int l) { s.Top(l); });
+  const double quest = s.LayerUs([&](int l) {
+    s.Bounds(l);
+    s.Top(l);
+    s.Attend(l);
+  });
+  std::printf("  quest: bounds %7.2f + top %6.2f us, with attention %7.2f us\n", bounds, top, quest);
+  std::fflush(stdout);
+}
+
 __global__ void EmptyKernel() {}
 
 int Main(int argc, char** argv) {
@@ -225,6 +463,25 @@ int Main(int argc, char** argv) {
     Top(32768, 2048, "bits");
     Top(131072, 8192, "normal");
     Top(1 << 20, 8192, "heavy");
+  }
+  if (what == "all" || what == "sparse") {
+    const bool forms = argc > 2 && std::strcmp(argv[2], "forms") == 0;
+    const std::string filter = argc > 2 + forms ? argv[2 + forms] : "";
+    const double rate = ReadRate(int64_t{4} << 30);
+    std::printf("read %.3f TB/s\n", rate * 1e-12);
+    const SparseCase cases[] = {{"B1 32K", 1, 32768, 12},
+                                {"B8 32K", 8, 32768, 3},
+                                {"B1 16K", 1, 16384, 12},
+                                {"B1 128K", 1, 131072, 6},
+                                {"B1 8K", 1, 8192, 12},
+                                {"B8 16K", 8, 16384, 3},
+                                {"B8 128K", 8, 131072, 2},
+                                {"B32 32K", 32, 32768, 2},
+                                {"B1 32K MHA", 1, 32768, 4, 32, 32},
+                                {"B1 32K Tb512", 1, 32768, 12, 32, 8, 512}};
+    for (const SparseCase& c : cases) {
+      if (std::string(c.name).find(filter) != std::string::npos) Sparse(c, rate, forms);
+    }
   }
   if (what == "all" || what == "columns") {
     std::printf("copy %.3f TB/s (read plus write), read %.3f TB/s\n", CopyRate(int64_t{2} << 30) * 1e-12,

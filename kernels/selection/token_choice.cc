@@ -34,24 +34,28 @@ void ChooseLargest(std::span<const uint32_t> bits, int64_t k, int64_t forced, in
         break;
       }
     }
-    candidates.resize(static_cast<size_t>(free) + 1);
+    // Indices with this digit or a larger one, without a branch: which they are follows no pattern.
+    thread_local std::vector<int32_t> indices;
+    indices.resize(static_cast<size_t>(free) + 1);
     size_t n = 0;
-    for (int64_t i = 0; i < free; ++i) {  // without a branch: which scores have the digit follows no pattern
-      const uint32_t value = bits[static_cast<size_t>(i)];
-      candidates[n] = value;
-      n += (value >> kShift) == digit ? 1 : 0;
+    for (int64_t i = 0; i < free; ++i) {
+      indices[n] = static_cast<int32_t>(i);
+      n += (bits[static_cast<size_t>(i)] >> kShift) >= digit ? 1 : 0;
     }
-    const auto kth = candidates.begin() + (left - 1), end = candidates.begin() + static_cast<int64_t>(n);
-    std::nth_element(candidates.begin(), kth, end, std::greater<>());
+    candidates.clear();
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t value = bits[static_cast<size_t>(indices[i])];
+      if ((value >> kShift) == digit) candidates.push_back(value);
+    }
+    const auto kth = candidates.begin() + (left - 1);
+    std::nth_element(candidates.begin(), kth, candidates.end(), std::greater<>());
     const uint32_t threshold = *kth;
-    int64_t ties = left - std::count_if(candidates.begin(), end, [&](uint32_t value) { return value > threshold; });
-    int64_t written = 0;
-    for (int64_t i = 0; i < free && written < k - forced; ++i) {
-      const uint32_t value = bits[static_cast<size_t>(i)];
-      const bool tie = value == threshold;
-      out[written] = static_cast<int32_t>(i);
-      written += value > threshold || (tie && ties > 0) ? 1 : 0;
-      ties -= tie ? 1 : 0;
+    int64_t ties =
+        left - std::count_if(candidates.begin(), candidates.end(), [&](uint32_t value) { return value > threshold; });
+    int32_t* to = out;
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t value = bits[static_cast<size_t>(indices[i])];
+      if (value > threshold || (value == threshold && ties-- > 0)) *to++ = indices[i];
     }
   }
   std::iota(out + (k - forced), out + k, static_cast<int32_t>(free));

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/cuda_cluster.h"
 #include "kernels/cuda/cuda_launch.h"
-#include "kernels/cuda/cuda_ptx.h"
 #include "kernels/selection/top_k_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -48,94 +48,13 @@ __device__ __forceinline__ uint32_t OrderedBits(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Of a cluster of kBlocks; a single block needs no sm_90.
-template <int kBlocks>
-struct Cluster {
-  static __device__ __forceinline__ int Rank() {
-    int rank = 0;
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-    return rank;
-  }
-  // What any of its threads wrote to shared memory before Arrive, in any of its blocks, is visible after Wait.
-  static __device__ __forceinline__ void Arrive() {
-    __syncwarp();
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-#endif
-  }
-  static __device__ __forceinline__ void Wait() {
-    __syncwarp();
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) {
-      asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-      return;
-    }
-#endif
-    __syncthreads();
-  }
-  static __device__ __forceinline__ void Sync() {
-    Arrive();
-    Wait();
-  }
-  // `p` is this block's; to the same word of another block.
-  static __device__ __forceinline__ void Add(uint32_t* p, int block, uint32_t x) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) {
-      asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(Address(p, block)), "r"(x) : "memory");
-      return;
-    }
-#endif
-    atomicAdd(p, x);
-  }
-  template <typename T>
-  static __device__ __forceinline__ void Store(T* p, int block, T x) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1 && sizeof(T) == 4) {
-      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(Address(p, block)), "r"(x) : "memory");
-      return;
-    }
-    if constexpr (kBlocks > 1 && sizeof(T) == 8) {
-      asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(Address(p, block)), "l"(x) : "memory");
-      return;
-    }
-#endif
-    *p = x;
-  }
-
- private:
-#if __CUDA_ARCH__ >= 900
-  static __device__ __forceinline__ uint32_t Address(const void* p, int block) {
-    uint32_t address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(SmemAddress(p)), "r"(block));
-    return address;
-  }
-#endif
-};
-
-// The exclusive sum over the block of a count per thread. Whoever calls it again synchronises in between.
-__device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = count;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  const int before = __reduce_add_sync(0xffffffffu, lane < warp ? warp_sums[lane] : 0);
-  return before + sum - count;
-}
-
 // The digit of the left-th largest of what was counted, how many of that digit are among them, and how many have it.
 template <typename SmemT>
 __device__ __forceinline__ void ChooseDigit(const int* counts, SmemT& smem, int left) {
   // Thread t looks at the digits 2047 - 2t and 2046 - 2t, the largest first.
   const int high = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
   const int2 pair = *reinterpret_cast<const int2*>(&counts[high - 1]);
-  const int above = ExclusiveSum(pair.x + pair.y, smem.warp_sums);
+  const int above = ExclusiveSum<kThreads>(pair.x + pair.y, smem.warp_sums);
   if (above < left && above + pair.x + pair.y >= left) {  // one thread: the k-th is among its digits
     const bool is_high = above + pair.y >= left;
     smem.digit = static_cast<uint32_t>(is_high ? high : high - 1);

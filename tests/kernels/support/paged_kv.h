@@ -90,6 +90,23 @@ class TestPool {
     Place(s, [](int32_t) { return false; });
   }
 
+  // A page that nothing has been written to.
+  int32_t Take() {
+    EXPECT_FALSE(free_.empty());
+    const int32_t page = free_.back();
+    free_.pop_back();
+    return page;
+  }
+  // Writes K and V of one position of a stream that has its page.
+  void WriteToken(const TestStream& s, int32_t j) {
+    Write(view_.k(s.page_table[j / kPageTokens]), j % kPageTokens, &s.k[static_cast<size_t>(j) * view_.head_dim]);
+    Write(view_.v(s.page_table[j / kPageTokens]), j % kPageTokens, &s.v[static_cast<size_t>(j) * view_.head_dim]);
+  }
+  // All pages, one after the other.
+  std::span<const std::byte> bytes() const {
+    return {view_.base, static_cast<size_t>(view_.num_pages) * view_.page_bytes()};
+  }
+
  private:
   void Poison() {
     const size_t elements = (bytes_.size() - 64) / DTypeBytes(view_.dtype);

@@ -1,0 +1,16 @@
+// TopTokens on a device; the contract is top_tokens.h's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/selection/staged_selection.h"
+#include "kernels/selection/top_tokens.h"
+
+namespace spl::kernels::cuda {
+
+// kv_len [num_sequences] in device memory; every one, also of later graph replays, is <= max_kv_len. Asynchronous on
+// `stream`.
+cudaError_t TopTokens(const TopTokensArgs& args, const SelectionBatch& selection, const int32_t* kv_len,
+                      int32_t num_sequences, int32_t max_kv_len, cudaStream_t stream);
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,600 @@
+// The operations of decode steps that choose tokens, on the CUDA backend against the reference: staged batches, steps,
+// recorded graphs, attention over the lists. Skipped where there is no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "tests/kernels/support/selecting_batch.h"
+
+namespace spl::kernels {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace)
+
+void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
+
+std::vector<std::byte> Encode(std::span<const float> values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * DTypeBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&bytes[4 * i], &values[i], 4);
+    } else {
+      const bf16 x = ToBf16(values[i]);
+      std::memcpy(&bytes[2 * i], &x, 2);
+    }
+  }
+  return bytes;
+}
+
+// The device's side of a SelectingBatch whose layer is the second of two; the first one selects nowhere.
+class DeviceSide {
+ public:
+  static constexpr int32_t kLayers = 2, kLayer = 1;
+
+  DeviceSide(const Backend& cuda, SelectingBatch& b, int64_t stride, int64_t weights_stride, DType q_dtype)
+      : cuda_(cuda), b_(b), stride_(stride), weights_stride_(weights_stride), q_dtype_(q_dtype) {
+    int32_t longest = 0;
+    for (const TestSequence& s : b.sequences()) longest = std::max(longest, s.max_len);
+    const auto sequences = static_cast<int32_t>(b.sequences().size());
+    session_ = cuda.NewSession({.max_rows = sequences,
+                                .max_sequences = sequences,
+                                .num_layers = kLayers,
+                                .num_kv_heads = b.shape().kv_heads,
+                                .max_pages_per_stream = longest / kPageTokens + 1})
+                   .value();
+    pool_ = cuda.Allocate(b.pool().bytes().size()).value();
+    ExpectOk(cuda.Copy(CopyKind::kUpload, pool_->data(), b.pool().bytes().data(), b.pool().bytes().size()));
+    q_ = cuda.Allocate(b.q().size() * DTypeBytes(q_dtype)).value();
+    out_ = cuda.Allocate(b.q().size() * DTypeBytes(q_dtype)).value();
+    tokens_ = cuda.Allocate(b.num_streams() * stride * 4).value();
+    counts_ = cuda.Allocate(b.num_streams() * 4).value();
+    weights_ = cuda.Allocate(b.num_streams() * weights_stride * 4).value();
+    for (const TestSequence& s : b.sequences()) {
+      dims_.push_back(cuda.Allocate(kLayers * s.dims.size() * 4).value());
+      tables_.emplace_back();
+      compact_.emplace_back();
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (int32_t h = 0; h < b.shape().kv_heads; ++h) {
+          tables_.back().push_back(s.streams[h].page_table);
+          compact_.back().push_back(layer == kLayer ? s.compact[h] : std::vector<int32_t>{});
+        }
+      }
+    }
+  }
+
+  // A position that has been written on the host's side since.
+  void UploadToken(size_t sequence, int32_t j) {
+    const KvPoolView& host = b_.pool().view();
+    const size_t row = host.head_dim * DTypeBytes(host.dtype);
+    for (const TestStream& s : b_.sequences()[sequence].streams) {
+      for (const std::byte* half : {host.k(s.page_table[j / kPageTokens]), host.v(s.page_table[j / kPageTokens])}) {
+        const std::byte* from = half + static_cast<size_t>(j % kPageTokens) * row;
+        ExpectOk(cuda_.Copy(CopyKind::kUpload, static_cast<std::byte*>(pool_->data()) + (from - host.base), from, row));
+      }
+    }
+  }
+
+  void Stage(std::span<const HeadVisibility> plan = {}, uint64_t plan_key = 0) {
+    const std::vector<std::byte> q = Encode(b_.q(), q_dtype_);
+    ExpectOk(cuda_.Copy(CopyKind::kUpload, q_->data(), q.data(), q.size()));
+    std::vector<std::array<LayerSelection, kLayers>> steps(b_.sequences().size());
+    std::vector<SequenceSelection> selections(b_.sequences().size());
+    std::vector<BatchSequence> sequences;
+    std::vector<int32_t> tokens(b_.sequences().size(), 0), positions;
+    const size_t plan_size = static_cast<size_t>(kLayers) * b_.shape().kv_heads;
+    for (size_t i = 0; i < b_.sequences().size(); ++i) {
+      const TestSequence& s = b_.sequences()[i];
+      steps[i][kLayer] = s.step;
+      selections[i] = {compact_[i], steps[i], s.budget, s.recent, static_cast<int32_t*>(dims_[i]->data())};
+      positions.push_back(s.kv_len - 1);
+      sequences.push_back({.row_begin = static_cast<int32_t>(i),
+                           .row_end = static_cast<int32_t>(i) + 1,
+                           .kv_len = s.kv_len,
+                           .page_tables = tables_[i],
+                           .kv_id = 100 + i,
+                           .plan = plan.empty() ? plan : plan.subspan(i * plan_size, plan_size),
+                           .plan_key = plan_key,
+                           .selection = &selections[i]});
+    }
+    ExpectOk(session_->Stage(
+        {.tokens = tokens, .positions = positions, .sequences = sequences, .staged_plans = !plan.empty()}));
+  }
+
+  KvPoolView pool() const {
+    KvPoolView view = b_.pool().view();
+    view.base = static_cast<std::byte*>(pool_->data());
+    return view;
+  }
+  TokenLists lists() const {
+    return {static_cast<int32_t*>(tokens_->data()), static_cast<int32_t*>(counts_->data()), stride_};
+  }
+  SelectTokensArgs Args(bool with_weights = true) const {
+    SelectTokensArgs a;
+    a.shape = b_.shape().attention();
+    a.pool = pool();
+    a.num_dims = b_.shape().num_dims;
+    a.q = {q_->data(), q_dtype_};
+    a.q_row_stride = b_.shape().q_width();
+    a.lists = lists();
+    if (with_weights) {
+      a.weights = static_cast<float*>(weights_->data());
+      a.weights_stride = weights_stride_;
+    }
+    a.layer = kLayer;
+    return a;
+  }
+  DecodeAttentionArgs AttentionArgs(std::span<const HeadStreamView> streams) const {
+    DecodeAttentionArgs a;
+    a.shape = b_.shape().attention();
+    a.pool = pool();
+    a.q = {q_->data(), q_dtype_};
+    a.q_row_stride = b_.shape().q_width();
+    a.out = {out_->data(), q_dtype_};
+    a.streams = streams;
+    a.layer = kLayer;
+    a.lists = lists();
+    return a;
+  }
+
+  template <typename T>
+  std::vector<T> Download(const Buffer& buffer) const {
+    std::vector<T> values(buffer.size() / sizeof(T));
+    ExpectOk(session_->Synchronize());
+    ExpectOk(cuda_.Copy(CopyKind::kDownload, values.data(), buffer.data(), values.size() * sizeof(T)));
+    return values;
+  }
+  std::vector<std::byte> Pool() const { return Download<std::byte>(*pool_); }
+  std::vector<int32_t> Tokens() const { return Download<int32_t>(*tokens_); }
+  std::vector<int32_t> Counts() const { return Download<int32_t>(*counts_); }
+  std::vector<float> Weights() const { return Download<float>(*weights_); }
+  std::vector<float> Out() const {
+    std::vector<float> values;
+    if (q_dtype_ == DType::kF32) return Download<float>(*out_);
+    for (const bf16 x : Download<bf16>(*out_)) values.push_back(ToFloat(x));
+    return values;
+  }
+  std::vector<int32_t> Dims(size_t sequence) const {
+    const std::vector<int32_t> all = Download<int32_t>(*dims_[sequence]);
+    return {all.begin() + static_cast<int64_t>(all.size()) * kLayer / kLayers, all.end()};
+  }
+  void FillOut(uint8_t byte) {
+    const std::vector<uint8_t> bytes(out_->size(), byte);
+    ExpectOk(cuda_.Copy(CopyKind::kUpload, out_->data(), bytes.data(), bytes.size()));
+  }
+  void SetLists(const std::vector<int32_t>& tokens, const std::vector<int32_t>& counts) {
+    ExpectOk(cuda_.Copy(CopyKind::kUpload, tokens_->data(), tokens.data(), tokens.size() * 4));
+    ExpectOk(cuda_.Copy(CopyKind::kUpload, counts_->data(), counts.data(), counts.size() * 4));
+  }
+  Session& session() const { return *session_; }
+  const KernelContext& ctx() const { return session_->context(); }
+
+ private:
+  const Backend& cuda_;
+  SelectingBatch& b_;
+  const int64_t stride_, weights_stride_;
+  const DType q_dtype_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Buffer> pool_, q_, out_, tokens_, counts_, weights_;
+  std::vector<std::unique_ptr<Buffer>> dims_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_, compact_;
+};
+
+struct HostLists {
+  std::vector<int32_t> tokens, counts;
+  std::vector<float> weights;
+  std::vector<SelectingSequence> views;
+  SelectTokensArgs args;
+
+  HostLists(SelectingBatch& b, int64_t stride, int64_t weights_stride)
+      : tokens(b.num_streams() * static_cast<size_t>(stride), 0),
+        counts(b.num_streams(), 0),
+        weights(b.num_streams() * static_cast<size_t>(weights_stride), 0.0f) {
+    for (TestSequence& s : b.sequences()) views.push_back(s.view());
+    args.shape = b.shape().attention();
+    args.pool = b.pool().view();
+    args.num_dims = b.shape().num_dims;
+    args.q = b.q().data();
+    args.q_row_stride = b.shape().q_width();
+    args.sequences = views;
+    args.lists = {tokens.data(), counts.data(), stride};
+    args.weights = weights.data();
+    args.weights_stride = weights_stride;
+  }
+};
+
+class CudaSelectionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto cuda = MakeCudaBackend();
+    if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+    cuda_ = *std::move(cuda);
+  }
+  std::unique_ptr<Backend> cuda_;
+};
+
+struct Case {
+  SelectingShape shape;
+  std::vector<std::pair<int32_t, int32_t>> lengths;
+  int32_t budget;
+  int steps;
+};
+
+// Steps as a decode engine makes them, recorded from the second one on where nothing but staged memory changes.
+void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
+  Random random(seed), steps(seed + 1);
+  SelectingBatch b(random, c.shape, c.lengths);
+  b.Write();
+  for (float& x : b.q()) x = ToFloat(ToBf16(x));
+  int64_t longest = 0;
+  for (const auto& [kv_len, max_len] : c.lengths) longest = std::max<int64_t>(longest, max_len);
+  DeviceSide device(cuda, b, c.budget, longest, c.shape.dtype);
+  for (int step = 0; step < c.steps; ++step) {
+    for (TestSequence& s : b.sequences()) {
+      s.step.selects = steps.Int(0, 5) > 0;
+      s.step.refresh |= steps.Int(0, 3) == 0;
+      s.budget = steps.Int(1, c.budget);
+      s.recent = steps.Int(1, s.budget);
+    }
+    for (float& x : b.q()) x = ToFloat(ToBf16(steps.Normal()));
+    device.Stage();
+    ExpectOk(device.session().RunStep(1, [&] { return cuda.SelectTokens(device.ctx(), device.Args()); }));
+    HostLists want(b, c.budget, longest);
+    ExpectOk(ref::SelectTokens({}, want.args));
+    const std::vector<std::byte> pool = device.Pool();
+    ASSERT_TRUE(std::ranges::equal(pool, b.pool().bytes())) << "compact keys, seed " << seed << ", step " << step;
+    const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+    const std::vector<float> weights = device.Weights();
+    for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+      const TestSequence& s = b.sequence_of(stream);
+      if (!s.step.selects) continue;
+      const std::string what = "seed " + std::to_string(seed) + ", step " + std::to_string(step) + ", stream " +
+                               std::to_string(stream) + ", kv_len " + std::to_string(s.kv_len) + ", budget " +
+                               std::to_string(s.budget);
+      const int32_t* valid =
+          s.dims.data() + (stream % c.shape.kv_heads * 2 + (s.step.parity ^ s.step.refresh)) * c.shape.num_dims;
+      const std::vector<int32_t> dims = device.Dims(stream / c.shape.kv_heads);
+      EXPECT_TRUE(std::equal(valid, valid + c.shape.num_dims, dims.data() + (valid - s.dims.data()))) << what;
+      ASSERT_EQ(counts[stream], want.counts[stream]) << what;
+      const std::span<const float> w = std::span(want.weights).subspan(stream * longest, s.kv_len);
+      ExpectClose(std::span(weights).subspan(stream * longest, s.kv_len), w, DType::kF32, what + " weights");
+      EXPECT_TRUE(SameChoice(std::span(tokens).subspan(stream * c.budget, counts[stream]),
+                             want.args.lists.of(static_cast<int64_t>(stream)), w, s.kv_len - s.recent))
+          << what;
+    }
+    for (size_t i = 0; i < b.sequences().size(); ++i) {
+      TestSequence& s = b.sequences()[i];
+      if (s.step.selects) s.Advance();
+      if (steps.Int(0, 3) > 0 && s.kv_len < s.max_len) {
+        b.Append(i);
+        device.UploadToken(i, s.kv_len - 1);
+      }
+    }
+  }
+}
+
+TEST_F(CudaSelectionTest, TensorCoreShapesEqualTheReference) {
+  uint64_t seed = 700;
+  const DType bf16 = DType::kBF16;
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
+                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, mixed, 200, 14}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, mixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{1, 16, 128, 16, bf16}, mixed, 128, 6}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, mixed, 300, 6}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, {{16384, 16400}, {8191, 8200}}, 2048, 5}, ++seed);
+  RunCase(*cuda_, {{1, 4, 128, 16, bf16}, {{70001, 70020}}, 2048, 4}, ++seed);
+}
+
+TEST_F(CudaSelectionTest, OtherShapesEqualTheReference) {
+  uint64_t seed = 750;
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20}, {63, 90}, {500, 530}, {37, 300}, {2100, 2130}};
+  RunCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, mixed, 200, 8}, ++seed);
+  RunCase(*cuda_, {{1, 3, 96, 96, DType::kBF16}, mixed, 64, 6}, ++seed);
+  RunCase(*cuda_, {{1, 5, 32, 4, DType::kF32}, mixed, 128, 6}, ++seed);
+  RunCase(*cuda_, {{1, 4, 128, 16, DType::kF32}, {{33000, 33010}}, 1024, 3}, ++seed);
+  RunCase(*cuda_, {{1, 20, 128, 16, DType::kBF16}, mixed, 64, 4}, ++seed);
+}
+
+// Weights of which many are equal: ties to the lower position, however many candidates that makes.
+TEST_F(CudaSelectionTest, TiesGoToTheLowerPosition) {
+  for (const int period : {1, 2, 7, 1000}) {
+    Random random(790);
+    SelectingBatch b(random, {2, 4, 128, 16}, {{20000, 20000}, {300, 300}});
+    for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+      TestStream& s = b.stream(stream);
+      for (size_t i = static_cast<size_t>(period) * 128; i < s.k.size(); ++i) s.k[i] = s.k[i - period * 128];
+    }
+    b.Write();
+    for (float& x : b.q()) x = ToFloat(ToBf16(x));
+    for (TestSequence& s : b.sequences()) s.budget = 200, s.recent = 3;
+    DeviceSide device(*cuda_, b, 200, 20000, DType::kBF16);
+    device.Stage();
+    ExpectOk(cuda_->SelectTokens(device.ctx(), device.Args()));
+    const std::vector<float> weights = device.Weights();
+    const std::vector<int32_t> tokens = device.Tokens();
+    for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+      const int32_t kv_len = b.sequence_of(stream).kv_len;
+      std::vector<int32_t> want(static_cast<size_t>(kv_len - 3));
+      std::iota(want.begin(), want.end(), 0);
+      const float* w = &weights[stream * 20000];
+      std::stable_sort(want.begin(), want.end(), [&](int32_t x, int32_t y) { return w[x] > w[y]; });
+      want.resize(197);
+      for (int32_t j = kv_len - 3; j < kv_len; ++j) want.push_back(j);
+      std::sort(want.begin(), want.end());
+      EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * 200, 200), want))
+          << "period " << period << ", stream " << stream;
+    }
+  }
+}
+
+TEST_F(CudaSelectionTest, BatchAndBucketChangeNoBit) {
+  const auto run = [&](const std::vector<bool>& selects) {
+    Random random(800);
+    SelectingBatch b(random, {2, 4, 128, 16}, {{900, 900}, {3000, 3000}, {12000, 12000}});
+    b.Write();
+    for (float& x : b.q()) x = ToFloat(ToBf16(x));
+    for (size_t i = 0; i < 3; ++i) b.sequences()[i].step.selects = selects[i];
+    DeviceSide device(*cuda_, b, 64, 12000, DType::kBF16);
+    device.Stage();
+    ExpectOk(cuda_->SelectTokens(device.ctx(), device.Args()));
+    return device.Weights();
+  };
+  const std::vector<float> all = run({true, true, true});
+  for (size_t only = 0; only < 3; ++only) {
+    const std::vector<float> alone = run({only == 0, only == 1, only == 2});
+    const size_t kv_len = only == 0 ? 900 : only == 1 ? 3000 : 12000;
+    for (size_t stream = 2 * only; stream < 2 * only + 2; ++stream) {
+      EXPECT_TRUE(BitwiseEqual(std::span(alone).subspan(stream * 12000, kv_len),
+                               std::span(all).subspan(stream * 12000, kv_len)));
+    }
+  }
+}
+
+// Attention over lists against the reference; the same bits for the identity list whatever made it; streams that see
+// everything or a band beside it.
+TEST_F(CudaSelectionTest, AttentionOverLists) {
+  uint64_t seed = 850;
+  struct Shape {
+    SelectingShape shape;
+    std::vector<std::pair<int32_t, int32_t>> lengths;
+    int32_t budget;
+  };
+  const Shape shapes[] = {{{2, 4, 128, 16, DType::kBF16}, {{1, 1}, {63, 63}, {700, 700}, {5000, 5000}}, 300},
+                          {{2, 1, 64, 16, DType::kBF16}, {{65, 65}, {2000, 2000}}, 129},
+                          {{1, 16, 128, 16, DType::kBF16}, {{4500, 4500}, {300, 300}}, 4400},
+                          {{2, 2, 64, 16, DType::kF32}, {{1, 1}, {65, 65}, {900, 900}}, 200},
+                          {{1, 3, 96, 96, DType::kBF16}, {{600, 600}}, 128}};
+  for (const Shape& shape : shapes) {
+    Random random(++seed);
+    SelectingBatch b(random, shape.shape, shape.lengths);
+    b.Write();
+    for (float& x : b.q()) x = ToFloat(ToBf16(x));
+    for (TestSequence& s : b.sequences()) s.budget = shape.budget, s.recent = 1;
+    DeviceSide device(*cuda_, b, 5000, 5000, shape.shape.dtype);
+    const int32_t heads = shape.shape.kv_heads;
+    std::vector<int32_t> tokens(b.num_streams() * 5000), counts(b.num_streams());
+    const auto fill = [&](bool identity) {
+      for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+        const int32_t kv_len = b.sequence_of(stream).kv_len;
+        std::vector<int32_t> all(static_cast<size_t>(kv_len));
+        std::iota(all.begin(), all.end(), 0);
+        if (!identity) {
+          std::vector<int32_t> some;
+          std::ranges::sample(all, std::back_inserter(some), std::min(kv_len, shape.budget), random.engine());
+          all = some;
+        }
+        std::ranges::copy(all, tokens.begin() + static_cast<int64_t>(stream) * 5000);
+        counts[stream] = static_cast<int32_t>(all.size());
+      }
+      device.SetLists(tokens, counts);
+    };
+    const auto reference = [&](const std::vector<HeadStreamView>& streams) {
+      std::vector<float> out(b.q().size());
+      DecodeAttentionArgs a;
+      a.shape = b.shape().attention();
+      a.pool = b.pool().view();
+      a.q = b.q().data();
+      a.q_row_stride = b.shape().q_width();
+      a.out = out.data();
+      a.streams = streams;
+      a.lists = {tokens.data(), counts.data(), 5000};
+      ExpectOk(ref::DecodeAttention({}, a));
+      return out;
+    };
+    // By the rule of the whole launch, then by plans.
+    std::vector<HeadStreamView> streams;
+    std::vector<HeadVisibility> plan;
+    for (size_t stream = 0; stream < b.num_streams(); ++stream)
+      streams.push_back({b.stream(stream).page_table, b.sequence_of(stream).kv_len, {VisibilityRule::kSelected}});
+    for (size_t i = 0; i < b.sequences().size(); ++i) {
+      for (int32_t layer = 0; layer < DeviceSide::kLayers; ++layer) {
+        for (int32_t h = 0; h < heads; ++h) plan.push_back({VisibilityRule::kSelected});
+      }
+    }
+    fill(false);
+    device.FillOut(0xff);
+    device.Stage(plan, 1);
+    ExpectOk(cuda_->DecodeAttention(device.ctx(), device.AttentionArgs(streams)));
+    const std::vector<float> whole = device.Out();
+    ExpectClose(whole, reference(streams), shape.shape.dtype, "rule of the launch, seed " + std::to_string(seed));
+    DecodeAttentionArgs planned = device.AttentionArgs(streams);
+    planned.staged_plans = true;
+    device.FillOut(0xff);
+    ExpectOk(device.session().RunStep(2, [&] { return cuda_->DecodeAttention(device.ctx(), planned); }));
+    EXPECT_TRUE(BitwiseEqual(device.Out(), whole)) << "seed " << seed;
+    // A third of the streams sees everything, a third a band; the others' bits stay.
+    for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+      HeadVisibility v = {VisibilityRule::kSelected};
+      if (stream % 3 == 1) v = {VisibilityRule::kFull};
+      if (stream % 3 == 2) v = {VisibilityRule::kBand, 4, 100, {}};
+      streams[stream].visibility = v;
+      plan[(stream / heads * DeviceSide::kLayers + DeviceSide::kLayer) * heads + stream % heads] = v;
+    }
+    device.Stage(plan, 2);
+    planned.streams = streams;
+    for (int run = 0; run < 3; ++run) {
+      device.FillOut(0xff);
+      ExpectOk(device.session().RunStep(3, [&] { return cuda_->DecodeAttention(device.ctx(), planned); }));
+      const std::vector<float> mixed = device.Out();
+      ExpectClose(mixed, reference(streams), shape.shape.dtype, "mixed, seed " + std::to_string(seed));
+      const size_t width = static_cast<size_t>(shape.shape.group) * shape.shape.head_dim;
+      for (size_t stream = 0; stream < b.num_streams(); stream += 3)
+        EXPECT_TRUE(BitwiseEqual(std::span(mixed).subspan(stream * width, width),
+                                 std::span(whole).subspan(stream * width, width)));
+    }
+    // The identity list is every position, and close to dense.
+    fill(true);
+    std::ranges::fill(plan, HeadVisibility{VisibilityRule::kSelected});
+    device.Stage(plan, 3);
+    std::vector<HeadStreamView> full = streams;
+    for (HeadStreamView& s : streams) s.visibility = {VisibilityRule::kSelected};
+    for (HeadStreamView& s : full) s.visibility = {VisibilityRule::kFull};
+    ExpectOk(cuda_->DecodeAttention(device.ctx(), device.AttentionArgs(streams)));
+    const std::vector<float> identity = device.Out();
+    ExpectClose(identity, reference(full), shape.shape.dtype, "identity, seed " + std::to_string(seed));
+    // Made by SelectTokens: the same bits.
+    for (TestSequence& s : b.sequences()) s.budget = 5000;
+    device.Stage(plan, 3);
+    ExpectOk(cuda_->SelectTokens(device.ctx(), device.Args(false)));
+    ExpectOk(cuda_->DecodeAttention(device.ctx(), device.AttentionArgs(streams)));
+    EXPECT_TRUE(BitwiseEqual(device.Out(), identity)) << "seed " << seed;
+  }
+}
+
+// Quest: bounds, scores and whole granules; and given scores of single positions.
+TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
+  uint64_t seed = 880;
+  const SelectingShape shapes[] = {
+      {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32}, {1, 7, 40, 8, DType::kBF16}};
+  for (const SelectingShape& shape : shapes) {
+    Random random(++seed), steps(seed + 100);
+    const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {9000, 9040}};
+    SelectingBatch b(random, shape, lengths, kBoundPageTokens);
+    b.Write();
+    constexpr int64_t kStride = 9040 / kBoundTokens + 1, kBudget = 512;
+    DeviceSide device(*cuda_, b, kBudget, 9040, shape.dtype);
+    for (int step = 0; step < 6; ++step) {
+      for (TestSequence& s : b.sequences()) {
+        s.step.selects = steps.Int(0, 5) > 0;
+        s.budget = steps.Int(1, kBudget / kBoundTokens) * kBoundTokens;
+        s.recent = steps.Int(1, s.budget);
+      }
+      for (float& x : b.q()) x = ToFloat(ToBf16(steps.Normal()));
+      device.Stage();
+      const SelectTokensArgs like = device.Args();  // its weights are the scores here
+      PageBoundScoresArgs bounds{.shape = like.shape,
+                                 .pool = like.pool,
+                                 .q = like.q,
+                                 .q_row_stride = like.q_row_stride,
+                                 .scores = like.weights,
+                                 .scores_stride = kStride,
+                                 .layer = DeviceSide::kLayer};
+      TopTokensArgs top{.scores = like.weights,
+                        .scores_stride = kStride,
+                        .granularity = kBoundTokens,
+                        .num_kv_heads = shape.kv_heads,
+                        .lists = device.lists(),
+                        .layer = DeviceSide::kLayer};
+      ExpectOk(device.session().RunStep(4, [&] {
+        const absl::Status status = cuda_->PageBoundScores(device.ctx(), bounds);
+        return status.ok() ? cuda_->TopTokens(device.ctx(), top) : status;
+      }));
+      HostLists host(b, kBudget, kStride);
+      bounds.pool = b.pool().view();
+      bounds.q = b.q().data();
+      bounds.sequences = host.views;
+      bounds.scores = host.weights.data();
+      ExpectOk(ref::PageBoundScores({}, bounds));
+      ASSERT_TRUE(std::ranges::equal(device.Pool(), b.pool().bytes())) << "seed " << seed << ", step " << step;
+      // The device's own scores, so that the choice is the same to the last position.
+      std::vector<float> scores = device.Weights();
+      top.scores = scores.data();
+      top.sequences = host.views;
+      top.lists = host.args.lists;
+      ExpectOk(ref::TopTokens({}, top));
+      const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+      for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+        const TestSequence& s = b.sequence_of(stream);
+        if (!s.step.selects) continue;
+        const std::string what = "seed " + std::to_string(seed) + ", step " + std::to_string(step) + ", stream " +
+                                 std::to_string(stream) + ", kv_len " + std::to_string(s.kv_len);
+        const size_t granules = static_cast<size_t>((s.kv_len + kBoundTokens - 1) / kBoundTokens);
+        ExpectClose(std::span(scores).subspan(stream * kStride, granules),
+                    std::span(host.weights).subspan(stream * kStride, granules), DType::kF32, what);
+        EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * kBudget, counts[stream]),
+                                       top.lists.of(static_cast<int64_t>(stream))))
+            << what;
+      }
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        TestSequence& s = b.sequences()[i];
+        if (s.step.selects) s.Advance();
+        if (s.kv_len < s.max_len) {
+          b.Append(i);
+          device.UploadToken(i, s.kv_len - 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaSelectionTest, TopTokensOfUnusualScores) {
+  Random random(895);
+  SelectingBatch b(random, {1, 1, 64, 16}, {{1, 1}, {5000, 5000}, {40000, 40000}, {33333, 33333}});
+  b.Write();
+  for (int round = 0; round < 6; ++round) {
+    const int32_t budget = round < 3 ? 300 : 5000;
+    DeviceSide device(*cuda_, b, budget, 40000, DType::kBF16);
+    for (TestSequence& s : b.sequences()) s.budget = budget, s.recent = random.Int(1, budget);
+    std::vector<float> scores = random.Normals(4 * 40000);
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (round % 3 == 1) scores[i] = static_cast<float>(random.Int(0, 3));
+      if (round % 3 == 2) scores[i] = 1.0f + 1e-6f * scores[i];
+      if (random.Int(0, 999) == 0) scores[i] = std::numeric_limits<float>::quiet_NaN();
+      if (random.Int(0, 999) == 0) scores[i] = std::numeric_limits<float>::infinity();
+    }
+    device.Stage();
+    float* on_device = device.Args().weights;
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, on_device, scores.data(), scores.size() * 4));
+    TopTokensArgs top{.scores = on_device,
+                      .scores_stride = 40000,
+                      .num_kv_heads = 1,
+                      .lists = device.lists(),
+                      .layer = DeviceSide::kLayer};
+    ExpectOk(cuda_->TopTokens(device.ctx(), top));
+    HostLists host(b, budget, 1);
+    top.scores = scores.data();
+    top.sequences = host.views;
+    top.lists = host.args.lists;
+    ExpectOk(ref::TopTokens({}, top));
+    const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+    EXPECT_EQ(counts, host.counts);
+    for (size_t stream = 0; stream < 4; ++stream) {
+      EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * budget, counts[stream]),
+                                     top.lists.of(static_cast<int64_t>(stream))))
+          << "round " << round << ", stream " << stream;
+    }
+  }
+}
+
+TEST_F(CudaSelectionTest, SaysWhatIsMissing) {
+  Random random(870);
+  SelectingBatch b(random, {1, 1, 64, 16}, {{70, 70}});
+  b.Write();
+  DeviceSide device(*cuda_, b, 16, 70, DType::kBF16);
+  EXPECT_EQ(cuda_->SelectTokens(device.ctx(), device.Args()).code(), absl::StatusCode::kFailedPrecondition);
+  device.Stage();
+  SelectTokensArgs a = device.Args();
+  a.num_dims = 12;
+  EXPECT_EQ(cuda_->SelectTokens(device.ctx(), a).code(), absl::StatusCode::kInvalidArgument);
+  a = device.Args();
+  a.lists.counts = nullptr;
+  EXPECT_EQ(cuda_->SelectTokens(device.ctx(), a).code(), absl::StatusCode::kInvalidArgument);
+  ExpectOk(cuda_->SelectTokens(device.ctx(), device.Args()));
+  ExpectOk(device.session().Synchronize());
+}
+
+}  // namespace
+}  // namespace spl::kernels

@@ -1,0 +1,181 @@
+// Decode batches whose sequences choose tokens: streams in a pool that is NaN wherever nothing was written, compact
+// pages, dimension tables, and the checks that tests of all backends share.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/common/token_selection.h"
+#include "kernels/selection/compact_keys.h"
+#include "kernels/selection/select_tokens.h"
+#include "tests/kernels/support/paged_kv.h"
+
+namespace spl::kernels::testing {
+
+struct SelectingShape {
+  int32_t kv_heads = 2, group = 4, head_dim = 64, num_dims = 16;
+  DType dtype = DType::kBF16;
+
+  AttentionShape attention() const {
+    return {kv_heads * group, kv_heads, head_dim, 1.0f / std::sqrt(static_cast<float>(head_dim))};
+  }
+  int64_t q_width() const { return int64_t{kv_heads} * group * head_dim; }
+};
+
+// A sequence that will have at most max_len positions; [0, kv_len) are written.
+struct TestSequence {
+  int32_t kv_len = 0, max_len = 0;
+  int32_t budget = 64, recent = 1;
+  LayerSelection step;
+  std::vector<TestStream> streams;            // [kv_heads], each of max_len
+  std::vector<std::vector<int32_t>> compact;  // [kv_heads]
+  std::vector<int32_t> dims;                  // [kv_heads, 2, num_dims]
+  std::vector<std::span<const int32_t>> page_tables, compact_tables;
+
+  SelectingSequence view() {
+    page_tables.clear();
+    compact_tables.clear();
+    for (const TestStream& s : streams) page_tables.emplace_back(s.page_table);
+    for (const auto& pages : compact) compact_tables.emplace_back(pages);
+    return {page_tables, compact_tables, kv_len, step, budget, recent, dims.data()};
+  }
+  // What follows a call: the next step appends one position, and names the table that a refresh has written.
+  void Advance() {
+    step.compact_len = kv_len;
+    if (step.refresh) step.parity ^= 1;
+    step.refresh = step.first = false;
+  }
+};
+
+// page_tokens: positions a compact page.
+class SelectingBatch {
+ public:
+  SelectingBatch(const SelectingBatch&) = delete;
+  SelectingBatch& operator=(const SelectingBatch&) = delete;
+
+  SelectingBatch(Random& random, const SelectingShape& shape, const std::vector<std::pair<int32_t, int32_t>>& lengths,
+                 int32_t page_tokens)
+      : shape_(shape), page_tokens_(page_tokens), pool_(MakePool(shape, lengths, page_tokens)) {
+    pool_->Shuffle(random);
+    for (const auto& [kv_len, max_len] : lengths) {
+      TestSequence s{.kv_len = kv_len, .max_len = max_len};
+      for (int32_t h = 0; h < shape.kv_heads; ++h) {
+        s.streams.push_back(MakeStream(random, max_len, shape.head_dim));
+        s.compact.emplace_back();
+        for (int32_t at = 0; at < max_len; at += page_tokens) s.compact.back().push_back(pool_->Take());
+      }
+      s.dims.assign(static_cast<size_t>(shape.kv_heads) * 2 * shape.num_dims, -1);
+      s.step = {.selects = true, .refresh = true, .first = true};
+      sequences_.push_back(std::move(s));
+    }
+    q_ = random.Normals(lengths.size() * shape.q_width());
+  }
+  SelectingBatch(Random& random, const SelectingShape& shape, const std::vector<std::pair<int32_t, int32_t>>& lengths)
+      : SelectingBatch(random, shape, lengths, CompactKeys{shape.head_dim, shape.num_dims}.page_tokens()) {}
+
+  // Once K and V are as they shall be: gives pages to the streams and writes [0, kv_len) of each.
+  void Write() {
+    for (TestSequence& s : sequences_) {
+      for (TestStream& stream : s.streams) {
+        stream.page_table.clear();
+        for (int32_t at = 0; at < s.max_len; at += kPageTokens) stream.page_table.push_back(pool_->Take());
+        for (int32_t j = 0; j < s.kv_len; ++j) pool_->WriteToken(stream, j);
+      }
+    }
+  }
+  // One more position in every stream of the sequence.
+  void Append(size_t sequence) {
+    TestSequence& s = sequences_[sequence];
+    for (const TestStream& stream : s.streams) pool_->WriteToken(stream, s.kv_len);
+    ++s.kv_len;
+  }
+
+  const SelectingShape& shape() const { return shape_; }
+  std::vector<TestSequence>& sequences() { return sequences_; }
+  std::vector<float>& q() { return q_; }
+  TestPool& pool() { return *pool_; }
+  size_t num_streams() const { return sequences_.size() * shape_.kv_heads; }
+  int32_t page_tokens() const { return page_tokens_; }
+  const float* q_of(int64_t stream) const {
+    return q_.data() + stream * shape_.group * shape_.head_dim;  // rows are contiguous
+  }
+  TestSequence& sequence_of(size_t stream) { return sequences_[stream / shape_.kv_heads]; }
+  TestStream& stream(size_t stream) { return sequence_of(stream).streams[stream % shape_.kv_heads]; }
+
+  // As the pool has it.
+  double Key(size_t stream_index, int32_t j, int32_t c) {
+    const float x = stream(stream_index).k[static_cast<size_t>(j) * shape_.head_dim + c];
+    return shape_.dtype == DType::kF32 ? x : ToFloat(ToBf16(x));
+  }
+
+  // Whether compact slot i of every position in [0, kv_len) has the bits of dimension dims[i] of its key.
+  ::testing::AssertionResult CompactKeysAreThoseOf(size_t stream_index, std::span<const int32_t> dims) {
+    const TestSequence& s = sequence_of(stream_index);
+    const CompactKeys compact{shape_.head_dim, shape_.num_dims};
+    const KvPoolView& pool = pool_->view();
+    const size_t size = DTypeBytes(shape_.dtype);
+    for (int32_t j = 0; j < s.kv_len; ++j) {
+      const std::byte* key = pool.k(stream(stream_index).page_table[j / kPageTokens]);
+      const std::byte* page = pool.k(s.compact[stream_index % shape_.kv_heads][j / compact.page_tokens()]);
+      for (int32_t i = 0; i < shape_.num_dims; ++i) {
+        const size_t from = static_cast<size_t>(j % kPageTokens) * shape_.head_dim + dims[i];
+        const size_t at = static_cast<size_t>(compact.element(j)) + static_cast<size_t>(i) * kPageTokens;
+        if (std::memcmp(key + from * size, page + at * size, size) != 0)
+          return ::testing::AssertionFailure() << "stream " << stream_index << ", position " << j << ", slot " << i;
+      }
+    }
+    return ::testing::AssertionSuccess();
+  }
+  // The table that is valid after the last call, before Advance.
+  std::span<const int32_t> dims(size_t stream_index) {
+    const TestSequence& s = sequence_of(stream_index);
+    const int table = s.step.refresh ? 1 - s.step.parity : s.step.parity;
+    return std::span(s.dims).subspan((stream_index % shape_.kv_heads * 2 + table) * shape_.num_dims, shape_.num_dims);
+  }
+
+ private:
+  static std::unique_ptr<TestPool> MakePool(const SelectingShape& shape,
+                                            const std::vector<std::pair<int32_t, int32_t>>& lengths,
+                                            int32_t page_tokens) {
+    int32_t pages = 3;
+    for (const auto& [kv_len, max_len] : lengths) {
+      pages += shape.kv_heads * ((max_len + kPageTokens - 1) / kPageTokens + (max_len + page_tokens - 1) / page_tokens);
+    }
+    return std::make_unique<TestPool>(shape.dtype, shape.head_dim, pages);
+  }
+
+  SelectingShape shape_;
+  int32_t page_tokens_;
+  std::unique_ptr<TestPool> pool_;
+  std::vector<TestSequence> sequences_;
+  std::vector<float> q_;
+};
+
+// Positions of different lists of one length must have weights closer to the smallest chosen one than rounding makes.
+inline ::testing::AssertionResult SameChoice(std::span<const int32_t> got, std::span<const int32_t> want,
+                                             std::span<const float> weights, int32_t first_recent) {
+  if (got.size() != want.size()) return ::testing::AssertionFailure() << got.size() << " against " << want.size();
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] < 0 || got[i] >= static_cast<int32_t>(weights.size()) || (i > 0 && got[i] <= got[i - 1]))
+      return ::testing::AssertionFailure() << "entry " << i << " is " << got[i];
+  }
+  float threshold = std::numeric_limits<float>::infinity();
+  for (const int32_t j : want) {
+    if (j < first_recent) threshold = std::min(threshold, weights[j]);
+  }
+  std::vector<int32_t> different;
+  std::set_symmetric_difference(got.begin(), got.end(), want.begin(), want.end(), std::back_inserter(different));
+  for (const int32_t j : different) {
+    if (j >= first_recent || std::abs(weights[j] - threshold) > 2e-5f * threshold + 1e-37f)
+      return ::testing::AssertionFailure()
+             << "position " << j << " of weight " << weights[j] << ", the smallest is " << threshold;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace spl::kernels::testing
