@@ -28,6 +28,7 @@
 #include "kernels/selection/column_scores.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/pool_scores.h"
+#include "kernels/selection/query_window.h"
 #include "kernels/selection/select_tokens.h"
 #include "kernels/selection/top_k.h"
 #include "kernels/selection/top_tokens.h"
@@ -143,6 +144,9 @@ class Backend {
   }
   virtual absl::Status TopTokens(const KernelContext& /*ctx*/, const TopTokensArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no TopTokens");
+  }
+  virtual absl::Status ChooseByQueryWindow(const KernelContext& /*ctx*/, const QueryWindowArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no ChooseByQueryWindow");
   }
   virtual absl::Status PageBoundScores(const KernelContext& /*ctx*/, const PageBoundScoresArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no PageBoundScores");

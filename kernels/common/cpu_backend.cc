@@ -73,6 +73,9 @@ class CpuBackend final : public HostBackend {
   absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
     return cpu::TopTokens(ctx, a);
   }
+  absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args) const override {
+    return cpu::ChooseByQueryWindow(ctx, args);
+  }
   absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
     return cpu::PageBoundScores(ctx, a);
   }

@@ -62,6 +62,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
     return ref::TopTokens(ctx, a);
   }
+  absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args) const override {
+    return ref::ChooseByQueryWindow(ctx, args);
+  }
   absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
     return ref::PageBoundScores(ctx, a);
   }

@@ -29,12 +29,14 @@ struct LayerSelection {
   // step names. Two, so that blocks which still read the old choice do not race with the one that writes the new.
   uint8_t parity = 0;       // 0 or 1
   int32_t compact_len = 0;  // positions [0, compact_len) are in the compact pages already; at most kv_len
+  bool records = false;     // the queries of this step are kept for later choices (query_window.h)
 };
 
 // A sequence of a decode batch in one layer, as the operations that choose tokens see it. Borrowed for the call.
 struct SelectingSequence {
   std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; pages of K and V, see attention.h
-  // [num_kv_heads]; compact pages, out of the same pool. A head without any does not select: it gets no list.
+  // [num_kv_heads]; compact pages, out of the same pool. A head without any does not select: it gets
+  // no list. Where an operation needs none (TopTokens), all of them may be left out.
   std::span<const std::span<const int32_t>> compact_tables;
   int32_t kv_len = 0;  // positions [0, kv_len) have been written
   LayerSelection step;
@@ -42,7 +44,9 @@ struct SelectingSequence {
   int32_t recent = 1;       // of these the last positions, always taken; in [1, budget]
   int32_t* dims = nullptr;  // device [num_kv_heads, 2, num_dims] of this layer: the two tables of each stream
 
-  bool selects(int32_t kv_head) const { return step.selects && !compact_tables[static_cast<size_t>(kv_head)].empty(); }
+  bool selects(int32_t kv_head) const {
+    return step.selects && (compact_tables.empty() || !compact_tables[static_cast<size_t>(kv_head)].empty());
+  }
 };
 
 // The same for all layers of a sequence, as Session::Stage brings it to a device.

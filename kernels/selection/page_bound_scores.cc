@@ -10,9 +10,10 @@ absl::Status ValidatePageBoundScores(const PageBoundScoresArgs& a) {
   if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.selects) continue;
-    if (absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, kBoundPageTokens);
-        !status.ok())
-      return status;
+    absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads,
+                                                  (int64_t{s.kv_len} + kBoundPageTokens - 1) / kBoundPageTokens);
+    if (status.ok()) status = ValidateCompactStep(kOp, s);
+    if (!status.ok()) return status;
     if (a.scores_stride < (int64_t{s.kv_len} + kBoundTokens - 1) / kBoundTokens)
       return InvalidCall(kOp, ": scores_stride ", a.scores_stride, " is too short for kv_len ", s.kv_len);
   }

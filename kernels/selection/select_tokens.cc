@@ -17,10 +17,10 @@ absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
     return InvalidCall(kOp, ": lists.stride is ", a.lists.stride, ", it must be in [1, ", kSelectBudgetMax, "]");
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.selects) continue;
-    if (absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, compact.page_tokens());
-        !status.ok())
-      return status;
-    if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
+    absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, compact.num_pages(s.kv_len));
+    if (status.ok()) status = ValidateCompactStep(kOp, s);
+    if (!status.ok()) return status;
+    if (status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
     if (s.dims == nullptr) return InvalidCall(kOp, ": dims is null in a sequence that selects");
     if (a.weights != nullptr && a.weights_stride < s.kv_len)
       return InvalidCall(kOp, ": weights_stride ", a.weights_stride, " is less than kv_len ", s.kv_len);

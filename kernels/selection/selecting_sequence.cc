@@ -20,35 +20,45 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& s, con
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status ValidateTable(const char* op, const char* field, std::span<const int32_t> table, int64_t pages,
+                           const KvPoolView& pool, int32_t kv_len) {
+  if (static_cast<int64_t>(table.size()) < pages)
+    return InvalidCall(op, ": ", field, " has ", table.size(), " pages, kv_len ", kv_len, " needs ", pages);
+  for (int64_t i = 0; i < pages; ++i) {
+    const int32_t page = table[static_cast<size_t>(i)];
+    if (page == kNoPage) return InvalidCall(op, ": ", field, " has no page at ", i, "; all keys must be resident");
+    if (!pool.contains(page))
+      return InvalidCall(op, ": ", field, " names page ", page, " at ", i, ", outside the pool of ", pool.num_pages);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s, const KvPoolView& pool,
-                                     int32_t num_kv_heads, int32_t page_tokens) {
+                                     int32_t num_kv_heads, int64_t compact_pages) {
   if (s.kv_len < 1) return InvalidCall(op, ": a sequence that selects has kv_len ", s.kv_len);
-  if (s.step.compact_len < 0 || s.step.compact_len > s.kv_len)
-    return InvalidCall(op, ": compact_len ", s.step.compact_len, " is outside [0, kv_len = ", s.kv_len, "]");
-  if (s.step.parity > 1) return InvalidCall(op, ": parity is ", int{s.step.parity}, ", it is 0 or 1");
-  if (s.step.first && !s.step.refresh) return InvalidCall(op, ": first without refresh");
   const auto heads = static_cast<size_t>(num_kv_heads);
   if (s.page_tables.size() != heads || s.compact_tables.size() != heads)
     return InvalidCall(op, ": ", s.page_tables.size(), " page_tables and ", s.compact_tables.size(),
                        " compact_tables for ", num_kv_heads, " KV heads");
-  const auto check = [&](const char* field, std::span<const int32_t> table, int64_t pages) {
-    if (static_cast<int64_t>(table.size()) < pages)
-      return InvalidCall(op, ": ", field, " has ", table.size(), " pages, kv_len ", s.kv_len, " needs ", pages);
-    for (int64_t i = 0; i < pages; ++i) {
-      const int32_t page = table[static_cast<size_t>(i)];
-      if (page == kNoPage) return InvalidCall(op, ": ", field, " has no page at ", i, "; all keys must be resident");
-      if (!pool.contains(page))
-        return InvalidCall(op, ": ", field, " names page ", page, " at ", i, ", outside the pool of ", pool.num_pages);
-    }
-    return absl::OkStatus();
-  };
+  const int64_t pages = (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens;
   for (size_t h = 0; h < heads; ++h) {
-    if (!s.selects(static_cast<int32_t>(h))) continue;
-    absl::Status status = check("page_tables", s.page_tables[h], (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens);
-    if (status.ok())
-      status = check("compact_tables", s.compact_tables[h], (int64_t{s.kv_len} + page_tokens - 1) / page_tokens);
+    if (s.compact_tables[h].empty()) continue;
+    absl::Status status = ValidateTable(op, "page_tables", s.page_tables[h], pages, pool, s.kv_len);
+    if (status.ok()) status = ValidateTable(op, "compact_tables", s.compact_tables[h], compact_pages, pool, s.kv_len);
     if (!status.ok()) return status;
   }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateCompactStep(const char* op, const SelectingSequence& s) {
+  if (s.step.compact_len < 0 || s.step.compact_len > s.kv_len)
+    return InvalidCall(op, ": compact_len ", s.step.compact_len, " is outside [0, kv_len = ", s.kv_len, "]");
+  if (s.step.parity > 1) return InvalidCall(op, ": parity is ", int{s.step.parity}, ", it is 0 or 1");
+  if (s.step.first && !s.step.refresh) return InvalidCall(op, ": first without refresh");
   return absl::OkStatus();
 }
 

@@ -14,9 +14,12 @@ namespace spl::kernels {
 absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape, const KvPoolView& pool,
                                     int64_t q_row_stride);
 
-// A sequence that selects: kv_len, compact_len and tables; compact pages hold page_tokens positions each.
+// A sequence that selects: kv_len and the tables of the heads that do; each has so many compact pages at least.
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
-                                     int32_t num_kv_heads, int32_t page_tokens);
+                                     int32_t num_kv_heads, int64_t compact_pages);
+
+// A sequence that selects, where compact pages hold something of each position: compact_len, parity, first.
+absl::Status ValidateCompactStep(const char* op, const SelectingSequence& sequence);
 
 // A sequence that selects: budget and recent against the lists' stride.
 absl::Status ValidateListBudget(const char* op, const SelectingSequence& sequence, const TokenLists& lists);

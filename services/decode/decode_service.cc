@@ -195,7 +195,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> needed = room.of_rank;
   for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;
-  if (const auto compact = engine::CompactNeedsOf(*selector, model.config()); compact.has_value()) {
+  if (const auto compact = engine::CompactNeedsOf(*selector, model); compact.has_value()) {
     const auto more = engine::CompactPages::PagesByRank(shape, *compact, num_ranks, tokens + 1);
     for (size_t r = 0; r < needed.size(); ++r) needed[r] += more[r] * ticket->sampling.num_forks;
   }

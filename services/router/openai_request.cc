@@ -131,6 +131,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Uint32("decode_recent", &reuse.decode_recent);
   inner.Uint32("decode_dims", &reuse.decode_dims);
   inner.Uint32("decode_refresh_interval", &reuse.decode_refresh_interval);
+  inner.Uint32("decode_window", &reuse.decode_window);
   inner.Uint32("decode_sinks", &reuse.decode_sinks);
   if (const Json* segments = inner.Raw("segments"); segments != nullptr) {
     absl::StatusOr<std::vector<TokenSegment>> read = ReadTokenSegments(*segments);

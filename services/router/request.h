@@ -96,7 +96,7 @@ struct ReuseRequest {
   std::optional<bool> score_all_heads;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
       link_tokens, epic_tokens, ffn_dense_layers, ffn_recent, ffn_deep_layer, decode_budget, decode_dense_layers,
-      decode_recent, decode_dims, decode_refresh_interval, decode_sinks;
+      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
       restore_share, restore_threshold;
 };

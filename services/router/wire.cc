@@ -75,6 +75,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.decode_recent.has_value()) out.set_decode_recent(*r.decode_recent);
   if (r.decode_dims.has_value()) out.set_decode_dims(*r.decode_dims);
   if (r.decode_refresh_interval.has_value()) out.set_decode_refresh_interval(*r.decode_refresh_interval);
+  if (r.decode_window.has_value()) out.set_decode_window(*r.decode_window);
   if (r.decode_sinks.has_value()) out.set_decode_sinks(*r.decode_sinks);
   out.set_return_first_logits(r.return_first_logits);
   return out;
@@ -113,6 +114,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_decode_recent()) out.decode_recent = o.decode_recent();
   if (o.has_decode_dims()) out.decode_dims = o.decode_dims();
   if (o.has_decode_refresh_interval()) out.decode_refresh_interval = o.decode_refresh_interval();
+  if (o.has_decode_window()) out.decode_window = o.decode_window();
   if (o.has_decode_sinks()) out.decode_sinks = o.decode_sinks();
   out.return_first_logits = o.return_first_logits();
   return out;

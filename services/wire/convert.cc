@@ -46,6 +46,7 @@ engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto) {
   if (proto.has_decode_recent()) decode.recent = Bounded(proto.decode_recent());
   if (proto.has_decode_dims()) decode.dims = Bounded(proto.decode_dims());
   if (proto.has_decode_refresh_interval()) decode.refresh_interval = Bounded(proto.decode_refresh_interval());
+  if (proto.has_decode_window()) decode.window = Bounded(proto.decode_window());
   if (proto.has_decode_sinks()) decode.sinks = Bounded(proto.decode_sinks());
   return decode;
 }

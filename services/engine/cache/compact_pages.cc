@@ -9,7 +9,8 @@ namespace spl::engine {
 namespace {
 
 int32_t PagesOfStream(const CompactPages::Needs& needs, int64_t num_tokens) {
-  return static_cast<int32_t>((num_tokens + needs.page_tokens - 1) / needs.page_tokens);
+  if (needs.page_tokens == 0) return static_cast<int32_t>(needs.fixed_pages);
+  return static_cast<int32_t>(needs.fixed_pages + (num_tokens + needs.page_tokens - 1) / needs.page_tokens);
 }
 
 // Of the streams with compact pages, how many each rank has.
@@ -25,8 +26,9 @@ std::vector<int64_t> StreamsOfRank(const KvShape& shape, const CompactPages::Nee
 
 absl::StatusOr<std::unique_ptr<CompactPages>> CompactPages::Create(PagePool& pool, const KvShape& shape, Needs needs,
                                                                    std::span<const kernels::Backend* const> backends) {
-  SPLICE_CHECK(needs.page_tokens > 0 && static_cast<int32_t>(needs.streams.size()) == shape.num_streams(),
-               "compact pages of this model");
+  SPLICE_CHECK(
+      needs.page_tokens + needs.fixed_pages > 0 && static_cast<int32_t>(needs.streams.size()) == shape.num_streams(),
+      "compact pages of this model");
   auto made = std::unique_ptr<CompactPages>(new CompactPages(pool, shape, std::move(needs)));
   if (made->needs_.num_dims == 0) return made;
   const size_t bytes = sizeof(int32_t) * 2 * static_cast<size_t>(made->needs_.num_dims) *

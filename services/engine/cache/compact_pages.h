@@ -20,7 +20,8 @@ namespace spl::engine {
 class CompactPages {
  public:
   struct Needs {
-    int32_t page_tokens = 0;    // positions that a page stands for
+    int32_t page_tokens = 0;    // positions that a page stands for; 0: pages do not follow the length
+    int64_t fixed_pages = 0;    // of a stream, whatever the length
     int32_t num_dims = 0;       // of the tables of dimensions; 0: there are none
     std::vector<bool> streams;  // [num_streams]: which have compact pages
     bool operator==(const Needs&) const = default;

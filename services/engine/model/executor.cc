@@ -486,7 +486,8 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   // The addresses in the step that ever change: a recording holds them.
   mix(reinterpret_cast<uint64_t>(ws_.logits->data()));
   if (choices_.plan.scoring != TokenScoring::kNone) {
-    mix(static_cast<uint64_t>(choices_.plan.scoring) << 32 | static_cast<uint64_t>(choices_.plan.num_dims));
+    mix(static_cast<uint64_t>(choices_.plan.scoring) << 32 |
+        static_cast<uint64_t>(choices_.plan.num_dims + choices_.plan.window));
     mix(static_cast<uint64_t>(choices_.plan.first_layer) << 32 | static_cast<uint64_t>(choices_.stride));
     mix(reinterpret_cast<uint64_t>(choices_.lists.tokens));
     mix(ws_.token_scores == nullptr ? 0 : reinterpret_cast<uint64_t>(ws_.token_scores->data()));
@@ -506,8 +507,7 @@ absl::Status Executor::PrepareChoices(std::span<const DecodeRow> rows) {
   const ModelConfig& c = model_->config();
   choices_.plan = {};
   choices_.sequences.clear();
-  int32_t budget = 0;
-  int64_t longest = 0;
+  int64_t longest_list = 0, longest = 0;
   for (size_t s = 0; s < rows.size(); ++s) {
     const ScoringPlan plan = rows[s].selector->scoring();
     const auto layers = rows[s].selector->layers();
@@ -520,20 +520,21 @@ absl::Status Executor::PrepareChoices(std::span<const DecodeRow> rows) {
                                  .budget = plan.budget,
                                  .recent = plan.recent,
                                  .dims = rows[s].compact->dims(rank_)};
-    budget = std::max(budget, plan.budget);
+    longest_list = std::max(longest_list, plan.list_tokens());
     longest = std::max(longest, spans_[s].kv_len);
   }
   if (choices_.plan.scoring == TokenScoring::kNone) return absl::OkStatus();
   // Powers of two: a recording serves many budgets and lengths.
   const auto streams =
       static_cast<size_t>(std::min(options_.max_sequences, options_.max_rows)) * static_cast<size_t>(c.num_kv_heads);
-  choices_.stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(budget)));
+  choices_.stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest_list)));
   const size_t counts_at = sizeof(int32_t) * streams * static_cast<size_t>(choices_.stride);
   SPLICE_RETURN_IF_ERROR(Grow(ws_.lists, counts_at + sizeof(int32_t) * streams));
   choices_.lists = {Int32(ws_.lists), Int32(ws_.lists) + counts_at / sizeof(int32_t), choices_.stride};
-  if (choices_.plan.scoring == TokenScoring::kPageBounds) {
-    choices_.scores_stride =
-        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest))) / kernels::kBoundTokens;
+  if (choices_.plan.scoring != TokenScoring::kCompactKeys) {
+    choices_.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest)));
+    if (choices_.plan.scoring == TokenScoring::kPageBounds)
+      choices_.scores_stride = std::max<int64_t>(choices_.scores_stride / kernels::kBoundTokens, 1);
     SPLICE_RETURN_IF_ERROR(
         Grow(ws_.token_scores, sizeof(float) * streams * static_cast<size_t>(choices_.scores_stride)));
   }
@@ -576,6 +577,17 @@ absl::Status Executor::ChooseTokens(std::span<const DecodeRow> rows, int32_t lay
                                             .sequences = choices_.of_layer,
                                             .lists = choices_.lists,
                                             .layer = layer});
+  if (choices_.plan.scoring == TokenScoring::kQueryWindow)
+    return backend.ChooseByQueryWindow(context(), {.shape = attention_shape(),
+                                                   .pool = pool_,
+                                                   .window = choices_.plan.window,
+                                                   .q = query(),
+                                                   .q_row_stride = query_stride(),
+                                                   .sequences = choices_.of_layer,
+                                                   .scores = F32(ws_.token_scores),
+                                                   .scores_stride = choices_.scores_stride,
+                                                   .lists = choices_.lists,
+                                                   .layer = layer});
   SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context(), {.shape = attention_shape(),
                                                              .pool = pool_,
                                                              .q = query(),

@@ -203,7 +203,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     if (!fork.finished) {
       SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.decode, config, classes));
       // What was reserved fits unless heads were restored since.
-      if (request.compact != nullptr && CompactNeedsOf(*fork.selector, config) == request.compact->needs()) {
+      if (request.compact != nullptr && CompactNeedsOf(*fork.selector, *model_) == request.compact->needs()) {
         fork.compact = std::move(request.compact);
       } else {
         request.compact.reset();

@@ -12,19 +12,11 @@ ChoosingSelector::ChoosingSelector(const ModelConfig& config, std::shared_ptr<co
   SPLICE_CHECK(
       classes_ == nullptr || static_cast<int64_t>(classes_->size()) == int64_t{config.num_layers} * config.num_kv_heads,
       "a class for each head of the model");
-}
-
-void ChoosingSelector::BeginStep(int64_t kv_len) {
-  if (!active_ && kv_len <= 2 * int64_t{plan_.budget}) return;
-  if (active_) ++step_;
-  active_ = true;
-  for (int32_t layer = plan_.first_layer; layer < config_.num_layers; ++layer) {
-    kernels::LayerSelection& selection = layers_[static_cast<size_t>(layer)];
-    selection.selects = config_.visibility(layer).rule == kernels::VisibilityRule::kFull;
-    selection.compact_len = static_cast<int32_t>(written_);
-    PlanLayer(layer, step_, selection);
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    bool any = false;
+    for (int32_t h = 0; h < config.num_kv_heads; ++h) any |= ChoosingSelector::Chooses(layer, h);
+    if (any) choosing_layers_.push_back(layer);
   }
-  written_ = kv_len;
 }
 
 bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
@@ -39,14 +31,28 @@ kernels::HeadVisibility ChoosingSelector::Unchosen(int32_t layer, int32_t kv_hea
 }
 
 kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {
-  if (active_ && Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
+  if (chosen_ && Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
   return Unchosen(layer, kv_head);
 }
 
 uint64_t ChoosingSelector::plan_key() const {
   const uint64_t unchosen = classes_ == nullptr ? 0 : classes_->key();
-  if (!active_) return unchosen;
+  if (!chosen_) return unchosen;
   return (unchosen ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) * 0x9fb21c651e98df25ull;
+}
+
+void KeyScoringSelector::BeginStep(int64_t kv_len) {
+  if (!active_ && kv_len <= 2 * int64_t{plan().budget}) return;
+  if (active_) ++step_;
+  active_ = true;
+  SetStep(/*scores=*/true, /*chosen=*/true);
+  for (const int32_t number : choosing_layers()) {
+    kernels::LayerSelection& selection = layer(number);
+    selection.selects = true;
+    selection.compact_len = static_cast<int32_t>(written_);
+    PlanLayer(number, step_, selection);
+  }
+  written_ = kv_len;
 }
 
 }  // namespace spl::engine

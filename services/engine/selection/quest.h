@@ -9,14 +9,14 @@
 
 namespace spl::engine {
 
-class QuestSelector final : public ChoosingSelector {
+class QuestSelector final : public KeyScoringSelector {
  public:
   QuestSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes, const DecodeOptions& options)
-      : ChoosingSelector(config, std::move(classes),
-                         {.scoring = TokenScoring::kPageBounds,
-                          .first_layer = options.dense_layers,
-                          .budget = options.budget,
-                          .recent = std::min(options.recent, options.budget)}) {}
+      : KeyScoringSelector(config, std::move(classes),
+                           {.scoring = TokenScoring::kPageBounds,
+                            .first_layer = options.dense_layers,
+                            .budget = options.budget,
+                            .recent = std::min(options.recent, options.budget)}) {}
   std::string_view name() const override { return "quest"; }
 
  protected:

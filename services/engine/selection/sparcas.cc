@@ -7,12 +7,12 @@ namespace spl::engine {
 
 SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                                  const DecodeOptions& options)
-    : ChoosingSelector(config, std::move(classes),
-                       {.scoring = TokenScoring::kCompactKeys,
-                        .num_dims = options.dims,
-                        .first_layer = options.dense_layers,
-                        .budget = options.budget,
-                        .recent = std::min(options.recent, options.budget)}),
+    : KeyScoringSelector(config, std::move(classes),
+                         {.scoring = TokenScoring::kCompactKeys,
+                          .num_dims = options.dims,
+                          .first_layer = options.dense_layers,
+                          .budget = options.budget,
+                          .recent = std::min(options.recent, options.budget)}),
       refresh_interval_(options.refresh_interval) {}
 
 void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) {

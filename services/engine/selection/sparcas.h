@@ -6,7 +6,7 @@
 
 namespace spl::engine {
 
-class SparCasSelector final : public ChoosingSelector {
+class SparCasSelector final : public KeyScoringSelector {
  public:
   SparCasSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                   const DecodeOptions& options);

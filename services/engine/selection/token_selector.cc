@@ -4,10 +4,12 @@
 
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/page_bound_scores.h"
+#include "kernels/selection/query_window.h"
 #include "kernels/selection/select_tokens.h"
 #include "services/base/status.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/head_classes_selector.h"
+#include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/quest.h"
 #include "services/engine/selection/sparcas.h"
 #include "services/engine/selection/streaming.h"
@@ -17,28 +19,37 @@ namespace {
 
 // What a method's paper or code has (algorithms.md sections 4 and 7).
 void FillDefaults(DecodeOptions& options) {
-  if (options.budget < 0) options.budget = options.selector == "streaming" ? 1024 : 2048;
-  if (options.recent < 0) options.recent = options.selector == "quest" ? kernels::kBoundTokens : 64;
+  const bool scores_keys = options.selector == "sparcas" || options.selector == "quest";
+  if (options.budget < 0) options.budget = scores_keys ? 2048 : 1024;
+  if (options.recent < 0) options.recent = options.selector == "sparcas" ? 64 : 16;
 }
 
 }  // namespace
 
-int32_t ScoringPlan::compact_page_tokens(int32_t head_dim) const {
-  switch (scoring) {
-    case TokenScoring::kCompactKeys:
-      return kernels::CompactKeys{head_dim, num_dims}.page_tokens();
-    case TokenScoring::kPageBounds:
-      return kernels::kBoundPageTokens;
-    case TokenScoring::kNone:
-      return 0;
-  }
-  return 0;
-}
-
-std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const ModelConfig& config) {
+std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model) {
+  const ModelConfig& config = model.config();
   const ScoringPlan plan = selector.scoring();
-  if (plan.scoring == TokenScoring::kNone) return std::nullopt;
-  CompactPages::Needs needs{.page_tokens = plan.compact_page_tokens(config.head_dim), .num_dims = plan.num_dims};
+  CompactPages::Needs needs;
+  switch (plan.scoring) {
+    case TokenScoring::kNone:
+      return std::nullopt;
+    case TokenScoring::kCompactKeys:
+      needs.page_tokens = kernels::CompactKeys{config.head_dim, plan.num_dims}.page_tokens();
+      needs.num_dims = plan.num_dims;
+      break;
+    case TokenScoring::kPageBounds:
+      needs.page_tokens = kernels::kBoundPageTokens;
+      break;
+    case TokenScoring::kQueryWindow:
+      needs.fixed_pages = kernels::QueryWindow{.head_dim = config.head_dim,
+                                               .group = config.num_qo_heads / config.num_kv_heads,
+                                               .window = plan.window,
+                                               .budget = plan.budget,
+                                               .query_dtype = model.backend().activation_dtype(config.dtype),
+                                               .page_bytes = model.page_bytes()}
+                              .num_pages();
+      break;
+  }
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     for (int32_t h = 0; h < config.num_kv_heads; ++h) needs.streams.push_back(selector.Chooses(layer, h));
   }
@@ -48,12 +59,14 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool) {
   const ModelConfig& config = model.config();
-  auto needs = CompactNeedsOf(selector, config);
+  auto needs = CompactNeedsOf(selector, model);
   if (!needs.has_value()) return nullptr;
   return CompactPages::Create(pool, {config.num_layers, config.num_kv_heads}, *std::move(needs), model.backends());
 }
 
-std::vector<std::string> TokenSelectorNames() { return {"dense", "head_classes", "sparcas", "quest", "streaming"}; }
+std::vector<std::string> TokenSelectorNames() {
+  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming"};
+}
 
 absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& config) {
   const auto integer = [](const char* field, int64_t value, int64_t low, int64_t high) -> absl::Status {
@@ -66,6 +79,7 @@ absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& co
   if (o.recent != -1) SPLICE_RETURN_IF_ERROR(integer("decode_recent", o.recent, 1, most));
   SPLICE_RETURN_IF_ERROR(integer("decode_dense_layers", o.dense_layers, 0, config.num_layers));
   SPLICE_RETURN_IF_ERROR(integer("decode_refresh_interval", o.refresh_interval, 1, 1 << 20));
+  SPLICE_RETURN_IF_ERROR(integer("decode_window", o.window, 1, kernels::kQueryWindowMax));
   SPLICE_RETURN_IF_ERROR(integer("decode_sinks", o.sinks, 0, most));
   if (o.selector == "sparcas" && !kernels::CompactKeys{config.head_dim, o.dims}.valid())
     return InvalidArgument("decode_dims is {}, it must be a multiple of 4 that divides {}, at most {}", o.dims,
@@ -85,6 +99,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
   FillDefaults(options);
   const std::string& name = options.selector;
   if (name == "sparcas") return std::make_unique<SparCasSelector>(config, std::move(classes), options);
+  if (name == "loopserve") return std::make_unique<LoopServeSelector>(config, std::move(classes), options);
   if (name == "quest") return std::make_unique<QuestSelector>(config, std::move(classes), options);
   if (name == "dense" || name == "streaming") {
     if (classes != nullptr)

@@ -24,22 +24,25 @@ enum class TokenScoring : uint8_t {
   kNone,         // none are chosen: what a head sees is known to the host
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
+  kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/query_window.h)
 };
 
 // What a selector needs computed, the same for all steps of a sequence. Sequences of one step have equal scorings.
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
+  int32_t window = 0;       // kQueryWindow
   int32_t first_layer = 0;  // no layer below chooses
   int32_t budget = 0;
   int32_t recent = 1;
 
   // Whether the same operations serve both: budgets may differ.
   bool SharesStep(const ScoringPlan& other) const {
-    return scoring == other.scoring && num_dims == other.num_dims && first_layer == other.first_layer;
+    return scoring == other.scoring && num_dims == other.num_dims && window == other.window &&
+           first_layer == other.first_layer;
   }
-  // Positions that a compact page holds.
-  int32_t compact_page_tokens(int32_t head_dim) const;
+  // Positions of a list at most.
+  int64_t list_tokens() const { return int64_t{budget} + (window > 0 ? window - 1 : 0); }
 };
 
 // One object per sequence; used by the engine thread only, but for Select: of a model on several ranks each rank's
@@ -75,7 +78,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
 std::vector<std::string> TokenSelectorNames();
 
 // What a sequence with this selector keeps beside its KV; nothing: std::nullopt.
-std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const ModelConfig& config);
+std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model);
 // Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool);

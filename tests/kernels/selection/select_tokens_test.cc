@@ -428,10 +428,23 @@ TEST(SelectTokensValidation, NamesTheFieldThatIsWrong) {
     b.sequences()[1].compact[1][0] = 1 << 20;
     v[1] = b.sequences()[1].view();
   });
-  refuses("compact_tables", [](Args&, Views& v, Batch& b) {
+}
+
+TEST(SelectTokensHeads, OneWithoutCompactPagesGetsNoList) {
+  for (const Op op : {ref::SelectTokens, cpu::SelectTokens}) {
+    Random random(50);
+    SelectingBatch b(random, {2, 2, 64, 16}, {{100, 100}, {200, 200}});
+    b.Write();
     b.sequences()[1].compact[0].clear();
-    v[1] = b.sequences()[1].view();
-  });
+    // Its keys need not be there either, as those of a head with a window.
+    std::ranges::fill(b.sequences()[1].streams[0].page_table, kNoPage);
+    Output out;
+    Call call(b, out, 64);
+    const absl::Status status = op({}, call.args);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(out.counts[2], kUntouched);
+    EXPECT_EQ(out.counts[3], 64);
+  }
 }
 
 }  // namespace

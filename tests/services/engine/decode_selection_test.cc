@@ -46,12 +46,13 @@ class DecodeSelectionTest : public EnginesTest {
     auto generator = LocalGenerator::Create(model_, options);
     EXPECT_TRUE(generator.ok()) << generator.status();
     Answer answer;
-    const absl::Status status = (*generator)->Generate(prompt, WithLogprobs(max_tokens), [&](int32_t, const SampledToken& t) {
-      answer.tokens.push_back(t.token);
-      answer.logprobs.push_back(t.logprob->logprob);
-      for (const auto& [id, logprob] : t.logprob->top) answer.logprobs.push_back(logprob);
-      return true;
-    });
+    const absl::Status status =
+        (*generator)->Generate(prompt, WithLogprobs(max_tokens), [&](int32_t, const SampledToken& t) {
+          answer.tokens.push_back(t.token);
+          answer.logprobs.push_back(t.logprob->logprob);
+          for (const auto& [id, logprob] : t.logprob->top) answer.logprobs.push_back(logprob);
+          return true;
+        });
     EXPECT_TRUE(status.ok()) << status;
     return answer;
   }
@@ -98,6 +99,25 @@ TEST_F(DecodeSelectionTest, WithAllDimensionsTheIntervalDecidesNothing) {
   EXPECT_NE(Local(prompt, options, 50), every);
 }
 
+// LoopServe 5.2: what comes before the first choice is dense, bit by bit; a budget beyond the context always is.
+TEST_F(DecodeSelectionTest, LoopServeBeginsDense) {
+  std::mt19937 random = SeededRandom("loopserve");
+  const auto prompt = RandomPrompt(random, 400);
+  const Answer dense = Local(prompt, "dense", 60);
+  DecodeOptions options = Selector("loopserve", 64);
+  for (const int32_t window : {4, 16}) {
+    options.window = window;
+    const Answer chosen = Local(prompt, options, 60);
+    const auto same = static_cast<size_t>(window);  // tokens 1 .. window
+    EXPECT_TRUE(std::equal(dense.tokens.begin(), dense.tokens.begin() + same, chosen.tokens.begin())) << window;
+    EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + same * 4, chosen.logprobs.begin()));
+    EXPECT_FALSE(std::equal(dense.logprobs.begin() + same * 4, dense.logprobs.begin() + (same + 1) * 4,
+                            chosen.logprobs.begin() + same * 4))
+        << "the first choice is for the token behind them";
+  }
+  EXPECT_EQ(Local(prompt, Selector("loopserve", 470), 60), dense);
+}
+
 TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
   std::mt19937 random = SeededRandom("batch");
   std::vector<std::vector<int32_t>> prompts;
@@ -106,7 +126,9 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
                                           Selector("quest", 64),
                                           Selector("streaming", 64),
                                           Selector("sparcas", 200),
-                                          Selector("sparcas", 48)};
+                                          Selector("sparcas", 48),
+                                          Selector("loopserve", 64),
+                                          Selector("loopserve", 100)};
   selectors[5].dims = 8;
   std::vector<Answer> alone;
   for (const DecodeOptions& selector : selectors) {
@@ -239,7 +261,7 @@ TEST(DecodeOptions, BadOnesAreNamed) {
   EXPECT_THAT(error([](DecodeOptions& o) { o.sinks = -1; }, "streaming"), HasSubstr("decode_sinks is -1"));
   const absl::Status unknown = MakeTokenSelector("other", config, nullptr).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(unknown.message()), HasSubstr("dense, head_classes, sparcas, quest, streaming"));
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming"));
 }
 
 }  // namespace

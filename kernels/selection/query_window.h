@@ -1,0 +1,75 @@
+// The tokens that the last queries of a sequence attended to most: LoopServe's progressive selection while decoding
+// (LoopServe 3.3; algorithms.md section 5.2, kernel K11).
+//
+// For each sequence of a decode batch that keeps its queries in this layer (LayerSelection::records), and each KV head
+// of it, with q_b,h the query of the group's head h at the b-th of the last `window` positions, this step's included:
+//   record   this step's queries take the place of the oldest.
+//   choose   with `selects` and `refresh`: w_j = Σ_b Σ_h exp(sm_scale <q_b,h, K_j>) / Σ_j' exp(sm_scale <q_b,h, K_j'>),
+//            over the positions that q_b,h sees, f32. Kept are the last `recent` positions and of the others those with
+//            the largest w_j, `budget` together, ties to the lower one; all when kv_len <= budget.
+//   join     with `selects` alone: position kv_len - 1 is kept, too. At most `window` - 1 times between two choices.
+// The list of a stream that selects is what is kept.
+//
+// Layout    queries and what is kept lie in compact pages of the stream (QueryWindow), as many whatever the length.
+// Garbage, batch  as in select_tokens.h.
+// Cost      a choice reads K twice and computes window · group scores a key; the other steps nothing to speak of.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/common/activations.h"
+#include "kernels/common/kernel_context.h"
+#include "kernels/common/kv_pool.h"
+#include "kernels/common/token_selection.h"
+
+namespace spl::kernels {
+
+inline constexpr int32_t kQueryWindowMax = 128;
+
+// What a stream has in its compact pages: rows of queries [window, group] of head_dim elements, none across two pages;
+// then, from a page of its own, the number of kept positions and these, int32.
+struct QueryWindow {
+  int32_t head_dim = 0;
+  int32_t group = 0;   // query heads of a KV head
+  int32_t window = 0;  // queries that are kept, in [1, kQueryWindowMax]
+  int32_t budget = 0;
+  DType query_dtype = DType::kF32;
+  size_t page_bytes = 0;  // of the pool
+
+  int64_t rows_per_page() const { return static_cast<int64_t>(page_bytes / (DTypeBytes(query_dtype) * head_dim)); }
+  int64_t query_pages() const { return (int64_t{window} * group + rows_per_page() - 1) / rows_per_page(); }
+  int64_t entries_per_page() const { return static_cast<int64_t>(page_bytes / sizeof(int32_t)); }
+  int64_t list_tokens() const { return int64_t{budget} + window - 1; }
+  int64_t num_pages() const { return query_pages() + list_tokens() / entries_per_page() + 1; }
+};
+
+struct QueryWindowArgs {
+  AttentionShape shape;
+  KvPoolView pool;
+  int32_t window = 0;
+  ConstActivations q;        // [num_sequences, num_qo_heads, head_dim], rotated, row stride q_row_stride
+  int64_t q_row_stride = 0;  // elements
+  // As in SelectTokensArgs; compact_len is the number of queries that were recorded before, dims and parity are not
+  // looked at. Budgets may differ, and say where a stream's list begins.
+  std::span<const SelectingSequence> sequences;
+  float* scores = nullptr;    // scratch, device [num_sequences * num_kv_heads, scores_stride]
+  int64_t scores_stride = 0;  // elements; at least the longest kv_len
+  TokenLists lists;           // out; stride at least budget + window - 1
+  int32_t layer = 0;          // of the staged batch
+};
+
+// InvalidArgument: shapes, dtypes, a window, budget or recent out of range, a table that is short or names a page
+// outside the pool, a choice in front of the first recorded query.
+absl::Status ValidateQueryWindow(const QueryWindowArgs& args);
+
+namespace ref {  // scores in double
+absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args);
+}
+namespace cpu {
+absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args);
+}
+
+}  // namespace spl::kernels

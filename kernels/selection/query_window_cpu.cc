@@ -1,0 +1,50 @@
+// The kept queries are a short prompt: their log-sum-exp by prefill attention, then what each key gets by column
+// scores.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/selection/column_scores.h"
+#include "kernels/selection/query_window_host.h"
+
+namespace spl::kernels::cpu {
+
+absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) {
+  std::vector<float> out, lse;
+  std::vector<int32_t> positions, probes;
+  return kernels::ChooseByQueryWindow(ctx, a, [&](const QueryWindowStream& x) -> absl::Status {
+    const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
+    const AttentionShape shape{group, 1, a.shape.head_dim, a.shape.sm_scale};
+    const int64_t width = int64_t{group} * a.shape.head_dim;
+    out.resize(x.queries.size());
+    lse.resize(static_cast<size_t>(x.num_queries) * static_cast<size_t>(group));
+    positions.resize(static_cast<size_t>(x.num_queries));
+    probes.resize(positions.size());
+    std::iota(positions.begin(), positions.end(), x.kv_len - x.num_queries);
+    std::iota(probes.begin(), probes.end(), 0);
+    const HeadStreamView head{.page_table = x.page_table, .kv_len = x.kv_len};
+    const PrefillSequence rows{.row_begin = 0, .row_end = x.num_queries, .positions = positions, .heads = {&head, 1}};
+    if (absl::Status s = PrefillAttention(ctx, {.shape = shape,
+                                                .pool = a.pool,
+                                                .q = x.queries.data(),
+                                                .q_row_stride = width,
+                                                .out = out.data(),
+                                                .lse = lse.data(),
+                                                .sequences = {&rows, 1}});
+        !s.ok())
+      return s;
+    std::fill(x.scores.begin(), x.scores.end(), 0.0f);
+    const PositionRange all{0, x.kv_len};
+    return ColumnScores(ctx, {.shape = shape,
+                              .pool = a.pool,
+                              .q = x.queries.data(),
+                              .q_row_stride = width,
+                              .lse = lse.data(),
+                              .rows = rows,
+                              .probes = probes,
+                              .columns = {&all, 1},
+                              .scores = x.scores.data()});
+  });
+}
+
+}  // namespace spl::kernels::cpu

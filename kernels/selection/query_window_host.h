@@ -1,0 +1,29 @@
+// What the host variants of ChooseByQueryWindow share: everything but the scores.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/selection/query_window.h"
+
+namespace spl::kernels {
+
+// One stream that is to be scored.
+struct QueryWindowStream {
+  int32_t sequence = 0;
+  int32_t kv_head = 0;
+  std::span<const int32_t> page_table;
+  int32_t kv_len = 0;
+  // The kept queries [num_queries, group, head_dim], that of position kv_len - 1 last, its neighbours in front of it.
+  std::vector<float> queries;
+  int32_t num_queries = 0;
+  std::span<float> scores;  // out, [kv_len]
+};
+
+// Scores streams, all of one call behind one another.
+using ScoreStream = std::function<absl::Status(const QueryWindowStream&)>;
+
+absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args, const ScoreStream& score);
+
+}  // namespace spl::kernels
