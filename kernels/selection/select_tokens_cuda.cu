@@ -53,8 +53,8 @@ struct Smem {
   typename TokenChoice<kBlocks, kThreads>::Smem choice;
   float2 stats[kBlocks][kMaxGroup];  // of each block and query head: maximum of the scores, sum of 2^(score - maximum)
   float partial[kThreads / 32][kMaxGroup];
-  float factor[kMaxGroup];
-  int32_t dims[kMaxDim];  // valid in this step
+  float factor[kMaxGroup], largest[kMaxGroup];  // of each query head: what weights are multiplied with, can be
+  int32_t dims[kMaxDim];                        // valid in this step
   int32_t changed[kMaxDim];
   float size[kMaxDim];
   uint32_t chosen[kMaxDim / 32], fresh[kMaxDim / 32], moved[kMaxDim / 32];
@@ -424,8 +424,12 @@ __device__ __forceinline__ void Select(const Params& p) {
     }
     const float mine = s.stats[rank][t].x;
     s.factor[t] = sum > 0 && mine > -INFINITY ? Exp2(mine - max) / sum : 0.0f;
+    s.largest[t] = sum > 0 ? 1.0f / sum : 0.0f;
   }
   __syncthreads();
+  float most = 0;
+  for (int h = 0; h < p.group; ++h) most += s.largest[h];
+  const ChoiceBins bins = WeightBins(most);
   // The weight of a position takes the place of its first head's score, as the key by which it is chosen.
   const int32_t first_recent = kv_len - staged.recent;
   float* weights = p.weights == nullptr ? nullptr : p.weights + stream * p.weights_stride;
@@ -436,25 +440,29 @@ __device__ __forceinline__ void Select(const Params& p) {
       const float factor = s.factor[h];
       w[0] += factor * x.x, w[1] += factor * x.y, w[2] += factor * x.z, w[3] += factor * x.w;
     }
-    uint4 key;
-    uint32_t* keys_out = reinterpret_cast<uint32_t*>(&key);
+    uint32_t key[4];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int32_t j = begin + i + n;
-      if (weights != nullptr && j < end) weights[j] = w[n];
-      keys_out[n] = j >= first_recent ? kForcedKey : WeightKey(w[n]);
+      key[n] = j >= first_recent ? kForcedKey : WeightKey(w[n]);
+      if (j >= end) continue;
+      if (weights != nullptr) weights[j] = w[n];
+      Choice::Count(s.choice, bins, key[n]);
     }
-    *reinterpret_cast<uint4*>(scores + i) = key;
+    *reinterpret_cast<uint4*>(scores + i) = uint4{key[0], key[1], key[2], key[3]};
   }
   if (everything) return;
   __syncthreads();
   Choice::Choose(
-      s.choice, rank, num_items, budget, [&](int i) { return reinterpret_cast<const uint32_t*>(scores)[i]; },
+      s.choice, rank, static_cast<uint32_t>(begin), num_items, static_cast<uint32_t>(budget), bins,
+      [&](int i) { return *reinterpret_cast<const uint4*>(scores + i); },
       [&](int i, int place) { tokens[place] = begin + i; });
 }
 
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, bool kScoresInSmem, typename Q, typename Kv>
-__global__ void __launch_bounds__(kThreads, kThreads == 256 ? 2 : 1) SelectKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kThreads > 256 ? 1
+                                            : kTiles > 2   ? 2
+                                                           : 3) SelectKernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kBlocks == 1) Select<kBlocks, kThreads, kTiles, kMma, kHeadTiles, kScoresInSmem, Q, Kv>(p);
 #else
@@ -497,14 +505,14 @@ cudaError_t LaunchMma(const SelectArgs& a, const Params& p, int smem_per_block, 
     return Launch<16, 256, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 16 && f.threads == 256 && f.tiles == 2)
     return Launch<16, 256, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
-  if (f.cluster == 16 && f.threads == 512 && f.tiles == 2)
-    return Launch<16, 512, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 8 && f.threads == 256 && f.tiles == 4)
     return Launch<8, 256, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
-  if (f.cluster == 8 && f.threads == 512 && f.tiles == 2)
-    return Launch<8, 512, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
+  if (f.cluster == 8 && f.threads == 256 && f.tiles == 2)
+    return Launch<8, 256, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 8 && f.threads == 512 && f.tiles == 4)
     return Launch<8, 512, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
+  if (f.cluster == 4 && f.threads == 512 && f.tiles == 4)
+    return Launch<4, 512, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   return cudaErrorNotSupported;
 }
 

@@ -418,8 +418,8 @@ void Sparse(const SparseCase& c, double rate, bool forms) {
   std::fflush(stdout);
   if (forms) {
     const std::vector<int32_t> want = s.List(0);
-    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{16, 512, 2},
-                               SelectForm{8, 256, 4}, SelectForm{8, 512, 2}, SelectForm{8, 512, 4}}) {
+    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{8, 256, 4},
+                               SelectForm{8, 256, 2}, SelectForm{8, 512, 4}, SelectForm{4, 512, 4}}) {
       const double alone = s.LayerUs([&](int l) { s.Select(l, f); });
       const std::vector<int32_t> got = s.List(0);
       size_t different = 0;
