@@ -264,7 +264,6 @@ class SparseSetup {
     const size_t workspace_bytes = DecodeWorkspaceBytes(heads, c.batch, c.kv_len, c.budget);
     auto* workspace = Keep(Alloc<std::byte>(workspace_bytes));
     CHECK_CUDA(cudaMemset(workspace, 0, workspace_bytes));
-    auto* scratch = Keep(Alloc<std::byte>(std::max<size_t>(SelectScratchBytes(heads, c.batch, c.kv_len), 16)));
     auto* out = Keep(Alloc<__nv_bfloat16>(c.batch * width));
     scores_stride_ = (c.kv_len + kBoundTokens - 1) / kBoundTokens;
     scores_ = Keep(Alloc<float>(streams_ * scores_stride_));
@@ -290,8 +289,10 @@ class SparseSetup {
           .q = q,
           .q_row_stride = width,
           .lists = {Keep(Alloc<int32_t>(int64_t{streams_} * c.budget)), Keep(Alloc<int32_t>(streams_)), c.budget},
-          .scratch = reinterpret_cast<float*>(scratch),
           .early = true};
+      if (scratch_ == nullptr)
+        scratch_ = Keep(Alloc<float>(std::max<size_t>(SelectScratchBytes(a), 16) / sizeof(float)));
+      a.scratch = scratch_;
       select_.push_back(a);
       DecodeArgs d{.heads = heads,
                    .batch = a.batch,
@@ -396,6 +397,7 @@ class SparseSetup {
   const StagedStep *first_, *refresh_, *plain_;
   float* scores_;
   int64_t scores_stride_;
+  float* scratch_ = nullptr;
   std::vector<SelectArgs> select_;
   std::vector<DecodeArgs> attend_, dense_;
   std::vector<void*> kept_;
