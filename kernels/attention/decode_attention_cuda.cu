@@ -46,6 +46,7 @@ struct Params {
   const int64_t* plan_offset;
   TokenLists lists;
   int32_t list_split;
+  int32_t table_entries;  // of a page table that a block whose stream has a list keeps in shared memory; 0: none
   int32_t slot_begin[kMaxKvHeads + 1];   // of KV head h among the splits of a sequence
   int32_t group_begin[kMaxKvHeads + 1];  // and among the groups
   const __nv_bfloat16* q;
@@ -144,19 +145,31 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[head]) : p.plans[p.plan_offset[sequence] + head];
   bool selected = false;
   const int32_t* list = nullptr;
+  int32_t list_split = 0, likely_split = 0, likely_position = 0;
   if constexpr (kLists) {
     selected = band.window == kSelectedWindow;
     if (selected) {  // from here on entries of the list are what positions are otherwise
-      WaitForPrevious();
+      auto* in_smem = reinterpret_cast<int32_t*>(smem + kWarps * kRingBytes);
+      const int32_t table_entries = min(p.table_entries, (kv_len + kPageTokens - 1) / kPageTokens);
+      for (int i = threadIdx.x; i < table_entries; i += kThreads) in_smem[i] = table[i];
+      if (p.table_entries > 0) table = in_smem;
+      const auto stride = static_cast<int32_t>(p.lists.stride);
       const int64_t stream = int64_t{sequence} * p.num_kv_heads + head;
-      list = p.lists.tokens + stream * p.lists.stride;
-      kv_len = min(p.lists.counts[stream], static_cast<int32_t>(p.lists.stride));
+      list = p.lists.tokens + stream * stride;
+      likely_split = p.list_split > 0 ? p.list_split : ListSplitTokens(stride);
+      const int32_t entry = slot_in_head * likely_split + lane / 16 * kPageTokens + 16 * warp + lane % 16;
+      WaitForPrevious();
+      // The first entries are asked for before it is known that there are so many.
+      if (entry < stride) likely_position = list[entry];
+      const int32_t count = min(p.lists.counts[stream], stride);
+      if (static_cast<uint32_t>(likely_position) >= static_cast<uint32_t>(kv_len)) likely_position = 0;
+      kv_len = count;
+      list_split = p.list_split > 0 ? p.list_split : ListSplitTokens(count);
+      __syncthreads();
     }
   }
   const ActiveSplits splits =
-      !kLists || !selected
-          ? ActiveSplits(band, kv_len)
-          : ActiveSplits(Band{0, kFullWindow}, kv_len, p.list_split > 0 ? p.list_split : ListSplitTokens(kv_len));
+      !kLists || !selected ? ActiveSplits(band, kv_len) : ActiveSplits(Band{0, kFullWindow}, kv_len, list_split);
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
     WaitForPrevious();
@@ -192,7 +205,8 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
         if (i / 2 != rows_of) {
           rows_of = i / 2;
           const int32_t entry = (first_page + 2 * rows_of + lane / 16) * kPageTokens + 16 * warp + lane % 16;
-          const int32_t position = entry < kv_len ? list[entry] : 0;
+          int32_t position = likely_position;
+          if (rows_of > 0 || list_split != likely_split) position = entry < kv_len ? list[entry] : 0;
           listed_row = int64_t{table[position / kPageTokens]} * 2 * kPageTokens + position % kPageTokens;
         }
         const char* half = reinterpret_cast<const char*>(p.batch.pool.base) + (load_v ? kPageTokens * kRowBytes : 0);
@@ -458,11 +472,11 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
 template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
 cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
   const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare, kLists>;
-  constexpr int kSmemBytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  const int smem_bytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim + p.table_entries * 4;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (e != cudaSuccess) return e;
-  if (p.early) return LaunchEarly(kernel, grid, kThreads, kSmemBytes, stream, p);
-  kernel<<<grid, kThreads, kSmemBytes, stream>>>(p);
+  if (p.early) return LaunchEarly(kernel, grid, kThreads, smem_bytes, stream, p);
+  kernel<<<grid, kThreads, smem_bytes, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -509,6 +523,9 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.lists = a.lists;
   p.list_split = a.list_split;
   const bool lists = a.lists.tokens != nullptr;
+  constexpr int32_t kMaxTableEntries = 2048;  // 8 KiB
+  const int32_t entries = (a.max_kv_len + kPageTokens - 1) / kPageTokens;
+  if (lists && entries <= kMaxTableEntries) p.table_entries = entries;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
     const bool selected = a.rules.head[h].rule == VisibilityRule::kSelected;
     int32_t splits = selected ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);

@@ -468,8 +468,7 @@ class CudaBackend final : public Backend {
                     .lists = a.lists,
                     .weights = a.weights,
                     .weights_stride = a.weights_stride};
-    auto scratch =
-        session.Scratch(CudaSession::Use::kSelectTokens, SelectScratchBytes(args.heads, b.num_sequences, b.max_kv_len));
+    auto scratch = session.Scratch(CudaSession::Use::kSelectTokens, SelectScratchBytes(args));
     if (!scratch.ok()) return scratch.status();
     args.scratch = static_cast<float*>(*scratch);
     args.early = b.num_rows == b.num_sequences;  // as in DecodeAttention

@@ -50,6 +50,15 @@ struct Cluster {
 #endif
     atomicAdd(p, x);
   }
+  static __device__ __forceinline__ void Add(uint64_t* p, int block, uint64_t x) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) {
+      asm volatile("red.relaxed.cluster.shared::cluster.add.u64 [%0], %1;" ::"r"(Address(p, block)), "l"(x) : "memory");
+      return;
+    }
+#endif
+    atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+  }
   template <typename T>
   static __device__ __forceinline__ void Store(T* p, int block, T x) {
 #if __CUDA_ARCH__ >= 900

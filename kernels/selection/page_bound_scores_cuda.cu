@@ -62,9 +62,13 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
         if (c >= p.head_dim) continue;
-        low[i] = high[i] = LoadPair(keys + c);
-        for (int32_t j = begin + 1; j < end; ++j) {
-          const float2 x = LoadPair(keys + int64_t{j - begin} * p.head_dim + c);
+        float2 x16[kBoundTokens];  // all on their way at once; past the end the last one again
+#pragma unroll
+        for (int j = 0; j < kBoundTokens; ++j) x16[j] = LoadPair(keys + min(j, end - begin - 1) * p.head_dim + c);
+        low[i] = high[i] = x16[0];
+#pragma unroll
+        for (int j = 1; j < kBoundTokens; ++j) {
+          const float2 x = x16[j];
           low[i] = float2{x.x < low[i].x ? x.x : low[i].x, x.y < low[i].y ? x.y : low[i].y};
           high[i] = float2{x.x > high[i].x ? x.x : high[i].x, x.y > high[i].y ? x.y : high[i].y};
         }

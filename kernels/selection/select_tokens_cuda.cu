@@ -24,7 +24,8 @@ constexpr int kTile = kPageTokens;
 constexpr int kMaxGroup = 64;
 constexpr int kMaxDim = 256;
 constexpr int kMmaDims = 16;
-constexpr int64_t kSmemScores = 128 << 10;  // bytes that a block of sm_90 may have for its scores
+constexpr int64_t kSmemScores = 128 << 10;  // bytes that a block of sm_90 may have for its scores or keys
+constexpr int kFewestBlocks = 4;            // a stream, of all forms for sm_90
 
 struct Params {
   PagedBatch batch;
@@ -49,12 +50,13 @@ __device__ __forceinline__ float Load(const float* p) { return *p; }
 __device__ __forceinline__ float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
 
 template <int kBlocks, int kThreads>
-struct Smem {
+struct alignas(16) Smem {
   typename TokenChoice<kBlocks, kThreads>::Smem choice;
-  float2 stats[kBlocks][kMaxGroup];  // of each block and query head: maximum of the scores, sum of 2^(score - maximum)
-  float partial[kThreads / 32][kMaxGroup];
-  float factor[kMaxGroup];
-  int32_t dims[kMaxDim];  // valid in this step
+  // Of each block, and of each warp of this block, and query head: maximum of the scores, sum of 2^(score - maximum).
+  float2 stats[kBlocks][kMaxGroup];
+  float2 warp_stats[kThreads / 32][kMaxGroup];
+  float max[kMaxGroup], inverse[kMaxGroup];  // of the stream: maximum, 1 / sum
+  int32_t dims[kMaxDim];                     // valid in this step
   int32_t changed[kMaxDim];
   float size[kMaxDim];
   uint32_t chosen[kMaxDim / 32], fresh[kMaxDim / 32], moved[kMaxDim / 32];
@@ -125,24 +127,59 @@ __device__ __forceinline__ int64_t CompactTile(const Params& p, const int32_t* c
   return compact[tile / tiles_per_page] * page_elements + int64_t{tile % tiles_per_page} * p.num_dims * kTile;
 }
 
-// Gathers `slots` of positions [begin, end) of tile `tile`; a warp.
+// Keys pass through shared memory 16 rows at a time; a row's stride is that of 16-byte chunks, with one more so that
+// the rows of a dimension lie in different banks.
+constexpr int kGatherRows = 16;
+constexpr int kGatherStride(int row_bytes) { return row_bytes + 16; }
+
+// Gathers `slots` of positions [begin, end) of tile `tile`; a warp. Chosen dimensions lie all over a row: a few are
+// fetched one by one, for more of them whole rows are read. stage: kGatherRows rows of this warp.
 template <typename Kv>
 __device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table, int64_t tile_at, int32_t tile,
                                            int32_t begin, int32_t end, const int32_t* slots, int num_slots,
-                                           const int32_t* dims) {
+                                           const int32_t* dims, char* stage) {
+  constexpr int kFewSlots = 3;
   Kv* pool = reinterpret_cast<Kv*>(p.batch.pool.base);
   const Kv* keys = pool + int64_t{table[tile]} * 2 * kTile * p.head_dim;
   Kv* to = pool + tile_at;
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int slot = 32 * half + lane, j = tile * kTile + slot;
-    if (j < begin || j >= end) continue;
-    const Kv* key = keys + slot * p.head_dim;
-    for (int i = 0; i < num_slots; ++i) {
-      const int at = slots == nullptr ? i : slots[i];
-      to[at * kTile + slot] = key[dims[at]];
+  const int lane = threadIdx.x % 32, row_bytes = p.head_dim * static_cast<int>(sizeof(Kv));
+  begin = max(begin - tile * kTile, 0);
+  end = min(end - tile * kTile, kTile);
+  if (num_slots <= kFewSlots || end - begin <= kGatherRows) {
+    for (int at = lane; at < (end - begin) * num_slots; at += 32) {
+      const int slot = slots == nullptr ? at / (end - begin) : slots[at / (end - begin)];
+      const int row = begin + at % (end - begin);
+      to[slot * kTile + row] = keys[row * p.head_dim + dims[slot]];
     }
+    return;
+  }
+  const int chunks = row_bytes / 16, stride = kGatherStride(row_bytes);
+  for (int first = 0; first < kTile; first += kGatherRows) {
+    if (first >= end || first + kGatherRows <= begin) continue;
+    const char* from = reinterpret_cast<const char*>(keys) + first * row_bytes;
+    constexpr int kAtOnce = 8;  // 16 rows of 256 bytes
+    for (int base = 0; base < kGatherRows * chunks; base += 32 * kAtOnce) {
+      uint4 x[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int at = base + 32 * n + lane;
+        if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const uint4*>(from + at * 16);
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int at = base + 32 * n + lane;
+        if (at < kGatherRows * chunks)
+          *reinterpret_cast<uint4*>(stage + at / chunks * stride + at % chunks * 16) = x[n];
+      }
+    }
+    __syncwarp();
+    const int row = first + lane % kGatherRows;
+    for (int i = lane / kGatherRows; i < num_slots; i += 32 / kGatherRows) {
+      const int slot = slots == nullptr ? i : slots[i];
+      const Kv x = reinterpret_cast<const Kv*>(stage + lane % kGatherRows * stride)[dims[slot]];
+      if (row >= begin && row < end) to[slot * kTile + row] = x;
+    }
+    __syncwarp();
   }
 }
 
@@ -191,7 +228,6 @@ __device__ __forceinline__ void Select(const Params& p) {
   const bool plain = kMma && !refresh && gathered >= (num_tiles - 1) * kTile;
 
   uint32_t keys[kTiles][4][4];  // of this lane's dimension and word
-  int32_t dims[4];
   // `i` as a type, so that keys stay in registers.
   const auto load = [&](auto i, int32_t tile) {
     if constexpr (kMma) {
@@ -229,12 +265,15 @@ __device__ __forceinline__ void Select(const Params& p) {
     __syncthreads();
   }
   if (!plain) {
+    // Where the scores will be.
+    char* stage = raw + sizeof(Smem<kBlocks, kThreads>) +
+                  warp * kGatherRows * kGatherStride(p.head_dim * static_cast<int>(sizeof(Kv)));
     for (int32_t tile = first_tile + warp; tile < end_tile; tile += kWarps) {
       const int64_t at = CompactTile(p, compact, tile, tiles_per_page, page_elements);
       if (refresh && tile * kTile < gathered)
-        GatherTile<Kv>(p, table, at, tile, 0, gathered, s.changed, s.num_changed, s.dims);
+        GatherTile<Kv>(p, table, at, tile, 0, gathered, s.changed, s.num_changed, s.dims, stage);
       if (tile * kTile + kTile > gathered)
-        GatherTile<Kv>(p, table, at, tile, gathered, kv_len, nullptr, p.num_dims, s.dims);
+        GatherTile<Kv>(p, table, at, tile, gathered, kv_len, nullptr, p.num_dims, s.dims, stage);
     }
     __syncthreads();
     if (scores_wanted) load_some();
@@ -269,14 +308,61 @@ __device__ __forceinline__ void Select(const Params& p) {
     p.counts[stream] = budget;
   }
 
-  // Scores, then weights, of this block's positions: [group, stride], from the first position of its first tile.
+  const int32_t num_items = end - begin;
+  const int32_t first_recent = kv_len - staged.recent;
+  float* weights = p.weights == nullptr ? nullptr : p.weights + stream * p.weights_stride;
+  // Of this block's positions: the key by which each is chosen; before that, without kMma, the scores, [group, stride].
   const int32_t stride = kScoresInSmem ? p.smem_scores : static_cast<int32_t>(p.scratch_stride);
   float* scores;
   if constexpr (kScoresInSmem) {
     scores = reinterpret_cast<float*>(raw + sizeof(Smem<kBlocks, kThreads>));
   } else {
-    scores = p.scratch + stream * p.group * p.scratch_stride + begin;
+    scores = p.scratch + stream * (kMma ? 1 : p.group) * p.scratch_stride + begin;
   }
+  // All threads, once the warps' statistics are there: makes them the stream's.
+  const auto share_stats = [&] {
+    __syncthreads();
+    C::Wait();
+    for (int i = t; i < p.group * kBlocks; i += kThreads) {
+      const int h = i / kBlocks, block = i % kBlocks;
+      float max = -INFINITY, sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) max = fmaxf(max, s.warp_stats[w][h].x);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float2 x = s.warp_stats[w][h];
+        if (x.x > -INFINITY) sum += x.y * Exp2(x.x - max);
+      }
+      const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
+      C::Store(reinterpret_cast<uint64_t*>(&s.stats[rank][h]), block, both);
+    }
+    C::Sync();
+    if (t < p.group) {
+      float max = -INFINITY, sum = 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) max = fmaxf(max, s.stats[b][t].x);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const float2 x = s.stats[b][t];
+        if (x.x > -INFINITY) sum += x.y * Exp2(x.x - max);
+      }
+      s.max[t] = max;
+      s.inverse[t] = sum > 0 ? 1.0f / sum : 0.0f;
+    }
+    __syncthreads();
+    float most = 0;  // no weight is above
+    for (int h = 0; h < p.group; ++h) most += s.inverse[h];
+    return WeightBins(most);
+  };
+  const auto take = [&](const ChoiceBins& bins, int32_t j, float w) {
+    const uint32_t key = j >= first_recent ? kForcedKey : WeightKey(w);
+    if (j < end) {
+      if (weights != nullptr) weights[j] = w;
+      Choice::Count(s.choice, bins, key);
+    }
+    return key;
+  };
+  ChoiceBins bins{};
   if constexpr (kMma) {
     uint32_t b[kHeadTiles][2];
 #pragma unroll
@@ -284,65 +370,124 @@ __device__ __forceinline__ void Select(const Params& p) {
       const bool exists = 8 * h + g < p.group;
       const auto* row = reinterpret_cast<const unsigned short*>(q) + (exists ? 8 * h + g : 0) * p.head_dim;
 #pragma unroll
-      for (int d = 0; d < 4; ++d) dims[d] = s.dims[2 * c + (d & 1) + (d & 2) * 4];
-#pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const uint32_t pair = row[dims[2 * k]] | static_cast<uint32_t>(row[dims[2 * k + 1]]) << 16;
+        const int i = 2 * c + 8 * k;
+        const uint32_t pair = row[s.dims[i]] | static_cast<uint32_t>(row[s.dims[i + 1]]) << 16;
         b[h][k] = exists ? pair : 0;
       }
     }
-    float max[kHeadTiles][2];
+    // body(i, tile, x): x[h][k][n] is the score of position 64 tile + 8 g + n for query head 8 h + 2 c + k. The
+    // products are made twice, for the statistics and for the weights: they cost less than keeping their results.
+    const auto for_each_tile = [&](const auto& body) {
+      for (int from = 0; tile_of(from) >= first_tile; from += kTiles) {
+        for_each_in_flight([&](auto i) {
+          const int32_t tile = tile_of(from + i);
+          if (tile < first_tile) return;
+          float x[kHeadTiles][2][8];
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) max[h][0] = max[h][1] = -INFINITY;
-    for (int from = 0; tile_of(from) >= first_tile; from += kTiles) {
-      for_each_in_flight([&](auto i) {
-        const int32_t tile = tile_of(from + i);
-        if (tile < first_tile) return;
-        const int32_t j = tile * kTile + 8 * g;  // of this lane's eight positions
-        float x[kHeadTiles][2][8];               // heads 2 c, 2 c + 1
+          for (int m = 0; m < 4; ++m) {
+            const uint32_t a[4] = {
+                __byte_perm(keys[i][0][m], keys[i][1][m], 0x5410), __byte_perm(keys[i][0][m], keys[i][1][m], 0x7632),
+                __byte_perm(keys[i][2][m], keys[i][3][m], 0x5410), __byte_perm(keys[i][2][m], keys[i][3][m], 0x7632)};
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
-          const uint32_t a[4] = {
-              __byte_perm(keys[i][0][m], keys[i][1][m], 0x5410), __byte_perm(keys[i][0][m], keys[i][1][m], 0x7632),
-              __byte_perm(keys[i][2][m], keys[i][3][m], 0x5410), __byte_perm(keys[i][2][m], keys[i][3][m], 0x7632)};
+            for (int h = 0; h < kHeadTiles; ++h) {
+              float r[4] = {};
+              Mma16816(r, a, b[h][0], b[h][1]);
+              x[h][0][2 * m] = r[0], x[h][1][2 * m] = r[1], x[h][0][2 * m + 1] = r[2], x[h][1][2 * m + 1] = r[3];
+            }
+          }
+          const int32_t j = tile * kTile + 8 * g;
 #pragma unroll
           for (int h = 0; h < kHeadTiles; ++h) {
-            float r[4] = {};
-            Mma16816(r, a, b[h][0], b[h][1]);
-            x[h][0][2 * m] = r[0], x[h][1][2 * m] = r[1], x[h][0][2 * m + 1] = r[2], x[h][1][2 * m + 1] = r[3];
-          }
-        }
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) {
+            for (int k = 0; k < 2; ++k) {
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const int head_in_group = 8 * h + 2 * c + k;
-            if (head_in_group >= p.group) continue;
-#pragma unroll
-            for (int n = 0; n < 8; ++n) {
-              x[h][k][n] = j + n < kv_len ? x[h][k][n] * p.scale : -INFINITY;
-              max[h][k] = fmaxf(max[h][k], x[h][k][n]);
+              for (int n = 0; n < 8; ++n) x[h][k][n] = j + n < kv_len ? x[h][k][n] * p.scale : -INFINITY;
             }
-            auto* to = reinterpret_cast<float4*>(scores + int64_t{head_in_group} * stride + (j - begin));
-            to[0] = float4{x[h][k][0], x[h][k][1], x[h][k][2], x[h][k][3]};
-            to[1] = float4{x[h][k][4], x[h][k][5], x[h][k][6], x[h][k][7]};
           }
+          if (tile_of(from + i + kTiles) >= first_tile) load(i, tile_of(from + i + kTiles));
+          body(tile, x);
+        });
+      }
+    };
+    float max[kHeadTiles][2], sum[kHeadTiles][2];
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) max[h][0] = max[h][1] = -INFINITY, sum[h][0] = sum[h][1] = 0;
+    for_each_tile([&](int32_t, const float(&x)[kHeadTiles][2][8]) {
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (8 * h + 2 * c + k >= p.group) continue;
+          float next = max[h][k];
+#pragma unroll
+          for (int n = 0; n < 8; ++n) next = fmaxf(next, x[h][k][n]);
+          const float base = next == -INFINITY ? 0.0f : next;
+          float added = 0;
+#pragma unroll
+          for (int n = 0; n < 8; ++n) added += Exp2(x[h][k][n] - base);
+          sum[h][k] = sum[h][k] * Exp2(max[h][k] - base) + added;
+          max[h][k] = next;
         }
-        if (tile_of(from + i + kTiles) >= first_tile) load(i, tile_of(from + i + kTiles));
-      });
-    }
+      }
+    });
+    if (tile_of(kTiles) >= first_tile) load_some();  // more than fit: from the start again
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        float x = max[h][k];
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 8));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 16));
+        float most = max[h][k];
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 4));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
+        float total = most == -INFINITY ? 0.0f : sum[h][k] * Exp2(max[h][k] - most);
+        total += __shfl_xor_sync(0xffffffffu, total, 4);
+        total += __shfl_xor_sync(0xffffffffu, total, 8);
+        total += __shfl_xor_sync(0xffffffffu, total, 16);
         const int head_in_group = 8 * h + 2 * c + k;
-        if (g == 0 && head_in_group < p.group) s.partial[warp][head_in_group] = x;
+        if (g == 0 && head_in_group < p.group) s.warp_stats[warp][head_in_group] = float2{most, total};
       }
     }
+    bins = share_stats();
+    float inverse[kHeadTiles][2];
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int head_in_group = 8 * h + 2 * c + k;
+        const bool exists = head_in_group < p.group;
+        max[h][k] = exists ? s.max[head_in_group] : 0.0f;
+        inverse[h][k] = exists ? s.inverse[head_in_group] : 0.0f;
+      }
+    }
+    for_each_tile([&](int32_t tile, const float(&x)[kHeadTiles][2][8]) {
+      float w[8] = {};
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (8 * h + 2 * c + k >= p.group) continue;
+#pragma unroll
+          for (int n = 0; n < 8; ++n) w[n] += inverse[h][k] * Exp2(x[h][k][n] - max[h][k]);
+        }
+      }
+      __syncwarp();
+      // The sum over the lanes of a quad; lane c has positions 2 c and 2 c + 1 in the end.
+      float half[4], mine[2];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float sent = __shfl_xor_sync(0xffffffffu, c & 2 ? w[n] : w[4 + n], 2);
+        half[n] = (c & 2 ? w[4 + n] : w[n]) + sent;
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float sent = __shfl_xor_sync(0xffffffffu, c & 1 ? half[n] : half[2 + n], 1);
+        mine[n] = (c & 1 ? half[2 + n] : half[n]) + sent;
+      }
+      const int32_t j = tile * kTile + 8 * g + 2 * c;
+      const uint32_t first_key = take(bins, j, mine[0]), second_key = take(bins, j + 1, mine[1]);
+      *reinterpret_cast<uint2*>(scores + (j - begin)) = uint2{first_key, second_key};
+    });
   } else {
     for (int h = 0; h < p.group; ++h) {
       float max = -INFINITY;
@@ -356,110 +501,42 @@ __device__ __forceinline__ void Select(const Params& p) {
       }
 #pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-      if (lane == 0) s.partial[warp][h] = max;
-    }
-  }
-  __syncthreads();
-
-  const int32_t num_items = end - begin;
-  constexpr int kHeadsAtOnce = 4;
-  for (int first_head = 0; first_head < p.group; first_head += kHeadsAtOnce) {
-    float max[kHeadsAtOnce], sum[kHeadsAtOnce];
+      const float base = max == -INFINITY ? 0.0f : max;  // of the warp
+      float sum = 0;
+      for (int32_t j = begin + t; j < end; j += kThreads) sum += Exp2(scores[int64_t{h} * stride + (j - begin)] - base);
 #pragma unroll
-    for (int k = 0; k < kHeadsAtOnce; ++k) {
-      const int h = min(first_head + k, p.group - 1);
-      float x = s.partial[lane % kWarps][h];
-#pragma unroll
-      for (int offset = kWarps / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-      max[k] = x;
-      sum[k] = 0;
+      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      if (lane == 0) s.warp_stats[warp][h] = float2{max, sum};
     }
-    for (int i = 4 * t; i < num_items; i += 4 * kThreads) {
-#pragma unroll
-      for (int k = 0; k < kHeadsAtOnce; ++k) {
-        if (first_head + k >= p.group) continue;
-        auto* at = reinterpret_cast<float4*>(scores + int64_t{first_head + k} * stride + i);
-        float4 x = *at;
-        x = float4{Exp2(x.x - max[k]), i + 1 < num_items ? Exp2(x.y - max[k]) : 0.0f,
-                   i + 2 < num_items ? Exp2(x.z - max[k]) : 0.0f, i + 3 < num_items ? Exp2(x.w - max[k]) : 0.0f};
-        *at = x;
-        sum[k] += x.x + x.y + (x.z + x.w);
-      }
+    bins = share_stats();
+    for (int32_t i = t; i < num_items; i += kThreads) {
+      float w = 0;
+      for (int h = 0; h < p.group; ++h) w += s.inverse[h] * Exp2(scores[int64_t{h} * stride + i] - s.max[h]);
+      *reinterpret_cast<uint32_t*>(scores + i) = take(bins, begin + i, w);
     }
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kHeadsAtOnce; ++k) {
-      float x = sum[k];
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-      sum[k] = x;
-    }
-    __syncthreads();  // every warp has read the maxima
-    if (first_head == 0) C::Wait();
-#pragma unroll
-    for (int k = 0; k < kHeadsAtOnce; ++k) {
-      const int h = first_head + k;
-      if (h >= p.group) continue;
-      if (lane == 0) s.partial[warp][h] = sum[k];
-      if (t == 0) s.stats[rank][h].x = max[k];
-    }
-  }
-  __syncthreads();
-  for (int i = t; i < p.group * kBlocks; i += kThreads) {
-    const int h = i / kBlocks, block = i % kBlocks;
-    float sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += s.partial[w][h];
-    const float max = s.stats[rank][h].x;
-    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
-    C::Store(reinterpret_cast<uint64_t*>(&s.stats[rank][h]), block, both);
-  }
-  C::Sync();
-  if (t < p.group) {
-    float max = -INFINITY;
-    for (int b = 0; b < kBlocks; ++b) max = fmaxf(max, s.stats[b][t].x);
-    float sum = 0;
-    for (int b = 0; b < kBlocks; ++b) {
-      const float2 x = s.stats[b][t];
-      if (x.x > -INFINITY) sum += x.y * Exp2(x.x - max);
-    }
-    const float mine = s.stats[rank][t].x;
-    s.factor[t] = sum > 0 && mine > -INFINITY ? Exp2(mine - max) / sum : 0.0f;
-  }
-  __syncthreads();
-  // The weight of a position takes the place of its first head's score, as the key by which it is chosen.
-  const int32_t first_recent = kv_len - staged.recent;
-  float* weights = p.weights == nullptr ? nullptr : p.weights + stream * p.weights_stride;
-  for (int i = 4 * t; i < num_items; i += 4 * kThreads) {
-    float w[4] = {};
-    for (int h = 0; h < p.group; ++h) {
-      const float4 x = *reinterpret_cast<const float4*>(scores + int64_t{h} * stride + i);
-      const float factor = s.factor[h];
-      w[0] += factor * x.x, w[1] += factor * x.y, w[2] += factor * x.z, w[3] += factor * x.w;
-    }
-    uint4 key;
-    uint32_t* keys_out = reinterpret_cast<uint32_t*>(&key);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int32_t j = begin + i + n;
-      if (weights != nullptr && j < end) weights[j] = w[n];
-      keys_out[n] = j >= first_recent ? kForcedKey : WeightKey(w[n]);
-    }
-    *reinterpret_cast<uint4*>(scores + i) = key;
   }
   if (everything) return;
   __syncthreads();
   Choice::Choose(
-      s.choice, rank, num_items, budget, [&](int i) { return reinterpret_cast<const uint32_t*>(scores)[i]; },
+      s.choice, rank, static_cast<uint32_t>(begin), num_items, static_cast<uint32_t>(budget), bins,
+      [&](int i) { return *reinterpret_cast<const uint4*>(scores + i); },
       [&](int i, int place) { tokens[place] = begin + i; });
 }
 
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, bool kScoresInSmem, typename Q, typename Kv>
-__global__ void __launch_bounds__(kThreads, kThreads == 256 ? 2 : 1) SelectKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kThreads > 256 ? 1
+                                            : kTiles > 2   ? 2
+                                                           : 3) SelectKernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kBlocks == 1) Select<kBlocks, kThreads, kTiles, kMma, kHeadTiles, kScoresInSmem, Q, Kv>(p);
 #else
   Select<kBlocks, kThreads, kTiles, kMma, kHeadTiles, kScoresInSmem, Q, Kv>(p);
 #endif
+}
+
+bool ServedByMma(const SelectArgs& a, int capability) {
+  return capability >= 90 && a.dtype == DType::kBF16 && a.batch.pool.dtype == DType::kBF16 && a.num_dims == kMmaDims &&
+         a.heads.num_qo_heads / a.heads.num_kv_heads <= kMaxDecodeGroup && Aligned16(a.batch.pool.base);
 }
 
 int64_t BlockPositions(int blocks, int32_t max_kv_len) {
@@ -472,10 +549,12 @@ int64_t ScratchStride(int32_t max_kv_len) { return (int64_t{max_kv_len} + kTile 
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, typename Q, typename Kv>
 cudaError_t Launch(const SelectArgs& a, Params p, int smem_per_block, cudaStream_t stream) {
   constexpr size_t kFixed = sizeof(Smem<kBlocks, kThreads>);
+  static_assert(kFixed % 16 == 0);
   const int64_t positions = BlockPositions(kBlocks, a.max_kv_len);
-  const size_t scores = static_cast<size_t>(positions) * p.group * sizeof(float);
+  const size_t scores = static_cast<size_t>(positions) * (kMma ? 1 : p.group) * sizeof(float);
   const bool fits = scores <= kSmemScores && kFixed + scores <= static_cast<size_t>(smem_per_block);
-  const size_t bytes = kFixed + (fits ? scores : 0);
+  const size_t stages = size_t{kThreads / 32} * kGatherRows * kGatherStride(p.head_dim * static_cast<int>(sizeof(Kv)));
+  const size_t bytes = kFixed + std::max(fits ? scores : 0, stages);
   p.smem_scores = static_cast<int32_t>(positions);
   if (!fits && (p.scratch == nullptr)) return cudaErrorInvalidValue;
   const auto kernel = fits ? SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeadTiles, true, Q, Kv>
@@ -497,14 +576,14 @@ cudaError_t LaunchMma(const SelectArgs& a, const Params& p, int smem_per_block, 
     return Launch<16, 256, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 16 && f.threads == 256 && f.tiles == 2)
     return Launch<16, 256, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
-  if (f.cluster == 16 && f.threads == 512 && f.tiles == 2)
-    return Launch<16, 512, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 8 && f.threads == 256 && f.tiles == 4)
     return Launch<8, 256, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
-  if (f.cluster == 8 && f.threads == 512 && f.tiles == 2)
-    return Launch<8, 512, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
+  if (f.cluster == 8 && f.threads == 256 && f.tiles == 2)
+    return Launch<8, 256, 2, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   if (f.cluster == 8 && f.threads == 512 && f.tiles == 4)
     return Launch<8, 512, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
+  if (f.cluster == 4 && f.threads == 512 && f.tiles == 4)
+    return Launch<4, 512, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);
   return cudaErrorNotSupported;
 }
 
@@ -517,15 +596,14 @@ cudaError_t LaunchGeneric(const SelectArgs& a, const Params& p, int capability, 
 
 }  // namespace
 
-// Whether the scores fit in shared memory is for the launch to see; where they may not, there is room for them here.
-size_t SelectScratchBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len) {
-  const int group = heads.num_qo_heads / std::max(heads.num_kv_heads, 1);
+size_t SelectScratchBytes(const SelectArgs& a) {
   int capability = 0, num_sms = 0;
-  if (DeviceInfo(&capability, &num_sms) == cudaSuccess && capability >= 90 &&
-      BlockPositions(8, max_kv_len) * group * int64_t{sizeof(float)} <= kSmemScores) {
+  if (DeviceInfo(&capability, &num_sms) != cudaSuccess) return 0;  // the launch will say so
+  const int words = ServedByMma(a, capability) ? 1 : a.heads.num_qo_heads / a.heads.num_kv_heads;
+  if (capability >= 90 && BlockPositions(kFewestBlocks, a.max_kv_len) * words * int64_t{sizeof(float)} <= kSmemScores)
     return 0;
-  }
-  return static_cast<size_t>(num_sequences) * heads.num_qo_heads * ScratchStride(max_kv_len) * sizeof(float);
+  return static_cast<size_t>(a.batch.num_sequences) * a.heads.num_kv_heads * words * ScratchStride(a.max_kv_len) *
+         sizeof(float);
 }
 
 cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm form) {
@@ -558,8 +636,7 @@ cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm fo
   p.scale = a.heads.sm_scale * kLog2e;
   p.early = a.early;
   const bool bf16_q = a.dtype == DType::kBF16, bf16_kv = a.batch.pool.dtype == DType::kBF16;
-  if (capability >= 90 && bf16_q && bf16_kv && a.num_dims == kMmaDims && group <= kMaxDecodeGroup &&
-      Aligned16(a.batch.pool.base)) {
+  if (ServedByMma(a, capability)) {
     return group <= 8 ? LaunchMma<1>(a, p, smem_per_block, stream, form)
                       : LaunchMma<2>(a, p, smem_per_block, stream, form);
   }

@@ -42,7 +42,8 @@ struct SelectForm {
   int tiles = 0;    // of 64 positions that a warp has in flight: 2 or 4
 };
 
-size_t SelectScratchBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len);
+// Of the arguments but for `scratch` itself.
+size_t SelectScratchBytes(const SelectArgs& args);
 
 // Asynchronous on `stream`. cudaErrorNotSupported: more than 2^20 positions, or a device before sm_80.
 cudaError_t SelectTokens(const SelectArgs& args, cudaStream_t stream, SelectForm form = {});

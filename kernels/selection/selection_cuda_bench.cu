@@ -264,7 +264,6 @@ class SparseSetup {
     const size_t workspace_bytes = DecodeWorkspaceBytes(heads, c.batch, c.kv_len, c.budget);
     auto* workspace = Keep(Alloc<std::byte>(workspace_bytes));
     CHECK_CUDA(cudaMemset(workspace, 0, workspace_bytes));
-    auto* scratch = Keep(Alloc<std::byte>(std::max<size_t>(SelectScratchBytes(heads, c.batch, c.kv_len), 16)));
     auto* out = Keep(Alloc<__nv_bfloat16>(c.batch * width));
     scores_stride_ = (c.kv_len + kBoundTokens - 1) / kBoundTokens;
     scores_ = Keep(Alloc<float>(streams_ * scores_stride_));
@@ -290,8 +289,10 @@ class SparseSetup {
           .q = q,
           .q_row_stride = width,
           .lists = {Keep(Alloc<int32_t>(int64_t{streams_} * c.budget)), Keep(Alloc<int32_t>(streams_)), c.budget},
-          .scratch = reinterpret_cast<float*>(scratch),
           .early = true};
+      if (scratch_ == nullptr)
+        scratch_ = Keep(Alloc<float>(std::max<size_t>(SelectScratchBytes(a), 16) / sizeof(float)));
+      a.scratch = scratch_;
       select_.push_back(a);
       DecodeArgs d{.heads = heads,
                    .batch = a.batch,
@@ -396,6 +397,7 @@ class SparseSetup {
   const StagedStep *first_, *refresh_, *plain_;
   float* scores_;
   int64_t scores_stride_;
+  float* scratch_ = nullptr;
   std::vector<SelectArgs> select_;
   std::vector<DecodeArgs> attend_, dense_;
   std::vector<void*> kept_;
@@ -418,8 +420,8 @@ void Sparse(const SparseCase& c, double rate, bool forms) {
   std::fflush(stdout);
   if (forms) {
     const std::vector<int32_t> want = s.List(0);
-    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{16, 512, 2},
-                               SelectForm{8, 256, 4}, SelectForm{8, 512, 2}, SelectForm{8, 512, 4}}) {
+    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{8, 256, 4},
+                               SelectForm{8, 256, 2}, SelectForm{8, 512, 4}, SelectForm{4, 512, 4}}) {
       const double alone = s.LayerUs([&](int l) { s.Select(l, f); });
       const std::vector<int32_t> got = s.List(0);
       size_t different = 0;

@@ -53,10 +53,17 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   const float* scores = p.scores + stream * p.scores_stride;
   // The last granule is always taken, and is the last of the list: all others are whole.
   if (rank == 0 && threadIdx.x == 0) p.counts[stream] = (taken - 1) * g + kv_len - (num - 1) * g;
+  const ChoiceBins bins{0, 21};
+  const auto key = [&](int i) {
+    return begin + i >= first_forced ? kForcedKey : begin + i < end ? OrderedKey(scores[begin + i]) : 0;
+  };
   Cluster<kBlocks>::Wait();
+  for (int i = threadIdx.x; i < end - begin; i += kThreads) Choice::Count(s, bins, key(i));
   Choice::Choose(
-      s, rank, end - begin, taken,
-      [&](int i) { return begin + i >= first_forced ? kForcedKey : OrderedKey(scores[begin + i]); },
+      s, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(taken), bins,
+      [&](int i) {
+        return uint4{key(i), key(i + 1), key(i + 2), key(i + 3)};
+      },
       [&](int i, int place) {
         const int32_t first = (begin + i) * g, last = min(first + g, kv_len);
         for (int32_t j = first; j < last; ++j) tokens[place * g + (j - first)] = j;
