@@ -27,6 +27,7 @@
 #include "kernels/sampling/argmax.h"
 #include "kernels/selection/column_scores.h"
 #include "kernels/selection/pool_scores.h"
+#include "kernels/selection/select_lines.h"
 #include "kernels/selection/top_k.h"
 #include "kernels/selection/value_deviation.h"
 
@@ -135,6 +136,9 @@ class Backend {
   virtual absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& args) const = 0;
   virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
   virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
+  virtual absl::Status SelectLines(const KernelContext& /*ctx*/, const SelectLinesArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no SelectLines");
+  }
   virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no mixture of experts");
   }

@@ -67,6 +67,9 @@ class CpuBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return cpu::ValueDeviation(ctx, a);
   }
+  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
+    return cpu::SelectLines(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return cpu::RouteExperts(ctx, a);
   }

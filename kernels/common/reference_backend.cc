@@ -56,6 +56,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return ref::ValueDeviation(ctx, a);
   }
+  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
+    return ref::SelectLines(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return ref::RouteExperts(ctx, a);
   }
