@@ -103,23 +103,23 @@ TEST(SelectLines, OneRoundIsNearlyAlwaysStuckAtTheDefaultAlpha) {
     const LineRows rows{0, 2000};
     const PlantedSample sample =
         PlantSample(random, rows, SomeSamples(random, rows.num_rows), {.columns = 40, .slashes = 12, .tail = 0.01f});
-    for (const int rounds : {1, 4}) {
+    for (const int rounds : {1, LineOptions().max_rounds}) {
       PlantedSample copy = sample;
       const LineChoice choice = SelectLines({.max_rounds = rounds}, rows, copy.view());
       dense[rounds > 1] += choice.dense;
       if (rounds > 1) kept += static_cast<double>(choice.columns.size() + choice.offsets.size());
     }
   }
-  std::printf("dense with one round: %d of %d, with four: %d; lines on average %.0f of 4000\n", dense[0], runs,
+  std::printf("dense with one round: %d of %d, with the default number: %d; lines on average %.0f of 4000\n", dense[0], runs,
               dense[1], kept / runs);
-  EXPECT_LT(dense[1], dense[0]);
-  EXPECT_EQ(dense[1], 0);
+  EXPECT_GT(dense[0], runs / 2);
+  EXPECT_LE(dense[1], runs / 20);
 }
 
 TEST(SelectLines, TakesTheHeaviestOfFixedCounts) {
   Random random(4);
   for (int i = 0; i < 10; ++i) {
-    const LineRows rows{random.Int(0, 200), random.Int(100, 500)};
+    const LineRows rows{random.Int(0, 200), random.Int(250, 500)};
     std::vector<int32_t> last(64);
     for (int32_t k = 0; k < 64; ++k) last[static_cast<size_t>(k)] = rows.num_rows - 64 + k;
     const PlantedSample sample = PlantSample(random, rows, last, {.columns = 20, .slashes = 10});
