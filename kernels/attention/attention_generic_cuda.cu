@@ -22,6 +22,8 @@ struct Params {
   const Band* plans;  // see DecodeArgs
   const int64_t* plan_offset;
   int32_t last_rows;
+  HeadsOf which;
+  PrefillLines lines;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
   const void* q;
@@ -40,6 +42,8 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = p.head_dim;
   const int64_t row = blockIdx.x;
   const int head = blockIdx.y, kv_head = head / p.group;
+  const bool has_lines = p.rules.head[kv_head].rule == VisibilityRule::kLines;
+  if (p.which != HeadsOf::kAll && has_lines != (p.which == HeadsOf::kLines)) return;
 
   int sequence = static_cast<int>(row);
   int32_t position = 0;
@@ -69,20 +73,39 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
   const int64_t half = int64_t{kPageTokens} * dim;
   float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
-  for (int64_t tile = warp; tile * 32 <= position; tile += kWarps) {
-    const int32_t begin = static_cast<int32_t>(tile * 32);
-    const int32_t j = begin + lane;
-    const bool visible = j <= position && (j < band.sinks || j >= band_begin);
+  // Of a head with lines: the words of the row's tile.
+  const uint64_t *line_tiles = nullptr, *column_masks = nullptr;
+  const int32_t* columns = nullptr;
+  int64_t num_columns = 0;
+  if (has_lines) {
+    const int64_t line = int64_t{kv_head} * p.lines.row_tiles + (position - p.positions[0]) / 64;
+    line_tiles = p.lines.tiles + line * p.lines.tile_words;
+    column_masks = p.lines.column_masks + line * p.lines.column_words;
+    num_columns = int64_t{p.lines.column_words} * 64;
+    columns = p.lines.columns + kv_head * num_columns;
+  }
+  const int64_t num_tiles = position / 32 + 1;
+  for (int64_t tile = warp; tile < num_tiles + num_columns / 32; tile += kWarps) {
+    int32_t j;
+    bool visible;
+    if (tile < num_tiles) {
+      j = static_cast<int32_t>(tile * 32) + lane;
+      visible = j <= position &&
+                (has_lines ? (line_tiles[j / 4096] >> (j / 64 % 64) & 1) != 0 : j < band.sinks || j >= band_begin);
+    } else {
+      const int64_t i = (tile - num_tiles) * 32 + lane;
+      visible = (column_masks[i / 64] >> (i % 64) & 1) != 0;
+      j = visible ? columns[i] : 0;
+    }
+    const int32_t page = visible ? table[j / kPageTokens] : -1;
+    visible = page >= 0;
     const unsigned any = __ballot_sync(0xffffffffu, visible);
     if (any == 0) continue;
-    const int32_t page = table[begin / kPageTokens];
-    if (page < 0) continue;
-    const Kv* k = pool + 2 * half * page + static_cast<int64_t>(begin % kPageTokens) * dim;
-    const Kv* v = k + half;
+    const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // of the lane's key
     float score = -INFINITY;
     if (visible) {
       float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(k + static_cast<int64_t>(lane) * dim + i), dot);
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(pool + offset + i), dot);
       score = dot;
     }
     float tile_max = score;
@@ -97,9 +120,10 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int t = __ffs(rest) - 1;
       const float w = __shfl_sync(0xffffffffu, weight, t);
+      const Kv* v = pool + half + __shfl_sync(0xffffffffu, offset, t);
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {
-        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + static_cast<int64_t>(t) * dim + 32 * i + lane), sum[i]);
+        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + 32 * i + lane), sum[i]);
       }
     }
   }
@@ -156,8 +180,10 @@ Params Common(const Args& a) {
 
 }  // namespace
 
-cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream) {
+cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream, HeadsOf which) {
   Params p = Common(a);
+  p.which = which;
+  p.lines = a.lines;
   p.row_begin = a.row_begin;
   p.last_rows = a.last_rows;
   p.positions = a.positions;
