@@ -41,6 +41,15 @@ struct alignas(16) KeyStage {
   int32_t unused;
 };
 
+// A page on its way to a half of a stage.
+struct alignas(16) KeyHalf {
+  uint64_t present;
+  int32_t begin;
+  int32_t row;  // in the pool, or with kColumns in the column pages, as a matrix of rows
+};
+constexpr int32_t kColumns = 1 << 31;
+constexpr int kQueue = 64;  // 32 new ones behind at most two, and the two whose V is still to come
+
 // All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
 template <int kHeadDim>
 struct alignas(1024) Smem {
@@ -50,6 +59,7 @@ struct alignas(1024) Smem {
   uint64_t q_full, q_empty;
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   KeyStage key_stage[kStages];
+  KeyHalf queue[kQueue];
   // Two, as in prefill_attention_cuda_sm90.cu: an entry is overwritten once all consumers have taken q of the next.
   Work work[2];
 };
@@ -159,29 +169,20 @@ class Loader {
   }
 
  private:
-  struct Half {
-    int32_t row = -1;  // of the pool or of the column pages, as matrices; < 0: none
-    int32_t begin = 0;
-    uint64_t present = 0;
-    bool columns = false;
-  };
+  static constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
+  static constexpr int kAbsent = -1;
 
   __device__ void WalkPages(const Item& item) {
     const int lane = threadIdx.x % 32;
     low_ = p_.positions[item.row];
-    held_ = Half{};
-    pending_[0].row = pending_[1].row = -1;
-    any_pending_ = false;
+    sent_ = queued_ = 0;
     const int64_t line = int64_t{item.kv_head} * p_.lines.row_tiles + item.row_tile;
 
     const uint64_t* masks = p_.lines.column_masks + line * p_.lines.column_words;
     for (int base = 0; base < p_.lines.column_words; base += 32) {
       const uint64_t mask = base + lane < p_.lines.column_words ? masks[base + lane] : 0;
-      for (unsigned seen = __ballot_sync(0xffffffffu, mask != 0); seen != 0; seen &= seen - 1) {
-        const int i = __ffs(seen) - 1;
-        Take({(item.kv_head * p_.lines.column_words + base + i) * kPoolRowsPerPage, kBeforeAllRows,
-              __shfl_sync(0xffffffffu, mask, i), true});
-      }
+      const int page = item.kv_head * p_.lines.column_words + base + lane;
+      Queue(mask != 0, {mask, kBeforeAllRows, page * kPoolRowsPerPage | kColumns});
     }
 
     const auto* words = reinterpret_cast<const uint32_t*>(p_.lines.tiles + line * p_.lines.tile_words);
@@ -204,115 +205,88 @@ class Loader {
         for (int step = 16; step > 0; step /= 2) {
           if (__shfl_sync(0xffffffffu, through, owner + step - 1) <= rank) owner += step;
         }
-        owner = min(owner, 31);
-        const uint32_t owners = __shfl_sync(0xffffffffu, word, owner);
-        const int before = __shfl_sync(0xffffffffu, through, owner) - __popc(owners);
-        int32_t page = 0, row = -1;
+        const uint32_t owned = __shfl_sync(0xffffffffu, word, owner);
+        const int before = __shfl_sync(0xffffffffu, through, owner) - __popc(owned);
+        int32_t page = 0, physical = kAbsent;
         if (rank < total) {
-          page = (group + owner) * 32 + NthBit(owners, rank - before);
-          const int32_t physical = table[page];
-          if (physical >= 0) row = physical * kPoolRowsPerPage;
+          page = (group + owner) * 32 + NthBit(owned, rank - before);
+          physical = table[page];
         }
-        const int count = min(32, total - base);
-        for (int i = 0; i < count; ++i) {
-          const int32_t at = __shfl_sync(0xffffffffu, row, i);
-          Take({at, __shfl_sync(0xffffffffu, page, i) * kPageTokens, at < 0 ? 0 : ~uint64_t{0}, false});
-        }
+        Queue(physical >= 0, {~uint64_t{0}, page * kPageTokens, physical * kPoolRowsPerPage});
       }
     }
-    if (held_.row >= 0 || held_.present != 0) Emit(held_, Half{});
-    Finish();
+    while (sent_ < max(queued_, 1)) Send(sent_ + 2 >= queued_);
+    LoadV(sent_ - 2);
   }
 
-  // All lanes. A page that is not resident is left out.
-  __device__ void Take(const Half& half) {
-    if (half.row < 0) return;
-    if (held_.row < 0) {
-      held_ = half;
-      return;
-    }
-    Emit(held_, half);
-    held_ = Half{};
+  // All lanes, ascending: appends the halves of the lanes that have one, then sends all stages but the last one known.
+  __device__ void Queue(bool has, const KeyHalf& half) {
+    const unsigned all = __ballot_sync(0xffffffffu, has);
+    if (has) smem_.queue[(queued_ + __popc(all & ((1u << (threadIdx.x % 32)) - 1))) % kQueue] = half;
+    queued_ += __popc(all);
+    __syncwarp();
+    while (queued_ - sent_ > 2) Send(false);
+    __syncwarp();
   }
 
-  // K of a stage goes out once it is known whether another follows; V one stage behind K.
-  __device__ void Emit(const Half& first, const Half& second) {
-    if (any_pending_) Flush(false);
-    pending_[0] = first;
-    pending_[1] = second;
-    any_pending_ = true;
-  }
-  __device__ void Finish() {
-    if (!any_pending_) {  // nothing visible at all: a stage of absent halves keeps the consumers' protocol
-      pending_[0] = pending_[1] = Half{};
-    }
-    Flush(true);
-    LoadV(v_[0], v_[1]);
-    v_waits_ = false;
-    any_pending_ = false;
-  }
-
-  __device__ void Flush(bool last) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) {
+  // K of the stage of halves sent_ and sent_ + 1, V of the stage before it.
+  __device__ void Send(bool last) {
+    if (threadIdx.x % 32 == 0) {
       const int stage = k_ring_.stage;
       const uint32_t full = SmemAddress(&smem_.k_full[stage]);
       MbarrierWait(SmemAddress(&smem_.k_empty[stage]), k_ring_.phase ^ 1);
       KeyStage& keys = smem_.key_stage[stage];
       bool mask = false;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Half& h = pending_[half];
-        keys.present[half] = h.present;
-        keys.begin[half] = h.begin;
-        mask |= h.present != ~uint64_t{0} || h.begin + kPageTokens > low_ + 1;
-      }
-      keys.flags = (last ? kLast : 0) | (mask ? kNeedsMask : 0);
       MbarrierArriveExpect(full, kStageBytes);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Half& h = pending_[half];
+      for (int i = 0; i < 2; ++i) {
+        const KeyHalf half = Half(sent_ + i);
+        keys.present[i] = half.present;
+        keys.begin[i] = half.begin;
+        mask |= half.present != ~uint64_t{0} || half.begin + kPageTokens > low_ + 1;
+        const void* map = half.row & kColumns ? maps_.column_k : maps_.k;
 #pragma unroll
         for (int block = 0; block < kHeadDim / 64; ++block) {
-          TmaLoad3(SmemAddress(smem_.k[stage][block][half * kPageTokens]), h.columns ? maps_.column_k : maps_.k, full,
-                   0, Row(h), block);
+          TmaLoad3(SmemAddress(smem_.k[stage][block][i * kPageTokens]), map, full, 0, half.row & ~kColumns, block);
         }
       }
+      keys.flags = (last ? kLast : 0) | (mask ? kNeedsMask : 0);
+      MbarrierArrive(full);
     }
     k_ring_.Advance();
-    if (v_waits_) LoadV(v_[0], v_[1]);
-    v_[0] = pending_[0];
-    v_[1] = pending_[1];
-    v_waits_ = true;
+    if (sent_ > 0) LoadV(sent_ - 2);
+    sent_ += 2;
   }
 
-  __device__ void LoadV(const Half& first, const Half& second) {
+  __device__ void LoadV(int first) {
     if (threadIdx.x % 32 == 0) {
       const int stage = v_ring_.stage;
       const uint32_t full = SmemAddress(&smem_.v_full[stage]);
       MbarrierWait(SmemAddress(&smem_.v_empty[stage]), v_ring_.phase ^ 1);
       MbarrierArriveExpect(full, kStageBytes);
-      TmaLoad3(SmemAddress(smem_.v[stage][0]), first.columns ? maps_.column_v : maps_.v, full, 0,
-               Row(first) + kPageTokens, 0);
-      TmaLoad3(SmemAddress(smem_.v[stage][1]), second.columns ? maps_.column_v : maps_.v, full, 0,
-               Row(second) + kPageTokens, 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const KeyHalf half = Half(first + i);
+        TmaLoad3(SmemAddress(smem_.v[stage][i]), half.row & kColumns ? maps_.column_v : maps_.v, full, 0,
+                 (half.row & ~kColumns) + kPageTokens, 0);
+      }
     }
     v_ring_.Advance();
   }
 
-  // An absent half is loaded from past the end of the pool, which gives zeros.
-  __device__ int32_t Row(const Half& h) const { return h.row < 0 ? p_.batch.pool.num_pages * kPoolRowsPerPage : h.row; }
+  // Past the last one: none, loaded from past the end of the pool, which gives zeros.
+  __device__ KeyHalf Half(int i) const {
+    return i < queued_ ? smem_.queue[i % kQueue] : KeyHalf{0, 0, p_.batch.pool.num_pages * kPoolRowsPerPage};
+  }
 
-  static constexpr int kStageBytes = kTileKeys * kHeadDim * 2;
   Smem<kHeadDim>& smem_;
   const Params& p_;
   const Maps& maps_;
   Ring<1> q_ring_;
   Ring<2> work_ring_;
   Ring<kStages> k_ring_, v_ring_;
-  int32_t low_ = 0;  // position of the tile's first row
-  Half held_, pending_[2], v_[2];
-  bool any_pending_ = false, v_waits_ = false;
+  int32_t low_ = 0;            // position of the row tile's first row
+  int sent_ = 0, queued_ = 0;  // halves of the row tile
 };
 
 // See prefill_softmax_sm90.h for who holds what. `keys` is read by all threads.
@@ -520,7 +494,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     MbarrierInit(SmemAddress(&smem.q_full), 1);
     MbarrierInit(SmemAddress(&smem.q_empty), 128 * kConsumers);
     for (int i = 0; i < kStages; ++i) {
-      MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
+      MbarrierInit(SmemAddress(&smem.k_full[i]), 2);  // the bytes, then what is said of them
       MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
       MbarrierInit(SmemAddress(&smem.v_full[i]), 1);
       MbarrierInit(SmemAddress(&smem.v_empty[i]), kWarps);

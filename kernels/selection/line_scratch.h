@@ -22,12 +22,13 @@ struct LineScratch {
   float* line = nullptr;              // [num_kv_heads, 2, num_keys]: w_v, then w_s, of what is left
   float* line_max = nullptr;          // the same: the largest cell
   float* block_sums = nullptr;        // [num_kv_heads, sum_blocks]: of w_v
+  float* block_totals = nullptr;      // the same, before any line was taken
   float* sorted = nullptr;            // [num_kv_heads, 2, kMaxLines]: the heaviest lines, descending
   float* sorted_max = nullptr;
   int32_t* sorted_line = nullptr;
-  int32_t* num_sorted = nullptr;  // [num_kv_heads, 2]; negative: there were more lines than that
+  int32_t* num_sorted = nullptr;  // [num_kv_heads, 2]; -1 - n: n, and there are more
   uint32_t* chosen = nullptr;     // [num_kv_heads, 2, chosen_words]: bits of columns, then of offsets
-  int32_t* state = nullptr;       // [num_kv_heads, 4]: see LineState
+  int32_t* done = nullptr;        // [num_kv_heads]: LineDone
   int32_t chunks = 0, sum_blocks = 0, chosen_words = 0;
   size_t bytes = 0;
 };
@@ -48,12 +49,13 @@ inline LineScratch PlaceLineScratch(std::byte* memory, const LineSizes& sizes) {
   take(s.line, heads * 2 * keys);
   take(s.line_max, heads * 2 * keys);
   take(s.block_sums, heads * s.sum_blocks);
+  take(s.block_totals, heads * s.sum_blocks);
   take(s.sorted, heads * 2 * kMaxLines);
   take(s.sorted_max, heads * 2 * kMaxLines);
   take(s.sorted_line, heads * 2 * kMaxLines);
   take(s.num_sorted, heads * 2);
   take(s.chosen, heads * 2 * s.chosen_words);
-  take(s.state, heads * 4);
+  take(s.done, heads);
   return s;
 }
 

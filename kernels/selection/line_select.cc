@@ -12,12 +12,12 @@ namespace {
 struct List {
   std::vector<int32_t> line;
   std::vector<float> weight, largest;
-  bool more = false;  // than there is room for
+  bool more = false;  // than were taken into the list
 
   size_t size() const { return line.size(); }
 };
 
-List Sorted(const std::vector<float>& weight, const std::vector<float>& largest, size_t room) {
+List Sorted(const std::vector<float>& weight, const std::vector<float>& largest, size_t most) {
   List list;
   for (size_t i = 0; i < weight.size(); ++i) {
     if (weight[i] > 0) list.line.push_back(static_cast<int32_t>(i));
@@ -25,8 +25,8 @@ List Sorted(const std::vector<float>& weight, const std::vector<float>& largest,
   std::stable_sort(list.line.begin(), list.line.end(), [&](int32_t a, int32_t b) {
     return weight[static_cast<size_t>(a)] > weight[static_cast<size_t>(b)];
   });
-  list.more = list.line.size() > room;
-  if (list.more) list.line.resize(room);
+  list.more = list.line.size() > most;
+  if (list.more) list.line.resize(most);
   for (const int32_t i : list.line) {
     list.weight.push_back(weight[static_cast<size_t>(i)]);
     list.largest.push_back(largest[static_cast<size_t>(i)]);
@@ -110,8 +110,10 @@ class Selection {
 
   // The arithmetic is f32 and in this order on every device.
   RoundEnd Round(const LineSums& sums, float target) {
-    const List columns = Sorted(sums.column, sums.column_max, Room(options_.max_columns, choice_.columns));
-    const List offsets = Sorted(sums.offset, sums.offset_max, Room(options_.max_offsets, choice_.offsets));
+    const size_t room_v = Room(options_.max_columns, choice_.columns);
+    const size_t room_s = Room(options_.max_offsets, choice_.offsets);
+    const List columns = Sorted(sums.column, sums.column_max, std::min<size_t>(room_v, kLinesPerRound));
+    const List offsets = Sorted(sums.offset, sums.offset_max, std::min<size_t>(room_s, kLinesPerRound));
     const auto n = rows_.num_keys(), rows = rows_.num_rows;
     auto num_columns = static_cast<int32_t>(choice_.columns.size());
     auto num_offsets = static_cast<int32_t>(choice_.offsets.size());
@@ -120,8 +122,9 @@ class Selection {
     auto uncovered = static_cast<float>(sums.total);
     RoundEnd end = RoundEnd::kStuck;
     while (uncovered > target) {
-      if ((v == columns.size() && columns.more) || (s == offsets.size() && offsets.more)) {
-        end = RoundEnd::kFull;
+      const bool last_v = v == columns.size() && columns.more, last_s = s == offsets.size() && offsets.more;
+      if (last_v || last_s) {
+        if ((last_v && v == room_v) || (last_s && s == room_s)) end = RoundEnd::kFull;
         break;
       }
       const float gain_s = s < offsets.size() ? std::max(0.0f, offsets.weight[s] - overlap_v) : 0.0f;

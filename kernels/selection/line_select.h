@@ -11,8 +11,9 @@
 // When Δs = Δv = 0 the bound is stuck, not the method: the exact overlaps are then taken from the sample, which means
 // that the cells of all lines taken so far are struck out of A, lines are weighed anew by what is left, ol_s = ol_v =
 // 0, and the greedy goes on (a new *round*). The lines that are always included are struck out before the first round.
-// After max_rounds rounds, or when a kind of line is used up to its maximum, the head falls back to dense attention: it
-// is exact then, and only the time is lost. With one round that is what nearly always happens at alpha = 0.995 (the
+// A round weighs kLinesPerRound lines of a kind; when they are used up and there are more, the next one begins. After
+// max_rounds rounds, or when a kind of line is used up to its maximum, the head falls back to dense attention: it is
+// exact then, and only the time is lost. With one round that is what nearly always happens at alpha = 0.995 (the
 // always-included slashes alone hold more than a typical column, so Δv = 0 from the start; line_select_test counts it).
 #pragma once
 
@@ -25,6 +26,7 @@
 namespace spl::kernels {
 
 inline constexpr int32_t kMaxLines = 8192;  // of a kind and head
+inline constexpr int32_t kLinesPerRound = 4096;
 
 struct LineOptions {
   float alpha = 0.995f;  // (0, 1]; the paper's sweep recommends .99 and more, its main text .955

@@ -24,11 +24,11 @@ struct LineSizes {
   int32_t max_columns = kMaxLines;  // as in LineOptions
   int32_t max_offsets = kMaxLines;
 
-  int32_t num_keys() const { return first_position + num_rows; }
-  int32_t num_row_tiles() const { return (num_rows + 63) / 64; }
-  int32_t tile_words() const { return (num_keys() + 64 * 64 - 1) / (64 * 64); }
-  int32_t column_words() const { return (max_columns + 63) / 64; }
-  int64_t weight_stride() const { return (int64_t{num_keys()} + 63) / 64 * 64; }
+  constexpr int32_t num_keys() const { return first_position + num_rows; }
+  constexpr int32_t num_row_tiles() const { return (num_rows + 63) / 64; }
+  constexpr int32_t tile_words() const { return (num_keys() + 64 * 64 - 1) / (64 * 64); }
+  constexpr int32_t column_words() const { return (max_columns + 63) / 64; }
+  constexpr int64_t weight_stride() const { return (int64_t{num_keys()} + 63) / 64 * 64; }
 };
 
 // What became of a KV head, where the device keeps it.

@@ -1,0 +1,560 @@
+// The greedy of line_select.h and the tiles of line_tiles.h, KV head by KV head, without the host.
+//
+// A round is three kernels. Sums: one thread a line, over the samples in ascending order, leaving out cells of lines
+// taken before. Sort: one block for the lines of a kind of a head: a radix select of the heaviest kLinesPerRound, then
+// a bitonic sort in shared memory. Greedy: one block a head brings both lists into shared memory, one of its threads
+// walks them (its decisions depend on one another; a step is some 20 ns). All rounds are launched; those of a head that
+// is done return at once. Sums of blocks are joined in ascending order by whoever needs them, so that no sum depends on
+// timing.
+#include <cmath>
+
+#include "kernels/attention/attention_cuda_common.h"
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/selection/select_lines_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kSumThreads = kLinesPerSumBlock;
+constexpr int kSortThreads = 1024;
+constexpr int kGreedyThreads = 256;
+constexpr int kListThreads = 1024;
+constexpr int kTileThreads = 128;
+
+enum LineDone : int32_t { kOpen = 0, kCovered = 1, kDense = 2 };
+enum LineKind : int { kColumn = 0, kOffset = 1 };
+
+struct Params {
+  LineJob job;
+  bool first_round;
+};
+
+struct Head {
+  const Params& p;
+  int id;
+
+  __device__ int keys() const { return p.job.plan.sizes.num_keys(); }
+  __device__ int64_t line(int kind) const { return (int64_t{id} * 2 + kind) * keys(); }
+  __device__ uint32_t* chosen(int kind) const {
+    return p.job.scratch.chosen + (int64_t{id} * 2 + kind) * p.job.scratch.chosen_words;
+  }
+  __device__ int64_t sorted(int kind) const { return (int64_t{id} * 2 + kind) * kMaxLines; }
+  __device__ LineResult& result() const { return p.job.plan.results[id]; }
+  __device__ int32_t& done() const { return p.job.scratch.done[id]; }
+  __device__ bool top() const { return p.job.options.top_columns > 0; }
+  __device__ float target(float total) const { return static_cast<float>((1.0 - p.job.options.alpha) * total); }
+};
+
+// All threads of a block of at least 32. Fixed order: lanes take every 32nd, then a tree.
+__device__ float SumOfBlocks(const float* sums, int count) {
+  float sum = 0;
+  for (int i = threadIdx.x % 32; i < count; i += 32) sum += sums[i];
+  return WarpSum(sum);
+}
+
+// ---- before the first round -----------------------------------------------------------------------------------------
+__global__ void __launch_bounds__(256) StartKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  WaitForPrevious();
+  const Head head{p, p.job.head[blockIdx.x]};
+  const int n = head.keys();
+  for (int kind = 0; kind < 2; ++kind) {
+    const int forced = min(kind == kColumn ? p.job.options.forced_columns : p.job.options.forced_offsets, n);
+    for (int word = threadIdx.x; word < p.job.scratch.chosen_words; word += blockDim.x) {
+      const int bits = min(max(forced - 32 * word, 0), 32);
+      head.chosen(kind)[word] = bits == 32 ? ~0u : (1u << bits) - 1;
+    }
+    if (threadIdx.x == 0) (kind == kColumn ? head.result().num_columns : head.result().num_offsets) = forced;
+  }
+  if (threadIdx.x == 0) {
+    head.done() = kOpen;
+    head.result().rounds = 0;
+    head.result().dense = 0;
+  }
+}
+
+// ---- sums -----------------------------------------------------------------------------------------------------------
+template <int kKind>
+__device__ void SumLine(const Head& head, bool first_round, int line, float* sum, float* largest, float* total) {
+  const LineSizes& sizes = head.p.job.plan.sizes;
+  const uint32_t* others = head.chosen(1 - kKind);
+  const bool taken = (head.chosen(kKind)[line / 32] >> (line % 32) & 1) != 0;
+  const float* weights = head.p.job.plan.weights + int64_t{head.id} * sizes.num_samples * sizes.weight_stride();
+  float w = 0, top = 0, all = 0;
+#pragma unroll 8
+  for (int r = 0; r < sizes.num_samples; ++r) {
+    const int other = sizes.first_position + head.p.job.sample[r] - line;  // the line of the other kind in this cell
+    if (other < 0) continue;
+    const float a = weights[r * sizes.weight_stride() + (kKind == kColumn ? line : other)];
+    all += a;
+    if (!taken && (others[other / 32] >> (other % 32) & 1) == 0) {
+      w += a;
+      top = fmaxf(top, a);
+    }
+  }
+  *sum = w;
+  *largest = top;
+  *total = all;
+}
+
+__global__ void __launch_bounds__(kSumThreads) SumsKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  __shared__ float scratch[2][32];
+  const Head head{p, p.job.head[blockIdx.z]};
+  const int kind = blockIdx.y, line = blockIdx.x * kSumThreads + threadIdx.x;
+  WaitForPrevious();
+  if (head.done() != kOpen) return;
+  float w = 0, top = 0, all = 0;
+  if (line < head.keys()) {
+    if (kind == kColumn) {
+      SumLine<kColumn>(head, p.first_round, line, &w, &top, &all);
+    } else {
+      SumLine<kOffset>(head, p.first_round, line, &w, &top, &all);
+    }
+    p.job.scratch.line[head.line(kind) + line] = w;
+    p.job.scratch.line_max[head.line(kind) + line] = top;
+  }
+  if (kind != kColumn) return;
+  const float block_sum = BlockSum(w, scratch[0]);
+  const float block_total = BlockSum(all, scratch[1]);
+  if (threadIdx.x == 0) {
+    const int64_t at = int64_t{head.id} * p.job.scratch.sum_blocks + blockIdx.x;
+    p.job.scratch.block_sums[at] = block_sum;
+    if (p.first_round) p.job.scratch.block_totals[at] = block_total;
+  }
+}
+
+// ---- sort -----------------------------------------------------------------------------------------------------------
+// Weights are not negative: their bits order as they do.
+constexpr int kDigitBits = 11;
+constexpr int kDigits = 1 << kDigitBits;
+
+struct SortMemory {
+  uint64_t key[kMaxLines];
+  int32_t count[kDigits];
+  int32_t warp_count[32];
+  int32_t threshold_digit, above, num_keys;
+};
+
+// Exclusive prefix sum over the block.
+__device__ int BlockPrefix(int x, int32_t* warp_count, int* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int through = x;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, through, d);
+    if (lane >= d) through += below;
+  }
+  if (lane == 31) warp_count[warp] = through;
+  __syncthreads();
+  if (warp == 0) {
+    const int mine = lane < static_cast<int>(blockDim.x / 32) ? warp_count[lane] : 0;
+    int sum = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int below = __shfl_up_sync(0xffffffffu, sum, d);
+      if (lane >= d) sum += below;
+    }
+    warp_count[lane] = sum - mine;
+    if (lane == 31) *total = sum;  // in shared memory
+  }
+  __syncthreads();
+  const int prefix = warp_count[warp] + through - x;
+  __syncthreads();
+  return prefix;
+}
+
+// Heaviest first, ties to the lower line.
+__device__ __forceinline__ uint64_t SortKey(float weight, int line) {
+  return static_cast<uint64_t>(~__float_as_uint(weight)) << 32 | static_cast<uint32_t>(line);
+}
+
+// The bits of the k-th largest positive weight, of more than k; `above`: how many are larger.
+__device__ uint32_t Threshold(const float* weights, int n, int k, SortMemory& m) {
+  uint32_t prefix = 0;
+  int wanted = k;
+  for (int shift = 32 - 1 - kDigitBits;; shift -= kDigitBits) {  // the sign bit is 0
+    const int low = max(shift, 0), bits = kDigitBits + min(shift, 0);
+    for (int i = threadIdx.x; i < kDigits; i += kSortThreads) m.count[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += kSortThreads) {
+      const uint32_t x = __float_as_uint(weights[i]);
+      if (x != 0 && static_cast<uint64_t>(x) >> (low + bits) == prefix)
+        atomicAdd(&m.count[x >> low & ((1 << bits) - 1)], 1);
+    }
+    __syncthreads();
+    // From the largest digit down: two digits a thread.
+    const int high = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
+    const int a = m.count[high], b = m.count[high - 1];
+    const int before = BlockPrefix(a + b, m.warp_count, &m.num_keys);
+    if (before < wanted && before + a + b >= wanted) {
+      const bool first = before + a >= wanted;
+      m.threshold_digit = first ? high : high - 1;
+      m.above = before + (first ? 0 : a);
+    }
+    __syncthreads();
+    prefix = prefix << bits | static_cast<uint32_t>(m.threshold_digit);
+    wanted -= m.above;
+    __syncthreads();
+    if (shift <= 0) break;
+  }
+  m.above = k - wanted;
+  return prefix;
+}
+
+// In shared memory, ascending; count is a power of two.
+__device__ void BitonicSort(uint64_t* key, int count) {
+  for (int size = 2; size <= count; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      for (int i = threadIdx.x; i < count / 2; i += kSortThreads) {
+        const int low = i / stride * 2 * stride + i % stride, high = low + stride;
+        const uint64_t a = key[low], b = key[high];
+        if ((a > b) == ((low & size) == 0)) {
+          key[low] = b;
+          key[high] = a;
+        }
+      }
+      __syncthreads();
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  extern __shared__ __align__(16) uint8_t raw[];
+  auto& m = *reinterpret_cast<SortMemory*>(raw);
+  const Head head{p, p.job.head[blockIdx.y]};
+  const int kind = blockIdx.x, n = head.keys();
+  WaitForPrevious();
+  if (head.done() != kOpen) return;
+  if (!head.top()) {
+    // Covered already: the greedy will see it too.
+    const int64_t at = int64_t{head.id} * p.job.scratch.sum_blocks;
+    const float left = SumOfBlocks(p.job.scratch.block_sums + at, p.job.scratch.sum_blocks);
+    const float total = SumOfBlocks(p.job.scratch.block_totals + at, p.job.scratch.sum_blocks);
+    if (left <= head.target(total)) return;
+  }
+  const LineOptions& o = p.job.options;
+  const int taken = kind == kColumn ? head.result().num_columns : head.result().num_offsets;
+  const int most = head.top() ? (kind == kColumn ? o.top_columns : o.top_offsets)
+                              : (kind == kColumn ? o.max_columns : o.max_offsets);
+  const int room = max(0, head.top() ? most - taken : min(most - taken, kLinesPerRound));
+  const float* weights = p.job.scratch.line + head.line(kind);
+
+  int positive = 0;
+  for (int i = threadIdx.x; i < n; i += kSortThreads) positive += weights[i] > 0;
+  BlockPrefix(positive, m.warp_count, &m.num_keys);
+  const int total = m.num_keys;
+  const bool more = total > room;
+  const int count = min(total, room);
+  __syncthreads();
+  uint32_t threshold = 0;  // all that are positive
+  if (more && room > 0) threshold = Threshold(weights, n, room, m);
+  if (threadIdx.x == 0) m.num_keys = 0;
+  int ties = 0;
+  const int each = (n + kSortThreads - 1) / kSortThreads, begin = threadIdx.x * each, end = min(n, begin + each);
+  __syncthreads();
+  if (count > 0) {
+    for (int i = threadIdx.x; i < n; i += kSortThreads) {
+      const float w = weights[i];
+      if (__float_as_uint(w) > threshold && w > 0) m.key[atomicAdd(&m.num_keys, 1)] = SortKey(w, i);
+    }
+    if (more) {
+      // Of those at the threshold the first ones.
+      for (int i = begin; i < end; ++i) ties += __float_as_uint(weights[i]) == threshold;
+    }
+  }
+  __syncthreads();
+  if (count > 0 && more) {
+    const int above = m.above;
+    int at = above + BlockPrefix(ties, m.warp_count, &m.num_keys);
+    for (int i = begin; i < end && at < room; ++i) {
+      if (__float_as_uint(weights[i]) == threshold) m.key[at++] = SortKey(weights[i], i);
+    }
+  }
+  int padded = 1;
+  while (padded < count) padded *= 2;
+  for (int i = count + threadIdx.x; i < padded; i += kSortThreads) m.key[i] = ~uint64_t{0};
+  __syncthreads();
+  if (!head.top()) BitonicSort(m.key, padded);
+  const int64_t to = head.sorted(kind);
+  for (int i = threadIdx.x; i < count; i += kSortThreads) {
+    const auto line = static_cast<int32_t>(m.key[i] & 0xffffffff);
+    p.job.scratch.sorted_line[to + i] = line;
+    p.job.scratch.sorted[to + i] = weights[line];
+    p.job.scratch.sorted_max[to + i] = p.job.scratch.line_max[head.line(kind) + line];
+  }
+  if (threadIdx.x == 0) p.job.scratch.num_sorted[head.id * 2 + kind] = more ? -1 - count : count;
+}
+
+// ---- greedy ---------------------------------------------------------------------------------------------------------
+struct Entry {
+  float weight, largest;
+  int32_t length, unused;
+};
+struct GreedyMemory {
+  Entry entry[2][kLinesPerRound + 1];  // one more: no line
+  int32_t taken[2];
+};
+
+// One thread; the arithmetic of line_select.cc, in the same order.
+__device__ void Walk(const Head& head, GreedyMemory& m, const int (&count)[2], const bool (&more)[2],
+                     const bool (&full)[2], float left, float target) {
+  LineResult& result = head.result();
+  int num_columns = result.num_columns, num_offsets = result.num_offsets, v = 0, s = 0;
+  float overlap_v = 0, overlap_s = 0;
+  int32_t done = kOpen;
+  Entry column = m.entry[kColumn][0], offset = m.entry[kOffset][0];
+  while (left > target) {
+    const bool last_v = v == count[kColumn] && more[kColumn], last_s = s == count[kOffset] && more[kOffset];
+    if (last_v || last_s) {
+      if ((last_v && full[kColumn]) || (last_s && full[kOffset])) done = kDense;
+      break;
+    }
+    const float gain_s = fmaxf(0.0f, offset.weight - overlap_v), gain_v = fmaxf(0.0f, column.weight - overlap_s);
+    if (gain_s == 0 && gain_v == 0) break;
+    const auto length_s = static_cast<float>(max(1, offset.length - num_columns));
+    const auto length_v = static_cast<float>(max(1, column.length - num_offsets));
+    if (__fmul_rn(gain_s, length_v) >= __fmul_rn(gain_v, length_s)) {
+      left = __fsub_rn(left, gain_s);
+      overlap_s = __fadd_rn(overlap_s, offset.largest);
+      ++num_offsets;
+      offset = m.entry[kOffset][++s];
+    } else {
+      left = __fsub_rn(left, gain_v);
+      overlap_v = __fadd_rn(overlap_v, column.largest);
+      ++num_columns;
+      column = m.entry[kColumn][++v];
+    }
+  }
+  if (left <= target) done = kCovered;
+  m.taken[kColumn] = v;
+  m.taken[kOffset] = s;
+  result.num_columns = num_columns;
+  result.num_offsets = num_offsets;
+  result.uncovered = fmaxf(0.0f, left);
+  ++result.rounds;
+  head.done() = done;
+}
+
+__global__ void __launch_bounds__(kGreedyThreads) GreedyKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  extern __shared__ __align__(16) uint8_t raw[];
+  auto& m = *reinterpret_cast<GreedyMemory*>(raw);
+  const Head head{p, p.job.head[blockIdx.x]};
+  const LineSizes& sizes = p.job.plan.sizes;
+  const int n = head.keys();
+  WaitForPrevious();
+  if (head.done() != kOpen) return;
+  const int64_t at = int64_t{head.id} * p.job.scratch.sum_blocks;
+  const float left = SumOfBlocks(p.job.scratch.block_sums + at, p.job.scratch.sum_blocks);
+  const float total = SumOfBlocks(p.job.scratch.block_totals + at, p.job.scratch.sum_blocks);
+  const float target = head.target(total);
+  __syncthreads();  // all have read what the first thread changes below
+  if (threadIdx.x == 0) head.result().total = total;
+  if (!head.top() && left <= target) {
+    if (threadIdx.x == 0) {
+      head.result().uncovered = left;
+      head.done() = kCovered;
+    }
+    return;
+  }
+  int count[2];
+  bool more[2], full[2];
+  for (int kind = 0; kind < 2; ++kind) {
+    const int c = p.job.scratch.num_sorted[head.id * 2 + kind];
+    more[kind] = c < 0;
+    count[kind] = c < 0 ? -1 - c : c;
+    full[kind] = count[kind] == (kind == kColumn ? p.job.options.max_columns - head.result().num_columns
+                                                 : p.job.options.max_offsets - head.result().num_offsets);
+    if (head.top()) continue;
+    for (int i = threadIdx.x; i <= count[kind]; i += kGreedyThreads) {
+      Entry e{0, 0, 1, 0};
+      if (i < count[kind]) {
+        const int line = p.job.scratch.sorted_line[head.sorted(kind) + i];
+        e.weight = p.job.scratch.sorted[head.sorted(kind) + i];
+        e.largest = p.job.scratch.sorted_max[head.sorted(kind) + i];
+        e.length =
+            kind == kColumn ? sizes.num_rows - max(0, line - sizes.first_position) : min(sizes.num_rows, n - line);
+      }
+      m.entry[kind][i] = e;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (head.top()) {
+      m.taken[kColumn] = count[kColumn];
+      m.taken[kOffset] = count[kOffset];
+      head.result().num_columns += count[kColumn];
+      head.result().num_offsets += count[kOffset];
+      head.result().rounds = 1;
+    } else {
+      Walk(head, m, count, more, full, left, target);
+    }
+  }
+  __syncthreads();
+  for (int kind = 0; kind < 2; ++kind) {
+    uint32_t* chosen = head.chosen(kind);
+    for (int i = threadIdx.x; i < m.taken[kind]; i += kGreedyThreads) {
+      const int line = p.job.scratch.sorted_line[head.sorted(kind) + i];
+      atomicOr(&chosen[line / 32], 1u << (line % 32));
+    }
+  }
+}
+
+// ---- lists ----------------------------------------------------------------------------------------------------------
+// Decides the heads that are still open, and writes the lines down in ascending order.
+__global__ void __launch_bounds__(kListThreads) ListKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  __shared__ int32_t warp_count[32], total;
+  const Head head{p, p.job.head[blockIdx.x]};
+  const LineSizes& sizes = p.job.plan.sizes;
+  WaitForPrevious();
+  int32_t done = head.done();
+  __syncthreads();
+  if (done == kOpen) {
+    const float left =
+        SumOfBlocks(p.job.scratch.block_sums + int64_t{head.id} * p.job.scratch.sum_blocks, p.job.scratch.sum_blocks);
+    done = head.top() || left <= head.target(head.result().total) ? kCovered : kDense;
+    if (threadIdx.x == 0) {
+      head.result().uncovered = left;
+      head.done() = done;
+    }
+  }
+  if (threadIdx.x == 0 && done == kDense) {
+    head.result().dense = 1;
+    head.result().num_columns = head.result().num_offsets = 0;
+  }
+  for (int kind = 0; kind < 2; ++kind) {
+    const int capacity = kind == kColumn ? 64 * sizes.column_words() : sizes.max_offsets;
+    int32_t* out = kind == kColumn ? p.job.plan.columns + int64_t{head.id} * capacity
+                                   : p.job.plan.offsets + int64_t{head.id} * capacity;
+    const uint32_t* chosen = head.chosen(kind);
+    const int words = p.job.scratch.chosen_words, each = (words + kListThreads - 1) / kListThreads;
+    const int begin = min(words, static_cast<int>(threadIdx.x) * each), end = min(words, begin + each);
+    int mine = 0;
+    if (done != kDense) {
+      for (int i = begin; i < end; ++i) mine += __popc(chosen[i]);
+    }
+    int at = BlockPrefix(mine, warp_count, &total);
+    if (done != kDense) {
+      for (int i = begin; i < end; ++i) {
+        for (uint32_t bits = chosen[i]; bits != 0; bits &= bits - 1) {
+          if (at < capacity) out[at] = i * 32 + __ffs(bits) - 1;
+          ++at;
+        }
+      }
+    }
+    if (kind == kColumn) {
+      for (int i = total + threadIdx.x; i < capacity; i += kListThreads) out[i] = 0;
+    }
+    __syncthreads();
+  }
+}
+
+// ---- tiles ----------------------------------------------------------------------------------------------------------
+// Whether a bit of [first, last] is set; last - first < 127.
+__device__ bool AnyBit(const uint32_t* words, int first, int last) {
+  for (int w = first / 32; w <= last / 32; ++w) {
+    uint32_t bits = words[w];
+    if (w == first / 32) bits &= ~0u << (first % 32);
+    if (w == last / 32) bits &= ~0u >> (31 - last % 32);
+    if (bits != 0) return true;
+  }
+  return false;
+}
+
+__global__ void __launch_bounds__(kTileThreads) TilesKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  extern __shared__ uint32_t tile_words[];  // [2 tile_words]
+  const Head head{p, p.job.head[blockIdx.y]};
+  const LineSizes& sizes = p.job.plan.sizes;
+  const int tile = blockIdx.x, n = head.keys();
+  const int low = sizes.first_position + tile * 64, high = min(low + 63, n - 1);
+  const int64_t at = int64_t{head.id} * sizes.num_row_tiles() + tile;
+  WaitForPrevious();
+  const bool dense = head.done() == kDense;
+  auto* tiles = reinterpret_cast<uint32_t*>(p.job.plan.tiles + at * sizes.tile_words());
+  for (int page = threadIdx.x; page < 64 * sizes.tile_words(); page += kTileThreads) {
+    bool seen = page <= high / 64;
+    if (seen && !dense) seen = AnyBit(head.chosen(kOffset), max(0, low - page * 64 - 63), high - page * 64);
+    const unsigned bits = __ballot_sync(0xffffffffu, seen);
+    if (threadIdx.x % 32 == 0) tiles[page / 32] = tile_words[page / 32] = bits;
+  }
+  __syncthreads();
+  auto* masks = reinterpret_cast<uint32_t*>(p.job.plan.column_masks + at * sizes.column_words());
+  const int num_columns = dense ? 0 : head.result().num_columns;
+  const int32_t* columns = p.job.plan.columns + int64_t{head.id} * 64 * sizes.column_words();
+  for (int i = threadIdx.x; i < 64 * sizes.column_words(); i += kTileThreads) {
+    bool alone = false;
+    if (i < num_columns) {
+      const int column = columns[i], page = column / 64;
+      alone = column < low && (tile_words[page / 32] >> (page % 32) & 1) == 0;
+    }
+    const unsigned bits = __ballot_sync(0xffffffffu, alone);
+    if (threadIdx.x % 32 == 0) masks[i / 32] = bits;
+  }
+}
+
+// One block for 64 columns of a head: their K and V side by side; zeros behind the last one.
+__global__ void __launch_bounds__(256) GatherKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  const Head head{p, p.job.head[blockIdx.y]};
+  const LineSizes& sizes = p.job.plan.sizes;
+  const int row_bytes = sizes.shape.head_dim * (sizes.page_dtype == DType::kF32 ? 4 : 2), chunks = row_bytes / 16;
+  const int64_t page_bytes = int64_t{2} * kPageTokens * row_bytes;
+  WaitForPrevious();
+  const int count = min(kPageTokens, head.result().num_columns - static_cast<int>(blockIdx.x) * kPageTokens);
+  if (count <= 0) return;
+  const int32_t* columns = p.job.plan.columns + (int64_t{head.id} * sizes.column_words() + blockIdx.x) * kPageTokens;
+  const int32_t* table =
+      p.job.batch.page_tables + p.job.batch.table_offset[p.job.sequence] + head.id * p.job.batch.head_stride;
+  auto* out = reinterpret_cast<uint4*>(p.job.plan.column_pages +
+                                       (int64_t{head.id} * sizes.column_words() + blockIdx.x) * page_bytes);
+  for (int i = threadIdx.x; i < 2 * kPageTokens * chunks; i += blockDim.x) {
+    const int chunk = i % chunks, slot = i / chunks % kPageTokens, half = i / chunks / kPageTokens;
+    uint4 x{};
+    if (slot < count) {
+      const int32_t column = columns[slot], physical = table[column / kPageTokens];
+      if (physical >= 0) {
+        x = *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(p.job.batch.pool.base) +
+                                            physical * page_bytes + half * (page_bytes / 2) +
+                                            int64_t{column % kPageTokens} * row_bytes + chunk * 16);
+      }
+    }
+    out[i] = x;
+  }
+}
+
+}  // namespace
+
+cudaError_t LineChoiceAndTiles(const LineJob& job, cudaStream_t stream) {
+  const LineSizes& sizes = job.plan.sizes;
+  Params p{job, true};
+  constexpr int kSortBytes = sizeof(SortMemory), kGreedyBytes = sizeof(GreedyMemory);
+  cudaError_t e = cudaFuncSetAttribute(SortKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSortBytes);
+  if (e == cudaSuccess)
+    e = cudaFuncSetAttribute(GreedyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGreedyBytes);
+  const auto launch = [&](auto kernel, dim3 grid, int threads, size_t bytes) {
+    if (e == cudaSuccess) e = LaunchEarly(kernel, grid, threads, bytes, stream, p);
+  };
+  const dim3 heads(job.num_heads);
+  const dim3 sums((sizes.num_keys() + kSumThreads - 1) / kSumThreads, 2, job.num_heads);
+  launch(StartKernel, heads, 256, 0);
+  const int rounds = job.options.top_columns > 0 ? 1 : job.options.max_rounds;
+  for (int round = 0; round < rounds; ++round) {
+    launch(SumsKernel, sums, kSumThreads, 0);
+    launch(SortKernel, dim3(2, job.num_heads), kSortThreads, kSortBytes);
+    launch(GreedyKernel, heads, kGreedyThreads, kGreedyBytes);
+    p.first_round = false;
+  }
+  launch(SumsKernel, sums, kSumThreads, 0);
+  launch(ListKernel, heads, kListThreads, 0);
+  launch(TilesKernel, dim3(sizes.num_row_tiles(), job.num_heads), kTileThreads,
+         static_cast<size_t>(sizes.tile_words()) * sizeof(uint64_t));
+  if (sizes.column_words() > 0) launch(GatherKernel, dim3(sizes.column_words(), job.num_heads), 256, 0);
+  return e;
+}
+
+}  // namespace spl::kernels::cuda
