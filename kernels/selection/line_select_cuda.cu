@@ -203,21 +203,71 @@ __device__ uint32_t Threshold(const float* weights, int n, int k, SortMemory& m)
   return prefix;
 }
 
-// In shared memory, ascending; count is a power of two.
+// Ascending; count is a power of two, kSortMin to kSortMax. A thread holds kPerThread neighbours: steps between those
+// are in registers, between lanes by shuffles, only the wide ones go through shared memory.
+constexpr int kPerThread = kLinesPerRound / kSortThreads;
+constexpr int kSortMax = kLinesPerRound, kSortMin = 32 * kPerThread;
+static_assert(kPerThread == 4 && kLinesPerRound % kSortThreads == 0);
+
+__device__ __forceinline__ uint64_t Pick(uint64_t a, uint64_t b, bool smaller) { return (a < b) == smaller ? a : b; }
+
 __device__ void BitonicSort(uint64_t* key, int count) {
+  const int first = static_cast<int>(threadIdx.x) * kPerThread;
+  const bool active = first < count;  // whole warps
+  uint64_t x[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) x[i] = active ? key[first + i] : 0;
   for (int size = 2; size <= count; size *= 2) {
-    for (int stride = size / 2; stride > 0; stride /= 2) {
-      for (int i = threadIdx.x; i < count / 2; i += kSortThreads) {
-        const int low = i / stride * 2 * stride + i % stride, high = low + stride;
-        const uint64_t a = key[low], b = key[high];
-        if ((a > b) == ((low & size) == 0)) {
-          key[low] = b;
-          key[high] = a;
-        }
+    int stride = size / 2;
+    if (stride >= kSortMin) {
+      __syncthreads();
+      if (active) {
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i) key[first + i] = x[i];
       }
       __syncthreads();
+      for (; stride >= kSortMin; stride /= 2) {
+        for (int i = threadIdx.x; i < count / 2; i += kSortThreads) {
+          const int low = i / stride * 2 * stride + i % stride, high = low + stride;
+          const uint64_t a = key[low], b = key[high];
+          if ((a > b) == ((low & size) == 0)) {
+            key[low] = b;
+            key[high] = a;
+          }
+        }
+        __syncthreads();
+      }
+      if (active) {
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i) x[i] = key[first + i];
+      }
+    }
+    if (!active) continue;
+    for (; stride >= kPerThread; stride /= 2) {
+      const bool smaller = ((first & size) == 0) == ((first & stride) == 0);
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i)
+        x[i] = Pick(x[i], __shfl_xor_sync(0xffffffffu, x[i], stride / kPerThread), smaller);
+    }
+#pragma unroll
+    for (int near = kPerThread / 2; near > 0; near /= 2) {
+      if (near >= size) continue;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (i & near) continue;
+        const uint64_t a = x[i], b = x[i + near];
+        const bool ascending = ((first + i) & size) == 0;
+        x[i] = Pick(a, b, ascending);
+        x[i + near] = Pick(a, b, !ascending);
+      }
     }
   }
+  __syncthreads();
+  if (active) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) key[first + i] = x[i];
+  }
+  __syncthreads();
 }
 
 __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant__ Params p) {
@@ -273,7 +323,7 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
       if (__float_as_uint(weights[i]) == threshold) m.key[at++] = SortKey(weights[i], i);
     }
   }
-  int padded = 1;
+  int padded = kSortMin;
   while (padded < count) padded *= 2;
   for (int i = count + threadIdx.x; i < padded; i += kSortThreads) m.key[i] = ~uint64_t{0};
   __syncthreads();
@@ -294,7 +344,7 @@ struct Entry {
   int32_t length, unused;
 };
 struct GreedyMemory {
-  Entry entry[2][kLinesPerRound + 1];  // one more: no line
+  Entry entry[2][kLinesPerRound + 2];  // behind the last one: no line
   int32_t taken[2];
 };
 
@@ -305,7 +355,9 @@ __device__ void Walk(const Head& head, GreedyMemory& m, const int (&count)[2], c
   int num_columns = result.num_columns, num_offsets = result.num_offsets, v = 0, s = 0;
   float overlap_v = 0, overlap_s = 0;
   int32_t done = kOpen;
+  // The heaviest that are left, and those behind them: a step does not wait for what it needs from memory.
   Entry column = m.entry[kColumn][0], offset = m.entry[kOffset][0];
+  Entry next_column = m.entry[kColumn][1], next_offset = m.entry[kOffset][1];
   while (left > target) {
     const bool last_v = v == count[kColumn] && more[kColumn], last_s = s == count[kOffset] && more[kOffset];
     if (last_v || last_s) {
@@ -320,12 +372,16 @@ __device__ void Walk(const Head& head, GreedyMemory& m, const int (&count)[2], c
       left = __fsub_rn(left, gain_s);
       overlap_s = __fadd_rn(overlap_s, offset.largest);
       ++num_offsets;
-      offset = m.entry[kOffset][++s];
+      ++s;
+      offset = next_offset;
+      next_offset = m.entry[kOffset][min(s + 1, count[kOffset])];
     } else {
       left = __fsub_rn(left, gain_v);
       overlap_v = __fadd_rn(overlap_v, column.largest);
       ++num_columns;
-      column = m.entry[kColumn][++v];
+      ++v;
+      column = next_column;
+      next_column = m.entry[kColumn][min(v + 1, count[kColumn])];
     }
   }
   if (left <= target) done = kCovered;
@@ -369,7 +425,7 @@ __global__ void __launch_bounds__(kGreedyThreads) GreedyKernel(const __grid_cons
     full[kind] = count[kind] == (kind == kColumn ? p.job.options.max_columns - head.result().num_columns
                                                  : p.job.options.max_offsets - head.result().num_offsets);
     if (head.top()) continue;
-    for (int i = threadIdx.x; i <= count[kind]; i += kGreedyThreads) {
+    for (int i = threadIdx.x; i < count[kind] + 2; i += kGreedyThreads) {
       Entry e{0, 0, 1, 0};
       if (i < count[kind]) {
         const int line = p.job.scratch.sorted_line[head.sorted(kind) + i];

@@ -38,7 +38,7 @@ struct Memory {
 
 // kGroup query heads; kWeights: the second pass.
 template <int kDim, int kGroup, bool kWeights>
-__global__ void __launch_bounds__(kThreads) TensorKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kDim * kGroup <= 512 ? 2 : 1) TensorKernel(const __grid_constant__ Params p) {
   LetNextStart();
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& memory = *reinterpret_cast<Memory<kDim>*>(raw);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) TensorKernel(const __grid_constant__
     const int32_t page_begin = (first_page + page) * kPageTokens;
     if (page_begin <= tile_position) {
       const uint32_t keys = k_tile + page % 2 * kPageBytes;
-#pragma unroll
+#pragma unroll 1  // more would cost the registers of a second block on the multiprocessor
       for (int n = 0; n < 2; ++n) {
         const int slot = half * 32 + n * 16;
         uint32_t b[kSteps][4];
