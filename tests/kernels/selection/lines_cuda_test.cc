@@ -80,6 +80,11 @@ struct Sequence {
     batch.kv_len = Keep(DeviceMemory(std::vector<int32_t>{length})).as<int32_t>();
     batch.num_sequences = 1;
   }
+  // NaN on the device.
+  void Poison(int32_t head, int32_t page) {
+    const int32_t physical = streams[static_cast<size_t>(head)].page_table[static_cast<size_t>(page)];
+    CHECK_CUDA(cudaMemset(batch.pool.k(physical), 0xff, batch.pool.page_bytes()));
+  }
   DeviceMemory& Keep(DeviceMemory m) { return kept.emplace_back(std::move(m)); }
 
   TestPool host;
@@ -370,6 +375,17 @@ class HostPlan {
   std::vector<DeviceMemory> memory_;
 };
 
+bool PageIsSeen(const LineVisibility& v, int32_t page) {
+  for (int32_t t = 0; t < v.num_row_tiles(); ++t) {
+    if (v.tiles[t * v.tile_words + page / 64] >> (page % 64) & 1) return true;
+    for (int32_t i = 0; i < 64 * v.column_words; ++i) {
+      if ((v.column_masks[t * v.column_words + i / 64] >> (i % 64) & 1) && v.columns[i] / kPageTokens == page)
+        return true;
+    }
+  }
+  return false;
+}
+
 struct Attended {
   std::vector<float> out, lse;
 };
@@ -432,6 +448,7 @@ TEST(LinesCuda, AttentionEqualsReference) {
         Rounded(random.Normals(static_cast<size_t>(c.rows.num_rows) * sizes.shape.num_qo_heads * c.dim), DType::kBF16);
     const DeviceMemory device_q = Encode(q, DType::kBF16);
     for (const bool mixed : {false, true}) {
+      Sequence s(random, DType::kBF16, c.dim, c.kv_heads, c.rows.num_keys());
       const HostPlan plan(random, s, sizes, false);
       HeadRules rules;
       std::vector<HeadStreamView> views = s.views;
@@ -441,6 +458,9 @@ TEST(LinesCuda, AttentionEqualsReference) {
           v = {.rule = VisibilityRule::kBand, .num_sinks = 9, .window = 70};
         } else {
           v = {.rule = VisibilityRule::kLines, .lines = plan.host(h)};
+          for (int32_t page = 0; page < s.page_stride; ++page) {
+            if (!PageIsSeen(*v.lines, page)) s.Poison(h, page);
+          }
         }
         rules.head[h] = {v.rule, v.num_sinks, v.window};
       }
@@ -457,7 +477,7 @@ TEST(LinesCuda, AttentionEqualsReference) {
                       .ok());
       for (const Variant variant : LineVariants()) {
         SCOPED_TRACE(::testing::Message() << "rows " << c.rows.first_position << "+" << c.rows.num_rows << ", dim "
-                                        << c.dim << ", variant " << static_cast<int>(variant) << ", mixed " << mixed);
+                                          << c.dim << ", variant " << static_cast<int>(variant) << ", mixed " << mixed);
         const Attended got = Attend(s, sizes.shape, device_q, positions, rules, plan.device(), variant);
         ExpectClose(got.out, want.out, DType::kBF16, "out");
         ExpectClose(got.lse, want.lse, DType::kBF16, "lse");
