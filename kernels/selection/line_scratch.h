@@ -16,6 +16,12 @@ struct LineChunkLse {
   float max = 0, sum = 0;  // base 2: the chunk's part is sum · 2^max
 };
 
+struct alignas(16) LineEntry {
+  float weight = 0, largest = 0;
+  int32_t cells = 0;  // among the computed rows
+  int32_t line = 0;
+};
+
 struct LineScratch {
   LineChunkLse* chunk_lse = nullptr;  // [num_kv_heads, chunks, samples · group]
   float* lse = nullptr;               // [num_kv_heads, samples · group], in log2
@@ -23,12 +29,10 @@ struct LineScratch {
   float* line_max = nullptr;          // the same: the largest cell
   float* block_sums = nullptr;        // [num_kv_heads, sum_blocks]: of w_v
   float* block_totals = nullptr;      // the same, before any line was taken
-  float* sorted = nullptr;            // [num_kv_heads, 2, kMaxLines]: the heaviest lines, descending
-  float* sorted_max = nullptr;
-  int32_t* sorted_line = nullptr;
-  int32_t* num_sorted = nullptr;  // [num_kv_heads, 2]; -1 - n: n, and there are more
-  uint32_t* chosen = nullptr;     // [num_kv_heads, 2, chosen_words]: bits of columns, then of offsets
-  int32_t* done = nullptr;        // [num_kv_heads]: LineDone
+  LineEntry* sorted = nullptr;        // [num_kv_heads, 2, kMaxLines]: the heaviest lines, descending
+  int32_t* num_sorted = nullptr;      // [num_kv_heads, 2]; -1 - n: n, and there are more
+  uint32_t* chosen = nullptr;         // [num_kv_heads, 2, chosen_words]: bits of columns, then of offsets
+  int32_t* done = nullptr;            // [num_kv_heads]: LineDone
   int32_t chunks = 0, sum_blocks = 0, chosen_words = 0;
   size_t bytes = 0;
 };
@@ -51,8 +55,6 @@ inline LineScratch PlaceLineScratch(std::byte* memory, const LineSizes& sizes) {
   take(s.block_sums, heads * s.sum_blocks);
   take(s.block_totals, heads * s.sum_blocks);
   take(s.sorted, heads * 2 * kMaxLines);
-  take(s.sorted_max, heads * 2 * kMaxLines);
-  take(s.sorted_line, heads * 2 * kMaxLines);
   take(s.num_sorted, heads * 2);
   take(s.chosen, heads * 2 * s.chosen_words);
   take(s.done, heads);

@@ -110,6 +110,7 @@ class Selection {
 
   // The arithmetic is f32 and in this order on every device.
   RoundEnd Round(const LineSums& sums, float target) {
+    const bool last_round = choice_.rounds + 1 == options_.max_rounds;
     const size_t room_v = Room(options_.max_columns, choice_.columns);
     const size_t room_s = Room(options_.max_offsets, choice_.offsets);
     const List columns = Sorted(sums.column, sums.column_max, std::min<size_t>(room_v, kLinesPerRound));
@@ -130,10 +131,16 @@ class Selection {
       const float gain_s = s < offsets.size() ? std::max(0.0f, offsets.weight[s] - overlap_v) : 0.0f;
       const float gain_v = v < columns.size() ? std::max(0.0f, columns.weight[v] - overlap_s) : 0.0f;
       if (gain_s == 0 && gain_v == 0) break;
-      const int32_t length_s = s < offsets.size() ? std::min(rows, n - offsets.line[s]) - num_columns : 1;
-      const int32_t length_v =
-          v < columns.size() ? rows - std::max(0, columns.line[v] - rows_.first_position) - num_offsets : 1;
-      if (gain_s * static_cast<float>(std::max(1, length_v)) >= gain_v * static_cast<float>(std::max(1, length_s))) {
+      const auto cells_s =
+          static_cast<float>(std::max(1, s < offsets.size() ? std::min(rows, n - offsets.line[s]) - num_columns : 1));
+      const auto cells_v = static_cast<float>(std::max(
+          1, v < columns.size() ? rows - std::max(0, columns.line[v] - rows_.first_position) - num_offsets : 1));
+      const bool slash = gain_s * cells_v >= gain_v * cells_s;
+      // What the other line would be worth if nothing of it were counted twice.
+      const float worth = slash ? (v < columns.size() ? columns.weight[v] : 0) * cells_s
+                                : (s < offsets.size() ? offsets.weight[s] : 0) * cells_v;
+      if (!last_round && 2 * (slash ? gain_s * cells_v : gain_v * cells_s) < worth) break;
+      if (slash) {
         uncovered -= gain_s;
         overlap_s += offsets.largest[s++];
         ++num_offsets;

@@ -10,11 +10,14 @@
 //
 // When Δs = Δv = 0 the bound is stuck, not the method: the exact overlaps are then taken from the sample, which means
 // that the cells of all lines taken so far are struck out of A, lines are weighed anew by what is left, ol_s = ol_v =
-// 0, and the greedy goes on (a new *round*). The lines that are always included are struck out before the first round.
-// A round weighs kLinesPerRound lines of a kind; when they are used up and there are more, the next one begins. After
-// max_rounds rounds, or when a kind of line is used up to its maximum, the head falls back to dense attention: it is
-// exact then, and only the time is lost. With one round that is what nearly always happens at alpha = 0.995 (the
-// always-included slashes alone hold more than a typical column, so Δv = 0 from the start; line_select_test counts it).
+// 0, and the greedy goes on (a new *round*). So it does, except in the last round, as soon as the overlap decides and
+// not the weight: when the line to be taken is worth less than half as much per cell as the heaviest line of the other
+// kind would be without overlap. (A few strong slashes make ol_s larger than every column's weight; what the greedy
+// would take then are thousands of slashes that only cross those columns.) The lines that are always included are
+// struck out before the first round. A round weighs kLinesPerRound lines of a kind; when they are used up and there are
+// more, the next one begins. After max_rounds rounds, or when a kind of line is used up to its maximum, the head falls
+// back to dense attention: it is exact then, and only the time is lost. With one round that is what mostly happens at
+// alpha = 0.995 (line_select_test counts it).
 #pragma once
 
 #include <cstdint>
@@ -36,7 +39,7 @@ struct LineOptions {
   int32_t forced_offsets = 64;
   int32_t max_columns = kMaxLines;  // with those; more make the head dense
   int32_t max_offsets = kMaxLines;
-  int32_t max_rounds = 6;  // >= 1
+  int32_t max_rounds = 8;  // >= 1
   // MInference: > 0, both, and alpha is not used: the heaviest top_columns columns and top_offsets offsets, of which
   // the always-included ones are part. Its defaults: 1000 and 6096, of at most 64 samples (the last rows), forced
   // [0, 30) and [0, 100).

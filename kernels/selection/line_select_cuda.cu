@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSumThreads = kLinesPerSumBlock;
 constexpr int kSortThreads = 1024;
-constexpr int kGreedyThreads = 256;
+constexpr int kGreedyThreads = 512;
 constexpr int kListThreads = 1024;
 constexpr int kTileThreads = 128;
 
@@ -126,15 +126,45 @@ __global__ void __launch_bounds__(kSumThreads) SumsKernel(const __grid_constant_
 }
 
 // ---- sort -----------------------------------------------------------------------------------------------------------
+// The weights of a kind, seen by a block: those that a thread can hold in registers are read once.
+constexpr int kHeld = 32;
+
+struct Weights {
+  const float* from;
+  int n;
+  uint32_t held[kHeld];  // bits of the thread's; 0 where there is none
+
+  __device__ Weights(const float* weights, int count) : from(weights), n(count) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = i * kSortThreads + static_cast<int>(threadIdx.x);
+      held[i] = at < n ? __float_as_uint(from[at]) : 0;
+    }
+  }
+  // f(bits, line) of all that are positive.
+  template <typename F>
+  __device__ void ForEach(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (held[i] != 0) f(held[i], i * kSortThreads + static_cast<int>(threadIdx.x));
+    }
+    for (int at = kHeld * kSortThreads + static_cast<int>(threadIdx.x); at < n; at += kSortThreads) {
+      const uint32_t bits = __float_as_uint(from[at]);
+      if (bits != 0) f(bits, at);
+    }
+  }
+};
+
 // Weights are not negative: their bits order as they do.
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
+constexpr int kCopies = 4;  // of the histogram: weights crowd in few digits
 
 struct SortMemory {
   uint64_t key[kMaxLines];
-  int32_t count[kDigits];
+  int32_t count[kCopies][kDigits];
   int32_t warp_count[32];
-  int32_t threshold_digit, above, num_keys;
+  int32_t threshold_digit, above, num_ties, num_keys;
 };
 
 // Exclusive prefix sum over the block.
@@ -166,32 +196,39 @@ __device__ int BlockPrefix(int x, int32_t* warp_count, int* total) {
 }
 
 // Heaviest first, ties to the lower line.
-__device__ __forceinline__ uint64_t SortKey(float weight, int line) {
-  return static_cast<uint64_t>(~__float_as_uint(weight)) << 32 | static_cast<uint32_t>(line);
+__device__ __forceinline__ uint64_t SortKey(uint32_t bits, int line) {
+  return static_cast<uint64_t>(~bits) << 32 | static_cast<uint32_t>(line);
 }
 
-// The bits of the k-th largest positive weight, of more than k; `above`: how many are larger.
-__device__ uint32_t Threshold(const float* weights, int n, int k, SortMemory& m) {
+// The bits of the k-th largest positive weight, of more than k; m.above: how many are larger, m.num_ties: how many are
+// equal.
+__device__ uint32_t Threshold(const Weights& weights, int k, SortMemory& m) {
   uint32_t prefix = 0;
   int wanted = k;
-  for (int shift = 32 - 1 - kDigitBits;; shift -= kDigitBits) {  // the sign bit is 0
+  for (int shift = 31 - kDigitBits;; shift -= kDigitBits) {  // the sign bit is 0
     const int low = max(shift, 0), bits = kDigitBits + min(shift, 0);
-    for (int i = threadIdx.x; i < kDigits; i += kSortThreads) m.count[i] = 0;
+    for (int i = threadIdx.x; i < kCopies * kDigits; i += kSortThreads) m.count[0][i] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += kSortThreads) {
-      const uint32_t x = __float_as_uint(weights[i]);
-      if (x != 0 && static_cast<uint64_t>(x) >> (low + bits) == prefix)
-        atomicAdd(&m.count[x >> low & ((1 << bits) - 1)], 1);
-    }
+    int32_t* count = m.count[threadIdx.x / 32 % kCopies];
+    const uint32_t mask = (1u << bits) - 1;
+    weights.ForEach([&](uint32_t x, int) {
+      if (static_cast<uint64_t>(x) >> (low + bits) == prefix) atomicAdd(&count[x >> low & mask], 1);
+    });
     __syncthreads();
     // From the largest digit down: two digits a thread.
     const int high = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
-    const int a = m.count[high], b = m.count[high - 1];
+    int a = 0, b = 0;
+#pragma unroll
+    for (int copy = 0; copy < kCopies; ++copy) {
+      a += m.count[copy][high];
+      b += m.count[copy][high - 1];
+    }
     const int before = BlockPrefix(a + b, m.warp_count, &m.num_keys);
     if (before < wanted && before + a + b >= wanted) {
       const bool first = before + a >= wanted;
       m.threshold_digit = first ? high : high - 1;
       m.above = before + (first ? 0 : a);
+      m.num_ties = first ? a : b;
     }
     __syncthreads();
     prefix = prefix << bits | static_cast<uint32_t>(m.threshold_digit);
@@ -199,14 +236,15 @@ __device__ uint32_t Threshold(const float* weights, int n, int k, SortMemory& m)
     __syncthreads();
     if (shift <= 0) break;
   }
-  m.above = k - wanted;
+  if (threadIdx.x == 0) m.above = k - wanted;
+  __syncthreads();
   return prefix;
 }
 
 // Ascending; count is a power of two, kSortMin to kSortMax. A thread holds kPerThread neighbours: steps between those
 // are in registers, between lanes by shuffles, only the wide ones go through shared memory.
 constexpr int kPerThread = kLinesPerRound / kSortThreads;
-constexpr int kSortMax = kLinesPerRound, kSortMin = 32 * kPerThread;
+constexpr int kSortMin = 32 * kPerThread;
 static_assert(kPerThread == 4 && kLinesPerRound % kSortThreads == 0);
 
 __device__ __forceinline__ uint64_t Pick(uint64_t a, uint64_t b, bool smaller) { return (a < b) == smaller ? a : b; }
@@ -290,37 +328,35 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
   const int most = head.top() ? (kind == kColumn ? o.top_columns : o.top_offsets)
                               : (kind == kColumn ? o.max_columns : o.max_offsets);
   const int room = max(0, head.top() ? most - taken : min(most - taken, kLinesPerRound));
-  const float* weights = p.job.scratch.line + head.line(kind);
+  const Weights weights(p.job.scratch.line + head.line(kind), n);
 
   int positive = 0;
-  for (int i = threadIdx.x; i < n; i += kSortThreads) positive += weights[i] > 0;
+  weights.ForEach([&](uint32_t, int) { ++positive; });
   BlockPrefix(positive, m.warp_count, &m.num_keys);
   const int total = m.num_keys;
   const bool more = total > room;
   const int count = min(total, room);
   __syncthreads();
   uint32_t threshold = 0;  // all that are positive
-  if (more && room > 0) threshold = Threshold(weights, n, room, m);
+  if (more && count > 0) threshold = Threshold(weights, count, m);
   if (threadIdx.x == 0) m.num_keys = 0;
-  int ties = 0;
-  const int each = (n + kSortThreads - 1) / kSortThreads, begin = threadIdx.x * each, end = min(n, begin + each);
   __syncthreads();
+  // Of those at the threshold the first ones: in any order when all of them are wanted.
+  const bool all_ties = more && count > 0 && m.above + m.num_ties == count;
   if (count > 0) {
-    for (int i = threadIdx.x; i < n; i += kSortThreads) {
-      const float w = weights[i];
-      if (__float_as_uint(w) > threshold && w > 0) m.key[atomicAdd(&m.num_keys, 1)] = SortKey(w, i);
-    }
-    if (more) {
-      // Of those at the threshold the first ones.
-      for (int i = begin; i < end; ++i) ties += __float_as_uint(weights[i]) == threshold;
-    }
+    weights.ForEach([&](uint32_t x, int line) {
+      if (x > threshold || (all_ties && x == threshold)) m.key[atomicAdd(&m.num_keys, 1)] = SortKey(x, line);
+    });
   }
   __syncthreads();
-  if (count > 0 && more) {
-    const int above = m.above;
-    int at = above + BlockPrefix(ties, m.warp_count, &m.num_keys);
-    for (int i = begin; i < end && at < room; ++i) {
-      if (__float_as_uint(weights[i]) == threshold) m.key[at++] = SortKey(weights[i], i);
+  if (more && count > 0 && !all_ties) {
+    const int each = (n + kSortThreads - 1) / kSortThreads;
+    const int begin = min(n, static_cast<int>(threadIdx.x) * each), end = min(n, begin + each);
+    int ties = 0;
+    for (int i = begin; i < end; ++i) ties += __float_as_uint(weights.from[i]) == threshold;
+    int at = m.above + BlockPrefix(ties, m.warp_count, &m.num_keys);
+    for (int i = begin; i < end && at < count; ++i) {
+      if (__float_as_uint(weights.from[i]) == threshold) m.key[at++] = SortKey(threshold, i);
     }
   }
   int padded = kSortMin;
@@ -328,67 +364,95 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
   for (int i = count + threadIdx.x; i < padded; i += kSortThreads) m.key[i] = ~uint64_t{0};
   __syncthreads();
   if (!head.top()) BitonicSort(m.key, padded);
-  const int64_t to = head.sorted(kind);
+  const LineSizes& sizes = p.job.plan.sizes;
+  LineEntry* out = p.job.scratch.sorted + head.sorted(kind);
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
     const auto line = static_cast<int32_t>(m.key[i] & 0xffffffff);
-    p.job.scratch.sorted_line[to + i] = line;
-    p.job.scratch.sorted[to + i] = weights[line];
-    p.job.scratch.sorted_max[to + i] = p.job.scratch.line_max[head.line(kind) + line];
+    out[i] = {__uint_as_float(~static_cast<uint32_t>(m.key[i] >> 32)), p.job.scratch.line_max[head.line(kind) + line],
+              kind == kColumn ? sizes.num_rows - max(0, line - sizes.first_position) : min(sizes.num_rows, n - line),
+              line};
   }
   if (threadIdx.x == 0) p.job.scratch.num_sorted[head.id * 2 + kind] = more ? -1 - count : count;
 }
 
 // ---- greedy ---------------------------------------------------------------------------------------------------------
-struct Entry {
-  float weight, largest;
-  int32_t length, unused;
-};
 struct GreedyMemory {
-  Entry entry[2][kLinesPerRound + 2];  // behind the last one: no line
+  LineEntry entry[2][kLinesPerRound];
   int32_t taken[2];
 };
 
-// One thread; the arithmetic of line_select.cc, in the same order.
-__device__ void Walk(const Head& head, GreedyMemory& m, const int (&count)[2], const bool (&more)[2],
-                     const bool (&full)[2], float left, float target) {
-  LineResult& result = head.result();
-  int num_columns = result.num_columns, num_offsets = result.num_offsets, v = 0, s = 0;
-  float overlap_v = 0, overlap_s = 0;
-  int32_t done = kOpen;
-  // The heaviest that are left, and those behind them: a step does not wait for what it needs from memory.
-  Entry column = m.entry[kColumn][0], offset = m.entry[kOffset][0];
-  Entry next_column = m.entry[kColumn][1], next_offset = m.entry[kOffset][1];
-  while (left > target) {
-    const bool last_v = v == count[kColumn] && more[kColumn], last_s = s == count[kOffset] && more[kOffset];
-    if (last_v || last_s) {
-      if ((last_v && full[kColumn]) || (last_s && full[kOffset])) done = kDense;
-      break;
-    }
-    const float gain_s = fmaxf(0.0f, offset.weight - overlap_v), gain_v = fmaxf(0.0f, column.weight - overlap_s);
-    if (gain_s == 0 && gain_v == 0) break;
-    const auto length_s = static_cast<float>(max(1, offset.length - num_columns));
-    const auto length_v = static_cast<float>(max(1, column.length - num_offsets));
-    if (__fmul_rn(gain_s, length_v) >= __fmul_rn(gain_v, length_s)) {
-      left = __fsub_rn(left, gain_s);
-      overlap_s = __fadd_rn(overlap_s, offset.largest);
-      ++num_offsets;
-      ++s;
-      offset = next_offset;
-      next_offset = m.entry[kOffset][min(s + 1, count[kOffset])];
-    } else {
-      left = __fsub_rn(left, gain_v);
-      overlap_v = __fadd_rn(overlap_v, column.largest);
-      ++num_columns;
-      ++v;
-      column = next_column;
-      next_column = m.entry[kColumn][min(v + 1, count[kColumn])];
+// One kind of line as the walk sees it.
+struct Side {
+  const LineEntry* entry;
+  int count;      // of the list
+  bool more;      // lines than the list has
+  bool full;      // the list is all there is room for
+  int taken = 0;  // of the list
+  int lines = 0;  // of this kind so far, with those of earlier rounds
+  float overlap = 0;
+
+  __device__ LineEntry At(int i) const { return i < count ? entry[i] : LineEntry{0, 0, 1, 0}; }
+  __device__ bool used_up() const { return taken == count && more; }
+};
+
+__device__ __forceinline__ float Cells(int cells, int crossed) { return static_cast<float>(max(1, cells - crossed)); }
+
+// How many lines of `mine` the greedy takes in a row; `left` afterwards. All lanes. A slash is taken when it is worth
+// at least as much as the column, a column when it is worth more.
+__device__ int TakeRun(Side& mine, const Side& other, bool slash, bool last_round, float target, float* left) {
+  const int lane = threadIdx.x % 32;
+  const LineEntry e = mine.At(mine.taken + lane), o = other.At(other.taken);
+  const float gain = fmaxf(0.0f, e.weight - other.overlap);
+  float gains = gain, overlaps = e.largest;  // of this lane and those below
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float g = __shfl_up_sync(0xffffffffu, gains, d), m = __shfl_up_sync(0xffffffffu, overlaps, d);
+    if (lane >= d) {
+      gains += g;
+      overlaps += m;
     }
   }
+  const float gains_before = __shfl_up_sync(0xffffffffu, gains, 1),
+              overlaps_before = __shfl_up_sync(0xffffffffu, overlaps, 1);
+  const float overlap = mine.overlap + (lane > 0 ? overlaps_before : 0);
+  const float left_now = *left - (lane > 0 ? gains_before : 0);
+  const float other_gain = fmaxf(0.0f, o.weight - overlap);
+  const float my_cells = Cells(e.cells, other.lines), other_cells = Cells(o.cells, mine.lines + lane);
+  const float value = __fmul_rn(gain, other_cells), other_value = __fmul_rn(other_gain, my_cells);
+  bool take = mine.taken + lane < mine.count && left_now > target && gain > 0;
+  take = take && (slash ? value >= other_value : value > other_value);
+  take = take && (last_round || 2 * value >= __fmul_rn(o.weight, my_cells));
+  const unsigned not_taken = ~__ballot_sync(0xffffffffu, take);
+  const int run = not_taken == 0 ? 32 : __ffs(not_taken) - 1;
+  if (run > 0) {
+    *left -= __shfl_sync(0xffffffffu, gains, run - 1);
+    mine.overlap += __shfl_sync(0xffffffffu, overlaps, run - 1);
+    mine.taken += run;
+    mine.lines += run;
+  }
+  return run;
+}
+
+// One warp; decides as line_select.cc does (sums of a run are added up in another order).
+__device__ void Walk(const Head& head, GreedyMemory& m, Side (&side)[2], float left, float target) {
+  LineResult& result = head.result();
+  const bool last_round = result.rounds + 1 == head.p.job.options.max_rounds;
+  int32_t done = kOpen;
+  while (left > target) {
+    if (side[kColumn].used_up() || side[kOffset].used_up()) {
+      if ((side[kColumn].used_up() && side[kColumn].full) || (side[kOffset].used_up() && side[kOffset].full))
+        done = kDense;
+      break;
+    }
+    if (TakeRun(side[kOffset], side[kColumn], true, last_round, target, &left) > 0) continue;
+    if (TakeRun(side[kColumn], side[kOffset], false, last_round, target, &left) == 0) break;
+  }
   if (left <= target) done = kCovered;
-  m.taken[kColumn] = v;
-  m.taken[kOffset] = s;
-  result.num_columns = num_columns;
-  result.num_offsets = num_offsets;
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  for (int kind = 0; kind < 2; ++kind) m.taken[kind] = side[kind].taken;
+  result.num_columns = side[kColumn].lines;
+  result.num_offsets = side[kOffset].lines;
   result.uncovered = fmaxf(0.0f, left);
   ++result.rounds;
   head.done() = done;
@@ -399,7 +463,6 @@ __global__ void __launch_bounds__(kGreedyThreads) GreedyKernel(const __grid_cons
   extern __shared__ __align__(16) uint8_t raw[];
   auto& m = *reinterpret_cast<GreedyMemory*>(raw);
   const Head head{p, p.job.head[blockIdx.x]};
-  const LineSizes& sizes = p.job.plan.sizes;
   const int n = head.keys();
   WaitForPrevious();
   if (head.done() != kOpen) return;
@@ -416,44 +479,35 @@ __global__ void __launch_bounds__(kGreedyThreads) GreedyKernel(const __grid_cons
     }
     return;
   }
-  int count[2];
-  bool more[2], full[2];
+  Side side[2];
   for (int kind = 0; kind < 2; ++kind) {
+    const LineEntry* sorted = p.job.scratch.sorted + head.sorted(kind);
     const int c = p.job.scratch.num_sorted[head.id * 2 + kind];
-    more[kind] = c < 0;
-    count[kind] = c < 0 ? -1 - c : c;
-    full[kind] = count[kind] == (kind == kColumn ? p.job.options.max_columns - head.result().num_columns
-                                                 : p.job.options.max_offsets - head.result().num_offsets);
+    const int lines = kind == kColumn ? head.result().num_columns : head.result().num_offsets;
+    const int most = kind == kColumn ? p.job.options.max_columns : p.job.options.max_offsets;
+    const int count = c < 0 ? -1 - c : c;
+    side[kind] =
+        Side{.entry = m.entry[kind], .count = count, .more = c < 0, .full = count == most - lines, .lines = lines};
     if (head.top()) continue;
-    for (int i = threadIdx.x; i < count[kind] + 2; i += kGreedyThreads) {
-      Entry e{0, 0, 1, 0};
-      if (i < count[kind]) {
-        const int line = p.job.scratch.sorted_line[head.sorted(kind) + i];
-        e.weight = p.job.scratch.sorted[head.sorted(kind) + i];
-        e.largest = p.job.scratch.sorted_max[head.sorted(kind) + i];
-        e.length =
-            kind == kColumn ? sizes.num_rows - max(0, line - sizes.first_position) : min(sizes.num_rows, n - line);
-      }
-      m.entry[kind][i] = e;
-    }
+    for (int i = threadIdx.x; i < count; i += kGreedyThreads) m.entry[kind][i] = sorted[i];
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    if (head.top()) {
-      m.taken[kColumn] = count[kColumn];
-      m.taken[kOffset] = count[kOffset];
-      head.result().num_columns += count[kColumn];
-      head.result().num_offsets += count[kOffset];
+  if (threadIdx.x < 32) {
+    if (!head.top()) {
+      Walk(head, m, side, left, target);
+    } else if (threadIdx.x == 0) {
+      for (int kind = 0; kind < 2; ++kind) m.taken[kind] = side[kind].count;
+      head.result().num_columns += side[kColumn].count;
+      head.result().num_offsets += side[kOffset].count;
       head.result().rounds = 1;
-    } else {
-      Walk(head, m, count, more, full, left, target);
     }
   }
   __syncthreads();
   for (int kind = 0; kind < 2; ++kind) {
     uint32_t* chosen = head.chosen(kind);
+    const LineEntry* sorted = p.job.scratch.sorted + head.sorted(kind);
     for (int i = threadIdx.x; i < m.taken[kind]; i += kGreedyThreads) {
-      const int line = p.job.scratch.sorted_line[head.sorted(kind) + i];
+      const int line = sorted[i].line;
       atomicOr(&chosen[line / 32], 1u << (line % 32));
     }
   }

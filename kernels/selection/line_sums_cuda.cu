@@ -38,7 +38,8 @@ struct Memory {
 
 // kGroup query heads; kWeights: the second pass.
 template <int kDim, int kGroup, bool kWeights>
-__global__ void __launch_bounds__(kThreads, kDim * kGroup <= 512 ? 2 : 1) TensorKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kDim* kGroup <= 512 ? 2 : 1)
+    TensorKernel(const __grid_constant__ Params p) {
   LetNextStart();
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& memory = *reinterpret_cast<Memory<kDim>*>(raw);

@@ -580,8 +580,8 @@ TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
     for (int32_t h = 0; h < kv_heads; ++h) views.push_back({tables[layer * kv_heads + h], length, {}});
     const PrefillSequence sequence{0, rows, positions, views};
     const std::vector<int32_t> samples = SampleRows(rows, 3);
-    for (const LineOptions options :
-         {LineOptions{.alpha = 0.8f, .max_columns = 600, .max_offsets = 500}, LineOptions{.max_columns = 64}}) {
+    for (const LineOptions options : {LineOptions{.alpha = 0.8f, .max_columns = 600, .max_offsets = 500},
+                                      LineOptions{.max_columns = 64, .max_offsets = 64}}) {
       const LineSizes sizes{.shape = shape,
                             .page_dtype = GetParam(),
                             .num_samples = static_cast<int32_t>(samples.size()),
