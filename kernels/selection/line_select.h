@@ -39,7 +39,7 @@ struct LineOptions {
   int32_t forced_offsets = 64;
   int32_t max_columns = kMaxLines;  // with those; more make the head dense
   int32_t max_offsets = kMaxLines;
-  int32_t max_rounds = 8;  // >= 1
+  int32_t max_rounds = 6;  // >= 1
   // MInference: > 0, both, and alpha is not used: the heaviest top_columns columns and top_offsets offsets, of which
   // the always-included ones are part. Its defaults: 1000 and 6096, of at most 64 samples (the last rows), forced
   // [0, 30) and [0, 100).

@@ -75,27 +75,39 @@ __global__ void __launch_bounds__(256) StartKernel(const __grid_constant__ Param
 }
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
+struct LineSum {
+  float left = 0, largest = 0, all = 0;
+};
+
+// All 32 lanes; `line` may be past the last one (then the result is of no use).
 template <int kKind>
-__device__ void SumLine(const Head& head, bool first_round, int line, float* sum, float* largest, float* total) {
+__device__ LineSum SumLine(const Head& head, int line) {
   const LineSizes& sizes = head.p.job.plan.sizes;
+  const int lane = threadIdx.x % 32;
   const uint32_t* others = head.chosen(1 - kKind);
-  const bool taken = (head.chosen(kKind)[line / 32] >> (line % 32) & 1) != 0;
+  const bool exists = line < head.keys();
+  const bool taken = !exists || (head.chosen(kKind)[line / 32] >> (line % 32) & 1) != 0;
   const float* weights = head.p.job.plan.weights + int64_t{head.id} * sizes.num_samples * sizes.weight_stride();
-  float w = 0, top = 0, all = 0;
-#pragma unroll 8
-  for (int r = 0; r < sizes.num_samples; ++r) {
-    const int other = sizes.first_position + head.p.job.sample[r] - line;  // the line of the other kind in this cell
-    if (other < 0) continue;
-    const float a = weights[r * sizes.weight_stride() + (kKind == kColumn ? line : other)];
-    all += a;
-    if (!taken && (others[other / 32] >> (other % 32) & 1) == 0) {
-      w += a;
-      top = fmaxf(top, a);
-    }
+  // Samples in front of the warp's first line have no cell in any of its lines.
+  int first = 0;
+  for (int base = 0; base < sizes.num_samples; base += 32) {
+    const bool before =
+        base + lane < sizes.num_samples && sizes.first_position + head.p.job.sample[base + lane] < line - lane;
+    first += __popc(__ballot_sync(0xffffffffu, before));
   }
-  *sum = w;
-  *largest = top;
-  *total = all;
+  LineSum sum;
+#pragma unroll 8
+  for (int r = first; r < sizes.num_samples; ++r) {
+    const int other = sizes.first_position + head.p.job.sample[r] - line;  // the line of the other kind in this cell
+    const bool cell = exists && other >= 0;
+    const float a = cell ? weights[r * sizes.weight_stride() + (kKind == kColumn ? line : other)] : 0.0f;
+    const uint32_t word = cell ? others[other / 32] : 0;
+    const float left = taken || (word >> (other & 31) & 1) != 0 ? 0.0f : a;
+    sum.all += a;
+    sum.left += left;
+    sum.largest = fmaxf(sum.largest, left);
+  }
+  return sum;
 }
 
 __global__ void __launch_bounds__(kSumThreads) SumsKernel(const __grid_constant__ Params p) {
@@ -105,19 +117,14 @@ __global__ void __launch_bounds__(kSumThreads) SumsKernel(const __grid_constant_
   const int kind = blockIdx.y, line = blockIdx.x * kSumThreads + threadIdx.x;
   WaitForPrevious();
   if (head.done() != kOpen) return;
-  float w = 0, top = 0, all = 0;
+  const LineSum sum = kind == kColumn ? SumLine<kColumn>(head, line) : SumLine<kOffset>(head, line);
   if (line < head.keys()) {
-    if (kind == kColumn) {
-      SumLine<kColumn>(head, p.first_round, line, &w, &top, &all);
-    } else {
-      SumLine<kOffset>(head, p.first_round, line, &w, &top, &all);
-    }
-    p.job.scratch.line[head.line(kind) + line] = w;
-    p.job.scratch.line_max[head.line(kind) + line] = top;
+    p.job.scratch.line[head.line(kind) + line] = sum.left;
+    p.job.scratch.line_max[head.line(kind) + line] = sum.largest;
   }
   if (kind != kColumn) return;
-  const float block_sum = BlockSum(w, scratch[0]);
-  const float block_total = BlockSum(all, scratch[1]);
+  const float block_sum = BlockSum(sum.left, scratch[0]);
+  const float block_total = BlockSum(sum.all, scratch[1]);
   if (threadIdx.x == 0) {
     const int64_t at = int64_t{head.id} * p.job.scratch.sum_blocks + blockIdx.x;
     p.job.scratch.block_sums[at] = block_sum;
@@ -438,14 +445,20 @@ __device__ void Walk(const Head& head, GreedyMemory& m, Side (&side)[2], float l
   LineResult& result = head.result();
   const bool last_round = result.rounds + 1 == head.p.job.options.max_rounds;
   int32_t done = kOpen;
+  bool slash = true;  // the kind of the last run: the first to be asked again
   while (left > target) {
     if (side[kColumn].used_up() || side[kOffset].used_up()) {
       if ((side[kColumn].used_up() && side[kColumn].full) || (side[kOffset].used_up() && side[kOffset].full))
         done = kDense;
       break;
     }
-    if (TakeRun(side[kOffset], side[kColumn], true, last_round, target, &left) > 0) continue;
-    if (TakeRun(side[kColumn], side[kOffset], false, last_round, target, &left) == 0) break;
+    const auto run = [&](bool slashes) {
+      return slashes ? TakeRun(side[kOffset], side[kColumn], true, last_round, target, &left)
+                     : TakeRun(side[kColumn], side[kOffset], false, last_round, target, &left);
+    };
+    if (run(slash) > 0) continue;
+    slash = !slash;
+    if (run(slash) == 0) break;
   }
   if (left <= target) done = kCovered;
   __syncwarp();
@@ -596,15 +609,17 @@ __global__ void __launch_bounds__(kTileThreads) TilesKernel(const __grid_constan
   auto* masks = reinterpret_cast<uint32_t*>(p.job.plan.column_masks + at * sizes.column_words());
   const int num_columns = dense ? 0 : head.result().num_columns;
   const int32_t* columns = p.job.plan.columns + int64_t{head.id} * 64 * sizes.column_words();
-  for (int i = threadIdx.x; i < 64 * sizes.column_words(); i += kTileThreads) {
+  const int used = (num_columns + 63) / 64 * 64;
+  for (int i = threadIdx.x; i < (used + kTileThreads - 1) / kTileThreads * kTileThreads; i += kTileThreads) {
     bool alone = false;
     if (i < num_columns) {
       const int column = columns[i], page = column / 64;
       alone = column < low && (tile_words[page / 32] >> (page % 32) & 1) == 0;
     }
     const unsigned bits = __ballot_sync(0xffffffffu, alone);
-    if (threadIdx.x % 32 == 0) masks[i / 32] = bits;
+    if (threadIdx.x % 32 == 0 && i < used) masks[i / 32] = bits;
   }
+  for (int i = used / 32 + threadIdx.x; i < 2 * sizes.column_words(); i += kTileThreads) masks[i] = 0;
 }
 
 // One block for 64 columns of a head: their K and V side by side; zeros behind the last one.

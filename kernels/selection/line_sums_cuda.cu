@@ -3,8 +3,7 @@
 //
 // In the tensor-core passes a CTA keeps the queries of 64 samples and all heads of a group in shared memory and streams
 // a chunk of keys past them. A warp has 16 samples as the left operand of mma m16n8k16 and half of the keys of a page;
-// it runs the heads one after the other over the same key fragments, so that a lane holds the same (sample, key) of
-// every head.
+// it runs the heads one after the other over the same keys, so that a lane holds the same (sample, key) of every head.
 #include <cmath>
 
 #include "kernels/attention/attention_cuda_common.h"
@@ -100,6 +99,11 @@ __global__ void __launch_bounds__(kThreads, kDim* kGroup <= 512 ? 2 : 1)
   const int tile_last = min(tile * 16 + 15, num_samples - 1);  // of the tile, if it has any
   const int32_t tile_position =
       tile * 16 < num_samples ? sizes.first_position + p.job.sample[first_sample + tile_last] : -1;
+  // Where the lane's operands of step 0 lie: those of a step are step * 32 bytes away, swizzled (rows are 256 or 128
+  // bytes, so that this is an exclusive or).
+  const int slot = half * 32;
+  const uint32_t q_lane = q_tile + Swizzled<kRowBytes>(tile * 16 + (lane & 15), lane / 16);
+  const uint32_t k_lane = k_tile + Swizzled<kRowBytes>(slot + lane / 16 * 8 + (lane & 7), lane >> 3 & 1);
   float max[kGroup][2], sum[kGroup][2];  // first pass; in the second, `max` is the log-sum-exp
 #pragma unroll
   for (int h = 0; h < kGroup; ++h) {
@@ -125,59 +129,58 @@ __global__ void __launch_bounds__(kThreads, kDim* kGroup <= 512 ? 2 : 1)
     __syncthreads();
     const int32_t page_begin = (first_page + page) * kPageTokens;
     if (page_begin <= tile_position) {
-      const uint32_t keys = k_tile + page % 2 * kPageBytes;
-#pragma unroll 1  // more would cost the registers of a second block on the multiprocessor
-      for (int n = 0; n < 2; ++n) {
-        const int slot = half * 32 + n * 16;
-        uint32_t b[kSteps][4];
+      const uint32_t keys = k_lane + page % 2 * kPageBytes;
+      float total[4][4] = {};  // second pass: [8 keys][element of the accumulator]
+#pragma unroll
+      for (int h = 0; h < kGroup; ++h) {
+        // One step ahead, so that no product waits for its operands.
+        uint32_t a[2][4], b[2][2][4];
+        const auto fetch = [&](int step) {
+          LdMatrix4(a[step % 2], (q_lane ^ (step * 32)) + h * (kSamples * kRowBytes));
+#pragma unroll
+          for (int n = 0; n < 2; ++n) LdMatrix4(b[step % 2][n], (keys ^ (step * 32)) + n * (16 * kRowBytes));
+        };
+        float s[4][4] = {};
+        fetch(0);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          LdMatrix4(b[step], keys + Swizzled<kRowBytes>(slot + lane / 16 * 8 + (lane & 7), 2 * step + (lane >> 3 & 1)));
+          if (step + 1 < kSteps) fetch(step + 1);
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
+            Mma16816(s[n], a[step % 2], b[step % 2][n / 2][n % 2 * 2], b[step % 2][n / 2][n % 2 * 2 + 1]);
         }
-        float total[2][4] = {};
 #pragma unroll
-        for (int h = 0; h < kGroup; ++h) {
-          float s[2][4] = {};
+        for (int r = 0; r < 2; ++r) {
+          if constexpr (kWeights) {
 #pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-            uint32_t a[4];
-            LdMatrix4(a, q_tile + Swizzled<kRowBytes>(h * kSamples + tile * 16 + (lane & 15), 2 * step + lane / 16));
-            Mma16816(s[0], a, b[step][0], b[step][1]);
-            Mma16816(s[1], a, b[step][2], b[step][3]);
-          }
+            for (int i = 0; i < 8; ++i)
+              total[i / 2][2 * r + i % 2] += Exp2(__fmaf_rn(s[i / 2][2 * r + i % 2], p.scale, -max[h][r]));
+          } else {
+            float x[8];
+            float top = max[h][r];
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            if constexpr (kWeights) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i)
-                total[i / 2][2 * r + i % 2] += Exp2(__fmaf_rn(s[i / 2][2 * r + i % 2], p.scale, -max[h][r]));
-            } else {
-              float x[4];
-              float top = max[h][r];
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                const int32_t j = page_begin + slot + i / 2 * 8 + 2 * t + i % 2;
-                x[i] = j <= position[r] ? s[i / 2][2 * r + i % 2] * p.scale : -INFINITY;
-                top = fmaxf(top, x[i]);
-              }
-              const float base = top == -INFINITY ? 0.0f : top;
-              float part = 0;
-#pragma unroll
-              for (int i = 0; i < 4; ++i) part += Exp2(x[i] - base);
-              sum[h][r] = __fmaf_rn(sum[h][r], Exp2(max[h][r] - base), part);
-              max[h][r] = top;
+            for (int i = 0; i < 8; ++i) {
+              const int32_t j = page_begin + slot + i / 2 * 8 + 2 * t + i % 2;
+              x[i] = j <= position[r] ? s[i / 2][2 * r + i % 2] * p.scale : -INFINITY;
+              top = fmaxf(top, x[i]);
             }
+            const float base = top == -INFINITY ? 0.0f : top;
+            float part = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) part += Exp2(x[i] - base);
+            sum[h][r] = __fmaf_rn(sum[h][r], Exp2(max[h][r] - base), part);
+            max[h][r] = top;
           }
         }
-        if constexpr (kWeights) {
+      }
+      if constexpr (kWeights) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            if (row[r] >= num_samples) continue;
+        for (int r = 0; r < 2; ++r) {
+          if (row[r] >= num_samples) continue;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              *reinterpret_cast<float2*>(weights[r] + page_begin + slot + i * 8 + 2 * t) =
-                  float2{total[i][2 * r], total[i][2 * r + 1]};
-            }
+          for (int n = 0; n < 4; ++n) {
+            *reinterpret_cast<float2*>(weights[r] + page_begin + slot + n * 8 + 2 * t) =
+                float2{total[n][2 * r], total[n][2 * r + 1]};
           }
         }
       }
@@ -215,22 +218,27 @@ __global__ void __launch_bounds__(kThreads, kDim* kGroup <= 512 ? 2 : 1)
   }
 }
 
-// One thread for one (sample, head): the chunks in ascending order.
-__global__ void JoinKernel(const __grid_constant__ Params p) {
+// One warp for one (sample, head): a lane joins every 32nd chunk, a tree the lanes.
+constexpr int kJoinWarps = 4;
+__global__ void __launch_bounds__(32 * kJoinWarps) JoinKernel(const __grid_constant__ Params p) {
   LetNextStart();
   WaitForPrevious();
   const int pairs = p.job.plan.sizes.num_samples * p.group, chunks = p.job.scratch.chunks;
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, kv_head = p.job.head[blockIdx.y];
+  const int i = blockIdx.x * kJoinWarps + threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = p.job.head[blockIdx.y];
   if (i >= pairs) return;
   const LineChunkLse* from = p.job.scratch.chunk_lse + int64_t{kv_head} * chunks * pairs + i;
-  float max = -INFINITY;
-  for (int c = 0; c < chunks; ++c) max = fmaxf(max, from[int64_t{c} * pairs].max);
-  float sum = 0;
-  for (int c = 0; c < chunks; ++c) {
+  float max = -INFINITY, sum = 0;
+  for (int c = lane; c < chunks; c += 32) {
     const LineChunkLse part = from[int64_t{c} * pairs];
-    sum += part.sum * Exp2(part.max - max);
+    const float top = fmaxf(max, part.max), base = top == -INFINITY ? 0.0f : top;
+    sum = sum * Exp2(max - base) + part.sum * Exp2(part.max - base);
+    max = top;
   }
-  p.job.scratch.lse[int64_t{kv_head} * pairs + i] = max + log2f(sum);
+  float top = max;
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+  sum = WarpSum(sum * Exp2(max - top));
+  if (lane == 0) p.job.scratch.lse[int64_t{kv_head} * pairs + i] = top + log2f(sum);
 }
 
 // ---- any shape ------------------------------------------------------------------------------------------------------
@@ -294,14 +302,21 @@ template <int kDim, int kGroup>
 cudaError_t LaunchTensor(const Params& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Memory<kDim>) + kGroup * kSamples * kDim * 2;
   const auto first = TensorKernel<kDim, kGroup, false>, second = TensorKernel<kDim, kGroup, true>;
-  cudaError_t e = cudaFuncSetAttribute(first, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(second, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaError_t e = cudaSuccess;
+  for (const auto kernel : {first, second}) {
+    if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    // Two blocks a multiprocessor.
+    if (e == cudaSuccess)
+      e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  }
   if (e != cudaSuccess) return e;
   const LineSizes& sizes = p.job.plan.sizes;
   const dim3 grid(p.job.scratch.chunks, p.job.num_heads, (sizes.num_samples + kSamples - 1) / kSamples);
   e = LaunchEarly(first, grid, kThreads, kBytes, stream, p);
   const int pairs = sizes.num_samples * kGroup;
-  if (e == cudaSuccess) e = LaunchEarly(JoinKernel, dim3((pairs + 63) / 64, p.job.num_heads), 64, 0, stream, p);
+  if (e == cudaSuccess)
+    e = LaunchEarly(JoinKernel, dim3((pairs + kJoinWarps - 1) / kJoinWarps, p.job.num_heads), 32 * kJoinWarps, 0,
+                    stream, p);
   if (e == cudaSuccess) e = LaunchEarly(second, grid, kThreads, kBytes, stream, p);
   return e;
 }
