@@ -40,8 +40,36 @@ absl::Status ValidateVisibility(const HeadVisibility& v) {
       return absl::OkStatus();
     case VisibilityRule::kSelected:  // known to the device; see ValidateDecodeAttention
       return absl::OkStatus();
+    case VisibilityRule::kLines:
+      return InvalidCall("attention: lines are for prefill");
   }
   return InvalidCall("attention: unknown visibility rule");
+}
+
+// What the bits of `lines` say is the caller's: on a device the host does not see them.
+absl::Status ValidateLines(const LineVisibility* lines, const PrefillSequence& s, int32_t kv_len) {
+  if (lines == nullptr) return InvalidCall("attention: visibility by lines without `lines`");
+  const LineVisibility& v = *lines;
+  if (s.positions.empty()) return absl::OkStatus();
+  const auto rows = static_cast<int64_t>(s.positions.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    if (s.positions[static_cast<size_t>(i)] != s.positions.front() + i)
+      return InvalidCall("attention: lines of rows at positions that are not consecutive, ",
+                         s.positions[static_cast<size_t>(i)], " at row ", i, " after ", s.positions.front());
+  }
+  if (v.first_position != s.positions.front() || v.num_rows != rows) {
+    return InvalidCall("attention: lines of ", v.num_rows, " rows from position ", v.first_position, " for ", rows,
+                       " rows at positions ", s.positions.front(), " to ", s.positions.back());
+  }
+  const int32_t pages = (s.positions.back() + kPageTokens) / kPageTokens;
+  if (v.tile_words < (pages + 63) / 64 || v.tiles == nullptr) {
+    return InvalidCall("attention: lines with ", v.tile_words, " tile_words for ", pages, " pages, kv_len ", kv_len,
+                       v.tiles == nullptr ? ", tiles is null" : "");
+  }
+  if (v.column_words < 0 || (v.column_words > 0 && (v.column_masks == nullptr || v.columns == nullptr))) {
+    return InvalidCall("attention: lines with ", v.column_words, " column_words, column_masks or columns is null");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateStream(const HeadStreamView& s, const KvPoolView& pool) {
@@ -55,7 +83,7 @@ absl::Status ValidateStream(const HeadStreamView& s, const KvPoolView& pool) {
       return InvalidCall("attention: page ", s.page_table[i], " at ", i, " is outside the pool of ", pool.num_pages);
     }
   }
-  return ValidateVisibility(s.visibility);
+  return absl::OkStatus();
 }
 
 absl::Status ValidateSequence(const PrefillAttentionArgs& a, const PrefillSequence& s) {
@@ -73,8 +101,14 @@ absl::Status ValidateSequence(const PrefillAttentionArgs& a, const PrefillSequen
   }
   for (const HeadStreamView& head : s.heads) {
     if (absl::Status status = ValidateStream(head, a.pool); !status.ok()) return status;
-    if (head.visibility.rule == VisibilityRule::kSelected)
+    const HeadVisibility& v = head.visibility;
+    if (v.rule == VisibilityRule::kSelected)
       return InvalidCall("attention: rule kSelected in prefill; lists are of decode steps");
+    if (absl::Status status =
+            v.rule == VisibilityRule::kLines ? ValidateLines(v.lines, s, head.kv_len) : ValidateVisibility(v);
+        !status.ok()) {
+      return status;
+    }
     if (!s.positions.empty() && s.positions.back() >= head.kv_len) {
       return InvalidCall("attention: row at position ", s.positions.back(), " but kv_len is ", head.kv_len);
     }
@@ -106,6 +140,7 @@ absl::Status ValidateDecodeAttention(const DecodeAttentionArgs& a) {
   }
   for (const HeadStreamView& stream : a.streams) {
     if (absl::Status s = ValidateStream(stream, a.pool); !s.ok()) return s;
+    if (absl::Status s = ValidateVisibility(stream.visibility); !s.ok()) return s;
     if (stream.visibility.rule == VisibilityRule::kSelected &&
         (a.lists.tokens == nullptr || a.lists.counts == nullptr || a.lists.stride < 1)) {
       return InvalidCall("attention: a stream of rule kSelected, but lists has tokens ", a.lists.tokens != nullptr,

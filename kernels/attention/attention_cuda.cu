@@ -24,7 +24,8 @@ cudaError_t Check(const Args& a, bool has_lists) {
   for (int i = 0; i < h.num_kv_heads; ++i) {
     const HeadRule& r = a.rules.head[i];
     if (r.rule == VisibilityRule::kSelected && has_lists) continue;
-    if (r.rule != VisibilityRule::kFull && r.rule != VisibilityRule::kBand) return cudaErrorNotSupported;
+    if (r.rule != VisibilityRule::kFull && r.rule != VisibilityRule::kBand && r.rule != VisibilityRule::kLines)
+      return cudaErrorNotSupported;
     if (r.rule == VisibilityRule::kBand && (r.num_sinks < 0 || r.window < 1)) return cudaErrorInvalidValue;
   }
   if (a.batch.page_tables == nullptr || a.batch.table_offset == nullptr || a.batch.kv_len == nullptr ||
@@ -32,6 +33,47 @@ cudaError_t Check(const Args& a, bool has_lists) {
     return cudaErrorInvalidValue;
   }
   return cudaSuccess;
+}
+
+bool AnyHead(const AttentionHeads& heads, const HeadRules& rules, bool with_lines) {
+  for (int h = 0; h < heads.num_kv_heads; ++h) {
+    if ((rules.head[h].rule == VisibilityRule::kLines) == with_lines) return true;
+  }
+  return false;
+}
+
+cudaError_t CheckLines(const PrefillArgs& a) {
+  const PrefillLines& l = a.lines;
+  if (a.batch.num_sequences != 1) return cudaErrorNotSupported;
+  if (l.tiles == nullptr || l.row_tiles < (a.num_rows + 63) / 64 || l.tile_words < 1 || l.column_words < 0 ||
+      (l.column_words > 0 && (l.column_masks == nullptr || l.columns == nullptr || l.column_pages == nullptr))) {
+    return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t PrefillWithLines(const PrefillArgs& a, cudaStream_t stream, Variant variant) {
+  if (variant == Variant::kGeneric) return PrefillGeneric(a, stream, HeadsOf::kLines);
+  if (variant == Variant::kMma) return cudaErrorNotSupported;
+  const cudaError_t e = PrefillLinesSm90(a, stream);
+  return e == cudaErrorNotSupported && variant == Variant::kAuto ? PrefillGeneric(a, stream, HeadsOf::kLines) : e;
+}
+
+cudaError_t PrefillWithoutLines(const PrefillArgs& args, cudaStream_t stream, Variant variant) {
+  switch (variant) {
+    case Variant::kGeneric:
+      return PrefillGeneric(args, stream, HeadsOf::kOthers);
+    case Variant::kMma:
+      return PrefillMma(args, stream);
+    case Variant::kSm90:
+      return PrefillSm90(args, stream);
+    case Variant::kAuto:
+      break;
+  }
+  cudaError_t e = PrefillSm90(args, stream);
+  if (e == cudaErrorNotSupported) e = PrefillMma(args, stream);
+  if (e == cudaErrorNotSupported) e = PrefillGeneric(args, stream, HeadsOf::kOthers);
+  return e;
 }
 
 }  // namespace
@@ -42,26 +84,18 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
   if (args.num_rows == 0 || args.batch.num_sequences == 0) return cudaSuccess;
   if (cudaError_t e = Check(args, false); e != cudaSuccess) return e;
   if (args.num_rows < 0 || args.row_begin == nullptr || args.positions == nullptr) return cudaErrorInvalidValue;
-  switch (variant) {
-    case Variant::kGeneric:
-      return PrefillGeneric(args, stream);
-    case Variant::kMma:
-      return PrefillMma(args, stream);
-    case Variant::kSm90:
-      return PrefillSm90(args, stream);
-    case Variant::kAuto:
-      break;
+  const bool lines = AnyHead(args.heads, args.rules, true);
+  if (lines) {
+    if (cudaError_t e = CheckLines(args); e != cudaSuccess) return e;
+    if (cudaError_t e = PrefillWithLines(args, stream, variant); e != cudaSuccess) return e;
   }
-  cudaError_t e = PrefillSm90(args, stream);
-  if (e == cudaErrorNotSupported) e = PrefillMma(args, stream);
-  if (e == cudaErrorNotSupported) e = PrefillGeneric(args, stream);
-  return e;
+  return lines && !AnyHead(args.heads, args.rules, false) ? cudaSuccess : PrefillWithoutLines(args, stream, variant);
 }
 
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant) {
   if (args.batch.num_sequences == 0) return cudaSuccess;
   if (cudaError_t e = Check(args, args.lists.tokens != nullptr); e != cudaSuccess) return e;
-  if (args.max_kv_len > kMaxDecodeKvLen) return cudaErrorNotSupported;
+  if (args.max_kv_len > kMaxDecodeKvLen || AnyHead(args.heads, args.rules, true)) return cudaErrorNotSupported;
   if (args.lists.tokens != nullptr && (args.lists.counts == nullptr || args.lists.stride < 1 || args.list_split < 0 ||
                                        args.list_split % kPageTokens != 0 || args.list_split > 2048)) {
     return cudaErrorInvalidValue;

@@ -2,8 +2,9 @@
 //
 // Pages, visibility, causality by position and numerics are those of attention.h; here the HeadRules are the same for
 // every sequence of a launch and travel by value (but see DecodeArgs::plans), and everything a CUDA graph must be able
-// to replay with new values (page tables, lengths, row ranges, positions, lists) is read from device memory. Only kFull
-// and kBand are served, in decode kSelected too.
+// to replay with new values (page tables, lengths, row ranges, positions, lists) is read from device memory. kFull and
+// kBand are served, in decode kSelected too, and kLines for prefill of one sequence: its heads run in a launch of their
+// own, beside the others'.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
@@ -70,6 +71,16 @@ struct PagedBatch {
   int32_t num_sequences = 0;
 };
 
+// LineVisibility of all KV heads, in device memory: that of head h starts h times the size of one head's behind what
+// these point at (LinePlan's layout). A row tile is 64 rows of the sequence, counted from its first.
+struct PrefillLines {
+  const uint64_t* tiles = nullptr;         // [num_kv_heads, row_tiles, tile_words]
+  const uint64_t* column_masks = nullptr;  // [num_kv_heads, row_tiles, column_words]
+  const int32_t* columns = nullptr;        // [num_kv_heads, 64 column_words]
+  const void* column_pages = nullptr;      // [num_kv_heads, column_words] pages, 128-byte aligned
+  int32_t row_tiles = 0, tile_words = 0, column_words = 0;
+};
+
 struct PrefillArgs {
   AttentionHeads heads;
   HeadRules rules;
@@ -85,6 +96,7 @@ struct PrefillArgs {
   float* lse = nullptr;        // [num_rows, num_qo_heads] or null
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
   int32_t last_rows = 0;       // > 0: of each sequence only so many rows, the last ones
+  PrefillLines lines;          // of the kLines heads
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.
@@ -117,6 +129,7 @@ struct DecodeArgs {
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
 // kMma      sm_80 and later; bf16; head_dim 64 or 128 (decode: at most kMaxDecodeGroup query heads per KV head).
 // kSm90     compute capability 9.0 only: wgmma and TMA; prefill; otherwise as kMma.
+// kMma has no kLines of its own; kAuto gives heads with lines to kSm90 or kGeneric.
 // kAuto     the fastest of these that serves the arguments.
 enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 

@@ -13,9 +13,12 @@
 namespace spl::kernels::cuda {
 
 // One file each; all take checked arguments and return cudaErrorNotSupported for what they do not serve.
-cudaError_t PrefillGeneric(const PrefillArgs& args, cudaStream_t stream);
+// Which heads a launch runs: those with lines have variants of their own. PrefillMma and PrefillSm90 take the others.
+enum class HeadsOf : uint8_t { kAll, kLines, kOthers };
+cudaError_t PrefillGeneric(const PrefillArgs& args, cudaStream_t stream, HeadsOf which);
 cudaError_t PrefillMma(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t PrefillSm90(const PrefillArgs& args, cudaStream_t stream);
+cudaError_t PrefillLinesSm90(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t DecodeGeneric(const DecodeArgs& args, cudaStream_t stream);
 cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
 
@@ -55,7 +58,8 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr int kTileRows = 128;
 
 struct Schedule {
-  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads
+  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads; kLines heads are not among them
+  int32_t num_heads;
   int32_t num_full;
   int32_t section;  // kFull heads per section
 };
@@ -70,21 +74,24 @@ struct RowRanges {
 #endif
 };
 
+constexpr int64_t kL2Budget = 32 << 20;  // for K and V of a section
+
 inline Schedule MakeSchedule(const PrefillArgs& a) {
   Schedule s{};
   int n = 0;
+  const auto has_lines = [&](int h) { return a.rules.head[h].rule == VisibilityRule::kLines; };
   const auto is_full = [&](int h) {
     const Band b = BandOf(a.rules.head[h]);
     return b.window >= a.max_kv_len;
   };
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    if (is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+    if (!has_lines(h) && is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
   }
   s.num_full = n;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    if (!is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+    if (!has_lines(h) && !is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
   }
-  constexpr int64_t kL2Budget = 32 << 20;
+  s.num_heads = n;
   const int64_t head_bytes = int64_t{4} * a.heads.head_dim * std::max(a.max_kv_len, 1);
   s.section = static_cast<int32_t>(std::clamp<int64_t>(kL2Budget / head_bytes, 1, std::max(s.num_full, 1)));
   return s;
@@ -124,10 +131,10 @@ __device__ inline int TilesBelowRank(const RowRanges& rows, int num_sequences, i
 }
 
 // All 32 lanes. False when t is past the last tile.
-__device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows, int num_sequences, int num_kv_heads,
-                                int group, int32_t t, Tile* tile) {
+__device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows, int num_sequences, int group,
+                                int32_t t, Tile* tile) {
   const int row_tiles = TilesBelowRank(rows, num_sequences, 1 << 30);
-  if (t >= row_tiles * num_kv_heads * group) return false;
+  if (t >= row_tiles * schedule.num_heads * group) return false;
   const int32_t full = row_tiles * schedule.num_full * group;
   int first = 0, n = 0;  // heads of the section in schedule.kv_head
   if (t < full) {
@@ -139,7 +146,7 @@ __device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows,
   } else {
     t -= full;
     first = schedule.num_full;
-    n = num_kv_heads - schedule.num_full;
+    n = schedule.num_heads - schedule.num_full;
   }
   const int head = t % (n * group);
   int index = t / (n * group);  // of the row tile, long ones first

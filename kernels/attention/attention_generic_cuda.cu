@@ -23,6 +23,8 @@ struct Params {
   const int64_t* plan_offset;
   TokenLists lists;
   int32_t last_rows;
+  HeadsOf which;
+  PrefillLines lines;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
   const void* q;
@@ -41,6 +43,8 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = p.head_dim;
   const int64_t row = blockIdx.x;
   const int head = blockIdx.y, kv_head = head / p.group;
+  const bool has_lines = p.rules.head[kv_head].rule == VisibilityRule::kLines;
+  if (p.which != HeadsOf::kAll && has_lines != (p.which == HeadsOf::kLines)) return;
 
   int sequence = static_cast<int>(row);
   int32_t position = 0;
@@ -78,22 +82,45 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
   const int64_t half = int64_t{kPageTokens} * dim;
   float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
-  for (int64_t tile = warp; tile * 32 <= last; tile += kWarps) {
-    const int32_t begin = static_cast<int32_t>(tile * 32);
-    const int32_t j = begin + lane;
-    const bool visible = j <= last && (list != nullptr || j < band.sinks || j >= band_begin);
+  // Of a head with lines: the words of the row's tile.
+  const uint64_t *line_tiles = nullptr, *column_masks = nullptr;
+  const int32_t* columns = nullptr;
+  int64_t num_columns = 0;
+  if (has_lines) {
+    const int64_t line = int64_t{kv_head} * p.lines.row_tiles + (position - p.positions[0]) / 64;
+    line_tiles = p.lines.tiles + line * p.lines.tile_words;
+    column_masks = p.lines.column_masks + line * p.lines.column_words;
+    num_columns = int64_t{p.lines.column_words} * 64;
+    columns = p.lines.columns + kv_head * num_columns;
+  }
+  const int64_t num_tiles = last / 32 + 1;
+  for (int64_t tile = warp; tile < num_tiles + num_columns / 32; tile += kWarps) {
+    int32_t j;
+    bool visible;
+    if (tile < num_tiles) {
+      j = static_cast<int32_t>(tile * 32) + lane;
+      visible = j <= last;
+      if (list != nullptr) {
+        j = visible ? list[j] : 0;
+      } else if (has_lines) {
+        visible = visible && (line_tiles[j / 4096] >> (j / 64 % 64) & 1) != 0;
+      } else {
+        visible = visible && (j < band.sinks || j >= band_begin);
+      }
+    } else {
+      const int64_t i = (tile - num_tiles) * 32 + lane;
+      visible = (column_masks[i / 64] >> (i % 64) & 1) != 0;
+      j = visible ? columns[i] : 0;
+    }
+    const int32_t page = visible ? table[j / kPageTokens] : -1;
+    visible = page >= 0;
     const unsigned any = __ballot_sync(0xffffffffu, visible);
     if (any == 0) continue;
-    const int32_t at = list == nullptr ? j : list[visible ? j : last];
-    int32_t page = kNoPage;
-    if (list != nullptr || lane == 0) page = table[at / kPageTokens];
-    if (list == nullptr) page = __shfl_sync(0xffffffffu, page, 0);
-    if (list == nullptr && page < 0) continue;
-    const int64_t row = 2 * half * page + static_cast<int64_t>(at % kPageTokens) * dim;  // this lane's key
+    const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // of the lane's key
     float score = -INFINITY;
     if (visible) {
       float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(pool + row + i), dot);
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(pool + offset + i), dot);
       score = dot;
     }
     float tile_max = score;
@@ -108,7 +135,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int t = __ffs(rest) - 1;
       const float w = __shfl_sync(0xffffffffu, weight, t);
-      const Kv* v = pool + __shfl_sync(0xffffffffu, row, t) + half;
+      const Kv* v = pool + half + __shfl_sync(0xffffffffu, offset, t);
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {
         if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + 32 * i + lane), sum[i]);
@@ -168,8 +195,10 @@ Params Common(const Args& a) {
 
 }  // namespace
 
-cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream) {
+cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream, HeadsOf which) {
   Params p = Common(a);
+  p.which = which;
+  p.lines = a.lines;
   p.row_begin = a.row_begin;
   p.last_rows = a.last_rows;
   p.positions = a.positions;

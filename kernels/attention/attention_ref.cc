@@ -9,6 +9,16 @@
 namespace spl::kernels::ref {
 namespace {
 
+bool SeesLines(const LineVisibility& v, int32_t p, int32_t j) {
+  const auto bit = [](const uint64_t* words, int32_t i) { return (words[i / 64] >> (i % 64) & 1) != 0; };
+  const int64_t tile = (p - v.first_position) / 64;
+  if (bit(v.tiles + tile * v.tile_words, j / kPageTokens)) return true;
+  for (int32_t i = 0; i < 64 * v.column_words; ++i) {
+    if (bit(v.column_masks + tile * v.column_words, i) && v.columns[i] == j) return true;
+  }
+  return false;
+}
+
 // Whether the rule lets a row at position p see position j.
 bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
   if (j > p) return false;
@@ -22,6 +32,8 @@ bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:  // made a list by its caller
       return std::binary_search(v.indices.begin(), v.indices.end(), j);
+    case VisibilityRule::kLines:
+      return SeesLines(*v.lines, p, j);
   }
   return false;
 }

@@ -1,8 +1,10 @@
 // Work is cut into tiles of (sequence, KV head, consecutive rows). A tile packs the query heads of its KV head under
 // each other, walks the pages in ascending order, and widens each page once for all its rows.
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -33,6 +35,7 @@ struct Tile {
 struct TileMemory {
   float *q, *keys, *values, *max, *sum, *out;
   uint64_t* visible;
+  std::byte* gathered;  // a page of columns of kLines
 };
 
 TileMemory Carve(Scratch& scratch, int32_t rows, int32_t head_dim, int32_t stride) {
@@ -42,7 +45,8 @@ TileMemory Carve(Scratch& scratch, int32_t rows, int32_t head_dim, int32_t strid
                           static_cast<size_t>(rows),
                           static_cast<size_t>(rows),
                           static_cast<size_t>(rows) * stride,
-                          static_cast<size_t>(rows) * 2};
+                          static_cast<size_t>(rows) * 2,
+                          static_cast<size_t>(2 * kPageTokens) * head_dim};
   size_t total = 0;
   for (size_t s : sizes) total += (s + 15) / 16 * 16;
   float* at[std::size(sizes)];
@@ -51,7 +55,14 @@ TileMemory Carve(Scratch& scratch, int32_t rows, int32_t head_dim, int32_t strid
     at[i] = p;
     p += (sizes[i] + 15) / 16 * 16;
   }
-  return {at[0], at[1], at[2], at[3], at[4], at[5], reinterpret_cast<uint64_t*>(at[6])};
+  return {at[0],
+          at[1],
+          at[2],
+          at[3],
+          at[4],
+          at[5],
+          reinterpret_cast<uint64_t*>(at[6]),
+          reinterpret_cast<std::byte*>(at[7])};
 }
 
 class TileRun {
@@ -80,6 +91,7 @@ class TileRun {
       AttendPage(pages, page);
       page = next;
     }
+    if (stream_.visibility.rule == VisibilityRule::kLines) AttendColumns();
     WriteOut();
   }
 
@@ -113,6 +125,40 @@ class TileRun {
       AttendRows(begin, end);
       begin = end;
     }
+  }
+
+  // The single columns of the row tile, gathered 64 at a time.
+  void AttendColumns() {
+    const LineVisibility& v = *stream_.visibility.lines;
+    const int64_t row_tile = (Position(0) - v.first_position) / 64;
+    const uint64_t* masks = v.column_masks + row_tile * v.column_words;
+    const int64_t row_bytes = static_cast<int64_t>(a_.pool.half_bytes()) / kPageTokens;
+    int32_t count = 0;
+    const auto attend = [&] {
+      if (count == 0) return;
+      const std::byte* keys = m_.gathered;
+      k_.transpose_keys(keys, a_.pool.dtype, dim_, count, m_.keys);
+      k_.widen_values(keys + kPageTokens * row_bytes, a_.pool.dtype, dim_, count, stride_, m_.values);
+      std::fill_n(m_.visible, rows_, count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1);
+      next_page_ = kNoPage;
+      AttendRows(0, rows_);
+      count = 0;
+    };
+    for (int32_t word = 0; word < v.column_words; ++word) {
+      for (uint64_t bits = masks[word]; bits != 0; bits &= bits - 1) {
+        const int32_t column = v.columns[word * 64 + std::countr_zero(bits)];
+        const int32_t physical = stream_.page_table[column / kPageTokens];
+        assert(physical != kNoPage && "a visible position is not resident");
+        if (physical == kNoPage) continue;
+        const int64_t slot = column % kPageTokens;
+        std::memcpy(m_.gathered + count * row_bytes, a_.pool.k(physical) + slot * row_bytes,
+                    static_cast<size_t>(row_bytes));
+        std::memcpy(m_.gathered + (kPageTokens + count) * row_bytes, a_.pool.v(physical) + slot * row_bytes,
+                    static_cast<size_t>(row_bytes));
+        if (++count == kPageTokens) attend();
+      }
+    }
+    attend();
   }
 
   bool Widen(int32_t page) {
@@ -163,6 +209,14 @@ class TileRun {
   int32_t next_page_ = kNoPage;  // physical; only a hint
 };
 
+int64_t PagesSeen(const LineVisibility& v, int32_t position) {
+  const int64_t row_tile = (position - v.first_position) / 64;
+  int64_t pages = 1, columns = 0;
+  for (int32_t i = 0; i < v.tile_words; ++i) pages += std::popcount(v.tiles[row_tile * v.tile_words + i]);
+  for (int32_t i = 0; i < v.column_words; ++i) columns += std::popcount(v.column_masks[row_tile * v.column_words + i]);
+  return pages + columns / kPageTokens;
+}
+
 int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
   const int64_t causal = position / kPageTokens + 1;
   switch (v.rule) {
@@ -174,6 +228,8 @@ int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:  // refused by the validation
       return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
+    case VisibilityRule::kLines:
+      return PagesSeen(*v.lines, position);
   }
   return causal;
 }
@@ -187,8 +243,10 @@ std::vector<Tile> MakeTiles(const PrefillAttentionArgs& a) {
     const int32_t num_rows = s.row_end - s.row_begin;
     const int32_t first = a.last_rows > 0 ? std::max(0, num_rows - a.last_rows) : 0;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
-      for (int32_t begin = first; begin < num_rows; begin += step) {
-        const int32_t end = std::min(num_rows, begin + step);
+      // Rows of one row tile only: all of a tile see the same columns.
+      const bool lines = s.heads[h].visibility.rule == VisibilityRule::kLines;
+      for (int32_t begin = first, end = 0; begin < num_rows; begin = end) {
+        end = std::min(num_rows, lines ? (begin / 64 + 1) * 64 : begin + step);
         tiles.push_back({&s, h, begin, end, (end - begin) * PagesSeen(s.heads[h].visibility, s.positions[end - 1])});
       }
     }

@@ -22,7 +22,7 @@ struct Params {
   int64_t q_row_stride;
   __nv_bfloat16* out;
   float* lse;
-  int32_t num_qo_heads, num_kv_heads, group;
+  int32_t num_qo_heads, group;
   float scale;
 };
 
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 1) PrefillMmaKernel(const __grid_con
 
   if (threadIdx.x < 32) {
     Tile found;
-    const bool ok = FindTile(p.schedule, p.rows, p.batch.num_sequences, p.num_kv_heads, p.group, blockIdx.x, &found);
+    const bool ok = FindTile(p.schedule, p.rows, p.batch.num_sequences, p.group, blockIdx.x, &found);
     if (threadIdx.x == 0) {
       any = ok;
       if (ok) tile = found;
@@ -237,7 +237,6 @@ cudaError_t PrefillMma(const PrefillArgs& a, cudaStream_t stream) {
   p.out = static_cast<__nv_bfloat16*>(a.out);
   p.lse = a.lse;
   p.num_qo_heads = a.heads.num_qo_heads;
-  p.num_kv_heads = a.heads.num_kv_heads;
   p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
   p.scale = a.heads.sm_scale * kLog2e;
   const int32_t tiles = MaxTiles(a);

@@ -11,12 +11,12 @@
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_tensor_map.h"
+#include "kernels/attention/prefill_softmax_sm90.h"
 #include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kTileKeys = 2 * kPageTokens;
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kStages = 3;    // of the K ring and of the V ring
@@ -70,13 +70,11 @@ struct Params {
   __nv_bfloat16* out;
   float* lse;
   int32_t* counters;  // [0] tiles taken, [1] CTAs done
-  int32_t num_qo_heads, num_kv_heads, group;
+  int32_t num_qo_heads, group;
   float scale;  // sm_scale * log2(e)
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // K, then V
 
 // All 32 lanes: lane 2 i + j looks up page j of candidate base + i. A page that is absent or that no row sees starts
 // past the end of the pool, where loads give zeros.
@@ -112,7 +110,7 @@ __device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
       t = __shfl_sync(0xffffffffu, t, 0);
     }
     Tile tile;
-    if (!FindTile(p.schedule, p.rows, p.batch.num_sequences, p.num_kv_heads, p.group, t, &tile)) break;
+    if (!FindTile(p.schedule, p.rows, p.batch.num_sequences, p.group, t, &tile)) break;
     const int32_t* positions = p.positions + tile.row;
     const int32_t* table =
         p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
@@ -237,42 +235,6 @@ __device__ inline void MaskScores(float (&s)[64], int32_t k_tile, Band band, int
       if ((visible >> (2 * i + 1) & 1) == 0) s[4 * i + 2 * r + 1] = -INFINITY;
     }
   }
-}
-
-// Scores to weights in place. m: running maximum in units of log2, 0 while nothing has been seen (l is 0 then);
-// returns the factors by which what has been accumulated so far must shrink.
-struct RowState {
-  float m[2] = {-INFINITY, -INFINITY};
-  float l[2] = {0, 0};  // this thread's columns only
-};
-__device__ inline void Softmax(float (&s)[64], float scale, RowState& state, float (&shrink)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float max = fmaxf(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-    for (int i = 1; i < 16; ++i) max = fmaxf(max, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-    const float m = fmaxf(state.m[r], __fmul_rn(max, scale));
-    const float base = m == -INFINITY ? 0.0f : m;
-    shrink[r] = Exp2(state.m[r] - base);
-    state.m[r] = m;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int e = 2 * r; e < 2 * r + 2; ++e) {
-        s[4 * i + e] = Exp2(__fmaf_rn(s[4 * i + e], scale, -base));
-        sum += s[4 * i + e];
-      }
-    }
-    state.l[r] = __fmaf_rn(state.l[r], shrink[r], sum);
-  }
-}
-
-__device__ inline void PackWeights(const float (&s)[64], uint32_t (&p)[32]) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) p[i] = PackBf16(s[2 * i], s[2 * i + 1]);
 }
 
 template <int kHeadDim>
@@ -513,7 +475,6 @@ cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   p.lse = a.lse;
   p.counters = static_cast<int32_t*>(a.workspace);
   p.num_qo_heads = a.heads.num_qo_heads;
-  p.num_kv_heads = a.heads.num_kv_heads;
   p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
   p.scale = a.heads.sm_scale * kLog2e;
   return a.heads.head_dim == 64 ? Launch<64>(a, p, num_sms, stream) : Launch<128>(a, p, num_sms, stream);

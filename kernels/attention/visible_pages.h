@@ -1,7 +1,10 @@
 // A visibility rule as kernels walk it: which pages may hold something visible, and which slots of a page a row sees.
+// Of kLines only the whole tiles, and only for rows of one row tile at a time: the single columns are the kernel's
+// affair, since to walk their pages would cost what the rule is there to save.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -31,6 +34,9 @@ class VisiblePages {
       case VisibilityRule::kSelected:  // made a list by its caller
         page = NextListed(page, kPageTokens);
         break;
+      case VisibilityRule::kLines:
+        page = NextTile(page, low, high);
+        break;
     }
     return page <= high / kPageTokens && high >= 0 ? page : kNone;
   }
@@ -49,6 +55,8 @@ class VisiblePages {
       case VisibilityRule::kList:
       case VisibilityRule::kSelected:
         return causal & Listed(base);
+      case VisibilityRule::kLines:
+        return Tiles(position)[page / 64] >> (page % 64) & 1 ? causal : 0;
     }
     return 0;
   }
@@ -68,6 +76,19 @@ class VisiblePages {
     const int64_t from = int64_t{page} * unit;
     const auto it = std::lower_bound(v_.indices.begin(), v_.indices.end(), from);
     return it == v_.indices.end() ? kNone : *it / unit;
+  }
+
+  const uint64_t* Tiles(int32_t position) const {
+    return v_.lines->tiles + int64_t{(position - v_.lines->first_position) / 64} * v_.lines->tile_words;
+  }
+
+  int32_t NextTile(int32_t page, int32_t low, int32_t high) const {
+    const uint64_t* tiles = Tiles(low);
+    for (int32_t word = page / 64; word * 64 <= high / kPageTokens; ++word) {
+      const uint64_t bits = tiles[word] & (word == page / 64 ? ~uint64_t{0} << (page % 64) : ~uint64_t{0});
+      if (bits != 0) return word * 64 + std::countr_zero(bits);
+    }
+    return kNone;
   }
 
   uint64_t Listed(int64_t base) const {

@@ -29,6 +29,7 @@
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/pool_scores.h"
 #include "kernels/selection/query_window.h"
+#include "kernels/selection/select_lines.h"
 #include "kernels/selection/select_tokens.h"
 #include "kernels/selection/top_k.h"
 #include "kernels/selection/top_tokens.h"
@@ -150,6 +151,9 @@ class Backend {
   }
   virtual absl::Status PageBoundScores(const KernelContext& /*ctx*/, const PageBoundScoresArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no PageBoundScores");
+  }
+  virtual absl::Status SelectLines(const KernelContext& /*ctx*/, const SelectLinesArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no SelectLines");
   }
   virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no mixture of experts");

@@ -79,6 +79,9 @@ class CpuBackend final : public HostBackend {
   absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
     return cpu::PageBoundScores(ctx, a);
   }
+  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
+    return cpu::SelectLines(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return cpu::RouteExperts(ctx, a);
   }

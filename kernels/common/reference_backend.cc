@@ -68,6 +68,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
     return ref::PageBoundScores(ctx, a);
   }
+  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
+    return ref::SelectLines(ctx, a);
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     return ref::RouteExperts(ctx, a);
   }

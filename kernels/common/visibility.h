@@ -12,9 +12,31 @@ enum class VisibilityRule : uint8_t {
   kBand,    // positions [0, num_sinks) ∪ [pos - window + 1, pos]
   kBlocks,  // positions of the 64-token tiles listed in `indices`, and <= pos
   kList,    // positions listed in `indices`, and <= pos
+  kLines,   // of each 64-row tile its own key tiles and columns: LineVisibility; prefill only
   // Decode only: the positions that the call's lists hold for the stream (TokenLists), and <= pos. What is known to the
   // device alone is `kSelected`, what the caller has at hand `kList`.
   kSelected,
+};
+
+// Slash and vertical lines as attention walks them (LoopServe 3.2, MInference: algorithms.md 5.1, 7): row tile t is the
+// rows at positions [first_position + 64 t, first_position + 64 t + 63] of one sequence, cut at num_rows rows. A row at
+// p sees j <= p when bit j / 64 of its tile's `tiles` is set, or when j = columns[i] and bit i of its tile's
+// `column_masks` is set. REQUIRES of a set column bit: the column is in no set tile and before the tile's first row, so
+// that it is the same for all rows of the tile and counted once.
+// Pointers are of the device that runs the attention, borrowed until it has; words past the last page or column are 0.
+struct LineVisibility {
+  int32_t first_position = 0;
+  int32_t num_rows = 0;
+  int32_t tile_words = 0;                  // 64-bit words of a row tile in `tiles`
+  int32_t column_words = 0;                // the same in `column_masks`
+  const uint64_t* tiles = nullptr;         // [ceil(num_rows / 64), tile_words]: bit i is the page of positions 64 i ...
+  const uint64_t* column_masks = nullptr;  // [ceil(num_rows / 64), column_words]
+  const int32_t* columns = nullptr;        // [64 column_words] are readable; ascending where a mask has a bit
+  // CUDA: K and V of the columns, gathered: pages like those of the pool, [column_words][2][64, head_dim], page c with
+  // columns [64 c, 64 c + 63], slots that no mask names finite. The host gathers by itself.
+  const void* column_pages = nullptr;
+
+  int32_t num_row_tiles() const { return (num_rows + 63) / 64; }
 };
 
 // Causality is by original position in every rule: a row at position p never sees a position above p.
@@ -23,6 +45,7 @@ struct HeadVisibility {
   int32_t num_sinks = 0;                  // kBand; >= 0
   int32_t window = 0;                     // kBand; >= 1, counts the row itself
   std::span<const int32_t> indices = {};  // kBlocks, kList: sorted ascending, no duplicates; borrowed for the call
+  const LineVisibility* lines = nullptr;  // kLines; borrowed for the call
 };
 
 }  // namespace spl::kernels

@@ -41,6 +41,7 @@
 #include "kernels/selection/column_scores_cuda.h"
 #include "kernels/selection/page_bound_scores_cuda.h"
 #include "kernels/selection/pool_scores_cuda.h"
+#include "kernels/selection/select_lines_cuda.h"
 #include "kernels/selection/select_tokens_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
@@ -344,6 +345,9 @@ class CudaBackend final : public Backend {
       if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), false, args.rules); !s.ok())
         return s;
     }
+    if (a.sequences.size() == 1) {
+      if (absl::Status s = TakeLines(a.sequences.front(), a.pool, args); !s.ok()) return s;
+    }
     auto workspace = session.Scratch(CudaSession::Use::kPrefillAttention, PrefillWorkspaceBytes());
     if (!workspace.ok()) return workspace.status();
     args.workspace = *workspace;
@@ -498,6 +502,28 @@ class CudaBackend final : public Backend {
     return ToStatus(cuda::ValueDeviation(a, Rows(session.batch(), a.layer), session.stream()), "ValueDeviation");
   }
 
+  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
+    if (absl::Status s = ValidateSelectLines(a); !s.ok()) return s;
+    if (a.shape.num_kv_heads > kMaxKvHeads)
+      return absl::UnimplementedError(absl::StrCat("cuda: ", a.shape.num_kv_heads, " KV heads, at most ", kMaxKvHeads));
+    CudaSession& session = CudaSession::Of(ctx);
+    LineJob job{.plan = a.plan,
+                .scratch = PlaceLineScratch(a.plan.scratch, a.plan.sizes),
+                .options = a.options,
+                .batch = Batch(session.batch(), a.pool, a.layer),
+                .sequence = a.sequence,
+                .q_dtype = a.q.dtype,
+                .q = static_cast<const std::byte*>(a.q.data) +
+                     a.rows.row_begin * a.q_row_stride * static_cast<int64_t>(DTypeBytes(a.q.dtype)),
+                .q_row_stride = a.q_row_stride};
+    for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
+      if (a.kv_heads.empty() || std::binary_search(a.kv_heads.begin(), a.kv_heads.end(), h))
+        job.head[job.num_heads++] = static_cast<uint8_t>(h);
+    }
+    std::copy(a.samples.begin(), a.samples.end(), job.sample);
+    if (absl::Status s = ToStatus(LineWeights(job, session.stream()), "SelectLines"); !s.ok()) return s;
+    return ToStatus(LineChoiceAndTiles(job, session.stream()), "SelectLines");
+  }
   absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
     if (absl::Status s = ValidateRouteExperts(a); !s.ok()) return s;
     return ToStatus(cuda::RouteExperts(a, CudaSession::Of(ctx).stream()), "RouteExperts");
@@ -622,7 +648,7 @@ class CudaBackend final : public Backend {
       return absl::UnimplementedError(absl::StrCat("cuda: ", heads.size(), " KV heads, at most ", kMaxKvHeads));
     for (size_t h = 0; h < heads.size(); ++h) {
       const HeadVisibility& v = heads[h].visibility;
-      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand &&
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kLines &&
           !(v.rule == VisibilityRule::kSelected && has_lists))
         return absl::UnimplementedError("cuda: attention over blocks or token lists");
       const HeadRule rule{v.rule, v.num_sinks, v.window};
@@ -633,6 +659,40 @@ class CudaBackend final : public Backend {
                                              (known.num_sinks != rule.num_sinks || known.window != rule.window))) {
         return absl::UnimplementedError("cuda: sequences of one pass with different visibility, without staged plans");
       }
+    }
+    return absl::OkStatus();
+  }
+
+  // The lines of one sequence's heads, which lie as LinePlan lays them out.
+  static absl::Status TakeLines(const PrefillSequence& sequence, const KvPoolView& pool, PrefillArgs& args) {
+    const LineVisibility* first = nullptr;
+    for (size_t h = 0; h < sequence.heads.size(); ++h) {
+      if (sequence.heads[h].visibility.rule != VisibilityRule::kLines) continue;
+      const LineVisibility* v = sequence.heads[h].visibility.lines;
+      if (v == nullptr) return absl::InvalidArgumentError("cuda: visibility by lines without `lines`");
+      const auto rows = static_cast<int32_t>(sequence.positions.size());
+      if (v->num_rows != rows || rows == 0 || v->first_position != sequence.positions.front() ||
+          sequence.positions.back() - sequence.positions.front() + 1 != rows)
+        return absl::InvalidArgumentError(absl::StrCat("cuda: lines of ", v->num_rows, " rows from position ",
+                                                       v->first_position, " for ", rows, " other ones"));
+      const auto head = static_cast<int64_t>(h);
+      const int64_t tiles = int64_t{v->num_row_tiles()} * v->tile_words;
+      const int64_t masks = int64_t{v->num_row_tiles()} * v->column_words;
+      PrefillLines lines{v->tiles - head * tiles,
+                         v->column_masks - head * masks,
+                         v->columns - head * 64 * v->column_words,
+                         static_cast<const std::byte*>(v->column_pages) -
+                             head * v->column_words * static_cast<int64_t>(pool.page_bytes()),
+                         v->num_row_tiles(),
+                         v->tile_words,
+                         v->column_words};
+      if (first != nullptr &&
+          (lines.tiles != args.lines.tiles || lines.column_masks != args.lines.column_masks ||
+           lines.columns != args.lines.columns || lines.column_pages != args.lines.column_pages ||
+           lines.tile_words != args.lines.tile_words || lines.column_words != args.lines.column_words))
+        return absl::UnimplementedError("cuda: lines of the heads of one call from different plans");
+      first = v;
+      args.lines = lines;
     }
     return absl::OkStatus();
   }

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
   const StagedStep step = p.selection.steps[sequence];
   const int32_t kv_len = p.batch.kv_len[sequence];
   WaitForPrevious();
-  if ((step.flags & StagedStep::kSelects) == 0) return;
+  if (!p.selection.Selects(sequence, head)) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
   const int32_t* compact = p.selection.compact_tables + p.selection.sequences[sequence].compact_offset +

@@ -195,7 +195,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   const int rank = C::Rank();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
   const StagedStep step = p.selection.steps[sequence];
-  if ((step.flags & StagedStep::kSelects) == 0) {
+  if (!p.selection.Selects(sequence, head)) {
     WaitForPrevious();
     return;
   }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/kv_pool.h"
+
 namespace spl::kernels::cuda {
 
 struct StagedSequence {
@@ -25,6 +27,15 @@ struct SelectionBatch {
   const StagedStep* steps = nullptr;          // device [num_sequences], of the layer
   const int32_t* compact_tables = nullptr;    // device; the caller has added the layer's offset
   int64_t compact_head_stride = 0;            // elements between the tables of two KV heads
+
+#ifdef __CUDACC__
+  // Whether the stream chooses in this step: a head without compact pages never does.
+  __device__ bool Selects(int32_t sequence, int32_t kv_head) const {
+    if ((steps[sequence].flags & StagedStep::kSelects) == 0) return false;
+    return compact_tables == nullptr ||
+           compact_tables[sequences[sequence].compact_offset + kv_head * compact_head_stride] != kNoPage;
+  }
+#endif
 };
 
 }  // namespace spl::kernels::cuda

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   LetNextStart();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads;
   const int rank = Cluster<kBlocks>::Rank();
-  if ((p.selection.steps[sequence].flags & StagedStep::kSelects) == 0) {
+  if (!p.selection.Selects(sequence, stream % p.num_kv_heads)) {
     WaitForPrevious();
     return;
   }

@@ -548,6 +548,118 @@ TEST_P(CudaBackendTest, AlignCopy) {
   }
 }
 
+// Lines are chosen and attended to without the host; what was chosen is then read back and given to the reference.
+TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
+  Random random(19);
+  for (const int32_t dim : {64, 128, 40}) {
+    const int32_t length = 900, first = 420, q_heads = 8, kv_heads = 2, layers = 2, rows = length - first, layer = 1;
+    TestPool host_pool(GetParam(), dim, 64);
+    host_pool.Shuffle(random);
+    std::vector<TestStream> streams;
+    std::vector<std::vector<int32_t>> tables;
+    for (int32_t i = 0; i < layers * kv_heads; ++i) {
+      streams.push_back(MakeStream(random, length, dim));
+      host_pool.Place(streams.back());
+      tables.push_back(streams.back().page_table);
+    }
+    const size_t pool_bytes = host_pool.view().page_bytes() * 64;
+    const auto memory = cuda_->Allocate(pool_bytes).value();
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), host_pool.view().base, pool_bytes));
+    KvPoolView pool = host_pool.view();
+    pool.base = static_cast<std::byte*>(memory->data());
+    std::vector<int32_t> tokens(rows), positions(rows);
+    std::iota(positions.begin(), positions.end(), first);
+    static uint64_t next_id = 5000;
+    const BatchSequence batch{0, rows, length, tables, next_id++};
+    ExpectOk(session_->Stage({tokens, positions, {&batch, 1}}));
+    std::vector<float> peaked = random.Normals(static_cast<size_t>(rows) * q_heads * dim);
+    for (float& x : peaked) x *= 4;
+    const Tensor q = Upload(peaked);
+    const AttentionShape shape{q_heads, kv_heads, dim, 1.0f / std::sqrt(static_cast<float>(dim))};
+    std::vector<HeadStreamView> views;
+    for (int32_t h = 0; h < kv_heads; ++h) views.push_back({tables[layer * kv_heads + h], length, {}});
+    const PrefillSequence sequence{0, rows, positions, views};
+    const std::vector<int32_t> samples = SampleRows(rows, 3);
+    for (const LineOptions options : {LineOptions{.alpha = 0.8f, .max_columns = 600, .max_offsets = 500},
+                                      LineOptions{.max_columns = 64, .max_offsets = 64}}) {
+      const LineSizes sizes{.shape = shape,
+                            .page_dtype = GetParam(),
+                            .num_samples = static_cast<int32_t>(samples.size()),
+                            .first_position = first,
+                            .num_rows = rows,
+                            .max_columns = options.max_columns,
+                            .max_offsets = options.max_offsets};
+      const auto buffer = cuda_->Allocate(LinePlanBytes(sizes)).value();
+      const LinePlan plan = PlaceLinePlan(buffer->data(), sizes);
+      ExpectOk(cuda_->SelectLines(ctx(), {.shape = shape,
+                                          .pool = pool,
+                                          .q = q.act(),
+                                          .q_row_stride = int64_t{q_heads} * dim,
+                                          .rows = sequence,
+                                          .layer = layer,
+                                          .samples = samples,
+                                          .options = options,
+                                          .plan = plan}));
+      std::vector<LineVisibility> lines;
+      for (int32_t h = 0; h < kv_heads; ++h) lines.push_back(plan.Visibility(h));
+      std::vector<HeadStreamView> seen = views;
+      for (int32_t h = 0; h < kv_heads; ++h) seen[h].visibility = {.rule = VisibilityRule::kLines, .lines = &lines[h]};
+      const PrefillSequence attended{0, rows, positions, seen};
+      Tensor out = Empty(rows * q_heads * dim);
+      ExpectOk(cuda_->PrefillAttention(ctx(), {.shape = shape,
+                                               .pool = pool,
+                                               .q = q.act(),
+                                               .q_row_stride = int64_t{q_heads} * dim,
+                                               .out = out.act(),
+                                               .sequences = {&attended, 1},
+                                               .layer = layer}));
+      const std::vector<float> got = Download(out);
+      std::vector<std::byte> bytes(buffer->size());
+      ExpectOk(cuda_->Copy(CopyKind::kDownload, bytes.data(), buffer->data(), bytes.size()));
+      const LinePlan read = PlaceLinePlan(bytes.data(), sizes);
+      std::vector<float> exact(static_cast<size_t>(kv_heads * sizes.num_samples * sizes.weight_stride()));
+      ExpectOk(ref::LineWeights({}, {.shape = shape,
+                                     .pool = host_pool.view(),
+                                     .q = q.host.data(),
+                                     .q_row_stride = int64_t{q_heads} * dim,
+                                     .rows = sequence,
+                                     .samples = samples,
+                                     .weights = exact.data(),
+                                     .stride = sizes.weight_stride()}));
+      for (int32_t h = 0; h < kv_heads; ++h) {
+        lines[h] = read.Visibility(h);
+        const LineResult& result = read.results[h];
+        EXPECT_NEAR(result.total, 4.0 * sizes.num_samples, 1e-2);
+        EXPECT_EQ(result.dense, options.max_columns == 64 ? 1 : 0);
+        if (result.dense != 0) continue;
+        double uncovered = 0, total = 0;
+        const int32_t* columns = lines[h].columns;
+        const int32_t* offsets = read.offsets + int64_t{h} * sizes.max_offsets;
+        for (int32_t r = 0; r < sizes.num_samples; ++r) {
+          const int32_t p = first + samples[r];
+          for (int32_t j = 0; j <= p; ++j) {
+            const double a = exact[(int64_t{h} * sizes.num_samples + r) * sizes.weight_stride() + j];
+            total += a;
+            if (!std::binary_search(columns, columns + result.num_columns, j) &&
+                !std::binary_search(offsets, offsets + result.num_offsets, p - j))
+              uncovered += a;
+          }
+        }
+        EXPECT_LE(uncovered, result.uncovered + 1e-4 * total);
+        EXPECT_LE(result.uncovered, (1 - options.alpha) * total + 1e-4 * total);
+      }
+      std::vector<float> want(got.size());
+      ExpectOk(ref_->PrefillAttention({}, {.shape = shape,
+                                           .pool = host_pool.view(),
+                                           .q = q.host.data(),
+                                           .q_row_stride = int64_t{q_heads} * dim,
+                                           .out = want.data(),
+                                           .sequences = {&attended, 1}}));
+      ExpectClose(got, want, GetParam(), "attention over lines");
+    }
+  }
+}
+
 TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
   Random random(12);
   for (const int32_t dim : {64, 128, 40}) {

@@ -1,0 +1,50 @@
+// The softmax step of the wgmma prefill kernels, on one warpgroup's 64 x 128 score tile: thread (warp w, lane 4 g + c)
+// holds rows 16 w + g and 16 w + g + 8, columns 8 i + 2 c and 8 i + 2 c + 1 of every 8-column block i.
+// Included by .cu files only.
+#pragma once
+
+#include "kernels/attention/attention_cuda_common.h"
+#include "kernels/cuda/cuda_ptx.h"
+
+namespace spl::kernels::cuda {
+
+inline constexpr int kTileKeys = 2 * kPageTokens;
+inline constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // of the pool as a matrix: K, then V
+
+// Scores to weights in place. m: running maximum in units of log2, 0 while nothing has been seen (l is 0 then);
+// returns the factors by which what has been accumulated so far must shrink.
+struct RowState {
+  float m[2] = {-INFINITY, -INFINITY};
+  float l[2] = {0, 0};  // this thread's columns only
+};
+__device__ inline void Softmax(float (&s)[64], float scale, RowState& state, float (&shrink)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float max = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int i = 1; i < 16; ++i) max = fmaxf(max, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+    const float m = fmaxf(state.m[r], __fmul_rn(max, scale));
+    const float base = m == -INFINITY ? 0.0f : m;
+    shrink[r] = Exp2(state.m[r] - base);
+    state.m[r] = m;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+#pragma unroll
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        s[4 * i + e] = Exp2(__fmaf_rn(s[4 * i + e], scale, -base));
+        sum += s[4 * i + e];
+      }
+    }
+    state.l[r] = __fmaf_rn(state.l[r], shrink[r], sum);
+  }
+}
+
+__device__ inline void PackWeights(const float (&s)[64], uint32_t (&p)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = PackBf16(s[2 * i], s[2 * i + 1]);
+}
+
+}  // namespace spl::kernels::cuda

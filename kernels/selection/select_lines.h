@@ -1,0 +1,99 @@
+// From sampled rows to what PrefillAttention shall look at, for every KV head of a layer, without the host: the weights
+// of the sample (line_sums.h), the lines (line_select.h), their tiles and columns (line_tiles.h). Called between
+// RopeWriteKv and PrefillAttention of the layer; the attention call then names Visibility(h) of the plan.
+//
+// Tri-shape (algorithms.md 7) needs no lines: PrefillAttention with kBand for all rows, then with kFull and
+// last_rows = 100, which writes those rows again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/selection/line_select.h"
+
+namespace spl::kernels {
+
+struct LineSizes {
+  AttentionShape shape;
+  DType page_dtype = DType::kBF16;
+  int32_t num_samples = 0;
+  int32_t first_position = 0;  // of the computed rows
+  int32_t num_rows = 0;
+  int32_t max_columns = kMaxLines;  // as in LineOptions
+  int32_t max_offsets = kMaxLines;
+
+  constexpr int32_t num_keys() const { return first_position + num_rows; }
+  constexpr int32_t num_row_tiles() const { return (num_rows + 63) / 64; }
+  constexpr int32_t tile_words() const { return (num_keys() + 64 * 64 - 1) / (64 * 64); }
+  constexpr int32_t column_words() const { return (max_columns + 63) / 64; }
+  constexpr int64_t weight_stride() const { return (int64_t{num_keys()} + 63) / 64 * 64; }
+};
+
+// What became of a KV head, where the device keeps it.
+struct LineResult {
+  float total = 0;      // Σ A of the sample
+  float uncovered = 0;  // see LineChoice
+  int32_t num_columns = 0;
+  int32_t num_offsets = 0;
+  int32_t rounds = 0;
+  int32_t dense = 0;
+};
+
+// Views into one piece of device memory that the caller owns, 256-byte aligned, LinePlanBytes(sizes) long. It may serve
+// all layers, one after the other on one session; what it held is then gone. Its contents need no preparation.
+struct LinePlan {
+  LineSizes sizes;
+  LineResult* results = nullptr;      // [num_kv_heads]
+  int32_t* columns = nullptr;         // [num_kv_heads, 64 column_words], ascending; the rest of a row: 0
+  int32_t* offsets = nullptr;         // [num_kv_heads, max_offsets], ascending; the rest of a row is undefined
+  uint64_t* tiles = nullptr;          // [num_kv_heads, num_row_tiles, tile_words]
+  uint64_t* column_masks = nullptr;   // [num_kv_heads, num_row_tiles, column_words]
+  std::byte* column_pages = nullptr;  // [num_kv_heads, column_words] pages; CUDA only
+  float* weights = nullptr;           // [num_kv_heads, num_samples, weight_stride]; consumed by the selection
+  std::byte* scratch = nullptr;       // CUDA only
+
+  LineVisibility Visibility(int32_t kv_head) const;
+};
+size_t LinePlanBytes(const LineSizes& sizes);
+LinePlan PlaceLinePlan(void* memory, const LineSizes& sizes);
+
+struct SelectLinesArgs {
+  AttentionShape shape;
+  KvPoolView pool;
+  ConstActivations q;        // as PrefillAttention's
+  int64_t q_row_stride = 0;  // elements
+  // All rows of one sequence, at consecutive positions; kFull. CUDA takes positions and page tables from the staged
+  // batch: `sequence` is the number there.
+  PrefillSequence rows;
+  int32_t sequence = 0;
+  int32_t layer = 0;
+  std::span<const int32_t> samples;   // relative to rows.row_begin; ascending; 1..kMaxLineSamples
+  std::span<const int32_t> kv_heads;  // empty: all; ascending. Of the others the plan is not written
+  LineOptions options;
+  LinePlan plan;
+};
+
+// InvalidArgument: what ValidateLineWeights and ValidateLineOptions refuse; rows that are not consecutive; a plan that
+// was placed for other sizes.
+absl::Status ValidateSelectLines(const SelectLinesArgs& args);
+
+// Threads: one call at a time on a plan. CUDA: asynchronous on the session's stream, allocates nothing after the first
+// call; group sizes other than 1, 2, 4, 8 and pages or queries that are not bf16 with heads of 64 or 128 take a slow
+// path for the weights.
+// Cost   about 4 · samples · keys · head_dim FLOPs a query head and, per round, twice the weights' bytes
+//        (4 · samples · keys a KV head): of prompts much shorter than 4096 rows, or cut into small slices, more than it
+//        saves.
+namespace ref {
+absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& args);
+}
+namespace cpu {
+absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& args);
+}
+
+// The rows to sample of num_rows computed ones (algorithms.md 5.1): the last 16 and one at random of each of 48 equal
+// parts of the others, drawn from `seed`; all of them when there are no more than 64. Ascending.
+std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed);
+
+}  // namespace spl::kernels
