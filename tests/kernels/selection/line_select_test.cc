@@ -110,8 +110,8 @@ TEST(SelectLines, OneRoundIsNearlyAlwaysStuckAtTheDefaultAlpha) {
       if (rounds > 1) kept += static_cast<double>(choice.columns.size() + choice.offsets.size());
     }
   }
-  std::printf("dense with one round: %d of %d, with the default number: %d; lines on average %.0f of 4000\n", dense[0], runs,
-              dense[1], kept / runs);
+  std::printf("dense with one round: %d of %d, with the default number: %d; lines on average %.0f of 4000\n", dense[0],
+              runs, dense[1], kept / runs);
   EXPECT_GT(dense[0], runs / 2);
   EXPECT_LE(dense[1], runs / 20);
 }
