@@ -570,7 +570,7 @@ cudaError_t Launch(const SelectArgs& a, Params p, int smem_per_block, cudaStream
 
 template <int kHeadTiles>
 cudaError_t LaunchMma(const SelectArgs& a, const Params& p, int smem_per_block, cudaStream_t stream, SelectForm f) {
-  if (f.cluster == 0) f = {16, 256, 4};
+  if (f.cluster == 0) f = {8, 512, 4};
   using B = __nv_bfloat16;
   if (f.cluster == 16 && f.threads == 256 && f.tiles == 4)
     return Launch<16, 256, 4, true, kHeadTiles, B, B>(a, p, smem_per_block, stream);

@@ -33,9 +33,11 @@ struct ChoiceBins {
   }
   __device__ __forceinline__ uint32_t Lowest(uint32_t bin) const { return bin == 0 ? 0 : base + (bin << shift); }
 };
-// For weights of which none is above `most`: 128 bins for each of 16 octaves.
+// For weights of which none is above `most`: 32 bins for each of 64 octaves. A bin in use costs a block an addition in
+// every block of the cluster, an item of the cutoff's bin a store; with weights all of one magnitude this balances
+// them.
 __device__ __forceinline__ ChoiceBins WeightBins(float most) {
-  constexpr int kShift = 23 - 7;
+  constexpr int kShift = 23 - 5;
   const uint32_t key = WeightKey(most);
   return {key > (uint32_t{kChoiceBins} << kShift) ? key - (uint32_t{kChoiceBins} << kShift) : 0, kShift};
 }
@@ -44,7 +46,8 @@ template <int kBlocks, int kThreads>
 struct TokenChoice {
   using C = Cluster<kBlocks>;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kCandidates = 1024 / kBlocks;  // of each block that all blocks are given
+  // Of each block that all blocks are given. All are compared with all; beyond some hundreds digits are faster.
+  static constexpr int kCandidates = kBlocks == 1 ? 256 : 1024 / kBlocks;
   static constexpr int kBins = kChoiceBins / kThreads;
   static_assert(kBins >= 2 && kBins % 2 == 0 && kThreads % kBlocks == 0);
 
