@@ -27,6 +27,8 @@ struct Flags {
   std::vector<int32_t> prefill = {2048, 8192, 32768};
   std::vector<int32_t> decode = {1, 8, 32};
   int32_t context = 8192;
+  std::vector<std::string> selectors = {"dense"};
+  int32_t budget = 2048;
   int32_t slice = 4096;
   int32_t repeats = 3;
   int32_t steps = 32;
@@ -80,7 +82,8 @@ absl::Status RunBench(const Flags& flags) {
   const int32_t longest = flags.prefill.empty() ? 0 : *std::max_element(flags.prefill.begin(), flags.prefill.end());
   const int32_t widest = flags.decode.empty() ? 0 : *std::max_element(flags.decode.begin(), flags.decode.end());
   const int64_t tokens = std::max<int64_t>(longest, int64_t{widest} * (flags.context + flags.steps + 64));
-  const int64_t pages = engine::PagesForTokens(c, tokens + kernels::kPageTokens * std::max(1, widest));
+  // An eighth more: what selectors keep beside the KV.
+  const int64_t pages = engine::PagesForTokens(c, tokens + tokens / 8 + 2 * kernels::kPageTokens * std::max(1, widest));
   SPLICE_ASSIGN_OR_RETURN(const engine::KvMemory memory, engine::AllocateKvMemory(*model, pages));
   // Never on zeros: K and V of roughly the size that a model makes.
   for (int r = 0; r < flags.tp; ++r) {
@@ -138,39 +141,48 @@ absl::Status RunBench(const Flags& flags) {
   if (widest == 0) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const auto executor,
                           engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
-  for (const int32_t batch : flags.decode) {
-    std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
-    std::vector<engine::DenseSelector> selectors;
-    selectors.reserve(batch);
-    for (int32_t i = 0; i < batch; ++i) {
-      sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
-      SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
-      sequences.back()->set_num_tokens(flags.context);
-      selectors.emplace_back(c);
+  for (const int32_t batch : flags.decode)
+    for (const std::string& name : flags.selectors) {
+      engine::DecodeOptions options(name);
+      if (name != "dense") options.budget = flags.budget;
+      std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
+      std::vector<std::unique_ptr<engine::TokenSelector>> selectors;
+      std::vector<std::unique_ptr<engine::CompactPages>> compact;
+      for (int32_t i = 0; i < batch; ++i) {
+        sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
+        SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
+        sequences.back()->set_num_tokens(flags.context);
+        SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), engine::MakeTokenSelector(options, c, nullptr));
+        SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(), engine::MakeCompactPages(*selectors.back(), *model, pool));
+        if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + flags.steps + 1));
+      }
+      std::vector<int32_t> last(batch, 1);
+      std::vector<double> times;
+      for (int32_t step = 0; step < flags.steps; ++step) {
+        const auto start = Clock::now();
+        std::vector<engine::DecodeRow> rows;
+        for (int32_t i = 0; i < batch; ++i)
+          rows.push_back({last[i], sequences[i].get(), selectors[i].get(), compact[i].get()});
+        SPLICE_RETURN_IF_ERROR(executor->Decode(rows));
+        SPLICE_ASSIGN_OR_RETURN(const auto best, executor->Argmax());
+        last.assign(best.begin(), best.end());
+        for (auto& kv : sequences) kv->set_num_tokens(kv->num_tokens() + 1);
+        if (step >= 4) times.push_back(Seconds(start));
+      }
+      const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
+      const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
+                              static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
+      const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
+      const double time = Median(times);
+      fmt::print("decode  B={:<3} at {}, {}: {:8.3f} ms a step, {:8.0f} tokens/s, floor of dense {:8.3f} ms, {:.2f}x\n",
+                 batch, flags.context, name, time * 1e3, batch / time, floor * 1e3, time / floor);
+      std::fflush(stdout);
+      out["decode"].push_back({{"batch", batch},
+                               {"context", flags.context},
+                               {"selector", name},
+                               {"seconds", time},
+                               {"floor_seconds", floor}});
     }
-    std::vector<int32_t> last(batch, 1);
-    std::vector<double> times;
-    for (int32_t step = 0; step < flags.steps; ++step) {
-      const auto start = Clock::now();
-      std::vector<engine::DecodeRow> rows;
-      for (int32_t i = 0; i < batch; ++i) rows.push_back({last[i], sequences[i].get(), &selectors[i]});
-      SPLICE_RETURN_IF_ERROR(executor->Decode(rows));
-      SPLICE_ASSIGN_OR_RETURN(const auto best, executor->Argmax());
-      last.assign(best.begin(), best.end());
-      for (auto& kv : sequences) kv->set_num_tokens(kv->num_tokens() + 1);
-      if (step >= 4) times.push_back(Seconds(start));
-    }
-    const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
-    const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
-                            static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
-    const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
-    const double time = Median(times);
-    fmt::print("decode  B={:<3} at {}: {:8.3f} ms a step, {:8.0f} tokens/s, floor {:8.3f} ms, {:.2f}x\n", batch,
-               flags.context, time * 1e3, batch / time, floor * 1e3, time / floor);
-    std::fflush(stdout);
-    out["decode"].push_back(
-        {{"batch", batch}, {"context", flags.context}, {"seconds", time}, {"floor_seconds", floor}});
-  }
   if (flags.json) fmt::print("{}\n", out.dump());
   return absl::OkStatus();
 }
@@ -188,6 +200,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
+  app.add_option("--selectors", flags.selectors, "decode methods")->delimiter(',')->capture_default_str();
+  app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();
   app.add_option("--context", flags.context, "tokens of every decoding sequence")->capture_default_str();
   app.add_option("--slice-tokens", flags.slice, "tokens of one prefill slice")->capture_default_str();
   app.add_option("--repeats", flags.repeats)->capture_default_str();
