@@ -29,6 +29,7 @@ struct Flags {
   int32_t context = 8192;
   std::vector<std::string> selectors = {"dense"};
   int32_t budget = 2048;
+  int32_t kv_exponent = -6;  // of two: the size of K and V
   int32_t slice = 4096;
   int32_t repeats = 3;
   int32_t steps = 32;
@@ -93,7 +94,7 @@ absl::Status RunBench(const Flags& flags) {
                                     .dtype = model->kv_dtype(),
                                     .count = static_cast<int64_t>(part.size() / kernels::DTypeBytes(model->kv_dtype())),
                                     .stream = 1,
-                                    .step_exponent = -6}));
+                                    .step_exponent = flags.kv_exponent}));
   }
   const engine::KvPartitions& view = memory.pages;
   engine::PagePool pool(view, model->backends());
@@ -202,6 +203,9 @@ int main(int argc, char** argv) {
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
   app.add_option("--selectors", flags.selectors, "decode methods")->delimiter(',')->capture_default_str();
   app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();
+  app.add_option("--kv-exponent", flags.kv_exponent,
+                 "size of random K and V; near 0 a few keys have most of the weight")
+      ->capture_default_str();
   app.add_option("--context", flags.context, "tokens of every decoding sequence")->capture_default_str();
   app.add_option("--slice-tokens", flags.slice, "tokens of one prefill slice")->capture_default_str();
   app.add_option("--repeats", flags.repeats)->capture_default_str();
