@@ -9,9 +9,11 @@
 
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/tokenizer/tokenizer.h"
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/eval_method.h"
+#include "tools/cli/eval_perplexity.h"
 #include "tools/cli/eval_report.h"
 #include "tools/cli/eval_run.h"
 #include "tools/cli/local_cluster.h"
@@ -30,6 +32,8 @@ struct Flags {
   int64_t limit = 0;
   uint64_t kv_bytes = 2ull << 30;
   std::vector<std::string> by;
+  std::string perplexity_file;
+  PerplexityOptions perplexity;
   std::string history = "expected";
   bool keep_history_kv = false;
   std::string json_file, html_file, answers_file;
@@ -116,7 +120,39 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return out ? absl::OkStatus() : Errorf(absl::StatusCode::kInternal, "{}: cannot write", path);
 }
 
+absl::Status RunPerplexity(const Flags& flags) {
+  if (!flags.source.endpoint.empty())
+    return InvalidArgument("--perplexity runs in this process: give --model or --random-weights, not --endpoint");
+  if (flags.reuse != std::vector<std::string>{"exact"})
+    return InvalidArgument("--perplexity computes its contexts exactly: leave --reuse out");
+  const std::string& text_dir =
+      flags.source.tokenizer_dir.empty() ? flags.source.model.dir : flags.source.tokenizer_dir;
+  if (text_dir.empty()) return InvalidArgument("a model with random weights has no tokenizer; give --tokenizer DIR");
+  SPLICE_ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::Tokenizer::Load(text_dir));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<PerplexityWindow> windows,
+                          LoadPerplexityWindows(flags.perplexity_file, *tokenizer, flags.perplexity));
+  SPLICE_ASSIGN_OR_RETURN(const auto model,
+                          LoadModel(flags.source.model, flags.source.backend, "auto", flags.source.tp));
+  std::vector<PerplexityResult> results;
+  const bool progress = ::isatty(STDERR_FILENO) != 0;
+  size_t done = 0;
+  for (const std::string& decode : flags.decode) {
+    SPLICE_ASSIGN_OR_RETURN(const EvalMethod method, ParseEvalMethod("exact", decode, "context"));
+    SPLICE_ASSIGN_OR_RETURN(results.emplace_back(),
+                            MeasurePerplexity(model, windows, method, flags.source.num_threads, [&] {
+                              if (progress)
+                                fmt::print(stderr, "\r{} of {} windows ", ++done, windows.size() * flags.decode.size());
+                            }));
+  }
+  if (progress) fmt::print(stderr, "\r{:40}\r", "");
+  PrintPerplexityTable(results, windows);
+  return WriteFile(flags.json_file, flags.json_file.empty() ? "" : PerplexityJson(results, windows).dump(1) + "\n");
+}
+
 absl::Status RunEval(const Flags& flags) {
+  if (flags.data.empty() == flags.perplexity_file.empty())
+    return InvalidArgument("give one of --data FILE and --perplexity FILE");
+  if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
   SPLICE_ASSIGN_OR_RETURN(const EvalRunOptions options, RunOptionsOf(flags));
@@ -153,9 +189,12 @@ Command MakeEvalCommand(CLI::App& root) {
       "    --json out.json --html out.html\n"
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
       "Methods other than exact are measured after a warm-up request that leaves the KV of the sample's reusable\n"
-      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.");
+      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
+      "Turns and perplexity: docs/evaluation.md\n"
+      "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
+      "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");
   AddSourceFlags(app, flags->source);
-  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->required()->delimiter(',');
+  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->delimiter(',');
   app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
@@ -176,6 +215,14 @@ Command MakeEvalCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_flag("--keep-history-kv", flags->keep_history_kv,
                "a turn finds the KV of the turns before; with methods that reuse no segments");
+  app.add_option("--perplexity", flags->perplexity_file,
+                 "instead of --data: score the tokens of a text, or the answers of a .jsonl set, step by step");
+  app.add_option("--context", flags->perplexity.context_tokens, "with --perplexity: tokens in front of the scored ones")
+      ->capture_default_str();
+  app.add_option("--tokens", flags->perplexity.scored_tokens, "with --perplexity: scored tokens of a window")
+      ->capture_default_str();
+  app.add_option("--windows", flags->perplexity.num_windows, "with --perplexity: windows of the text")
+      ->capture_default_str();
   app.add_option("--json", flags->json_file, "write the table as JSON");
   app.add_option("--html", flags->html_file, "write a page with plots and the table");
   app.add_option("--answers", flags->answers_file, "write every answer as a JSON line");
