@@ -29,12 +29,11 @@ struct PerplexityOptions {
   int64_t num_windows = 4;
 };
 
-// Of a text: that many windows of context and scored tokens, spread evenly over it, without overlap, fewer when it is too
-// short; the begin token, where the tokenizer has one, stands in front of each.
-// Of a .jsonl or .jsonl.xz evaluation set: as many samples, spread over the set, of those whose text in front of the first
-// answer is between half of the context and the context; what is scored begins with that answer and goes on through later
-// turns, at most the scored tokens.
-// InvalidArgument: there is not one window.
+// Of a text: that many windows of context and scored tokens, spread evenly over it, without overlap, fewer when it is
+// too short; the begin token, where the tokenizer has one, stands in front of each. Of a .jsonl or .jsonl.xz evaluation
+// set: as many samples, spread over the set, of those whose text in front of the first answer is between half of the
+// context and the context; what is scored begins with that answer and goes on through later turns, at most the scored
+// tokens. InvalidArgument: there is not one window.
 absl::StatusOr<std::vector<PerplexityWindow>> LoadPerplexityWindows(const std::string& path,
                                                                     const tokenizer::Tokenizer& tokenizer,
                                                                     const PerplexityOptions& options);
