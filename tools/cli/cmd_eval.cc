@@ -3,19 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
-#include <random>
 
-#include "absl/strings/escaping.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/tokenizer/tokenizer.h"
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/eval_method.h"
+#include "tools/cli/eval_perplexity.h"
 #include "tools/cli/eval_report.h"
+#include "tools/cli/eval_run.h"
 #include "tools/cli/local_cluster.h"
 #include "tools/cli/source_flags.h"
 #include "tools/cli/text_generator.h"
@@ -31,153 +31,12 @@ struct Flags {
   std::vector<int64_t> lengths;
   int64_t limit = 0;
   uint64_t kv_bytes = 2ull << 30;
+  std::vector<std::string> by;
+  std::string perplexity_file;
+  PerplexityOptions perplexity;
+  std::string history = "expected";
+  bool keep_history_kv = false;
   std::string json_file, html_file, answers_file;
-};
-
-// Behind the prompt; empty when the server gave none.
-absl::StatusOr<std::vector<float>> FirstLogits(const TextResult& result) {
-  if (!result.receipt.is_object() || !result.receipt.contains("first_logits")) return std::vector<float>();
-  std::string bytes;
-  if (!absl::Base64Unescape(result.receipt["first_logits"].get<std::string>(), &bytes) ||
-      bytes.size() % sizeof(float) != 0)
-    return Errorf(absl::StatusCode::kDataLoss, "the receipt's first_logits are not base64 of 32-bit floats");
-  std::vector<float> logits(bytes.size() / sizeof(float));
-  std::memcpy(logits.data(), bytes.data(), bytes.size());
-  return logits;
-}
-
-class Evaluation {
- public:
-  Evaluation(TextGenerator& generator, const Flags& flags) : generator_(generator) {
-    if (!flags.answers_file.empty()) answers_.open(flags.answers_file, std::ios::trunc);
-    std::random_device random;
-    nonce_ = fmt::format("{:08x}{:08x}", random(), random());
-  }
-
-  // Runs every place where the sample wants an answer; the expected answer goes into the history of the next one.
-  absl::Status Run(const EvalSample& sample, const EvalMethod& method) {
-    PromptParts parts;
-    size_t place = 0;
-    for (const EvalSegment& segment : sample.segments) {
-      std::string text = segment.text;
-      if (segment.kind == EvalSegment::Kind::kAnswer) {
-        SPLICE_RETURN_IF_ERROR(Ask(sample, place, parts, method));
-        text = sample.answers[place++] + "<|im_end|>";
-      }
-      SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, generator_.Tokenize(text));
-      parts.push_back({std::move(ids), segment.kind == EvalSegment::Kind::kReuse});
-    }
-    return place == 0 ? Ask(sample, 0, parts, method) : absl::OkStatus();
-  }
-
-  const EvalReport& report() const { return report_; }
-
- private:
-  struct Part {
-    std::vector<int32_t> ids;
-    bool reusable = false;
-  };
-  using PromptParts = std::vector<Part>;
-
-  static void Append(TextRequest& request, const Part& part) {
-    const auto begin = static_cast<int64_t>(request.ids.size());
-    request.ids.insert(request.ids.end(), part.ids.begin(), part.ids.end());
-    if (part.reusable && !part.ids.empty())
-      request.segments.push_back({begin, static_cast<int64_t>(request.ids.size())});
-  }
-
-  // Every measured request has namespaces of its own, so that it finds what its warm-up left and nothing else.
-  TextRequest NewRequest(const std::string& namespace_name) const {
-    TextRequest request;
-    request.segment_namespace = namespace_name;
-    request.reuse_options = {{"namespace", namespace_name + "-prefix"}};
-    return request;
-  }
-
-  absl::Status WarmUp(const PromptParts& parts, const EvalMethod& method, const std::string& namespace_name) {
-    std::vector<TextRequest> requests;
-    if (method.provenance == Provenance::kIsolated) {
-      for (const Part& part : parts) {
-        if (!part.reusable || part.ids.empty()) continue;
-        Append(requests.emplace_back(NewRequest(namespace_name)), part);
-      }
-    } else {
-      // The same segments in the same order, behind half of the instructions: elsewhere, and in another context.
-      TextRequest& request = requests.emplace_back(NewRequest(namespace_name));
-      size_t last = 0;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        if (parts[i].reusable) last = i;
-      }
-      for (size_t i = 0; i <= last; ++i) {
-        Part part = parts[i];
-        if (i == 0 && !part.reusable) part.ids.resize((part.ids.size() + 1) / 2);
-        Append(request, part);
-      }
-    }
-    for (TextRequest& request : requests) {
-      if (request.ids.empty()) continue;
-      request.max_tokens = 1;
-      request.reuse = "exact";
-      SPLICE_RETURN_IF_ERROR(generator_.Generate(request, [](const std::string&) { return true; }).status());
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Ask(const EvalSample& sample, size_t place, const PromptParts& parts, const EvalMethod& method) {
-    const std::string namespace_name = fmt::format("eval-{}-{}", nonce_, num_asked_++);
-    TextRequest request = NewRequest(namespace_name);
-    if (method.reuses_segments()) {
-      if (const absl::Status warm = WarmUp(parts, method, namespace_name); !warm.ok())
-        return Annotate(warm, "warm-up of sample " + sample.id);
-    }
-    for (const Part& part : parts) Append(request, part);
-    if (!method.reuses_segments()) request.segments.clear();
-    request.max_tokens = sample.max_new_tokens;
-    request.reuse = method.reuse;
-    request.decode = method.decode;
-    request.reuse_options.update(method.options);
-    request.reuse_options["publish"] = false;
-    request.reuse_options["return_first_logits"] = true;
-    auto result = generator_.Generate(request, [](const std::string&) { return true; });
-    if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);
-    const bool correct = result->text == sample.answers[place];
-    report_.Add(sample.task, sample.length, method, *result, correct);
-    SPLICE_RETURN_IF_ERROR(CompareFirstLogits(sample, place, method, *result));
-    if (answers_.is_open())
-      answers_ << json{{"id", sample.id},
-                       {"place", place},
-                       {"reuse", method.label},
-                       {"provenance", ProvenanceName(method.provenance)},
-                       {"decode", method.decode_label},
-                       {"text", result->text},
-                       {"correct", correct}}
-                      .dump()
-               << '\n';
-    return absl::OkStatus();
-  }
-
-  // With what `exact` gave for the same question, when that was asked, too.
-  absl::Status CompareFirstLogits(const EvalSample& sample, size_t place, const EvalMethod& method,
-                                  const TextResult& result) {
-    SPLICE_ASSIGN_OR_RETURN(std::vector<float> logits, FirstLogits(result));
-    const std::string where = fmt::format("{}/{}", sample.id, place);
-    if (!method.reuses_segments()) {
-      exact_logits_[where] = std::move(logits);
-      return absl::OkStatus();
-    }
-    const auto exact = exact_logits_.find(where);
-    if (exact == exact_logits_.end() || logits.empty() || logits.size() != exact->second.size())
-      return absl::OkStatus();
-    report_.AddFirstLogits(sample.task, sample.length, method, logits, exact->second);
-    return absl::OkStatus();
-  }
-
-  TextGenerator& generator_;
-  EvalReport report_;
-  std::map<std::string, std::vector<float>> exact_logits_;  // empty: the server gives none
-  std::string nonce_;
-  int64_t num_asked_ = 0;
-  std::ofstream answers_;
 };
 
 // The samples asked for: those of the lengths wanted, and of each (task, length) the first `limit`.
@@ -244,6 +103,16 @@ absl::StatusOr<std::unique_ptr<Source>> OpenSource(const Flags& flags, bool need
   return source;
 }
 
+absl::StatusOr<EvalRunOptions> RunOptionsOf(const Flags& flags) {
+  EvalRunOptions options{.history = flags.history == "generated" ? EvalHistory::kGenerated : EvalHistory::kExpected,
+                         .keep_history_kv = flags.keep_history_kv,
+                         .answers_file = flags.answers_file};
+  for (const std::string& name : flags.by) {
+    SPLICE_ASSIGN_OR_RETURN(options.groupings.emplace_back(), ParseEvalGrouping(name));
+  }
+  return options;
+}
+
 absl::Status WriteFile(const std::string& path, const std::string& text) {
   if (path.empty()) return absl::OkStatus();
   std::ofstream out(path, std::ios::trunc);
@@ -251,14 +120,48 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return out ? absl::OkStatus() : Errorf(absl::StatusCode::kInternal, "{}: cannot write", path);
 }
 
+absl::Status RunPerplexity(const Flags& flags) {
+  if (!flags.source.endpoint.empty())
+    return InvalidArgument("--perplexity runs in this process: give --model or --random-weights, not --endpoint");
+  if (flags.reuse != std::vector<std::string>{"exact"})
+    return InvalidArgument("--perplexity computes its contexts exactly: leave --reuse out");
+  const std::string& text_dir =
+      flags.source.tokenizer_dir.empty() ? flags.source.model.dir : flags.source.tokenizer_dir;
+  if (text_dir.empty()) return InvalidArgument("a model with random weights has no tokenizer; give --tokenizer DIR");
+  SPLICE_ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::Tokenizer::Load(text_dir));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<PerplexityWindow> windows,
+                          LoadPerplexityWindows(flags.perplexity_file, *tokenizer, flags.perplexity));
+  SPLICE_ASSIGN_OR_RETURN(const auto model,
+                          LoadModel(flags.source.model, flags.source.backend, "auto", flags.source.tp));
+  std::vector<PerplexityResult> results;
+  const bool progress = ::isatty(STDERR_FILENO) != 0;
+  size_t done = 0;
+  for (const std::string& decode : flags.decode) {
+    SPLICE_ASSIGN_OR_RETURN(const EvalMethod method, ParseEvalMethod("exact", decode, "context"));
+    SPLICE_ASSIGN_OR_RETURN(results.emplace_back(),
+                            MeasurePerplexity(model, windows, method, flags.source.num_threads, [&] {
+                              if (progress)
+                                fmt::print(stderr, "\r{} of {} windows ", ++done, windows.size() * flags.decode.size());
+                            }));
+  }
+  if (progress) fmt::print(stderr, "\r{:40}\r", "");
+  PrintPerplexityTable(results, windows);
+  return WriteFile(flags.json_file, flags.json_file.empty() ? "" : PerplexityJson(results, windows).dump(1) + "\n");
+}
+
 absl::Status RunEval(const Flags& flags) {
+  if (flags.data.empty() == flags.perplexity_file.empty())
+    return InvalidArgument("give one of --data FILE and --perplexity FILE");
+  if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
-  const bool needs_cluster = std::any_of(methods.begin(), methods.end(), [](const EvalMethod& m) {
-    return m.reuse != "exact" || (m.decode != "auto" && m.decode != "dense");
-  });
+  SPLICE_ASSIGN_OR_RETURN(const EvalRunOptions options, RunOptionsOf(flags));
+  const bool needs_cluster =
+      flags.keep_history_kv || std::any_of(methods.begin(), methods.end(), [](const EvalMethod& m) {
+        return m.reuse != "exact" || (m.decode != "auto" && m.decode != "dense");
+      });
   SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, needs_cluster));
-  Evaluation evaluation(*source->generator, flags);
+  EvalRun evaluation(*source->generator, options);
   size_t done = 0;
   const bool progress = ::isatty(STDERR_FILENO) != 0;
   for (const EvalMethod& method : methods) {
@@ -286,9 +189,12 @@ Command MakeEvalCommand(CLI::App& root) {
       "    --json out.json --html out.html\n"
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
       "Methods other than exact are measured after a warm-up request that leaves the KV of the sample's reusable\n"
-      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.");
+      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
+      "Turns and perplexity: docs/evaluation.md\n"
+      "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
+      "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");
   AddSourceFlags(app, flags->source);
-  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->required()->delimiter(',');
+  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->delimiter(',');
   app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
@@ -300,6 +206,23 @@ Command MakeEvalCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--lengths", flags->lengths, "only samples of these nominal lengths")->delimiter(',');
   app.add_option("--limit", flags->limit, "samples of each task and length; 0: all")->check(CLI::NonNegativeNumber);
+  app.add_option("--by", flags->by,
+                 "break the cells down by position (of the question in its turn's new text), turn, or both")
+      ->delimiter(',');
+  app.add_option("--history", flags->history,
+                 "what stands in the history of a later turn: expected or generated answers")
+      ->check(CLI::IsMember({"expected", "generated"}))
+      ->capture_default_str();
+  app.add_flag("--keep-history-kv", flags->keep_history_kv,
+               "a turn finds the KV of the turns before; with methods that reuse no segments");
+  app.add_option("--perplexity", flags->perplexity_file,
+                 "instead of --data: score the tokens of a text, or the answers of a .jsonl set, step by step");
+  app.add_option("--context", flags->perplexity.context_tokens, "with --perplexity: tokens in front of the scored ones")
+      ->capture_default_str();
+  app.add_option("--tokens", flags->perplexity.scored_tokens, "with --perplexity: scored tokens of a window")
+      ->capture_default_str();
+  app.add_option("--windows", flags->perplexity.num_windows, "with --perplexity: windows of the text")
+      ->capture_default_str();
   app.add_option("--json", flags->json_file, "write the table as JSON");
   app.add_option("--html", flags->html_file, "write a page with plots and the table");
   app.add_option("--answers", flags->answers_file, "write every answer as a JSON line");

@@ -2,6 +2,7 @@
 
 #include <lzma.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -58,6 +59,37 @@ absl::StatusOr<EvalSegment> ParseSegment(const json& value) {
   return segment;
 }
 
+// meta.positions, one for each answer, or meta.position for all of them.
+absl::Status ParsePositions(const json& root, EvalSample& sample) {
+  sample.positions.resize(sample.answers.size());
+  const auto meta = root.find("meta");
+  if (meta == root.end() || !meta->is_object()) return absl::OkStatus();
+  if (const auto one = meta->find("position"); one != meta->end() && one->is_string())
+    std::fill(sample.positions.begin(), sample.positions.end(), one->get<std::string>());
+  const auto each = meta->find("positions");
+  if (each == meta->end()) return absl::OkStatus();
+  if (!each->is_array() || each->size() != sample.answers.size() ||
+      !std::all_of(each->begin(), each->end(), [](const json& position) { return position.is_string(); }))
+    return InvalidArgument("'meta.positions' is not a list of {} texts, one for each answer", sample.answers.size());
+  sample.positions = each->get<std::vector<std::string>>();
+  return absl::OkStatus();
+}
+
+absl::Status ParseAnswers(const json& root, size_t places, EvalSample& sample) {
+  if (places == 0) {
+    SPLICE_ASSIGN_OR_RETURN(sample.answers.emplace_back(), StringField(root, "answer"));
+    return absl::OkStatus();
+  }
+  const auto answers = root.find("answers");
+  if (answers == root.end() || !answers->is_array() || answers->size() != places)
+    return InvalidArgument("'answers' is not a list of {} texts, one for each answer segment", places);
+  for (const json& answer : *answers) {
+    if (!answer.is_string()) return InvalidArgument("'answers' holds something that is no string");
+    sample.answers.push_back(answer.get<std::string>());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<EvalSample> ParseSample(const std::string& line) {
   const json root = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded() || !root.is_object()) return InvalidArgument("not a JSON object");
@@ -74,17 +106,8 @@ absl::StatusOr<EvalSample> ParseSample(const std::string& line) {
     SPLICE_ASSIGN_OR_RETURN(sample.segments.emplace_back(), ParseSegment(value));
     places += sample.segments.back().kind == EvalSegment::Kind::kAnswer;
   }
-  if (places == 0) {
-    SPLICE_ASSIGN_OR_RETURN(sample.answers.emplace_back(), StringField(root, "answer"));
-    return sample;
-  }
-  const auto answers = root.find("answers");
-  if (answers == root.end() || !answers->is_array() || answers->size() != places)
-    return InvalidArgument("'answers' is not a list of {} texts, one for each answer segment", places);
-  for (const json& answer : *answers) {
-    if (!answer.is_string()) return InvalidArgument("'answers' holds something that is no string");
-    sample.answers.push_back(answer.get<std::string>());
-  }
+  SPLICE_RETURN_IF_ERROR(ParseAnswers(root, places, sample));
+  SPLICE_RETURN_IF_ERROR(ParsePositions(root, sample));
   return sample;
 }
 

@@ -22,6 +22,9 @@ struct EvalSample {
   std::vector<EvalSegment> segments;
   // One expected text for each place where the model answers: one at the end, or one for each kAnswer segment.
   std::vector<std::string> answers;
+  // Where the question of each answer stands in its turn's new text: "begin", "middle" or "end". Empty: the set does
+  // not say. [answers.size()]
+  std::vector<std::string> positions;
 };
 
 // InvalidArgument names file, line and field.

@@ -7,6 +7,9 @@
 #include <numeric>
 #include <set>
 
+#include "services/base/status.h"
+#include "tools/cli/eval_plot.h"
+
 namespace spl::cli {
 namespace {
 
@@ -61,92 +64,118 @@ void Accumulate(EvalCell& into, const EvalCell& cell) {
   into.wire += cell.wire;
 }
 
-std::string Escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '&')
-      out += "&amp;";
-    else
-      out += c;
-  }
-  return out;
-}
-
 // As the tables show it: what it decodes with only where that was chosen.
 std::string MethodName(const std::string& reuse, const std::string& decode) {
   return decode == "auto" ? reuse : reuse + " / " + decode;
 }
 
-bool IsOracle(const std::string& reuse, const std::string& decode) {
-  return reuse == "exact" && (decode == "auto" || decode == "dense");
+bool IsOracle(const EvalKey& key) { return key.reuse == "exact" && (key.decode == "auto" || key.decode == "dense"); }
+
+json MethodJson(const EvalKey& key) {
+  return {{"task", key.task},
+          {"length", key.length},
+          {"reuse", key.reuse},
+          {"decode", key.decode},
+          {"provenance", key.provenance}};
 }
 
-constexpr const char* kColours[] = {"#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd",
-                                    "#8c564b", "#17becf", "#7f7f7f", "#e377c2", "#bcbd22"};
+EvalKey CoreKey(EvalKey key) {
+  key.task = kCore;
+  return key;
+}
 
 }  // namespace
 
-EvalReport::Key EvalReport::KeyOf(const std::string& task, int64_t length, const EvalMethod& method) {
-  return {task, length, method.label, method.decode_label,
+absl::StatusOr<EvalGrouping> ParseEvalGrouping(const std::string& name) {
+  for (const EvalGrouping grouping : {EvalGrouping::kPosition, EvalGrouping::kTurn}) {
+    if (name == EvalGroupingName(grouping)) return grouping;
+  }
+  return InvalidArgument("--by {}: it must be position or turn", name);
+}
+
+const char* EvalGroupingName(EvalGrouping grouping) {
+  return grouping == EvalGrouping::kPosition ? "position" : "turn";
+}
+
+EvalKey EvalReport::KeyOf(const EvalPlace& place, const EvalMethod& method) {
+  return {place.task, place.length, method.label, method.decode_label,
           method.reuses_segments() ? ProvenanceName(method.provenance) : "-"};
 }
 
-void EvalReport::Add(const std::string& task, int64_t length, const EvalMethod& method, const TextResult& result,
-                     bool correct) {
-  EvalCell& cell = cells_[KeyOf(task, length, method)];
-  ++cell.n;
-  cell.correct += correct;
-  cell.ttft_ms.push_back(result.ttft_s * 1e3);
-  cell.prompt_tokens += result.prompt_tokens;
-  if (!result.receipt.is_object()) {  // in-process runs have no receipt: they compute everything
-    cell.computed += result.prompt_tokens;
-    return;
-  }
-  const auto number = [&](const char* pointer) {
-    return result.receipt.value(json::json_pointer(pointer), int64_t{0});
-  };
-  cell.cached += number("/tokens/cached");
-  cell.aligned += number("/tokens/aligned");
-  cell.recomputed += number("/tokens/recomputed");
-  cell.computed += number("/tokens/computed");
-  cell.fetched += number("/bytes/fetched");
-  cell.wire += number("/bytes/moved");
+EvalReport::Group EvalReport::GroupOf(EvalGrouping grouping, const EvalPlace& place) {
+  if (grouping == EvalGrouping::kTurn) return {place.turn, fmt::format("turn {}", place.turn)};
+  static constexpr const char* kPositions[] = {"begin", "middle", "end"};
+  const auto* const known = std::find(std::begin(kPositions), std::end(kPositions), place.position);
+  return {known - std::begin(kPositions), place.position.empty() ? "unknown" : place.position};
 }
 
-void EvalReport::AddFirstLogits(const std::string& task, int64_t length, const EvalMethod& method,
-                                std::span<const float> logits, std::span<const float> exact) {
-  EvalCell& cell = cells_[KeyOf(task, length, method)];
+void EvalReport::Add(const EvalPlace& place, const EvalMethod& method, const TextResult& result, bool correct) {
+  EvalCell one{.n = 1, .correct = correct, .ttft_ms = {result.ttft_s * 1e3}, .prompt_tokens = result.prompt_tokens};
+  if (!result.receipt.is_object()) {  // in-process runs have no receipt: they compute everything
+    one.computed = result.prompt_tokens;
+  } else {
+    const auto number = [&](const char* pointer) {
+      return result.receipt.value(json::json_pointer(pointer), int64_t{0});
+    };
+    one.cached = number("/tokens/cached");
+    one.aligned = number("/tokens/aligned");
+    one.recomputed = number("/tokens/recomputed");
+    one.computed = number("/tokens/computed");
+    one.fetched = number("/bytes/fetched");
+    one.wire = number("/bytes/moved");
+  }
+  const EvalKey key = KeyOf(place, method);
+  Accumulate(cells_[key], one);
+  for (const EvalGrouping grouping : groupings_) Accumulate(groups_[grouping][key][GroupOf(grouping, place)], one);
+  if (place.num_turns > 1)
+    turns_.push_back({place, key, result.prompt_tokens, one.cached, result.ttft_s * 1e3, correct});
+}
+
+void EvalReport::AddFirstLogits(const EvalPlace& place, const EvalMethod& method, std::span<const float> logits,
+                                std::span<const float> exact) {
+  EvalCell& cell = cells_[KeyOf(place, method)];
   ++cell.first_compared;
   cell.first_equal += std::max_element(logits.begin(), logits.end()) - logits.begin() ==
                       std::max_element(exact.begin(), exact.end()) - exact.begin();
   cell.cosines.push_back(Cosine(logits, exact));
 }
 
-std::map<EvalReport::Key, EvalCell> EvalReport::CoreAverages() const {
+std::set<std::pair<std::string, int64_t>> EvalReport::CoreTasks() const {
   std::set<std::pair<std::string, int64_t>> core;
   for (const auto& [key, cell] : cells_) {
-    if (IsOracle(std::get<2>(key), std::get<3>(key)) && double(cell.correct) >= kCoreAccuracy * double(cell.n))
-      core.insert({std::get<0>(key), std::get<1>(key)});
+    if (IsOracle(key) && double(cell.correct) >= kCoreAccuracy * double(cell.n)) core.insert({key.task, key.length});
   }
-  std::map<Key, EvalCell> averages;
+  return core;
+}
+
+std::map<EvalKey, EvalCell> EvalReport::CoreAverages() const {
+  const auto core = CoreTasks();
+  std::map<EvalKey, EvalCell> averages;
   for (const auto& [key, cell] : cells_) {
-    if (!core.contains({std::get<0>(key), std::get<1>(key)})) continue;
-    Key average = key;
-    std::get<0>(average) = kCore;
-    Accumulate(averages[average], cell);
+    if (core.contains({key.task, key.length})) Accumulate(averages[CoreKey(key)], cell);
   }
   return averages;
+}
+
+std::vector<std::pair<EvalKey, EvalReport::Groups>> EvalReport::GroupRows(EvalGrouping grouping) const {
+  const auto found = groups_.find(grouping);
+  if (found == groups_.end()) return {};
+  const auto core = CoreTasks();
+  std::vector<std::pair<EvalKey, Groups>> rows(found->second.begin(), found->second.end());
+  std::map<EvalKey, Groups> sums;
+  for (const auto& [key, groups] : found->second) {
+    if (!core.contains({key.task, key.length})) continue;
+    for (const auto& [group, cell] : groups) Accumulate(sums[CoreKey(key)][group], cell);
+  }
+  rows.insert(rows.end(), sums.begin(), sums.end());
+  return rows;
 }
 
 void EvalReport::PrintTable() const {
   fmt::print("{:<16} {:>6} {:<32} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6} {:>7}\n", "task",
              "length", "reuse", "from", "n", "accuracy", "95 %", "ttft p50", "p95", "cached", "aligned", "recomp.",
              "computed", "first=", "cosine");
-  const auto row = [](const Key& key, const EvalCell& cell) {
+  const auto row = [](const EvalKey& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     fmt::print(
@@ -161,87 +190,159 @@ void EvalReport::PrintTable() const {
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
+  for (const EvalGrouping grouping : groupings_) PrintGroups(grouping);
+}
+
+// A line for each cell, a column for each group: right answers of those asked.
+void EvalReport::PrintGroups(EvalGrouping grouping) const {
+  const auto rows = GroupRows(grouping);
+  std::set<Group> columns;
+  for (const auto& [key, groups] : rows) {
+    for (const auto& [group, cell] : groups) columns.insert(group);
+  }
+  fmt::print("\n{:<16} {:>6} {:<40} {:<8}", std::string("by ") + EvalGroupingName(grouping), "length", "reuse", "from");
+  for (const Group& group : columns) fmt::print(" {:>16}", group.name);
+  fmt::print("\n");
+  for (const auto& [key, groups] : rows) {
+    fmt::print("{:<16} {:>6} {:<40} {:<8}", key.task, key.length, MethodName(key.reuse, key.decode), key.provenance);
+    for (const Group& group : columns) {
+      const auto cell = groups.find(group);
+      fmt::print(" {:>16}",
+                 cell == groups.end()
+                     ? "-"
+                     : fmt::format("{:.1f}% of {}", Percent(cell->second.correct, cell->second.n), cell->second.n));
+    }
+    fmt::print("\n");
+  }
 }
 
 json EvalReport::ToJson() const {
   json rows = json::array();
-  const auto row = [&](const Key& key, const EvalCell& cell) {
-    const auto& [task, length, reuse, decode, provenance] = key;
+  const auto row = [&](const EvalKey& key, const EvalCell& cell) {
     const auto [low, high] = Confidence95(cell.correct, cell.n);
-    rows.push_back({{"task", task},
-                    {"length", length},
-                    {"reuse", reuse},
-                    {"decode", decode},
-                    {"provenance", provenance},
-                    {"n", cell.n},
-                    {"accuracy", double(cell.correct) / double(cell.n)},
-                    {"ci95", {low, high}},
-                    {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
-                    {"tokens",
-                     {{"prompt", cell.prompt_tokens},
-                      {"cached", cell.cached},
-                      {"aligned", cell.aligned},
-                      {"recomputed", cell.recomputed},
-                      {"computed", cell.computed}}},
-                    {"first_token",
-                     {{"compared", cell.first_compared},
-                      {"equal", cell.first_equal},
-                      {"cosine_mean", Mean(cell.cosines)},
-                      {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
-                    {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
+    json entry = MethodJson(key);
+    entry.update({{"n", cell.n},
+                  {"accuracy", double(cell.correct) / double(cell.n)},
+                  {"ci95", {low, high}},
+                  {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
+                  {"tokens",
+                   {{"prompt", cell.prompt_tokens},
+                    {"cached", cell.cached},
+                    {"aligned", cell.aligned},
+                    {"recomputed", cell.recomputed},
+                    {"computed", cell.computed}}},
+                  {"first_token",
+                   {{"compared", cell.first_compared},
+                    {"equal", cell.first_equal},
+                    {"cosine_mean", Mean(cell.cosines)},
+                    {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
+                  {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
+    rows.push_back(std::move(entry));
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
-  return {{"rows", rows}};
+  json out = {{"rows", rows}};
+  for (const EvalGrouping grouping : groupings_) {
+    for (const auto& [key, groups] : GroupRows(grouping)) {
+      for (const auto& [group, cell] : groups) {
+        const auto [low, high] = Confidence95(cell.correct, cell.n);
+        json entry = MethodJson(key);
+        entry.update({{"by", EvalGroupingName(grouping)},
+                      {"group", group.name},
+                      {"n", cell.n},
+                      {"accuracy", double(cell.correct) / double(cell.n)},
+                      {"ci95", {low, high}},
+                      {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}}});
+        out["groups"].push_back(std::move(entry));
+      }
+    }
+  }
+  for (const Turn& turn : turns_) {
+    json entry = MethodJson(turn.key);
+    entry.update({{"id", turn.place.id},
+                  {"turn", turn.place.turn},
+                  {"position", turn.place.position},
+                  {"history_tokens", turn.place.history_tokens},
+                  {"prompt_tokens", turn.prompt_tokens},
+                  {"cached_tokens", turn.cached},
+                  {"ttft_ms", turn.ttft_ms},
+                  {"correct", turn.correct}});
+    out["turns"].push_back(std::move(entry));
+  }
+  return out;
 }
 
 // Accuracy over the median time to first token, one dot a method, the area by recomputed share.
 std::string EvalReport::Plot(int64_t length, const std::string& provenance) const {
-  struct Dot {
-    std::string label;
-    double x, y, share;
-  };
-  std::vector<Dot> dots;
-  double x_max = 0;
+  std::vector<PlotSeries> series;
+  PlotAxis time{.label = "time to first token, median", .unit = " ms", .max = 0};
   for (const auto& [key, cell] : CoreAverages()) {
-    if (std::get<1>(key) != length || (std::get<4>(key) != provenance && std::get<4>(key) != "-")) continue;
-    dots.push_back({MethodName(std::get<2>(key), std::get<3>(key)), Percentile(cell.ttft_ms, 0.5),
-                    Percent(cell.correct, cell.n), Percent(cell.recomputed + cell.computed, cell.prompt_tokens)});
-    x_max = std::max(x_max, dots.back().x);
+    if (key.length != length || (key.provenance != provenance && key.provenance != "-")) continue;
+    const double accuracy = Percent(cell.correct, cell.n), ttft_ms = Percentile(cell.ttft_ms, 0.5);
+    const double share = Percent(cell.recomputed + cell.computed, cell.prompt_tokens);
+    series.push_back({fmt::format("{}: {:.1f} %", MethodName(key.reuse, key.decode), accuracy),
+                      {{ttft_ms, accuracy, 4 + 8 * std::sqrt(share / 100)}},
+                      {}});
+    time.max = std::max(time.max, ttft_ms);
   }
-  if (dots.empty()) return "";
-  const double width = 560, height = 320, left = 50, bottom = 40;
-  std::string svg = fmt::format(
-      "<h3>{} tokens, segments cached {}</h3><svg viewBox='0 0 {} {}' width='{}' role='img'>"
-      "<line x1='{}' y1='{}' x2='{}' y2='{}' stroke='#999'/><line x1='{}' y1='10' x2='{}' y2='{}' stroke='#999'/>",
-      length, provenance == "context" ? "in context" : "in isolation", width + 200, height, width + 200, left,
-      height - bottom, width, height - bottom, left, left, height - bottom);
-  for (int y = 0; y <= 100; y += 20) {
-    const double at = height - bottom - (height - bottom - 10) * y / 100;
-    svg += fmt::format(
-        "<text x='{}' y='{}' font-size='11' text-anchor='end'>{} %</text><line x1='{}' y1='{}' x2='{}' "
-        "y2='{}' stroke='#eee'/>",
-        left - 6, at + 4, y, left, at, width, at);
+  if (series.empty()) return "";
+  time.max = std::max(time.max, 1e-3);
+  return ScatterPlot(
+      fmt::format("{} tokens, segments cached {}", length, provenance == "context" ? "in context" : "in isolation"),
+      time, {.label = "", .unit = " %", .max = 100, .num_ticks = 5}, series);
+}
+
+// Time to first token of every turn over the tokens in front of its new text; the line goes through the turns' medians.
+std::string EvalReport::HistoryPlot(int64_t length) const {
+  std::map<std::string, std::map<int64_t, std::vector<const Turn*>>> methods;  // by turn
+  PlotAxis history{.label = "tokens of history in front of the turn", .unit = "", .max = 1};
+  PlotAxis time{.label = "", .unit = " ms", .max = 1e-3};
+  for (const Turn& turn : turns_) {
+    if (turn.key.length != length) continue;
+    std::string name = MethodName(turn.key.reuse, turn.key.decode);
+    if (turn.key.provenance != "-") name += ", " + turn.key.provenance;
+    methods[name][turn.place.turn].push_back(&turn);
+    history.max = std::max(history.max, double(turn.place.history_tokens));
+    time.max = std::max(time.max, turn.ttft_ms);
   }
-  for (int i = 0; i <= 4; ++i) {
-    const double x = left + (width - left) * i / 4 * 0.92;
-    svg += fmt::format("<text x='{}' y='{}' font-size='11' text-anchor='middle'>{:.0f} ms</text>", x,
-                       height - bottom + 16, x_max * i / 4);
+  if (methods.empty()) return "";
+  std::vector<PlotSeries> series;
+  for (const auto& [name, turns] : methods) {
+    PlotSeries& one = series.emplace_back(PlotSeries{name, {}, {}});
+    for (const auto& [number, all] : turns) {
+      std::vector<double> x, y;
+      for (const Turn* turn : all) {
+        one.dots.push_back({double(turn->place.history_tokens), turn->ttft_ms, 2});
+        x.push_back(double(turn->place.history_tokens));
+        y.push_back(turn->ttft_ms);
+      }
+      one.line.push_back({Percentile(x, 0.5), Percentile(y, 0.5), 0});
+    }
   }
-  svg += fmt::format("<text x='{}' y='{}' font-size='12' text-anchor='middle'>time to first token, median</text>",
-                     (left + width) / 2, height - 6);
-  for (size_t i = 0; i < dots.size(); ++i) {
-    const Dot& dot = dots[i];
-    const double x = left + (width - left) * 0.92 * (x_max > 0 ? dot.x / x_max : 0);
-    const double y = height - bottom - (height - bottom - 10) * dot.y / 100;
-    const char* colour = kColours[i % std::size(kColours)];
-    svg += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{:.1f}' fill='{}' fill-opacity='0.75'/>", x, y,
-                       4 + 8 * std::sqrt(dot.share / 100), colour);
-    svg +=
-        fmt::format("<circle cx='{}' cy='{}' r='5' fill='{}'/><text x='{}' y='{}' font-size='11'>{}: {:.1f} %</text>",
-                    width + 10, 16 + 17 * i, colour, width + 20, 20 + 17 * i, Escape(dot.label), dot.y);
+  return ScatterPlot(fmt::format("{} tokens: time to first token of each turn", length), history, time, series);
+}
+
+std::string EvalReport::GroupTable(EvalGrouping grouping) const {
+  const auto rows = GroupRows(grouping);
+  std::set<Group> columns;
+  for (const auto& [key, groups] : rows) {
+    for (const auto& [group, cell] : groups) columns.insert(group);
   }
-  return svg + "</svg>";
+  std::string html =
+      fmt::format("<h2>By {}</h2><table><tr><th>task<th>length<th>reuse<th>cached", EvalGroupingName(grouping));
+  for (const Group& group : columns) html += "<th>" + EscapeHtml(group.name);
+  for (const auto& [key, groups] : rows) {
+    html +=
+        fmt::format("<tr{}><td>{}<td>{}<td>{}<td>{}", key.task == kCore ? " class='core'" : "", EscapeHtml(key.task),
+                    key.length, EscapeHtml(MethodName(key.reuse, key.decode)), key.provenance);
+    for (const Group& group : columns) {
+      const auto cell = groups.find(group);
+      html += cell == groups.end()
+                  ? "<td>"
+                  : fmt::format("<td>{:.1f} % of {}", Percent(cell->second.correct, cell->second.n), cell->second.n);
+    }
+  }
+  return html + "</table>";
 }
 
 std::string EvalReport::ToHtml(const std::string& title) const {
@@ -254,27 +355,29 @@ std::string EvalReport::ToHtml(const std::string& title) const {
       "that <code>exact</code> answers at 80 % or more at that length. A dot's area is the share of the prompt that "
       "was "
       "computed or recomputed.</p>",
-      Escape(title));
+      EscapeHtml(title));
   std::set<int64_t> lengths;
-  for (const auto& [key, cell] : cells_) lengths.insert(std::get<1>(key));
+  for (const auto& [key, cell] : cells_) lengths.insert(key.length);
   for (const int64_t length : lengths) {
     for (const char* provenance : {"context", "isolated"}) {
       const bool any = std::any_of(cells_.begin(), cells_.end(), [&](const auto& entry) {
-        return std::get<1>(entry.first) == length && std::get<4>(entry.first) == provenance;
+        return entry.first.length == length && entry.first.provenance == provenance;
       });
       if (any) html += Plot(length, provenance);
     }
+    html += HistoryPlot(length);
   }
+  for (const EvalGrouping grouping : groupings_) html += GroupTable(grouping);
   html +=
       "<h2>Cells</h2><table><tr><th>task<th>length<th>reuse<th>cached<th>n<th>accuracy<th>95 %<th>TTFT p50<th>p95<th>"
       "prefix<th>aligned<th>recomputed<th>computed<th>fetched<th>moved<th>first token</tr>";
-  const auto row = [&](const Key& key, const EvalCell& cell) {
+  const auto row = [&](const EvalKey& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     html += fmt::format(
         "<tr{}><td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.1f} %<td>{:.1f}–{:.1f}<td>{:.0f} ms<td>{:.0f} ms<td>{:.1f} %"
         "<td>{:.1f} %<td>{:.1f} %<td>{:.1f} %<td>{:.1f} MB<td>{:.1f} MB<td>{}</tr>",
-        task == kCore ? " class='core'" : "", task, length, Escape(MethodName(reuse, decode)), provenance, cell.n,
+        task == kCore ? " class='core'" : "", task, length, EscapeHtml(MethodName(reuse, decode)), provenance, cell.n,
         Percent(cell.correct, cell.n), 100 * low, 100 * high, Percentile(cell.ttft_ms, 0.5),
         Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
         Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),

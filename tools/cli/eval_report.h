@@ -1,18 +1,45 @@
 // What an evaluation saw: cells of (task, length, method, provenance), as a table, JSON and one HTML page.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "tools/cli/eval_method.h"
 #include "tools/cli/text_generator.h"
 
 namespace spl::cli {
+
+// By what the answers of a cell are broken down.
+enum class EvalGrouping {
+  kPosition,  // where the question stands in its turn's new text
+  kTurn,
+};
+absl::StatusOr<EvalGrouping> ParseEvalGrouping(const std::string& name);  // "position", "turn"
+const char* EvalGroupingName(EvalGrouping grouping);
+
+// One place where a sample wants an answer.
+struct EvalPlace {
+  std::string id, task;
+  int64_t length = 0;               // nominal, of the sample
+  int64_t turn = 1, num_turns = 1;  // from 1
+  std::string position;             // "begin", "middle", "end"; empty: unknown
+  int64_t history_tokens = 0;       // of the prompt, up to the end of the last answer
+};
+
+struct EvalKey {
+  std::string task;
+  int64_t length = 0;
+  std::string reuse, decode;  // labels, as the user wrote them
+  std::string provenance;     // "-": reuses nothing
+  auto operator<=>(const EvalKey&) const = default;
+};
 
 struct EvalCell {
   int64_t n = 0, correct = 0;
@@ -25,25 +52,54 @@ struct EvalCell {
 
 class EvalReport {
  public:
-  void Add(const std::string& task, int64_t length, const EvalMethod& method, const TextResult& result, bool correct);
+  explicit EvalReport(std::vector<EvalGrouping> groupings = {}) : groupings_(std::move(groupings)) {}
+
+  void Add(const EvalPlace& place, const EvalMethod& method, const TextResult& result, bool correct);
   // Logits behind the prompt, of the method and of `exact`. REQUIRES: equal, positive sizes.
-  void AddFirstLogits(const std::string& task, int64_t length, const EvalMethod& method, std::span<const float> logits,
+  void AddFirstLogits(const EvalPlace& place, const EvalMethod& method, std::span<const float> logits,
                       std::span<const float> exact);
 
   void PrintTable() const;
+  // "rows": the cells; "groups": each cell by position or turn, where asked for; "turns": every answer of samples with
+  // more than one.
   nlohmann::json ToJson() const;
-  // Self-contained: a table, and for each length and provenance accuracy over time to first token.
+  // Self-contained: for each length and provenance accuracy over time to first token, for each length that time over
+  // the history, and the tables.
   std::string ToHtml(const std::string& title) const;
 
  private:
-  // task, length, reuse label, decode, provenance ("-" for exact)
-  using Key = std::tuple<std::string, int64_t, std::string, std::string, std::string>;
-  static Key KeyOf(const std::string& task, int64_t length, const EvalMethod& method);
-  // The same over the core tasks of a length: those that `exact` answers at 80 % or more. Empty without `exact`.
-  std::map<Key, EvalCell> CoreAverages() const;
-  std::string Plot(int64_t length, const std::string& provenance) const;
+  // Of a grouping: how values are sorted, and how they are written.
+  struct Group {
+    int64_t order = 0;
+    std::string name;
+    auto operator<=>(const Group&) const = default;
+  };
+  using Groups = std::map<Group, EvalCell>;
+  struct Turn {
+    EvalPlace place;
+    EvalKey key;
+    int64_t prompt_tokens = 0, cached = 0;
+    double ttft_ms = 0;
+    bool correct = false;
+  };
 
-  std::map<Key, EvalCell> cells_;
+  static EvalKey KeyOf(const EvalPlace& place, const EvalMethod& method);
+  static Group GroupOf(EvalGrouping grouping, const EvalPlace& place);
+  // (task, length) that `exact` answers at 80 % or more. Empty without `exact`.
+  std::set<std::pair<std::string, int64_t>> CoreTasks() const;
+  // Each cell summed up over the core tasks of its length.
+  std::map<EvalKey, EvalCell> CoreAverages() const;
+  // The groups of all cells, and then of their sums over the core tasks.
+  std::vector<std::pair<EvalKey, Groups>> GroupRows(EvalGrouping grouping) const;
+  void PrintGroups(EvalGrouping grouping) const;
+  std::string GroupTable(EvalGrouping grouping) const;
+  std::string Plot(int64_t length, const std::string& provenance) const;
+  std::string HistoryPlot(int64_t length) const;
+
+  const std::vector<EvalGrouping> groupings_;
+  std::map<EvalKey, EvalCell> cells_;
+  std::map<EvalGrouping, std::map<EvalKey, Groups>> groups_;
+  std::vector<Turn> turns_;
 };
 
 }  // namespace spl::cli

@@ -1,6 +1,7 @@
 #include "services/engine/runtime/local_generator.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "services/base/status.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -12,6 +13,14 @@ namespace {
 
 ReuseOptions ReuseOf(const LocalGeneratorOptions& options) {
   return options.reuse_options.value_or(ReuseOptions{.policy = options.reuse});
+}
+
+// Of a softmax over one row; the sum in double, so that a perplexity compares methods and not roundings.
+double LogProbability(std::span<const float> logits, int32_t token) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - top);
+  return logits[static_cast<size_t>(token)] - top - std::log(sum);
 }
 
 }  // namespace
@@ -72,10 +81,7 @@ absl::StatusOr<LocalGenerator::Prompt> LocalGenerator::RunPrompt(std::span<const
   return Prompt{std::move(kv), classes_ == nullptr ? nullptr : WithRestored(classes_, run.restored_heads())};
 }
 
-absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const SamplingParams& sampling,
-                                      const OnToken& on_token) {
-  const ModelConfig& config = model_->config();
-  SPLICE_RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab_size));
+absl::StatusOr<LocalGenerator::FirstLogits> LocalGenerator::RunToFirstLogits(std::span<const int32_t> prompt) {
   int32_t last_rows = 0;
   SPLICE_ASSIGN_OR_RETURN(Prompt computed, RunPrompt(prompt, [&](int32_t rows) {
                             last_rows = rows;
@@ -85,7 +91,16 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   const int32_t last_row = last_rows - 1;
   SPLICE_RETURN_IF_ERROR(executor_->ComputeLogits({&last_row, 1}));
   SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
-  const std::vector<float> first(logits.begin(), logits.end());
+  return FirstLogits{std::move(computed), logits};
+}
+
+absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const SamplingParams& sampling,
+                                      const OnToken& on_token) {
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab_size));
+  SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
+  Prompt& computed = behind.prompt;
+  const std::vector<float> first(behind.logits.begin(), behind.logits.end());
   for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
     Sampler sampler(sampling, config.eos_ids, fork, prompt, {}, static_cast<int64_t>(prompt.size()),
                     config.max_positions);
@@ -103,22 +118,56 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   return absl::OkStatus();
 }
 
+absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt prompt) {
+  Decoding decoding{.prompt = std::move(prompt)};
+  SPLICE_ASSIGN_OR_RETURN(decoding.selector,
+                          MakeTokenSelector(options_.decode, model_->config(), decoding.prompt.classes));
+  SPLICE_ASSIGN_OR_RETURN(decoding.compact, MakeCompactPages(*decoding.selector, *model_, *pool_));
+  return decoding;
+}
+
+absl::Status LocalGenerator::Step(Decoding& decoding, int32_t token) {
+  SequenceKv* const kv = decoding.prompt.kv.get();
+  SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
+  if (decoding.compact != nullptr) SPLICE_RETURN_IF_ERROR(decoding.compact->Reserve(kv->num_tokens() + 1));
+  const DecodeRow row{token, kv, decoding.selector.get(), decoding.compact.get()};
+  SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
+  kv->set_num_tokens(kv->num_tokens() + 1);
+  return absl::OkStatus();
+}
+
 absl::Status LocalGenerator::RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork,
                                      const OnToken& on_token) {
-  SPLICE_ASSIGN_OR_RETURN(auto selector, MakeTokenSelector(options_.decode, model_->config(), prompt.classes));
-  SPLICE_ASSIGN_OR_RETURN(const auto compact, MakeCompactPages(*selector, *model_, *pool_));
-  SequenceKv* const kv = prompt.kv.get();
+  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(prompt)));
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
-    SPLICE_RETURN_IF_ERROR(kv->Reserve(kv->num_tokens() + 1));
-    if (compact != nullptr) SPLICE_RETURN_IF_ERROR(compact->Reserve(kv->num_tokens() + 1));
-    const DecodeRow row{token.token, kv, selector.get(), compact.get()};
-    SPLICE_RETURN_IF_ERROR(executor_->Decode({&row, 1}));
-    kv->set_num_tokens(kv->num_tokens() + 1);
+    SPLICE_RETURN_IF_ERROR(Step(decoding, token.token));
     Sampler* const samplers[] = {&sampler};
     SPLICE_ASSIGN_OR_RETURN(const std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
     token = sampled[0];
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<double>> LocalGenerator::ScoreContinuation(std::span<const int32_t> prompt,
+                                                                      std::span<const int32_t> continuation) {
+  const ModelConfig& config = model_->config();
+  if (continuation.empty()) return InvalidArgument("the continuation has no tokens");
+  if (prompt.size() + continuation.size() > static_cast<size_t>(config.max_positions))
+    return InvalidArgument("the prompt has {} tokens and its continuation {}; the model's context is {}", prompt.size(),
+                           continuation.size(), config.max_positions);
+  for (const int32_t token : continuation) {
+    if (token < 0 || token >= config.vocab_size)
+      return InvalidArgument("token {} of the continuation is outside the vocabulary of {}", token, config.vocab_size);
+  }
+  SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
+  std::vector<double> scores = {LogProbability(behind.logits, continuation[0])};
+  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(behind.prompt)));
+  for (size_t i = 1; i < continuation.size(); ++i) {
+    SPLICE_RETURN_IF_ERROR(Step(decoding, continuation[i - 1]));
+    SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());
+    scores.push_back(LogProbability(logits, continuation[i]));
+  }
+  return scores;
 }
 
 absl::StatusOr<std::vector<float>> LocalGenerator::AllLogits(std::span<const int32_t> prompt) {

@@ -39,6 +39,14 @@ class LocalGenerator {
   using OnToken = std::function<bool(int32_t fork, const SampledToken& token)>;
   absl::Status Generate(std::span<const int32_t> prompt, const SamplingParams& sampling, const OnToken& on_token);
 
+  // ln p(continuation[i] | prompt, continuation[0, i)): the prompt in one prefill, then a decode step for each token
+  // with the options' selector, whose input is the token that does come next instead of one drawn ("teacher forcing").
+  // Their mean, negated, is the logarithm of the perplexity. [continuation.size()] Errors: as Generate; InvalidArgument
+  // too: an empty continuation, both together longer than the context, a token outside the vocabulary. Cost: a prefill,
+  // and continuation.size() - 1 steps with all logits on the host.
+  absl::StatusOr<std::vector<double>> ScoreContinuation(std::span<const int32_t> prompt,
+                                                        std::span<const int32_t> continuation);
+
   // Logits of every position, f32 [tokens, vocab].
   absl::StatusOr<std::vector<float>> AllLogits(std::span<const int32_t> prompt);
 
@@ -53,6 +61,21 @@ class LocalGenerator {
   };
   absl::StatusOr<Prompt> RunPrompt(std::span<const int32_t> prompt,
                                    const std::function<absl::Status(int32_t rows)>& on_slice);
+  // The prompt with the logits behind it, f32 [vocab]; valid until the executor's next pass. What its classes leave out
+  // is given back.
+  struct FirstLogits {
+    Prompt prompt;
+    std::span<float> logits;
+  };
+  absl::StatusOr<FirstLogits> RunToFirstLogits(std::span<const int32_t> prompt);
+  // A sequence behind its prompt: one Step for each token that is put behind it; the executor then has the next logits.
+  struct Decoding {
+    Prompt prompt;
+    std::unique_ptr<TokenSelector> selector;
+    std::unique_ptr<CompactPages> compact;  // null: the selector keeps nothing
+  };
+  absl::StatusOr<Decoding> BeginDecoding(Prompt prompt);
+  absl::Status Step(Decoding& decoding, int32_t token);
   absl::Status RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork, const OnToken& on_token);
 
   std::shared_ptr<const Model> model_;

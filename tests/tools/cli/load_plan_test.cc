@@ -75,6 +75,22 @@ TEST_F(TracePlanTest, HashIdsShareTheirBlocks) {
   EXPECT_EQ(plan[3].path, "/v1/chat/completions");
 }
 
+// As tools/train/traces.py writes conversations: the last block of a turn goes on under the same id in the next one.
+TEST_F(TracePlanTest, ATurnBeginsWithTheTurnBefore) {
+  const auto plan = ReadTracePlan(
+      File(
+          R"({"timestamp": 0, "conversation": 0, "turn": 1, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]}
+{"timestamp": 40, "conversation": 1, "turn": 1, "input_length": 700, "output_length": 9, "hash_ids": [4096, 4097]}
+{"timestamp": 90, "conversation": 0, "turn": 2, "input_length": 1300, "output_length": 9, "hash_ids": [0, 1, 2]}
+)"),
+      options_, true);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::vector<int> first = PromptOf((*plan)[0]), other = PromptOf((*plan)[1]), second = PromptOf((*plan)[2]);
+  ASSERT_EQ(second.size(), 1300u);
+  EXPECT_TRUE(std::equal(first.begin(), first.end(), second.begin()));
+  EXPECT_FALSE(std::equal(other.begin(), other.end(), second.begin()));
+}
+
 TEST_F(TracePlanTest, BadLinesAreNamed) {
   EXPECT_NE(ReadTracePlan(File("{}\nnope\n"), options_, true).status().ToString().find(":2:"), std::string::npos);
   EXPECT_FALSE(ReadTracePlan(File("\n"), options_, true).ok());
