@@ -295,7 +295,7 @@ TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfIt
     r.segments = {{{30, 363}, kDocs}};
   });
   EXPECT_TRUE(first->stats.exact);
-  EXPECT_EQ(first->stats.policy, "sparsex");  // "auto", and there is a segment
+  EXPECT_EQ(first->stats.policy, "splice");  // "auto", and there is a segment
   EXPECT_EQ(first->stats.aligned_tokens, 0);
   const auto prompt = Concatenate({other, document, intro, document, question});
   const auto with = [&](const chunk::Digest& key, const char* policy) {

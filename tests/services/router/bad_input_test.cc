@@ -143,7 +143,7 @@ TEST_F(BadInputTest, EveryBadBodyNamesItsField) {
        "response_format", "text"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"reuse":"magic"}})", 400, "splice.reuse",
        "magic"},
-      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"decode":"quest"}})", 400, "splice.decode",
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"decode":"guess"}})", 400, "splice.decode",
        "quest"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"zap":1}})", 400, "splice.zap", "not a known"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":7})", 400, "splice", "must be an object"},
