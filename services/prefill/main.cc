@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
+        options.leases.max_bytes = flags.head_lease_bytes;
         options.transport = flags.transport;
         options.staging_bytes = flags.host_kv_bytes;
         options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;

@@ -13,6 +13,7 @@
 #include "services/engine/cache/align_plan.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/model.h"
+#include "services/engine/recovery/key_summary.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/selection/token_selector.h"
 
@@ -68,6 +69,14 @@ struct PrefillSlice {
   int32_t num_probes = 0;
 };
 
+// How much of a step's attention lies, at least, on keys that are only known by their summaries (key_summary.h).
+struct HeadProbe {
+  // By stream, layer * num_kv_heads + head of the model; null: is not asked. A stream that is asked is local where the
+  // model itself lets it see everything, and its summary covers nothing that it sees.
+  std::vector<const KeySummary*> summaries;
+  std::vector<float> outside;  // out, by stream: e-, the largest of the query heads of the KV head
+};
+
 // One token of one running sequence, at position kv->num_tokens(), whose page is reserved.
 struct DecodeRow {
   int32_t token = 0;
@@ -75,6 +84,7 @@ struct DecodeRow {
   TokenSelector* selector = nullptr;
   // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
   const CompactPages* compact = nullptr;
+  HeadProbe* probe = nullptr;  // null: nothing is asked. REQUIRES: host memory; as many outside as summaries
 };
 
 // Which part of the model a pass runs.
@@ -191,6 +201,7 @@ class Executor {
   absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
+  void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
   void AddPlans();
   // Before a step is staged: what its sequences choose with, and where the lists go.
   absl::Status PrepareChoices(std::span<const DecodeRow> rows);
