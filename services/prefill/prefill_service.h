@@ -86,8 +86,13 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& leases_expired_;
   prometheus::Counter& leases_reclaimed_;
   prometheus::Counter& heads_sent_;
+  prometheus::Gauge& sessions_;
+  prometheus::Gauge& session_pages_;
+  prometheus::Counter& sessions_evicted_;
+  prometheus::Counter& sessions_expired_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
+  prometheus::Counter& reused_session_;
   prometheus::Counter& reused_segment_;
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;

@@ -89,6 +89,13 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
         },
         "of the page pool, what may be kept for decode workers that leave it out and may fetch it later (requests with "
         "decode_restore); 0: nothing (default 256MiB)");
+    app.add_option("--session-share", flags.session_share,
+                   "of the KV pool: what conversations may keep between their turns")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    app.add_option("--session-lease", flags.session_lease_s, "seconds that they keep it after a turn")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     app.add_option("--store", flags.store,
                    "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   }
