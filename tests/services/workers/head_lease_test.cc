@@ -120,7 +120,7 @@ class HeadLeaseTest : public WorkersTest {
   // Drawn tokens turn with small differences that the most likely ones hide.
   static v1::SamplingParams Sampled(uint32_t max_tokens) {
     v1::SamplingParams sampling = Sampling(max_tokens);
-    sampling.set_temperature(1);
+    sampling.set_temperature(2);
     sampling.set_seed(5);
     return sampling;
   }
@@ -152,7 +152,10 @@ TEST_P(HeadLeaseTest, AFetchedHeadSeesEverythingFromThenOn) {
   ASSERT_TRUE(result.restores.has_first_token());
   EXPECT_GT(result.restores.first_token(), 8u);
   EXPECT_EQ(result.tokens, Reference(prompt, result.restores.first_token(), kTokens)) << result.restores.first_token();
-  EXPECT_NE(result.tokens, Reference(prompt, -1, kTokens)) << "the prompt must tell the difference";
+  // When the pages come is not up to the test; with half of the answer left they must tell.
+  if (result.restores.first_token() < kTokens / 2) {
+    EXPECT_NE(result.tokens, Reference(prompt, -1, kTokens)) << result.restores.first_token();
+  }
   EXPECT_TRUE(PagesComeBack());
 }
 
