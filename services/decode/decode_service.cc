@@ -18,6 +18,12 @@ namespace {
 FaultPoint landing_fault("decode.land");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
+prometheus::Counter& MissCounter(Metrics& metrics, const char* reason) {
+  return metrics.Counter("splice_decode_restore_misses_total",
+                         "Local heads that should have been restored while decoding and stayed local.",
+                         {{"reason", reason}});
+}
+
 int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
@@ -81,6 +87,7 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       landing_pool_(landing),
       options_(options),
       endpoint_(endpoint),
+      leases_of_heads_(options.leases, endpoint.worker_id(), endpoint.epoch()),
       tickets_(options.max_tickets),
       landing_(options.max_tickets),
       running_(metrics.Gauge(metric::kNumRequestsRunning, "Sequences being decoded.")),
@@ -95,7 +102,12 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       checksum_failures_(
           metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "checksum"}})),
       expired_(metrics.Counter(metric::kKvLeasesExpiredTotal, "Tickets that expired before commit.")),
-      preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")) {
+      preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")),
+      heads_restored_(
+          metrics.Counter("splice_decode_heads_restored_total", "Local heads that were restored while decoding.")),
+      misses_lease_(MissCounter(metrics, "lease")),
+      misses_pages_(MissCounter(metrics, "pages")),
+      misses_fetch_(MissCounter(metrics, "fetch")) {
   tickets_.set_on_cancel([this] { engine_.Wake(); });
   landing_thread_ = std::thread([this] { LandingLoop(); });
 }
@@ -106,6 +118,7 @@ void DecodeService::Stop() {
   landing_.Close();
   if (landing_thread_.joinable()) landing_thread_.join();
   tickets_.Stop(absl::UnavailableError("the decode worker is stopping"));
+  leases_of_heads_.Stop();
 }
 
 void DecodeService::set_grpc_address(const std::string& address) {
@@ -178,6 +191,9 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   ticket->decode = wire::DecodeOptionsOf(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(const auto selector,
                           engine::MakeTokenSelector(ticket->decode, model.config(), ticket->classes));
+  ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
+  if (ticket->restore.enabled && ticket->classes != nullptr)
+    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *selector, model));
   const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   if (tokens < 1 || tokens >= model.config().max_positions)
@@ -361,6 +377,28 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
   return absl::OkStatus();
 }
 
+// Null, and the request decodes without: what came is not what one can use.
+std::shared_ptr<engine::HeadSource> DecodeService::OpenLease(const Ticket& ticket, const v1::CommitRequest& request) {
+  std::vector<engine::KeySummary> summaries;
+  for (const v1::KeySummary& proto : request.lease().summaries()) {
+    absl::StatusOr<engine::KeySummary> summary = wire::FromProto(proto, engine_.model());
+    if (!summary.ok()) {
+      log::Warning("decode.lease_refused", log::F("request", ticket.request_id), log::F("status", summary.status()));
+      return nullptr;
+    }
+    summaries.push_back(*std::move(summary));
+  }
+  return leases_of_heads_.Open(request.lease(), std::move(summaries));
+}
+
+void DecodeService::CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted) {
+  heads_restored_.Increment(static_cast<double>(report.restored - counted.restored));
+  misses_lease_.Increment(static_cast<double>(report.missed_lease - counted.missed_lease));
+  misses_pages_.Increment(static_cast<double>(report.missed_pages - counted.missed_pages));
+  misses_fetch_.Increment(static_cast<double>(report.missed_fetch - counted.missed_fetch));
+  counted = report;
+}
+
 // For tests of the checksums.
 absl::Status DecodeService::FlipAByte(const engine::SequenceKv& kv) {
   const int32_t page = kv.stream(0, 0)[0];
@@ -376,6 +414,24 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.kv = std::move(ticket.kv);
   decode.kv->set_num_tokens(ticket.prompt_tokens);
   if (ticket.classes != nullptr && decode.kv->classes() == nullptr) decode.kv->Compress(ticket.classes);
+  const RandomId id = ticket.id;
+  const std::shared_ptr<TokenStream> stream = ticket.stream;
+  if (decode.kv->classes() != nullptr && request.has_lease() && ticket.restore.enabled) {
+    decode.heads = OpenLease(ticket, request);
+    decode.restore = ticket.restore;
+    decode.on_restore = [this, stream,
+                         counted = engine::HeadRestoreReport()](const engine::HeadRestoreReport& report) mutable {
+      CountRestores(report, counted);
+      v1::StreamChunk chunk;
+      v1::StreamChunk::Restores& restores = *chunk.mutable_restores();
+      restores.set_restored_heads(static_cast<uint32_t>(report.restored));
+      restores.set_missed_lease(static_cast<uint32_t>(report.missed_lease));
+      restores.set_missed_pages(static_cast<uint32_t>(report.missed_pages));
+      restores.set_missed_fetch(static_cast<uint32_t>(report.missed_fetch));
+      if (report.first_token >= 0) restores.set_first_token(static_cast<uint32_t>(report.first_token));
+      stream->Push(chunk);  // travels with the next tokens
+    };
+  }
   decode.sampling = ticket.sampling;
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);
@@ -390,8 +446,6 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
       return InvalidArgument("first token {} is outside the vocabulary", decode.first_tokens.back().token);
   }
   decode.cancelled = ticket.cancelled;
-  const RandomId id = ticket.id;
-  const std::shared_ptr<TokenStream> stream = ticket.stream;
   decode.on_tokens = [this, stream](std::vector<engine::DecodeToken> tokens) {
     v1::StreamChunk chunk;
     for (const engine::DecodeToken& token : tokens) {

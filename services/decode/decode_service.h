@@ -11,6 +11,7 @@
 
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
+#include "services/decode/head_lease_client.h"
 #include "services/decode/ticket_table.h"
 #include "services/engine/engine.h"
 #include "spl/v1/decode.grpc.pb.h"
@@ -21,6 +22,7 @@ struct DecodeServiceOptions {
   size_t max_tickets = 256;
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
+  HeadLeaseOptions leases;
 };
 
 // Borrows engine, pool and metrics. gRPC threads only validate and enqueue; one landing thread verifies checksums.
@@ -63,6 +65,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   void Land(LandingTask task);
   absl::Status RestoreHeads(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);
+  std::shared_ptr<engine::HeadSource> OpenLease(const Ticket& ticket, const v1::CommitRequest& request);
+  void CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted);
   static absl::Status FlipAByte(const engine::SequenceKv& kv);
   absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request);
 
@@ -72,6 +76,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   const DecodeServiceOptions options_;
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;
+  HeadLeaseClient leases_of_heads_;
   TicketTable tickets_;
   BoundedQueue<LandingTask> landing_;
   std::thread landing_thread_;
@@ -88,6 +93,10 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& checksum_failures_;
   prometheus::Counter& expired_;
   prometheus::Counter& preemptions_;
+  prometheus::Counter& heads_restored_;
+  prometheus::Counter& misses_lease_;
+  prometheus::Counter& misses_pages_;
+  prometheus::Counter& misses_fetch_;
 };
 
 }  // namespace spl::decode

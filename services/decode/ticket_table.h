@@ -40,6 +40,7 @@ struct Ticket {
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   engine::DecodeOptions decode;
+  engine::HeadRestoreOptions restore;
   std::unique_ptr<engine::CompactPages> compact;  // of the first continuation; null: its selector needs none
   std::vector<int32_t> prompt;                    // only when a penalty needs it, or for resumed output
   int64_t num_output_tokens = 0;

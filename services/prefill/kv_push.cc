@@ -276,23 +276,41 @@ absl::Status KvPush::SendRestored() {
 }
 
 void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-                    const std::vector<int32_t>& restored_heads) {
+                    const std::vector<int32_t>& restored_heads, std::unique_ptr<PushLease> lease) {
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(kv->num_tokens()));
   for (const engine::SampledToken& token : first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
   commit.mutable_restored_heads()->Assign(restored_heads.begin(), restored_heads.end());
   for (const int32_t stream : restored_heads) restored_pages_ += HoleOf(stream).size();
   const auto computed = Clock::now();
-  const bool queued = worker_.Enqueue([self = shared_from_this(), kv, commit, computed] {
+  const std::shared_ptr<PushLease> kept = std::move(lease);
+  const bool queued = worker_.Enqueue([self = shared_from_this(), kv, commit, computed, kept] {
     self->kv_ = kv;
     self->commit_ = commit;
+    self->lease_ = kept;
     self->computed_ = computed;
     self->DoCommit();
   });
   if (!queued) {
     kv.reset();
+    if (kept != nullptr) kept->release();
     worker_.PushEnded();
   }
+}
+
+// While the last writes are on their way.
+void KvPush::DescribeLease() {
+  if (lease_ == nullptr) return;
+  v1::HeadLease& lease = *commit_.mutable_lease();
+  lease = lease_->lease;
+  for (const LeasedHeads::Head& head : lease_->heads->heads())
+    *lease.add_summaries() =
+        wire::ToProto(engine::SummarizeKeys(lease_->heads->pool(), head.stream, head.first_page, head.pages));
+}
+
+void KvPush::DropLease() {
+  if (lease_ != nullptr) lease_->release();
+  lease_.reset();
 }
 
 void KvPush::DoCommit() {
@@ -304,6 +322,7 @@ void KvPush::DoCommit() {
     DoAbort(failed, [] {});
     return;
   }
+  DescribeLease();
   const auto flushed = [self = shared_from_this()](const absl::Status& flush_status) {
     // On the transport's thread, which must not wait: the rest goes back to ours.
     (void)self->worker_.Enqueue([self, flush_status] {
@@ -332,6 +351,7 @@ void KvPush::SendCommit() {
   const FaultOutcome fault = commit_fault.Hit();
   if (fault.corrupt) commit_.set_crc32c(0, commit_.crc32c(0) ^ 1u);
   if (fault.drop) {
+    DropLease();
     kv_.reset();
     return worker_.PushEnded();
   }
@@ -345,10 +365,12 @@ void KvPush::SendCommit() {
           self->worker_.metrics().seconds.Observe(
               std::chrono::duration<double>(Clock::now() - self->computed_).count());
         } else {
+          self->DropLease();
           self->worker_.metrics().failures_commit.Increment();
           log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
                        log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
         }
+        self->lease_.reset();
         self->kv_.reset();
         self->worker_.PushEnded();
       });
@@ -365,6 +387,7 @@ void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Sta
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  DropLease();
   sender_->Finish();
   const auto finish = [self = shared_from_this(), done = std::move(done)] {
     self->kv_.reset();

@@ -15,6 +15,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
 #include "services/engine/engine.h"
+#include "services/prefill/head_lease_table.h"
 #include "services/prefill/page_sender.h"
 #include "services/prefill/peer_table.h"
 #include "spl/v1/decode.pb.h"
@@ -37,6 +38,13 @@ struct PushMetrics {
 
 class PushWorker;
 
+// What is kept for the decode worker, and told to it with the commit.
+struct PushLease {
+  std::shared_ptr<const LeasedHeads> heads;
+  v1::HeadLease lease;            // but for the summaries, which the push thread makes
+  std::function<void()> release;  // the decode worker will never hear of it; any thread
+};
+
 // One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
 // worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
 // What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit.
@@ -51,9 +59,9 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
 
   void OnLayer(const engine::LayerReady& ready);
   // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
-  // `restored_heads`: of PrefillOutcome.
+  // `restored_heads`: of PrefillOutcome. `lease`: may be null.
   void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-              const std::vector<int32_t>& restored_heads);
+              const std::vector<int32_t>& restored_heads, std::unique_ptr<PushLease> lease = nullptr);
   // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 
@@ -78,6 +86,8 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   void DoCommit();
   void DoAbort(const absl::Status& why, std::function<void()> done);
   void SendCommit();
+  void DescribeLease();
+  void DropLease();
   void SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done);
   void Fail(const absl::Status& status);
   absl::Status status() const;
@@ -98,6 +108,7 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   std::vector<int32_t> first_target_;
   std::vector<uint32_t> crc_;  // [layer][kv_head], joined page by page
   v1::CommitRequest commit_;
+  std::shared_ptr<PushLease> lease_;  // until it is told
   std::shared_ptr<const engine::SequenceKv> kv_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was there
 

@@ -43,6 +43,8 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
     SPLICE_ASSIGN_OR_RETURN(engine_options.store,
                             chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
+  server->leases_ = std::make_unique<HeadLeaseTable>(options.leases, Clock::Real());
+  engine_options.reclaim = [leases = server->leases_.get()] { return leases->ReclaimOne(); };
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
   server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);
   server->pushes_ =
@@ -52,8 +54,9 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   uint64_t epoch_number = 0;
   for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
   const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
-  server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, worker_id,
-                                                      epoch_number, options.fidelity_share, server->metrics_);
+  server->service_ =
+      std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, *server->leases_, worker_id,
+                                       epoch_number, options.fidelity_share, server->metrics_);
   ServiceHostOptions host;
   host.name = "prefill";
   host.listen = options.listen;
@@ -66,6 +69,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   };
   SPLICE_ASSIGN_OR_RETURN(server->host_,
                           ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
+  server->service_->set_grpc_address(server->host_->grpc_address());
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);
   log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),
@@ -83,6 +87,7 @@ void PrefillServer::Stop() {
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
   if (engine_) engine_->Stop();
+  if (leases_) leases_->Close();
   if (pushes_) pushes_->Stop();
   if (peers_) peers_->Stop();
   if (transport_) transport_->Stop();

@@ -11,6 +11,7 @@
 #include "services/base/periodic.h"
 #include "services/base/service_host.h"
 #include "services/engine/engine.h"
+#include "services/prefill/head_lease_table.h"
 #include "services/prefill/kv_push.h"
 #include "services/prefill/peer_table.h"
 #include "services/prefill/prefill_service.h"
@@ -40,6 +41,7 @@ struct PrefillServerOptions {
     transport.carriers = name == "device" ? "auto" : name;
   }
   std::chrono::milliseconds drain_timeout{30'000};
+  HeadLeaseOptions leases;  // on what decode workers leave out
 };
 
 // Owns everything of one prefill worker. Stop() before destruction.
@@ -63,6 +65,7 @@ class PrefillServer {
   std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or of a model on a GPU the staging memory
   std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<StagingPages> staging_;
+  std::unique_ptr<HeadLeaseTable> leases_;  // asked by the engine when pages are short; closed before the engine goes
   std::unique_ptr<engine::PrefillEngine> engine_;
   std::unique_ptr<PeerTable> peers_;
   std::unique_ptr<PushWorker> pushes_;

@@ -9,6 +9,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
+#include "services/prefill/head_push.h"
 #include "services/wire/convert.h"
 
 namespace spl::prefill {
@@ -17,6 +18,8 @@ namespace {
 FaultPoint run_fault("prefill.run");
 constexpr size_t kMaxProbeKeys = 16384;
 constexpr std::chrono::milliseconds kRetryAfter{200};
+// No write of a fetch starts this close to the end of its time.
+constexpr std::chrono::milliseconds kFetchMargin{1000};
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
   auto* reactor = context->DefaultReactor();
@@ -33,6 +36,13 @@ prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
   return metrics.Counter("splice_prefill_canonical_segments_total",
                          "Segments to be computed by themselves in the background, by what became of them.",
                          {{"result", result}});
+}
+
+prometheus::Counter& LeaseCounter(Metrics& metrics, const char* result) {
+  return metrics.Counter(
+      "splice_prefill_head_leases_total",
+      "Leases on what decode workers leave out of local heads, by what became of the request for one.",
+      {{"result", result}});
 }
 
 prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
@@ -89,10 +99,12 @@ class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
 };
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
-                               std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics)
+                               HeadLeaseTable& leases, std::string worker_id, uint64_t epoch, double fidelity_share,
+                               Metrics& metrics)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
+      leases_(leases),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
       fidelity_(engine, fidelity_share, metrics),
@@ -110,6 +122,12 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       canonical_dropped_(CanonicalCounter(metrics, "dropped")),
       canonical_tokens_(metrics.Counter("splice_prefill_canonical_tokens_total",
                                         "Tokens of segments that were computed by themselves in the background.")),
+      leased_bytes_(metrics.Gauge("splice_prefill_head_lease_bytes", "KV pages under lease for decode workers.")),
+      leases_given_(LeaseCounter(metrics, "given")),
+      leases_denied_(LeaseCounter(metrics, "denied")),
+      leases_expired_(LeaseCounter(metrics, "expired")),
+      leases_reclaimed_(LeaseCounter(metrics, "reclaimed")),
+      heads_sent_(metrics.Counter("splice_prefill_heads_fetched_total", "Heads that decode workers fetched.")),
       sessions_(metrics.Gauge("splice_prefill_sessions", "Conversations whose KV is kept for their next turn.")),
       session_pages_(metrics.Gauge("splice_prefill_session_pages", "KV pages that they keep.")),
       sessions_evicted_(SessionsCounter(metrics, "evicted")),
@@ -136,7 +154,19 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       stage_fetch_(StageHistogram(metrics, "fetch")),
       stage_prefill_(StageHistogram(metrics, "prefill")) {}
 
+void PrefillService::set_grpc_address(const std::string& address) {
+  std::lock_guard lock(address_mutex_);
+  grpc_address_ = address;
+}
+
 void PrefillService::UpdateGauges() {
+  if (leases_.Expire()) engine_.Wake();
+  const HeadLeaseTable::Stats leases = leases_.stats();
+  leased_bytes_.Set(static_cast<double>(leases.bytes));
+  RaiseTo(leases_given_, leases.num_given);
+  RaiseTo(leases_denied_, leases.num_denied);
+  RaiseTo(leases_expired_, leases.num_expired);
+  RaiseTo(leases_reclaimed_, leases.num_reclaimed);
   const engine::PagePool& pool = engine_.pool();
   const double used = static_cast<double>(pool.num_pages() - pool.num_free());
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
@@ -247,6 +277,68 @@ absl::Status PrefillService::StartPublish(PublishCall& call) {
   return engine_.Publish(std::move(publish));
 }
 
+// Null: there is nothing to keep, or no room for it.
+std::unique_ptr<PushLease> PrefillService::GiveLease(const engine::PrefillOutcome& outcome,
+                                                     const engine::StreamClasses& classes) {
+  std::shared_ptr<const LeasedHeads> heads = LeasedHeads::Share(*outcome.kv, classes, outcome.restored_heads);
+  if (heads == nullptr) return nullptr;
+  const absl::StatusOr<RandomId> id = leases_.Give(heads);
+  if (!id.ok()) return nullptr;  // counted there; the request goes on without
+  auto lease = std::make_unique<PushLease>();
+  lease->heads = std::move(heads);
+  lease->lease.set_lease_id(id->ToBytes());
+  lease->lease.set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
+  lease->release = [this, id = *id] { leases_.Release(id); };
+  std::lock_guard lock(address_mutex_);
+  lease->lease.set_grpc_address(grpc_address_);
+  return lease;
+}
+
+grpc::ServerUnaryReactor* PrefillService::FetchHeads(grpc::CallbackServerContext* context,
+                                                     const v1::FetchHeadsRequest* request,
+                                                     v1::FetchHeadsResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  const auto done = [this, reactor, request, response](const absl::StatusOr<std::vector<uint32_t>>& crcs) {
+    if (crcs.ok()) {
+      response->mutable_crc32c()->Assign(crcs->begin(), crcs->end());
+      heads_sent_.Increment(request->heads_size());
+    }
+    reactor->Finish(ToGrpcStatus(crcs.status()));
+  };
+  if (const absl::Status status = DoFetchHeads(*request, done); !status.ok()) reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+absl::Status PrefillService::DoFetchHeads(const v1::FetchHeadsRequest& request,
+                                          std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(request.ttl_ms()) - kFetchMargin;
+  SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.lease_id()));
+  SPLICE_ASSIGN_OR_RETURN(auto heads, leases_.Renew(id));
+  auto peer = peers_.Find(request.worker_id(), request.epoch());
+  // Nothing is on its way: not the Unavailable that says otherwise.
+  if (!peer.ok()) return absl::FailedPreconditionError(MessageOf(peer.status()));
+  return PushHeads(pushes_, *std::move(peer), std::move(heads), request, deadline, std::move(done));
+}
+
+grpc::ServerUnaryReactor* PrefillService::RenewHeadLease(grpc::CallbackServerContext* context,
+                                                         const v1::RenewHeadLeaseRequest* request,
+                                                         v1::RenewHeadLeaseResponse* response) {
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
+  if (!id.ok()) return Answer(context, id.status());
+  response->set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
+  return Answer(context, leases_.Renew(*id).status());
+}
+
+grpc::ServerUnaryReactor* PrefillService::ReleaseHeadLease(grpc::CallbackServerContext* context,
+                                                           const v1::ReleaseHeadLeaseRequest* request,
+                                                           v1::ReleaseHeadLeaseResponse*) {
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
+  if (!id.ok()) return Answer(context, id.status());
+  leases_.Release(*id);
+  engine_.Wake();
+  return Answer(context, absl::OkStatus());
+}
+
 absl::Status PrefillService::StartRun(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
@@ -266,6 +358,9 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
                                                                                engine_.model().config(), classes));
+  const engine::HeadRestoreOptions restore = wire::HeadRestoreOptionsOf(request.reuse());
+  if (restore.enabled && classes != nullptr)
+    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(restore, *token_selector, engine_.model()));
   prefill.session = request.session();
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
@@ -273,7 +368,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(auto push,
                           KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes, prefill.id));
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  prefill.on_done = [this, push, &call, selector = std::string(token_selector->name())](
+  const bool keeps_heads = restore.enabled && classes != nullptr;
+  prefill.on_done = [this, push, &call, keeps_heads, classes, selector = std::string(token_selector->name())](
                         const absl::Status& status, engine::PrefillOutcome outcome) {
     if (!status.ok()) {
       push->Abort(std::move(outcome.kv), status, [&call, status] { call.Finish(ToGrpcStatus(status)); });
@@ -289,7 +385,9 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
-    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads);
+    std::unique_ptr<PushLease> lease = keeps_heads ? GiveLease(outcome, *classes) : nullptr;
+    receipt.set_head_lease(lease != nullptr);
+    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads, std::move(lease));
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.Finish(grpc::Status::OK);  // the first token does not wait for the commit
   };

@@ -19,8 +19,8 @@ namespace spl::prefill {
 // Borrows everything; gRPC threads only validate and enqueue.
 class PrefillService final : public v1::Prefill::CallbackService {
  public:
-  PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, std::string worker_id,
-                 uint64_t epoch, double fidelity_share, Metrics& metrics);
+  PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, HeadLeaseTable& leases,
+                 std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics);
 
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest* request,
                                     v1::PrefillInfo* response) override;
@@ -31,6 +31,17 @@ class PrefillService final : public v1::Prefill::CallbackService {
   grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
                                     v1::PublishResponse* response) override;
 
+  grpc::ServerUnaryReactor* FetchHeads(grpc::CallbackServerContext* context, const v1::FetchHeadsRequest* request,
+                                       v1::FetchHeadsResponse* response) override;
+  grpc::ServerUnaryReactor* RenewHeadLease(grpc::CallbackServerContext* context,
+                                           const v1::RenewHeadLeaseRequest* request,
+                                           v1::RenewHeadLeaseResponse* response) override;
+  grpc::ServerUnaryReactor* ReleaseHeadLease(grpc::CallbackServerContext* context,
+                                             const v1::ReleaseHeadLeaseRequest* request,
+                                             v1::ReleaseHeadLeaseResponse* response) override;
+
+  // The worker's gRPC address, known once its server listens; part of every lease.
+  void set_grpc_address(const std::string& address);
   void set_draining(bool draining) { draining_ = draining; }
   void UpdateGauges();
 
@@ -45,14 +56,20 @@ class PrefillService final : public v1::Prefill::CallbackService {
   absl::Status StartRun(RunCall& call);
   absl::Status StartPublish(PublishCall& call);
   void Count(const engine::PrefillStats& stats);
+  std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes);
+  absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
+                            std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
 
   engine::PrefillEngine& engine_;
   PeerTable& peers_;
   PushWorker& pushes_;
+  HeadLeaseTable& leases_;
   const std::string worker_id_;
   const uint64_t epoch_;
   std::atomic<bool> draining_{false};
   FidelitySampler fidelity_;
+  mutable std::mutex address_mutex_;  // guards grpc_address_
+  std::string grpc_address_;
 
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;
@@ -65,6 +82,12 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& canonical_cancelled_;
   prometheus::Counter& canonical_dropped_;
   prometheus::Counter& canonical_tokens_;
+  prometheus::Gauge& leased_bytes_;
+  prometheus::Counter& leases_given_;
+  prometheus::Counter& leases_denied_;
+  prometheus::Counter& leases_expired_;
+  prometheus::Counter& leases_reclaimed_;
+  prometheus::Counter& heads_sent_;
   prometheus::Gauge& sessions_;
   prometheus::Gauge& session_pages_;
   prometheus::Counter& sessions_evicted_;

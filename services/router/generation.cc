@@ -479,6 +479,11 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
 }
 
 void Generation::Deliver(const v1::StreamChunk& chunk) {
+  if (chunk.has_restores()) {
+    const v1::StreamChunk::Restores& restores = chunk.restores();
+    receipt_.decode_restored_heads = restores.restored_heads();
+    receipt_.restore_misses = restores.missed_lease() + restores.missed_pages() + restores.missed_fetch();
+  }
   std::vector<Delta> deltas;
   for (const v1::StreamChunk::Token& token : chunk.tokens()) {
     const absl::Status taken = Take(token.index(), token.token(), &deltas);

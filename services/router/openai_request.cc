@@ -127,6 +127,9 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("rec_frac", &reuse.rec_frac);
   inner.Number("restore_share", &reuse.restore_share);
   inner.Number("restore_threshold", &reuse.restore_threshold);
+  inner.Bool("decode_restore", &reuse.decode_restore);
+  inner.Uint32("decode_restore_interval", &reuse.decode_restore_interval);
+  inner.Number("decode_restore_threshold", &reuse.decode_restore_threshold);
   inner.Uint32("decode_budget", &reuse.decode_budget);
   inner.Uint32("decode_dense_layers", &reuse.decode_dense_layers);
   inner.Uint32("decode_recent", &reuse.decode_recent);

@@ -46,6 +46,8 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   // Of the methods with head classes.
   if (r.ffn_share < 1 || r.restored_heads > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};
+  if (r.head_lease)
+    out["decode_restore"] = {{"restored_heads", r.decode_restored_heads}, {"restore_misses", r.restore_misses}};
   out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}};
   out["seconds"] = {{"queue", r.queue_seconds},     {"lookup", r.lookup_seconds},     {"fetch", r.fetch_seconds},
                     {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};

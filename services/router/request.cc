@@ -87,7 +87,8 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
                                      {"splice.ffn_deep_mass", reuse.ffn_deep_mass},
                                      {"splice.rec_frac", reuse.rec_frac},
                                      {"splice.restore_share", reuse.restore_share},
-                                     {"splice.restore_threshold", reuse.restore_threshold}}) {
+                                     {"splice.restore_threshold", reuse.restore_threshold},
+                                     {"splice.decode_restore_threshold", reuse.decode_restore_threshold}}) {
     if (value.has_value()) SPLICE_RETURN_IF_ERROR(CheckRange(field, *value, 0, 1));
   }
   return CheckName("splice.namespace", request.namespace_name);

@@ -93,12 +93,13 @@ struct ReuseRequest {
   bool publish = true;
   bool return_first_logits = false;
   bool full_kv = false;
+  bool decode_restore = false;
   std::optional<bool> score_all_heads;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
       link_tokens, epic_tokens, ffn_dense_layers, ffn_recent, ffn_deep_layer, decode_budget, decode_dense_layers,
-      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks;
+      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks, decode_restore_interval;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
-      restore_share, restore_threshold;
+      restore_share, restore_threshold, decode_restore_threshold;
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.
@@ -164,6 +165,9 @@ struct RequestReceipt {
   uint32_t recomputed_tokens = 0;
   uint32_t computed_tokens = 0;
   uint32_t restored_heads = 0;
+  bool head_lease = false;
+  uint32_t decode_restored_heads = 0;
+  uint32_t restore_misses = 0;
   double ffn_share = 1;
   uint64_t bytes_fetched = 0;
   uint64_t bytes_moved = 0;

@@ -70,6 +70,9 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.rec_frac.has_value()) out.set_rec_frac(*r.rec_frac);
   if (r.restore_share.has_value()) out.set_restore_share(*r.restore_share);
   if (r.restore_threshold.has_value()) out.set_restore_threshold(*r.restore_threshold);
+  out.set_decode_restore(r.decode_restore);
+  if (r.decode_restore_interval.has_value()) out.set_decode_restore_interval(*r.decode_restore_interval);
+  if (r.decode_restore_threshold.has_value()) out.set_decode_restore_threshold(*r.decode_restore_threshold);
   if (r.decode_budget.has_value()) out.set_decode_budget(*r.decode_budget);
   if (r.decode_dense_layers.has_value()) out.set_decode_dense_layers(*r.decode_dense_layers);
   if (r.decode_recent.has_value()) out.set_decode_recent(*r.decode_recent);
@@ -109,6 +112,9 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_rec_frac()) out.rec_frac = o.rec_frac();
   if (o.has_restore_share()) out.restore_share = o.restore_share();
   if (o.has_restore_threshold()) out.restore_threshold = o.restore_threshold();
+  out.decode_restore = o.decode_restore();
+  if (o.has_decode_restore_interval()) out.decode_restore_interval = o.decode_restore_interval();
+  if (o.has_decode_restore_threshold()) out.decode_restore_threshold = o.decode_restore_threshold();
   if (o.has_decode_budget()) out.decode_budget = o.decode_budget();
   if (o.has_decode_dense_layers()) out.decode_dense_layers = o.decode_dense_layers();
   if (o.has_decode_recent()) out.decode_recent = o.decode_recent();
@@ -174,6 +180,9 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_aligned_tokens(r.aligned_tokens);
   out.set_recomputed_tokens(r.recomputed_tokens);
   out.set_restored_heads(r.restored_heads);
+  out.set_head_lease(r.head_lease);
+  out.set_decode_restored_heads(r.decode_restored_heads);
+  out.set_restore_misses(r.restore_misses);
   out.set_ffn_share(r.ffn_share);
   out.set_computed_tokens(r.computed_tokens);
   out.set_bytes_fetched(r.bytes_fetched);
@@ -205,6 +214,9 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.aligned_tokens = r.aligned_tokens();
   out.recomputed_tokens = r.recomputed_tokens();
   out.restored_heads = r.restored_heads();
+  out.head_lease = r.head_lease();
+  out.decode_restored_heads = r.decode_restored_heads();
+  out.restore_misses = r.restore_misses();
   out.ffn_share = r.ffn_share();
   out.computed_tokens = r.computed_tokens();
   out.bytes_fetched = r.bytes_fetched();

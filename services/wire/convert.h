@@ -21,11 +21,17 @@ engine::SamplingParams FromProto(const v1::SamplingParams& proto);
 // by engine::ValidateReuseOptions.
 engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto);
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto);
+// Ranges are checked by engine::ValidateHeadRestoreOptions.
+engine::HeadRestoreOptions HeadRestoreOptionsOf(const v1::ReuseOptions& proto);
 
 // Ranges, namespace keys and which are frozen, as they came; the engine checks them against the prompt.
 // InvalidArgument: a namespace key that is none, or a position beyond any prompt.
 absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
     const google::protobuf::RepeatedPtrField<v1::TokenSegment>& proto);
+
+v1::KeySummary ToProto(const engine::KeySummary& summary);
+// InvalidArgument: a stream that is none of the model, or another number of bytes than its pages have.
+absl::StatusOr<engine::KeySummary> FromProto(const v1::KeySummary& proto, const engine::Model& model);
 
 v1::SampledToken ToProto(const engine::SampledToken& token);
 // InvalidArgument: a finish reason that only clients see.

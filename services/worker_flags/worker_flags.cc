@@ -89,6 +89,15 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                    "refuse decode workers that KV reaches more slowly than this; 0: any")
         ->check(CLI::NonNegativeNumber);
+    app.add_option_function<std::string>(
+        "--head-lease-bytes",
+        [&flags](const std::string& text) {
+          const auto bytes = ParseByteSize(text);
+          if (!bytes.ok()) throw CLI::ValidationError("--head-lease-bytes", MessageOf(bytes.status()));
+          flags.head_lease_bytes = *bytes;
+        },
+        "of the page pool, what may be kept for decode workers that leave it out and may fetch it later (requests with "
+        "decode_restore); 0: nothing (default 256MiB)");
     app.add_option("--session-share", flags.session_share,
                    "of the KV pool: what conversations may keep between their turns")
         ->check(CLI::Range(0.0, 1.0))

@@ -40,12 +40,13 @@ struct WorkerFlags {
   int32_t num_threads = 0;
   int32_t max_sequences = 64;  // decode only
   double fidelity_share = 0.01;
-  double session_share = 0.5;             // prefill only
-  double session_lease_s = 600;           // prefill only
-  int32_t slice_tokens = 512;             // prefill only
-  std::string kv_transport = "auto";      // auto, device, shm, tcp
-  double kv_min_gb_per_s = 0;             // prefill only
-  uint64_t host_kv_bytes = 256ull << 20;  // with a GPU: staging memory (prefill) or landing memory (decode)
+  double session_share = 0.5;                // prefill only
+  double session_lease_s = 600;              // prefill only
+  int32_t slice_tokens = 512;                // prefill only
+  uint64_t head_lease_bytes = 256ull << 20;  // prefill only
+  std::string kv_transport = "auto";         // auto, device, shm, tcp
+  double kv_min_gb_per_s = 0;                // prefill only
+  uint64_t host_kv_bytes = 256ull << 20;     // with a GPU: staging memory (prefill) or landing memory (decode)
   transport::TransportOptions transport;
 };
 

@@ -41,6 +41,8 @@ json ToJson(const v1::Receipt& r) {
   if (r.session_tokens() > 0) out["tokens"]["session"] = r.session_tokens();
   if (r.ffn_share() < 1 || r.restored_heads() > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
+  if (r.head_lease())
+    out["decode_restore"] = {{"restored_heads", r.decode_restored_heads()}, {"restore_misses", r.restore_misses()}};
   if (!r.first_logits().empty()) out["first_logits"] = absl::Base64Escape(r.first_logits());
   return out;
 }

@@ -60,6 +60,10 @@ size_t SequenceKv::RankOf(int32_t stream) const {
   return static_cast<size_t>(stream % shape_.num_kv_heads / (shape_.num_kv_heads / pool_.view().num_ranks()));
 }
 
+PageHole SequenceKv::HoleWith(size_t stream, int64_t num_tokens) const {
+  return holes_frozen_ ? holes_[stream] : HoleOf((*classes_)[stream], num_tokens);
+}
+
 absl::Status SequenceKv::Reserve(int64_t num_tokens) {
   if (num_tokens <= settled_until_) return absl::OkStatus();
   return ReservePages(std::max(num_pages_per_stream(), PagesFor(num_tokens)), num_tokens);
@@ -73,7 +77,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   std::vector<int64_t> counts(static_cast<size_t>(pool_.view().num_ranks()));
   for (const int32_t stream : order) {
     const auto s = static_cast<size_t>(stream);
-    if (!holes.empty()) holes[s] = HoleOf((*classes_)[s], num_tokens);
+    if (!holes.empty()) holes[s] = HoleWith(s, num_tokens);
     const PageHole hole = holes.empty() ? PageHole{} : holes[s];
     counts[RankOf(stream)] += end - begin - std::max(0, std::min(hole.end, end) - std::max(hole.begin, begin));
   }
@@ -95,7 +99,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   pool_.Release(left_out);
   holes_ = std::move(holes);
   settled_until_ = capacity();
-  if (classes_ != nullptr) {
+  if (classes_ != nullptr && !holes_frozen_) {
     for (const HeadClass& head : *classes_) settled_until_ = std::min(settled_until_, HoleLastsUntil(head, num_tokens));
   }
   return absl::OkStatus();
@@ -121,6 +125,17 @@ void SequenceKv::Restore(int32_t stream, std::span<const int32_t> pages) {
   std::copy(pages.begin(), pages.end(), streams_[s].begin() + holes_[s].begin);
   holes_[s] = {};
   classes_ = WithRestored(classes_, {&stream, 1});
+  id_ = NextId();
+}
+
+void SequenceKv::FreezeHoles() {
+  SPLICE_CHECK(classes_ != nullptr, "a sequence with head classes");
+  holes_frozen_ = true;
+}
+
+void SequenceKv::ThawHoles() {
+  holes_frozen_ = false;
+  settled_until_ = 0;
 }
 
 void SequenceKv::AppendShared(std::span<const int32_t> pages) {
@@ -145,6 +160,10 @@ void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
 
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
+  if (holes_frozen_) {
+    fork->holes_ = holes_;
+    fork->holes_frozen_ = true;
+  }
   const int32_t full_pages = static_cast<int32_t>(num_tokens_ / kernels::kPageTokens);
   fork->AppendLeading(*this, full_pages);
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
@@ -195,7 +214,8 @@ void SequenceKv::CheckInvariants() const {
     if (hole.size() == 0) continue;
     const HeadClass& head = (*classes_)[s];
     SPLICE_CHECK(!head.is_global && hole.begin == pages_of(head.sinks), "pages of sinks in front of the hole");
-    SPLICE_CHECK(num_pages_per_stream() - hole.end <= pages_of(head.window) + 1, "no more than a window behind it");
+    SPLICE_CHECK(holes_frozen_ || num_pages_per_stream() - hole.end <= pages_of(head.window) + 1,
+                 "no more than a window behind it");
   }
 }
 

@@ -37,9 +37,9 @@ std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* clas
 // shared with the prefix index or a fork, a page that is still written to never is.
 //
 // With head classes the sequence is a view (algorithms.md 6.3, P5): the places of a local stream that no later position
-// sees are kNoPage, and such a sequence is never a source for the prefix index, a segment or a chunk. An entry is set
-// once, when its place is made (or by Restore, before the first pass) and at most goes to kNoPage later; who keeps a
-// copy of the lists need not hear of that, because no visible position lies there.
+// sees are kNoPage, and such a sequence is never a source for the prefix index, a segment or a chunk. Under one id() an
+// entry is set once, when its place is made, and at most goes to kNoPage later; who keeps a copy of the lists need not
+// hear of that, because no visible position lies there.
 class SequenceKv {
  public:
   // `classes`: of every stream, or null: all keep everything.
@@ -65,9 +65,13 @@ class SequenceKv {
   // From here on only what `classes` keep is kept: gives the other pages back. REQUIRES: no classes so far,
   // and no page behind the one of the last written position.
   void Compress(std::shared_ptr<const StreamClasses> classes);
-  // The stream is global from here on: `pages`, one owner's share of each, become the pages of its hole. REQUIRES: a
-  // local stream, as many pages as its hole has, and no pass over this sequence before.
+  // The stream is global from here on: `pages`, one owner's share of each, become the pages of its hole. The sequence
+  // gets another id(), because entries come back. REQUIRES: a local stream, and as many pages as its hole has.
   void Restore(int32_t stream, std::span<const int32_t> pages);
+  // While holes are frozen they do not grow: what leaves a window is kept, because its head may be restored and nobody
+  // else has what was generated. Thawing lets the next Reserve give it back. A fork of a frozen sequence is frozen.
+  void FreezeHoles();
+  void ThawHoles();
   const std::shared_ptr<const StreamClasses>& classes() const { return classes_; }  // null: everything is kept
   PageHole hole(int32_t stream) const { return classes_ == nullptr ? PageHole{} : holes_[static_cast<size_t>(stream)]; }
 
@@ -76,7 +80,7 @@ class SequenceKv {
   }
   // [num_layers * num_kv_heads] page lists.
   std::span<const std::vector<int32_t>> streams() const { return streams_; }
-  uint64_t id() const { return id_; }                         // of this object, in this process
+  uint64_t id() const { return id_; }                         // of this object with these entries, in this process
   std::vector<int32_t> PagesOfChunk(int32_t page_idx) const;  // [layer][kv_head], one each, or kNoPage
   // All pages in order [layer][kv_head][page]; holes are left out.
   std::vector<int32_t> AllPages() const;
@@ -104,14 +108,16 @@ class SequenceKv {
   // Makes the places up to page `end`, fills those that are kept of `num_tokens` positions and empties the holes.
   absl::Status ReservePages(int32_t end, int64_t num_tokens);
   size_t RankOf(int32_t stream) const;
+  PageHole HoleWith(size_t stream, int64_t num_tokens) const;
 
   PagePool& pool_;
-  const uint64_t id_;
+  uint64_t id_;
   const KvShape shape_;
   std::shared_ptr<const StreamClasses> classes_;
   std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages_per_stream]
   std::vector<PageHole> holes_;                // [num_streams]; empty without classes
-  int64_t settled_until_ = 0;                  // Reserve of up to as many positions changes nothing
+  bool holes_frozen_ = false;
+  int64_t settled_until_ = 0;  // Reserve of up to as many positions changes nothing
   int64_t num_tokens_ = 0;
   // The minimum over everything the pages were computed from (algorithms.md 6.3, P1).
   chunk::Provenance provenance_ = chunk::Provenance::kExact;

@@ -2,12 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/recovery/key_summary.h"
 #include "services/engine/selection/token_selector.h"
 
 namespace spl::engine {
+
+// How much of a step's attention lies, at least, on keys that are only known by their summaries (key_summary.h).
+struct HeadProbe {
+  // By stream, layer * num_kv_heads + head of the model; null: is not asked. A stream that is asked is local where the
+  // model itself lets it see everything, and its summary covers nothing that it sees.
+  std::vector<const KeySummary*> summaries;
+  std::vector<float> outside;  // out, by stream: e-, the largest of the query heads of the KV head
+};
 
 struct DecodeRow {
   int32_t token = 0;
@@ -15,6 +25,7 @@ struct DecodeRow {
   TokenSelector* selector = nullptr;
   // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
   const CompactPages* compact = nullptr;
+  HeadProbe* probe = nullptr;  // null: nothing is asked. REQUIRES: host memory; as many outside as summaries
   // Positions that the sequence has once the step has written this one.
   int64_t kv_len() const { return kv->num_tokens() + 1; }
 };

@@ -477,6 +477,12 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
     any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }
+  const bool probes = std::any_of(rows.begin(), rows.end(), [](const DecodeRow& row) { return row.probe != nullptr; });
+  if (probes) {
+    SPLICE_CHECK(model_->backend().host_memory(), "heads are probed by the host");
+    SPLICE_RETURN_IF_ERROR(
+        Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
+  }
   SPLICE_RETURN_IF_ERROR(choices_->Prepare(rows));
   SPLICE_RETURN_IF_ERROR(Stage(any_plans));
   SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
@@ -508,15 +514,49 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
       stream_views_.push_back(
           {rows[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), rows[s].selector->Select(layer, h)});
   }
-  return model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
-                                                       .pool = pool_,
-                                                       .q = query(),
-                                                       .q_row_stride = query_stride(),
-                                                       .out = Act(ws_.attention),
-                                                       .streams = stream_views_,
-                                                       .layer = layer,
-                                                       .staged_plans = staged_plans,
-                                                       .lists = chooses ? choices_->lists() : kernels::TokenLists{}});
+  const bool probes = std::any_of(rows.begin(), rows.end(), [](const DecodeRow& row) { return row.probe != nullptr; });
+  SPLICE_RETURN_IF_ERROR(
+      model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
+                                                    .pool = pool_,
+                                                    .q = query(),
+                                                    .q_row_stride = query_stride(),
+                                                    .out = Act(ws_.attention),
+                                                    .lse = probes ? F32(ws_.lse) : nullptr,
+                                                    .streams = stream_views_,
+                                                    .layer = layer,
+                                                    .staged_plans = staged_plans,
+                                                    .lists = chooses ? choices_->lists() : kernels::TokenLists{}}));
+  if (probes) ProbeOutside(rows, layer);
+  return absl::OkStatus();
+}
+
+// Every rank writes what is of its own heads.
+void Executor::ProbeOutside(std::span<const DecodeRow> rows, int32_t layer) {
+  const ModelConfig& c = model_->config();
+  const int32_t group = c.num_qo_heads / c.num_kv_heads;
+  const kernels::ConstActivations q = query();
+  std::vector<float> row_q(static_cast<size_t>(c.head_dim));
+  for (size_t s = 0; s < rows.size(); ++s) {
+    if (rows[s].probe == nullptr) continue;
+    HeadProbe& probe = *rows[s].probe;
+    for (int32_t head = 0; head < c.num_kv_heads; ++head) {
+      const auto stream = static_cast<size_t>(layer * whole_->config().num_kv_heads + model_->first_kv_head() + head);
+      if (probe.summaries[stream] == nullptr) continue;
+      float& most = probe.outside[stream];
+      most = 0;
+      for (int32_t h = head * group; h < (head + 1) * group; ++h) {
+        const int64_t first = static_cast<int64_t>(s) * query_stride() + int64_t{h} * c.head_dim;
+        for (size_t d = 0; d < row_q.size(); ++d) {
+          const size_t at = static_cast<size_t>(first) + d;
+          row_q[d] = q.dtype == kernels::DType::kF32 ? static_cast<const float*>(q.data)[at]
+                                                     : kernels::ToFloat(static_cast<const kernels::bf16*>(q.data)[at]);
+        }
+        const double log_mass = LogMassBelow(*probe.summaries[stream], pool_.dtype, row_q, attention_shape().sm_scale);
+        const float seen = F32(ws_.lse)[s * static_cast<size_t>(c.num_qo_heads) + static_cast<size_t>(h)];
+        most = std::max(most, ShareOutside(log_mass, seen));
+      }
+    }
+  }
 }
 
 absl::Status Executor::Embed() {

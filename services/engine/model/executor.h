@@ -71,7 +71,6 @@ struct PrefillSlice {
   int32_t num_probes = 0;
 };
 
-// One token of one running sequence, at position kv->num_tokens(), whose page is reserved.
 // Which part of the model a pass runs.
 struct PassLayers {
   LayerRange layers;
@@ -188,6 +187,7 @@ class Executor {
   absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
+  void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
   void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);

@@ -26,7 +26,9 @@ struct DecodeEngine::Fork {
   std::unique_ptr<CompactPages> compact;  // null: the selector needs none
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
+  std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
   int32_t last_token = 0;
+  int64_t num_output = 1;  // tokens of this request, the first one included
   bool finished = false;
 
   // Room for the next position.
@@ -40,7 +42,24 @@ struct DecodeEngine::Fork {
 struct DecodeEngine::Sequence {
   DecodeRequest request;
   std::vector<Fork> forks;
+  std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; none without restoring
+  HeadRestoreReport told;
   bool done = false;
+
+  // Tells of what has been restored or missed since.
+  void TellRestores() {
+    HeadRestoreReport sum;
+    for (const HeadRestoreReport& report : restores) {
+      sum.restored += report.restored;
+      sum.missed_lease += report.missed_lease;
+      sum.missed_pages += report.missed_pages;
+      sum.missed_fetch += report.missed_fetch;
+    }
+    if (!restores.empty()) sum.first_token = restores[0].first_token;
+    if (sum == told) return;
+    told = sum;
+    if (request.on_restore) request.on_restore(sum);
+  }
 
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
   size_t num_active() const {
@@ -88,7 +107,13 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   if (request.sampling.num_forks > options_.executor.max_rows)
     return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
                            options_.executor.max_rows);
-  SPLICE_RETURN_IF_ERROR(MakeTokenSelector(request.decode, model_->config(), request.kv->classes()).status());
+  SPLICE_ASSIGN_OR_RETURN(const auto selector,
+                          MakeTokenSelector(request.decode, model_->config(), request.kv->classes()));
+  if (request.heads != nullptr) {
+    SPLICE_RETURN_IF_ERROR(CheckHeadRestore(request.restore, *selector, *model_));
+    if (request.kv->classes() == nullptr || model_->head_classes() == nullptr)
+      return absl::InvalidArgumentError("heads are restored of a sequence with head classes, and this one keeps all");
+  }
   auto sequence = std::make_unique<Sequence>();
   sequence->request = std::move(request);
   std::lock_guard lock(mutex_);
@@ -135,6 +160,7 @@ void DecodeEngine::RunLoop() {
     CollectInbox();
     DropDead();
     AdmitWaiting();
+    for (auto& sequence : running_) RestoreHeads(*sequence);
     GrowOrPreempt();
     if (!running_.empty()) RunStep();
     RemoveFinished();
@@ -196,6 +222,11 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
   const int64_t num_prompt = request.kv->num_tokens() - static_cast<int64_t>(request.prior_output.size());
   const int32_t n = request.sampling.num_forks;
   const std::shared_ptr<const StreamClasses> classes = request.kv->classes();
+  const std::shared_ptr<HeadSource> heads = std::move(request.heads);
+  if (heads != nullptr) {
+    sequence.restores.resize(static_cast<size_t>(n));
+    request.kv->FreezeHoles();  // before it is copied
+  }
   for (int32_t i = 0; i < n; ++i) {
     Fork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
@@ -221,11 +252,25 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       } else {
         fork.kv = std::move(request.kv);
       }
+      if (heads != nullptr)
+        fork.restorer = std::make_unique<HeadRestorer>(request.restore, config, *model_->head_classes(), heads,
+                                                       *fork.kv, sequence.restores[static_cast<size_t>(i)]);
     }
     sequence.forks.push_back(std::move(fork));
   }
   request.kv.reset();
   return absl::OkStatus();
+}
+
+// What has arrived takes its place, and its heads see everything from the next step on.
+void DecodeEngine::RestoreHeads(Sequence& sequence) {
+  for (Fork& fork : sequence.forks) {
+    if (fork.finished || fork.restorer == nullptr || !fork.restorer->Apply(*fork.kv, fork.num_output)) continue;
+    auto selector = MakeTokenSelector(sequence.request.decode, model_->config(), fork.kv->classes());
+    SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+    fork.selector = *std::move(selector);
+  }
+  sequence.TellRestores();
 }
 
 // Every active fork gets room for its next position; the youngest sequences give way when the pool is full.
@@ -283,7 +328,8 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
   std::vector<Sampler*> samplers;
   std::vector<WatchedSequence*> watched;
   for (const auto& [sequence, fork] : forks) {
-    rows.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get()});
+    HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
+    rows.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get(), probe});
     samplers.push_back(fork->sampler.get());
     watched.push_back(fork->watched.get());
   }
@@ -291,6 +337,11 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
   SPLICE_RETURN_IF_ERROR(executor_->Decode(rows));
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(*executor_, rows));
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
+  // A page of every stream for each row: no running sequence is to give way to a head of another one.
+  const auto num_ranks = static_cast<size_t>(pool_.view().num_ranks());
+  const std::vector<int64_t> keep_free(
+      num_ranks,
+      static_cast<int64_t>(rows.size()) * KvShapeOf(model_->config()).num_streams() / static_cast<int64_t>(num_ranks));
   for (size_t i = 0; i < rows.size();) {
     Sequence& sequence = *forks[i].sequence;
     std::vector<DecodeToken> tokens;
@@ -298,13 +349,17 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
       Fork& fork = *forks[i].fork;
       fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
       fork.last_token = sampled[i].token;
+      ++fork.num_output;
       fork.finished = sampled[i].finish != FinishReason::kNone;
+      if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free);
       if (fork.finished) {
+        fork.restorer.reset();
         fork.kv.reset();
         fork.compact.reset();
       }
       tokens.push_back({fork.index, std::move(sampled[i])});
     }
+    sequence.TellRestores();
     sequence.request.on_tokens(std::move(tokens));
     if (sequence.num_active() == 0) Finish(sequence, absl::OkStatus());
   }
@@ -319,9 +374,11 @@ void DecodeEngine::Finish(Sequence& sequence, const absl::Status& status) {
   sequence.request.compact.reset();
   for (Fork& fork : sequence.forks) {
     fork.finished = true;
+    fork.restorer.reset();
     fork.kv.reset();
     fork.compact.reset();
   }
+  sequence.request.heads.reset();
   sequence.request.on_done(status);
 }
 

@@ -17,6 +17,7 @@
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/decode_fidelity.h"
+#include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/prefill_engine.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -40,7 +41,12 @@ struct DecodeRequest {
   std::vector<SampledToken> first_tokens;  // one per fork
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Both run on the engine thread and must not block; on_done exactly once and last.
+  // Who has what the holes of `kv` leave out; null: nobody, or nobody is asked. Needs the selector head_classes.
+  std::shared_ptr<HeadSource> heads;
+  HeadRestoreOptions restore;
+  // All run on the engine thread and must not block; on_done exactly once and last. on_restore with the sums so far,
+  // when they have changed and before the tokens that they concern; may be null.
+  std::function<void(const HeadRestoreReport&)> on_restore;
   std::function<void(std::vector<DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;
 };
@@ -92,6 +98,7 @@ class DecodeEngine {
   void DropDead();
   void AdmitWaiting();
   absl::Status Start(Sequence& sequence);
+  void RestoreHeads(Sequence& sequence);
   void GrowOrPreempt();
   void RunStep();
   // One step of these forks, whose selectors can share it.

@@ -407,6 +407,7 @@ bool PrefillEngine::MakeRoom(int64_t num_pages, bool may_drop_frozen) {
   while (pool_.num_free() < num_pages) {
     if (segments_.frozen_pages() > frozen_max && segments_.EvictFrozen()) continue;
     if (index_.EvictUntilFree(num_pages)) break;
+    if (options_.reclaim && options_.reclaim()) continue;
     if (!segments_.EvictOne() && !sessions_.EvictOne() && !(may_drop_frozen && segments_.EvictFrozen())) return false;
   }
   return true;

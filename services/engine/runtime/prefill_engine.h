@@ -135,6 +135,9 @@ struct PrefillEngineOptions {
   // While nothing is queued or running: compute segments without a source by themselves, for later requests.
   bool canonical_prefill = true;
   size_t max_canonical_queued = 64;  // segments that wait for that
+  // Gives back pages that are kept for somebody who can do without; false: there are none. Asked for requests, on any
+  // of the engine's threads, before text that was meant to stay is dropped; null: nobody keeps any.
+  std::function<bool()> reclaim;
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

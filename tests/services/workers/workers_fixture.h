@@ -31,7 +31,6 @@
 namespace spl {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 
 // Which way the KV goes. With a device the pools cannot be reached by the host.
 struct Way {
@@ -81,6 +80,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     d.drain_timeout = 500ms;
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
     d.landing_bytes = twice * (96 << 20);
+    d.service.leases = head_fetches_;
     auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks, decode_classes), d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
@@ -89,7 +89,8 @@ class WorkersTest : public testing::TestWithParam<Way> {
     p.metrics_listen = "";
     p.kv_bytes = twice * (128 << 20);
     p.SetKvTransport(GetParam().kv_transport);
-    p.staging_bytes = 4 << 20;      // less than one prompt: it is used in turns
+    p.staging_bytes = 4 << 20;  // less than one prompt: it is used in turns
+    p.leases = head_leases_;
     p.engine.prefix_cache = false;  // every page of a finished request must be free again
     auto prefill = prefill::PrefillServer::Start(LoadOnce(GetParam().prefill_ranks, prefill_classes), p);
     ASSERT_TRUE(prefill.ok()) << prefill.status();
@@ -170,6 +171,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     absl::Status run, stream;
     std::vector<int32_t> tokens;
     v1::Receipt receipt;
+    v1::StreamChunk::Restores restores;
   };
   Result Generate(const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling) {
     Result result;
@@ -194,6 +196,8 @@ class WorkersTest : public testing::TestWithParam<Way> {
     result.tokens.push_back(static_cast<int32_t>(response.first_tokens(0).token_id()));
     v1::StreamChunk chunk;
     while (reader->Read(&chunk)) {
+      result.restores.MergeFrom(chunk.restores());
+      if (on_chunk_) on_chunk_();
       for (const auto& token : chunk.tokens()) result.tokens.push_back(static_cast<int32_t>(token.token().token_id()));
     }
     result.stream = FromGrpcStatus(reader->Finish());
@@ -217,11 +221,11 @@ class WorkersTest : public testing::TestWithParam<Way> {
 
   // Both pools are empty again within `limit`.
   bool PagesComeBack(std::chrono::milliseconds limit = 5s) {
-    const auto deadline = Clock::now() + limit;
+    const auto deadline = std::chrono::steady_clock::now() + limit;
     std::mutex mutex;
     std::condition_variable never;
     std::unique_lock lock(mutex);
-    while (Clock::now() < deadline) {
+    while (std::chrono::steady_clock::now() < deadline) {
       if (decode_->pool().num_free() == decode_->pool().num_pages() &&
           prefill_->pool().num_free() == prefill_->pool().num_pages())
         return true;
@@ -238,6 +242,9 @@ class WorkersTest : public testing::TestWithParam<Way> {
   std::string carrier_;
   v1::ReuseOptions reuse_;  // of all requests
   v1::ConnectPeerResponse connected_;
+  prefill::HeadLeaseOptions head_leases_;
+  decode::HeadLeaseOptions head_fetches_;
+  std::function<void()> on_chunk_;              // when tokens of a Generate have come
   double kv_bytes_per_s_ = 0, kv_write_s_ = 0;  // of reservations: the way of the KV, not known
 };
 

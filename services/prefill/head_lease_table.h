@@ -1,0 +1,92 @@
+// What a prefill worker keeps of a prompt whose decode worker has less: the pages that the holes of local heads leave
+// out, for a while (algorithms.md 6.3 P5, 6.4).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/base/clock.h"
+#include "services/base/ids.h"
+#include "services/engine/engine.h"
+
+namespace spl::prefill {
+
+// A share of the pages in the holes of some head streams. Immutable; gives the shares back when destroyed.
+class LeasedHeads {
+ public:
+  struct Head {
+    int32_t stream = 0;  // layer * num_kv_heads + head
+    int32_t first_page = 0;
+    std::vector<int32_t> pages;  // of the prefill worker's pool
+  };
+  // Of every local head that was not restored (`restored`: ascending streams) and has a hole; null: there is none.
+  static std::shared_ptr<const LeasedHeads> Share(const engine::SequenceKv& kv, const engine::StreamClasses& classes,
+                                                  std::span<const int32_t> restored);
+  ~LeasedHeads();
+  LeasedHeads(const LeasedHeads&) = delete;
+  LeasedHeads& operator=(const LeasedHeads&) = delete;
+
+  std::span<const Head> heads() const { return heads_; }  // ascending
+  const Head* Find(int32_t stream) const;                 // null: is not kept
+  engine::PagePool& pool() const { return pool_; }
+  uint64_t num_bytes() const;
+
+ private:
+  explicit LeasedHeads(engine::PagePool& pool) : pool_(pool) {}
+
+  engine::PagePool& pool_;
+  std::vector<Head> heads_;
+};
+
+struct HeadLeaseOptions {
+  uint64_t max_bytes = 256ull << 20;  // under lease in all; 0: no leases are given
+  std::chrono::milliseconds ttl{20'000};
+};
+
+// Any thread may call. Pages go back to the pool outside of the lock, and when the last fetch that reads them has
+// ended.
+class HeadLeaseTable {
+ public:
+  HeadLeaseTable(const HeadLeaseOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
+
+  // ResourceExhausted: the budget is used up. Unavailable: closed.
+  absl::StatusOr<RandomId> Give(std::shared_ptr<const LeasedHeads> heads);
+  // From now on for ttl. NotFound: expired, released, reclaimed or never given.
+  absl::StatusOr<std::shared_ptr<const LeasedHeads>> Renew(const RandomId& id);
+  void Release(const RandomId& id);  // of an unknown one: nothing
+  // Ends those whose time has come; true when there were any. Renew finds them ended without.
+  bool Expire();
+  // Ends the one that would expire first, for somebody who needs its pages; false: there is none.
+  bool ReclaimOne();
+  void Close();  // ends all, gives no more
+
+  std::chrono::milliseconds ttl() const { return options_.ttl; }
+  struct Stats {
+    uint64_t num_leases = 0, bytes = 0;                                          // now
+    uint64_t num_given = 0, num_denied = 0, num_expired = 0, num_reclaimed = 0;  // ever
+  };
+  Stats stats() const;
+
+ private:
+  struct Lease {
+    std::shared_ptr<const LeasedHeads> heads;
+    SteadyTime expires;
+  };
+  using Leases = std::unordered_map<RandomId, Lease, RandomIdHash>;
+  std::shared_ptr<const LeasedHeads> TakeLocked(Leases::iterator lease);
+
+  const HeadLeaseOptions options_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;  // guards all below
+  Leases leases_;
+  Stats stats_;
+  bool closed_ = false;
+};
+
+}  // namespace spl::prefill

@@ -1,0 +1,25 @@
+// Pages of a lease on their way to a decode worker that restores heads (Prefill.FetchHeads).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/prefill/head_lease_table.h"
+#include "services/prefill/kv_push.h"
+#include "services/prefill/peer_table.h"
+#include "spl/v1/prefill.pb.h"
+
+namespace spl::prefill {
+
+// Writes the pages that `request` names and calls `done` once, with their checksums, when they are in the decode
+// worker's memory. Returns at once; writes start on the push thread, none behind `deadline`. Errors, returned or told:
+// InvalidArgument, a head that is not kept, another number of pages, or a page outside of the peer's pool;
+// ResourceExhausted, too much is queued; DeadlineExceeded and Unavailable, writes may still be on their way.
+absl::Status PushHeads(PushWorker& worker, std::shared_ptr<const Peer> peer, std::shared_ptr<const LeasedHeads> heads,
+                       const v1::FetchHeadsRequest& request, std::chrono::steady_clock::time_point deadline,
+                       std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
+
+}  // namespace spl::prefill
