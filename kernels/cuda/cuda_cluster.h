@@ -1,5 +1,5 @@
-// A cluster of thread blocks (sm_90): rank, barrier, stores and additions in each other's shared memory. With one block
-// all of it is what a block does anyhow, and needs no sm_90. Included by .cu files only.
+// A cluster of thread blocks (sm_90): rank, barrier, loads, stores and additions in each other's shared memory. With
+// one block all of it is what a block does anyhow, and needs no sm_90. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -72,6 +72,16 @@ struct Cluster {
     }
 #endif
     *p = x;
+  }
+  static __device__ __forceinline__ uint32_t Load(const uint32_t* p, int block) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) {
+      uint32_t x;
+      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(Address(p, block)) : "memory");
+      return x;
+    }
+#endif
+    return *p;
   }
 
  private:

@@ -1,18 +1,21 @@
 // The choice of the k items of the largest keys by a cluster of blocks, each of which holds consecutive items, written
 // in ascending order: what SelectTokens and TopTokens share on a device. Included by .cu files only.
 //
-// Exact and the same bits every time. Items are ordered by key, then by index, the lower one first: no two are equal,
-// and the choice is a cutoff. Each block counts its keys in bins and adds its counts to all blocks'; the bin of the
-// cutoff is known then, and every block is given the few items of all blocks that are in it. A barrier of the cluster
-// costs more than the work between two of them, so each block ranks those by itself. When there are too many of them
-// the cutoff is found digit by digit instead, with barriers for each.
+// Exact and the same bits every time, whatever the size of the cluster. Items are ordered by key, then by index, the
+// lower one first: no two are equal, and the choice is a cutoff. What blocks tell each other is what costs, so they
+// tell little, and it is read where it lies rather than sent to all:
+//   count    each block counts its keys in 64 x 32 bins and sums up each 32 of them;
+//   find     every block reads the 64 sums of all blocks, then of all blocks the 32 bins of the one that has the
+//   cutoff; refine   while the cutoff's bin holds too many items, that bin alone is counted anew in 2,048 bins; rank
+//   the few items left are sent to all blocks, each of which ranks them by itself.
+// Items of equal keys that are too many to rank need none of that: the first ones are taken.
 #pragma once
 
 #include "kernels/cuda/cuda_cluster.h"
 
 namespace spl::kernels::cuda {
 
-inline constexpr int kChoiceBins = 2048;
+inline constexpr int kCoarseBins = 64, kFineBins = 32, kChoiceBins = kCoarseBins * kFineBins;
 inline constexpr uint32_t kForcedKey = ~0u;  // above every other key
 
 // Unsigned order = order of the scores, NaN lowest, -0 equal to +0; below kForcedKey.
@@ -24,241 +27,302 @@ __device__ __forceinline__ uint32_t OrderedKey(float score) {
 // Of a weight, which is not negative; NaN is 0.
 __device__ __forceinline__ uint32_t WeightKey(float weight) { return weight > 0 ? __float_as_uint(weight) : 0; }
 
-// Bins of equal width from `base` on; what is below or above all of them is in the first or the last one.
+// Bins of keys from `top` downwards: half of them 2^shift keys wide, the others 2^far_shift. What is above `top` is in
+// bin 0, what is below all of them in the last one.
 struct ChoiceBins {
-  uint32_t base;
-  int shift;
+  static constexpr uint32_t kNear = kChoiceBins / 2, kLast = kChoiceBins - 1;
+  uint32_t top;
+  int shift, far_shift;
+
   __device__ __forceinline__ uint32_t operator()(uint32_t key) const {
-    return key <= base ? 0 : min((key - base) >> shift, uint32_t{kChoiceBins - 1});
+    const uint32_t below = key >= top ? 0 : top - key, near = kNear << shift;
+    return below < near ? below >> shift : min(kNear + ((below - near) >> far_shift), kLast);
   }
-  __device__ __forceinline__ uint32_t Lowest(uint32_t bin) const { return bin == 0 ? 0 : base + (bin << shift); }
+  // The largest and the smallest key of a bin.
+  __device__ __forceinline__ uint32_t Highest(uint32_t bin) const { return bin == 0 ? kForcedKey : top - Below(bin); }
+  __device__ __forceinline__ uint32_t Lowest(uint32_t bin) const {
+    const uint32_t next = Below(bin + 1);
+    return bin == kLast || next > top ? 0 : top - next + 1;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t Below(uint32_t bin) const {
+    return bin <= kNear ? bin << shift : (kNear << shift) + ((bin - kNear) << far_shift);
+  }
 };
-// For weights of which none is above `most`: 32 bins for each of 64 octaves. A bin in use costs a block an addition in
-// every block of the cluster, an item of the cutoff's bin a store; with weights all of one magnitude this balances
-// them.
-__device__ __forceinline__ ChoiceBins WeightBins(float most) {
-  constexpr int kShift = 23 - 5;
-  const uint32_t key = WeightKey(most);
-  return {key > (uint32_t{kChoiceBins} << kShift) ? key - (uint32_t{kChoiceBins} << kShift) : 0, kShift};
+// For the k-th largest of weights that add up to `total`: it is at most total / k. 128 bins for each of the 8 octaves
+// below that, 32 for each of the 32 below those.
+__device__ __forceinline__ ChoiceBins WeightBins(float total, int32_t k) {
+  return {WeightKey(total / static_cast<float>(max(k, 1))), 23 - 7, 23 - 5};
+}
+// For keys in [lowest, highest].
+__device__ __forceinline__ ChoiceBins BinsOf(uint32_t lowest, uint32_t highest) {
+  const uint32_t width = highest - lowest;
+  const int shift = width < uint32_t{kChoiceBins} ? 0 : 32 - 11 - __clz(static_cast<int>(width));
+  return {highest, shift, shift};
 }
 
 template <int kBlocks, int kThreads>
 struct TokenChoice {
   using C = Cluster<kBlocks>;
   static constexpr int kWarps = kThreads / 32;
-  // Of each block that all blocks are given. All are compared with all; beyond some hundreds digits are faster.
-  static constexpr int kCandidates = kBlocks == 1 ? 256 : 1024 / kBlocks;
+  static constexpr int kCandidates = 256;  // of all blocks; all are compared with all
   static constexpr int kBins = kChoiceBins / kThreads;
-  static_assert(kBins >= 2 && kBins % 2 == 0 && kThreads % kBlocks == 0);
+  static constexpr int kStep = 128;  // items of a warp at a time, four consecutive ones a lane
+  static_assert(kBins >= 2 && kBins % 2 == 0 && kFineBins % kBins == 0 && kFineBins == 32 && kCoarseBins == 64);
 
-  struct Smem {
-    uint32_t counts[kChoiceBins];  // of this block's keys
-    uint32_t all[kChoiceBins];     // of the keys of all blocks
-    uint64_t candidates[kBlocks][kCandidates];
-    uint32_t num_candidates[kBlocks];  // of each block; more than kCandidates: not all are here
-    uint32_t num_above[kBlocks];       // of each block: items of a larger bin
+  struct alignas(16) Smem {
+    // Read by the other blocks; two, so that one may be cleared while they still read the other.
+    struct Counts {
+      uint32_t fine[kChoiceBins];
+      uint32_t coarse[kCoarseBins];
+    } counts[2];
+    uint64_t candidates[kCandidates];         // written by all blocks
+    uint32_t coarse[kBlocks][kCoarseBins];    // of each block
+    uint32_t fine[kBlocks][kFineBins];        // of each block, of the coarse bin that has the cutoff
+    uint32_t above[kBlocks];                  // of each block: items in larger coarse bins
+    uint32_t warp_above[32], warp_equal[32];  // of each warp of this block: items above the cutoff's bin, in it
+    uint32_t warp_taken[32];                  // of each warp of this block: candidates taken
     uint32_t num_mine, before;
     uint64_t cutoff;
-    uint32_t warp_sums[32];
-    uint32_t bin, left, num_in_bin;
   };
 
-  // By all threads, before the first Count and with a barrier of the cluster between it and Choose: every block's words
-  // are zero before another block adds to them.
+  // By all threads, with a barrier of the block between it and the first Count.
   static __device__ __forceinline__ void Clear(Smem& s) {
-    for (int i = threadIdx.x; i < kChoiceBins; i += kThreads) s.counts[i] = s.all[i] = 0;
-    if (threadIdx.x < kBlocks) s.num_candidates[threadIdx.x] = s.num_above[threadIdx.x] = 0;
+    ClearCounts(s.counts[0]);
+    ClearCounts(s.counts[1]);
+    if (threadIdx.x < 32) s.warp_taken[threadIdx.x] = 0;
     if (threadIdx.x == 0) s.num_mine = s.before = 0;
   }
-  // Each key of the block once, after a barrier behind Clear.
+  // Each key of the block once.
   static __device__ __forceinline__ void Count(Smem& s, const ChoiceBins& bins, uint32_t key) {
-    atomicAdd(&s.counts[bins(key)], 1u);
+    atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
   // keys(i) are those of items i to i + 3 of this block's [0, num_items), i a multiple of 4; what is past the end is
   // not looked at. first is the index of item 0 in the cluster. emit(i, place) for the items chosen, place in [0, k); k
-  // is at least 1 and at most the items of the cluster. All threads; all keys have been counted.
+  // is at least 1 and at most the items of the cluster. All threads of all blocks; all keys have been counted; a block
+  // may end when it returns.
   template <typename Keys, typename Emit>
   static __device__ __forceinline__ void Choose(Smem& s, int rank, uint32_t first, int num_items, uint32_t k,
-                                                const ChoiceBins& bins, const Keys& keys, const Emit& emit) {
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const auto item = [&](uint32_t key, int i) { return static_cast<uint64_t>(key) << 32 | ~(first + i); };
-    // body(item, index) for this block's items.
+                                                ChoiceBins bins, const Keys& keys, const Emit& emit) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // A warp has consecutive items. body(i, key, valid) for four a lane, all lanes of a warp together.
+    const int share = (num_items + kStep * kWarps - 1) / (kStep * kWarps) * kStep;
+    const int begin = min(warp * share, num_items), end = min(begin + share, num_items);
     const auto for_each = [&](const auto& body) {
-      for (int i = 4 * t; i < num_items; i += 4 * kThreads) {
-        const uint4 x = keys(i);
-        body(x.x, i);
-        if (i + 1 < num_items) body(x.y, i + 1);
-        if (i + 2 < num_items) body(x.z, i + 2);
-        if (i + 3 < num_items) body(x.w, i + 3);
+      for (int from = begin; from < end; from += kStep) {
+        const int i = from + 4 * lane;
+        const uint4 x = i < end ? keys(i) : uint4{};
+        const uint32_t key[4] = {x.x, x.y, x.z, x.w};
+        body(i, key);
       }
     };
-    AddUpBlocks(s);
-    FindBin(kBlocks == 1 ? s.counts : s.all, s, k);
-    const uint32_t bin = s.bin, left = s.left, num_in_bin = s.num_in_bin;
+
+    Cutoff cut = Find(s, rank, k, 0);
+    uint32_t before = cut.before;  // items chosen in front of this block's
+    uint32_t lowest = bins.Lowest(cut.bin), highest = bins.Highest(cut.bin);
+    for (int level = 1; cut.left < cut.num && cut.num > kCandidates && lowest < highest; ++level) {
+      if (level > 1) ClearCounts(s.counts[level % 2]);  // level 1 finds it clear
+      __syncthreads();
+      bins = BinsOf(lowest, highest);
+      for_each([&](int i, const uint32_t(&key)[4]) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          if (i + n < end && key[n] >= lowest && key[n] <= highest)
+            atomicAdd(&s.counts[level % 2].fine[bins(key[n])], 1u);
+        }
+      });
+      cut = Find(s, rank, cut.left, level % 2);
+      before += cut.before;
+      highest = min(highest, bins.Highest(cut.bin));
+      lowest = max(lowest, bins.Lowest(cut.bin));
+    }
+    const bool ranked = cut.left < cut.num && cut.num <= kCandidates;
+    const auto item = [&](uint32_t key, int i) { return static_cast<uint64_t>(key) << 32 | ~(first + i); };
 
     uint32_t num_above = 0, num_equal = 0;
-    for_each([&](uint32_t key, int i) {
-      const uint32_t b = bins(key);
-      num_above += b > bin;
-      if (b != bin) return;
-      ++num_equal;
-      if (left == num_in_bin) return;
-      const uint32_t at = atomicAdd(&s.num_mine, 1u);  // in any order
-      if (at >= kCandidates) return;
+    for_each([&](int i, const uint32_t(&key)[4]) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) C::Store(&s.candidates[rank][at], block, item(key, i));
+      for (int n = 0; n < 4; ++n) {
+        if (i + n >= end || key[n] < lowest) continue;
+        num_above += key[n] > highest;
+        if (key[n] > highest) continue;
+        ++num_equal;
+        if (!ranked) continue;
+        const uint32_t at = cut.start + atomicAdd(&s.num_mine, 1u);  // in any order
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) C::Store(&s.candidates[at], block, item(key[n], i + n));
+      }
     });
-    AddCounts(s, rank, num_above, num_equal);
-    C::Sync();
-    uint32_t before = 0;  // items chosen in front of this block's
-    bool complete = true;
-    for (int b = 0; b < kBlocks; ++b) {
-      complete &= s.num_candidates[b] <= kCandidates;
-      if (b < rank) before += s.num_above[b];
-    }
-    uint64_t cutoff;
-    if (left == num_in_bin) {  // all of the bin are taken
-      cutoff = static_cast<uint64_t>(bins.Lowest(bin)) << 32;
-      for (int b = 0; b < rank; ++b) before += s.num_candidates[b];
-    } else if (complete) {
-      Rank(s, rank, left);
+    num_above = __reduce_add_sync(0xffffffffu, num_above);
+    num_equal = __reduce_add_sync(0xffffffffu, num_equal);
+    if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
+    __syncwarp();
+    C::Arrive();  // this block has read what it reads of the others, and sent what it sends
+    uint64_t cutoff = 0;
+    uint32_t quota = 0;  // of this warp's items in the cutoff's bin, the first ones
+    if (ranked) {
+      C::Wait();
+      Rank(s, cut, first, share);
       cutoff = s.cutoff;
       before += s.before;
     } else {
-      cutoff = FindCutoff(s, k, item, for_each);
-      num_above = 0;
-      for_each([&](uint32_t key, int i) { num_above += item(key, i) >= cutoff; });
-      if (t < kBlocks) s.num_above[t] = 0;
-      C::Sync();
-      AddCounts(s, rank, num_above, 0);
-      C::Sync();
-      before = 0;
-      for (int b = 0; b < rank; ++b) before += s.num_above[b];
-    }
-    for (int begin = 0; begin < num_items; begin += 4 * kThreads) {
-      const int i = begin + 4 * t;
-      uint32_t taken = 0;  // bit n: item i + n
-      if (i < num_items) {
-        const uint4 x = keys(i);
-        taken = (item(x.x, i) >= cutoff ? 1u : 0) | (i + 1 < num_items && item(x.y, i + 1) >= cutoff ? 2u : 0) |
-                (i + 2 < num_items && item(x.z, i + 2) >= cutoff ? 4u : 0) |
-                (i + 3 < num_items && item(x.w, i + 3) >= cutoff ? 8u : 0);
-      }
-      uint32_t place = __popc(taken);
-      const uint32_t mine = place;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const uint32_t other = __shfl_up_sync(0xffffffffu, place, offset);
-        if (lane >= offset) place += other;
-      }
-      if (begin > 0) __syncthreads();  // everybody is done with the sums of the step before
-      if (lane == 31) s.warp_sums[warp] = place;
       __syncthreads();
-      const uint32_t of_warp = lane < kWarps ? s.warp_sums[lane] : 0;
-      place += before - mine + __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
-      before += __reduce_add_sync(0xffffffffu, of_warp);
+      before += min(cut.start, cut.left);
+      // Of this block: what the blocks in front have left over, then what the warps in front have.
+      const uint32_t of_block = min(cut.left - min(cut.start, cut.left), cut.mine);
+      const uint32_t of_warps = __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_equal[lane] : 0);
+      quota = min(of_block - min(of_warps, of_block), num_equal);
+      before += min(of_warps, of_block);
+    }
+    before += __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_above[lane] + (ranked ? s.warp_taken[lane] : 0) : 0);
+    const uint32_t below = (1u << lane) - 1;
+    for_each([&](int i, const uint32_t(&key)[4]) {
+      bool taken[4];
+      if (ranked) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) taken[n] = i + n < end && item(key[n], i + n) >= cutoff;
+      } else {
+        uint32_t at = 0, all = 0;  // of the items in the cutoff's bin: this lane's first one, how many
+        bool equal[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          equal[n] = i + n < end && key[n] >= lowest && key[n] <= highest;
+          const uint32_t lanes = __ballot_sync(0xffffffffu, equal[n]);
+          at += __popc(lanes & below);
+          all += __popc(lanes);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          taken[n] = i + n < end && (key[n] > highest || (equal[n] && at < quota));
+          at += equal[n];
+        }
+        quota -= min(quota, all);
+      }
+      uint32_t place = before;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        if (taken >> n & 1) emit(i + n, static_cast<int>(place++));
+        const uint32_t lanes = __ballot_sync(0xffffffffu, taken[n]);
+        place += __popc(lanes & below);
+        before += __popc(lanes);
       }
-    }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if (taken[n]) emit(i + n, static_cast<int>(place++));
+      }
+    });
+    if (!ranked) C::Wait();
   }
 
  private:
-  // The sum of every block's counts, once all threads have counted; empty bins are left out, two go at a time.
-  static __device__ __forceinline__ void AddUpBlocks(Smem& s) {
-    __syncthreads();
-    if constexpr (kBlocks > 1) {
-#pragma unroll
-      for (int i = 0; i < kBins / 2; ++i) {
-        const int at = 2 * (i * kThreads + threadIdx.x);
-        const uint64_t counts = *reinterpret_cast<const uint64_t*>(&s.counts[at]);
-        if (counts == 0) continue;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) C::Add(reinterpret_cast<uint64_t*>(&s.all[at]), b, counts);
-      }
-      C::Sync();
-    }
+  // The bin of the left-th largest of what was counted.
+  struct Cutoff {
+    uint32_t bin;
+    uint32_t left, num;  // how many of the bin are among them; how many are in it
+    uint32_t before;     // items of larger bins of the blocks in front of this one
+    uint32_t start;      // items of the bin of the blocks in front of this one
+    uint32_t mine;       // items of the bin of this block
+  };
+
+  static __device__ __forceinline__ void ClearCounts(typename Smem::Counts& counts) {
+    for (int i = threadIdx.x; i < kChoiceBins / 4; i += kThreads) reinterpret_cast<uint4*>(counts.fine)[i] = uint4{};
   }
 
-  // To every block's num_above[rank] and num_candidates[rank].
-  static __device__ __forceinline__ void AddCounts(Smem& s, int rank, uint32_t num_above, uint32_t num_equal) {
+  static __device__ __forceinline__ uint32_t InclusiveSum(uint32_t x) {
     const int lane = threadIdx.x % 32;
-    num_above = __reduce_add_sync(0xffffffffu, num_above);
-    num_equal = __reduce_add_sync(0xffffffffu, num_equal);
-    if (lane >= kBlocks) return;
-    if (num_above != 0) C::Add(&s.num_above[rank], lane, num_above);
-    if (num_equal != 0) C::Add(&s.num_candidates[rank], lane, num_equal);
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, x, offset);
+      if (lane >= offset) x += other;
+    }
+    return x;
   }
 
-  // The bin of the left-th largest of what was counted, how many of it are among them, how many are in it.
-  static __device__ __forceinline__ void FindBin(const uint32_t* counts, Smem& s, uint32_t left) {
-    const int high = kChoiceBins - 1 - kBins * static_cast<int>(threadIdx.x);  // this thread's largest bin
-    uint32_t mine[kBins], sum = 0;
+  // All threads, once they have counted.
+  static __device__ __forceinline__ Cutoff Find(Smem& s, int rank, uint32_t left, int which) {
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
+    auto& counts = s.counts[which];
+    __syncthreads();
+    uint32_t sum = 0;
 #pragma unroll
     for (int i = 0; i < kBins; i += 2) {
-      const uint64_t pair = *reinterpret_cast<const uint64_t*>(&counts[high - i - 1]);
-      mine[i] = static_cast<uint32_t>(pair >> 32);
-      mine[i + 1] = static_cast<uint32_t>(pair);
-      sum += mine[i] + mine[i + 1];
+      const uint2 two = *reinterpret_cast<const uint2*>(&counts.fine[t * kBins + i]);
+      sum += two.x + two.y;
     }
-    auto above =
-        static_cast<uint32_t>(ExclusiveSum<kThreads>(static_cast<int>(sum), reinterpret_cast<int*>(s.warp_sums)));
-    if (above < left && above + sum >= left) {  // one thread
+    constexpr int kLanes = kFineBins / kBins;  // of a coarse bin
 #pragma unroll
-      for (int i = 0; i < kBins; ++i) {
-        if (above < left && above + mine[i] >= left) {
-          s.bin = static_cast<uint32_t>(high - i);
-          s.left = left - above;
-          s.num_in_bin = mine[i];
-        }
-        above += mine[i];
-      }
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (lane % kLanes == 0) counts.coarse[t / kLanes] = sum;
+    C::Sync();
+    for (int i = t; i < kBlocks * kCoarseBins; i += kThreads)
+      s.coarse[i / kCoarseBins][i % kCoarseBins] = C::Load(&counts.coarse[i % kCoarseBins], i / kCoarseBins);
+    __syncthreads();
+    // Every warp by itself, two coarse bins a lane.
+    uint2 of_bins{};
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const uint2 x = *reinterpret_cast<const uint2*>(&s.coarse[b][2 * lane]);
+      of_bins.x += x.x;
+      of_bins.y += x.y;
+    }
+    const uint32_t through = InclusiveSum(of_bins.x + of_bins.y);
+    const int owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, through >= left))) - 1;
+    const uint32_t in_front = __shfl_sync(0xffffffffu, through - of_bins.x - of_bins.y, owner);
+    const uint32_t in_first = __shfl_sync(0xffffffffu, of_bins.x, owner);
+    const bool second = in_front + in_first < left;
+    const int coarse = 2 * owner + second;
+    left -= in_front + (second ? in_first : 0);
+    for (int b = warp; b < kBlocks; b += kWarps) {
+      s.fine[b][lane] = C::Load(&counts.fine[coarse * kFineBins + lane], b);
+      const uint2 x = *reinterpret_cast<const uint2*>(&s.coarse[b][2 * lane]);
+      const uint32_t above =
+          __reduce_add_sync(0xffffffffu, (2 * lane < coarse ? x.x : 0) + (2 * lane + 1 < coarse ? x.y : 0));
+      if (lane == 0) s.above[b] = above;
     }
     __syncthreads();
+    uint32_t all = 0, in_blocks = 0;  // of this lane's bin: items of all blocks, of those in front
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const uint32_t x = s.fine[b][lane];
+      all += x;
+      in_blocks += b < rank ? x : 0;
+    }
+    const uint32_t sums = InclusiveSum(all);
+    const int fine = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, sums >= left))) - 1;
+    Cutoff cut;
+    cut.bin = static_cast<uint32_t>(coarse * kFineBins + fine);
+    cut.num = __shfl_sync(0xffffffffu, all, fine);
+    cut.left = left - (__shfl_sync(0xffffffffu, sums, fine) - cut.num);
+    cut.before = __reduce_add_sync(0xffffffffu, (lane < fine ? in_blocks : 0) + (lane < rank ? s.above[lane] : 0));
+    cut.start = __shfl_sync(0xffffffffu, in_blocks, fine);
+    cut.mine = s.fine[rank][fine];
+    return cut;
   }
 
-  // s.cutoff: the left-th largest candidate; s.before: those not below it of the blocks in front.
-  static __device__ __forceinline__ void Rank(Smem& s, int rank, uint32_t left) {
-    constexpr int kShare = kThreads / kBlocks;
-    const int block = threadIdx.x / kShare;
-    const auto num = static_cast<int>(s.num_candidates[block]);
-    for (int i = threadIdx.x % kShare; i < num; i += kShare) {
-      const uint64_t mine = s.candidates[block][i];
+  // Once all candidates are there. s.cutoff: the left-th largest of them; s.before, s.warp_taken: how many are not
+  // below it of the blocks in front and of each warp of this block, which has `share` items.
+  static __device__ __forceinline__ void Rank(Smem& s, const Cutoff& cut, uint32_t first, int share) {
+    constexpr int kTogether = 8;  // lanes of a candidate
+    const auto num = static_cast<int>(cut.num);
+    const int part = threadIdx.x % kTogether;
+    for (int from = 0; from < num; from += kThreads / kTogether) {
+      const int i = from + static_cast<int>(threadIdx.x) / kTogether;
+      const uint64_t mine = s.candidates[min(i, num - 1)];
       uint32_t larger = 0;
-      for (int b = 0; b < kBlocks; ++b) {
-        const auto n = static_cast<int>(s.num_candidates[b]);
 #pragma unroll 4
-        for (int j = 0; j < n; ++j) larger += s.candidates[b][j] > mine;
+      for (int j = part; j < num; j += kTogether) larger += s.candidates[j] > mine;
+#pragma unroll
+      for (int offset = kTogether / 2; offset > 0; offset /= 2) larger += __shfl_xor_sync(0xffffffffu, larger, offset);
+      if (i >= num || part != 0 || larger >= cut.left) continue;
+      if (larger + 1 == cut.left) s.cutoff = mine;
+      if (static_cast<uint32_t>(i) < cut.start) {
+        atomicAdd(&s.before, 1u);
+      } else if (static_cast<uint32_t>(i) < cut.start + cut.mine) {
+        atomicAdd(&s.warp_taken[(~static_cast<uint32_t>(mine) - first) / static_cast<uint32_t>(share)], 1u);
       }
-      if (larger < left && block < rank) atomicAdd(&s.before, 1u);
-      if (larger + 1 == left) s.cutoff = mine;
     }
     __syncthreads();
-  }
-
-  // The k-th largest item, 11 bits at a time.
-  template <typename Item, typename ForEach>
-  static __device__ __noinline__ uint64_t FindCutoff(Smem& s, uint32_t left, const Item& item,
-                                                     const ForEach& for_each) {
-    uint64_t prefix = 0, known = 0;
-    for (int shift = 53; known != ~uint64_t{0}; shift = max(shift - 11, 0)) {
-      const uint64_t digits = (~uint64_t{0} << shift) & ~known;  // 11 bits, 9 at the end
-      __syncthreads();
-      for (int i = threadIdx.x; i < kChoiceBins; i += kThreads) s.counts[i] = s.all[i] = 0;
-      C::Sync();
-      for_each([&](uint32_t key, int i) {
-        const uint64_t x = item(key, i);
-        if ((x & known) == prefix) atomicAdd(&s.counts[(x & digits) >> shift], 1u);
-      });
-      AddUpBlocks(s);
-      FindBin(kBlocks == 1 ? s.counts : s.all, s, left);
-      prefix |= static_cast<uint64_t>(s.bin) << shift;
-      known |= digits;
-      left = s.left;
-    }
-    return prefix;
   }
 };
 

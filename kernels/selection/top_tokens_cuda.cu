@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
     return;
   }
   Choice::Clear(s);
-  Cluster<kBlocks>::Arrive();
   WaitForPrevious();
   const int32_t num = (kv_len + g - 1) / g, taken = budget / g, share = (num + kBlocks - 1) / kBlocks;
   const int32_t first_forced = max(max(kv_len - staged.recent, 0) / g, num - taken);
@@ -53,11 +52,11 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   const float* scores = p.scores + stream * p.scores_stride;
   // The last granule is always taken, and is the last of the list: all others are whole.
   if (rank == 0 && threadIdx.x == 0) p.counts[stream] = (taken - 1) * g + kv_len - (num - 1) * g;
-  const ChoiceBins bins{0, 21};
+  const ChoiceBins bins = BinsOf(0, kForcedKey);
   const auto key = [&](int i) {
     return begin + i >= first_forced ? kForcedKey : begin + i < end ? OrderedKey(scores[begin + i]) : 0;
   };
-  Cluster<kBlocks>::Wait();
+  __syncthreads();
   for (int i = threadIdx.x; i < end - begin; i += kThreads) Choice::Count(s, bins, key(i));
   Choice::Choose(
       s, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(taken), bins,
