@@ -94,21 +94,29 @@ struct Cluster {
 #endif
 };
 
-// The exclusive sum over the kThreads threads of a block of a count per thread. Whoever calls it again synchronises in
-// between. warp_sums [32].
-template <int kThreads>
-__device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = count;
+// The sum over the lanes of a warp up to this one.
+template <typename T>
+__device__ __forceinline__ T InclusiveSum(T x) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
+    const T other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (lane >= offset) x += other;
   }
+  return x;
+}
+
+// The exclusive sum over the kThreads threads of a block of a count per thread; total: the sum over all. Whoever calls
+// it again synchronises in between. warp_sums [32].
+template <int kThreads>
+__device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums, int* total = nullptr) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int sum = InclusiveSum(count);
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
-  const int before = __reduce_add_sync(0xffffffffu, lane < warp ? warp_sums[lane] : 0);
-  return before + sum - count;
+  const int of_warp = lane < kThreads / 32 ? warp_sums[lane] : 0;
+  if (total != nullptr) *total = __reduce_add_sync(0xffffffffu, of_warp);
+  return __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + sum - count;
 }
 
 }  // namespace spl::kernels::cuda

@@ -229,16 +229,6 @@ struct TokenChoice {
     for (int i = threadIdx.x; i < kChoiceBins / 4; i += kThreads) reinterpret_cast<uint4*>(counts.fine)[i] = uint4{};
   }
 
-  static __device__ __forceinline__ uint32_t InclusiveSum(uint32_t x) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(0xffffffffu, x, offset);
-      if (lane >= offset) x += other;
-    }
-    return x;
-  }
-
   // All threads, once they have counted.
   static __device__ __forceinline__ Cutoff Find(Smem& s, int rank, uint32_t left, int which) {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
