@@ -73,11 +73,17 @@ struct Cluster {
 #endif
     *p = x;
   }
-  static __device__ __forceinline__ uint32_t Load(const uint32_t* p, int block) {
+  template <typename T>
+  static __device__ __forceinline__ T Load(const T* p, int block) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) {
-      uint32_t x;
-      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(Address(p, block)) : "memory");
+      T x;
+      if constexpr (sizeof(T) == 4) {
+        asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(Address(p, block)) : "memory");
+      } else {
+        asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(Address(p, block)) : "memory");
+      }
       return x;
     }
 #endif

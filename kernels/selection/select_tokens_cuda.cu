@@ -222,15 +222,61 @@ __device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table
   }
 }
 
+// Where position 8 g of a tile is among the terms of a query head: the lanes of an mma that hold 4 heads write to
+// different banks.
+template <int kHeads>
+__device__ __forceinline__ int TermSwizzle(int head) {
+  return kHeads == 4 ? (head & 2) * 8 : 0;
+}
+
+// A stream's step as its block sees it.
+template <typename Q>
+struct Stream {
+  const Q* q;  // of its group
+  const int32_t* table;
+  const int32_t* compact;
+  const int32_t* dims_before;
+  int32_t* dims_after;
+  bool refresh, first, writes_dims;
+  int32_t gathered, kv_len, first_tile, end_tile;
+};
+
+// Steps (a) and (b) but for a position or a few at the end: leaves s.dims. All threads; what a step seldom does is kept
+// apart from what it always does, and from its registers. stage: as GatherTile's, of each warp.
+template <int kThreads, typename SmemT, typename Q, typename Kv>
+__device__ __noinline__ void Gather(const Params& p, SmemT& s, const Stream<Q>& x, char* stage) {
+  const int t = threadIdx.x, warp = t / 32;
+  const int32_t tiles_per_page = 2 * p.head_dim / p.num_dims;
+  const int64_t page_elements = int64_t{2} * kTile * p.head_dim;
+  if (x.refresh) {
+    ChooseDims<kThreads>(s, p, x.q, x.dims_before, x.first);
+    if (x.writes_dims && t < p.num_dims) x.dims_after[t] = s.dims[t];
+  } else {
+    if (t < p.num_dims) s.dims[t] = x.dims_before[t];
+    __syncthreads();
+  }
+  stage += warp * kGatherRows * kGatherStride(p.head_dim * static_cast<int>(sizeof(Kv)));
+  for (int32_t tile = x.first_tile + warp; tile < x.end_tile; tile += kThreads / 32) {
+    const int64_t at = CompactTile(p, x.compact, tile, tiles_per_page, page_elements);
+    if (x.refresh && tile * kTile < x.gathered)
+      GatherTile<Kv>(p, x.table, at, tile, 0, x.gathered, s.changed, s.num_changed, s.dims, stage);
+    if (tile * kTile + kTile > x.gathered)
+      GatherTile<Kv>(p, x.table, at, tile, x.gathered, x.kv_len, nullptr, p.num_dims, s.dims, stage);
+  }
+  __syncthreads();
+}
+
 // Blocks of a multiprocessor: 512 threads of 128 registers, or 1,024 of 64.
 constexpr int PerSm(int threads) { return std::max(512 / threads, 1); }
 
-// kMma: bf16 throughout, 16 dimensions, at most 16 query heads a KV head. kTiles: of a warp in flight.
-template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, bool kAllInSmem, typename Q, typename Kv>
+// kMma: bf16 throughout, 16 dimensions, at most kHeads query heads a KV head. kTiles: of a warp in flight.
+template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, bool kAllInSmem, typename Q, typename Kv>
 __device__ __forceinline__ void Select(const Params& p) {
   using C = Cluster<kBlocks>;
   using Choice = TokenChoice<kBlocks, kThreads>;
   constexpr int kWarps = kThreads / 32;
+  // An mma has 8 query heads; of 4 each lane takes one, of 8 two.
+  constexpr int kHeadTiles = (kHeads + 7) / 8, kPerLane = kHeads == 4 ? 1 : 2;
   extern __shared__ __align__(16) char raw[];
   auto& s = *reinterpret_cast<Smem<kBlocks, kThreads>*>(raw);
   LetNextStart();
@@ -296,51 +342,62 @@ __device__ __forceinline__ void Select(const Params& p) {
       if (tile_of(i) >= first_tile) load(i, tile_of(i));
     });
   };
+  // This lane's dimensions, and its query heads' values in them.
+  int32_t lane_dims[4];
+  uint32_t lane_q[kHeadTiles][2];
+  const auto load_q = [&] {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const bool exists = 8 * h + g < p.group;
+      const auto* row = reinterpret_cast<const unsigned short*>(q) + (exists ? 8 * h + g : 0) * p.head_dim;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint32_t pair = row[lane_dims[2 * k]] | static_cast<uint32_t>(row[lane_dims[2 * k + 1]]) << 16;
+        lane_q[h][k] = exists ? pair : 0;
+      }
+    }
+  };
+  const auto dim_slot = [&](int d) { return 2 * c + (d & 1) + (d & 2) * 4; };
+  int32_t last_page = 0;
   if (!p.early) WaitForPrevious();
-  if (plain) {
+  if (kMma && plain) {
     if (scores_wanted) load_some();
-    if (t < p.num_dims) s.dims[t] = dims_before[t];
+#pragma unroll
+    for (int d = 0; d < 4; ++d) lane_dims[d] = dims_before[dim_slot(d)];
+    last_page = table[num_tiles - 1];
   }
   WaitForPrevious();
-  if (refresh) {
-    ChooseDims<kThreads>(s, p, q, dims_before, first);
-    if (rank == 0 && t < p.num_dims) dims_table[(1 - parity) * p.num_dims + t] = s.dims[t];
-  } else {
-    if (!plain && t < p.num_dims) s.dims[t] = dims_before[t];
-    __syncthreads();
-  }
-  if (!plain) {
-    // Where the sums and terms will be.
-    char* stage = reinterpret_cast<char*>(storage.units + p.group * kUnits) +
-                  warp * kGatherRows * kGatherStride(p.head_dim * static_cast<int>(sizeof(Kv)));
-    for (int32_t tile = first_tile + warp; tile < end_tile; tile += kWarps) {
-      const int64_t at = CompactTile(p, compact, tile, tiles_per_page, page_elements);
-      if (refresh && tile * kTile < gathered)
-        GatherTile<Kv>(p, table, at, tile, 0, gathered, s.changed, s.num_changed, s.dims, stage);
-      if (tile * kTile + kTile > gathered)
-        GatherTile<Kv>(p, table, at, tile, gathered, kv_len, nullptr, p.num_dims, s.dims, stage);
-    }
-    __syncthreads();
-    if (scores_wanted) load_some();
-  } else if (end_tile == num_tiles && warp == 0 && first_tile < end_tile) {  // this warp has the last tile in keys[0]
-    if constexpr (kMma) {
+  if (kMma && plain) {
+    load_q();
+    if (end_tile == num_tiles && warp == 0) {  // this warp has the last tile in keys[0]
       const int32_t tile = num_tiles - 1;
       auto* to = reinterpret_cast<unsigned short*>(p.batch.pool.base) +
                  CompactTile(p, compact, tile, tiles_per_page, page_elements);
-      const auto* key = reinterpret_cast<const unsigned short*>(pool) + int64_t{table[tile]} * page_elements;
+      const auto* key = reinterpret_cast<const unsigned short*>(pool) + int64_t{last_page} * page_elements;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {  // of this lane's positions
         const int slot = 8 * g + n;
         if (tile * kTile + slot < gathered || tile * kTile + slot >= kv_len) continue;
 #pragma unroll
         for (int d = 0; d < 4; ++d) {
-          const int i = 2 * c + (d & 1) + (d & 2) * 4;
-          const uint32_t value = key[slot * p.head_dim + s.dims[i]];
-          to[i * kTile + slot] = static_cast<unsigned short>(value);
+          const uint32_t value = key[slot * p.head_dim + lane_dims[d]];
+          to[dim_slot(d) * kTile + slot] = static_cast<unsigned short>(value);
           uint32_t& word = keys[0][d][n / 2];
           word = n % 2 == 0 ? (word & 0xffff0000u) | value : (word & 0xffffu) | value << 16;
         }
       }
+    }
+  } else {
+    Gather<kThreads, Smem<kBlocks, kThreads>, Q, Kv>(
+        p, s,
+        {q, table, compact, dims_before, dims_table + (1 - parity) * p.num_dims, refresh, first, rank == 0, gathered,
+         kv_len, first_tile, end_tile},
+        reinterpret_cast<char*>(storage.units + p.group * kUnits));  // where the sums and terms will be
+    if constexpr (kMma) {
+      if (scores_wanted) load_some();
+#pragma unroll
+      for (int d = 0; d < 4; ++d) lane_dims[d] = s.dims[dim_slot(d)];
+      load_q();
     }
   }
 
@@ -356,40 +413,35 @@ __device__ __forceinline__ void Select(const Params& p) {
   // First every weight is a sum over query heads of 2^(score - maximum of the tile), factors missing.
   const auto tile_sums = [&](int32_t tile) { return storage.sums(tile - first_tile); };
   if constexpr (kMma) {
-    uint32_t b[kHeadTiles][2];
-#pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) {
-      const bool exists = 8 * h + g < p.group;
-      const auto* row = reinterpret_cast<const unsigned short*>(q) + (exists ? 8 * h + g : 0) * p.head_dim;
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int i = 2 * c + 8 * k;
-        const uint32_t pair = row[s.dims[i]] | static_cast<uint32_t>(row[s.dims[i + 1]]) << 16;
-        b[h][k] = exists ? pair : 0;
-      }
-    }
     for (int from = 0; tile_of(from) >= first_tile; from += kTiles) {
       for_each_in_flight([&](auto i) {
         const int32_t tile = tile_of(from + i);
         if (tile < first_tile) return;
         float2* sums = tile_sums(tile);
-        float* terms = storage.tile(tile - first_tile) + 8 * g;
+        float* terms = storage.tile(tile - first_tile);
         const int32_t left = kv_len - tile * kTile - 8 * g;  // of this lane's positions
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
-          float x[2][8];  // scores of positions 8 g + n for query heads 8 h + 2 c + k
+          float x[2][8];  // products of positions 8 g + n and query heads 8 h + 2 c + k
 #pragma unroll
           for (int m = 0; m < 4; ++m) {
             const uint32_t a[4] = {
                 __byte_perm(keys[i][0][m], keys[i][1][m], 0x5410), __byte_perm(keys[i][0][m], keys[i][1][m], 0x7632),
                 __byte_perm(keys[i][2][m], keys[i][3][m], 0x5410), __byte_perm(keys[i][2][m], keys[i][3][m], 0x7632)};
             float r[4] = {};
-            Mma16816(r, a, b[h][0], b[h][1]);
+            Mma16816(r, a, lane_q[h][0], lane_q[h][1]);
             x[0][2 * m] = r[0], x[1][2 * m] = r[1], x[0][2 * m + 1] = r[2], x[1][2 * m + 1] = r[3];
           }
           if (h == kHeadTiles - 1 && tile_of(from + i + kTiles) >= first_tile) load(i, tile_of(from + i + kTiles));
+          if constexpr (kPerLane == 1) {  // the second head of lanes 0 and 1 of a quad goes to lanes 2 and 3
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
+            for (int n = 0; n < 8; ++n) {
+              const float other = __shfl_xor_sync(0xffffffffu, x[1][n], 2);
+              x[0][n] = c < 2 ? x[0][n] : other;
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < kPerLane; ++k) {
             float max = -INFINITY;
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
@@ -399,18 +451,20 @@ __device__ __forceinline__ void Select(const Params& p) {
             max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 4));
             max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 8));
             max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 16));
-            const int head_in_group = 8 * h + 2 * c + k;
+            const int head_in_group = kPerLane == 1 ? 2 * (c & 1) + (c >> 1) : 8 * h + 2 * c + k;
             const bool exists = head_in_group < p.group;
+            const float base = max == -INFINITY ? 0.0f : max;
             float sum = 0;
             if (exists) {
-              const float base = max == -INFINITY ? 0.0f : max;
 #pragma unroll
               for (int n = 0; n < 8; ++n) sum += x[k][n] = Exp2(x[k][n] - base);
-              // The halves in an order that keeps the lanes of two heads in different banks.
-              float4* to = reinterpret_cast<float4*>(terms + head_in_group * kTile);
+              // The halves in an order that keeps the lanes of a quad in different banks.
+              float4* to = reinterpret_cast<float4*>(terms + head_in_group * kTile +
+                                                     ((8 * g) ^ TermSwizzle<kHeads>(head_in_group)));
+              const bool swap = kPerLane == 1 ? c & 2 : c & 1;
               const float4 low{x[k][0], x[k][1], x[k][2], x[k][3]}, high{x[k][4], x[k][5], x[k][6], x[k][7]};
-              to[c & 1] = c & 1 ? high : low;
-              to[~c & 1] = c & 1 ? low : high;
+              to[swap ? 1 : 0] = swap ? high : low;
+              to[swap ? 0 : 1] = swap ? low : high;
             }
             sum += __shfl_xor_sync(0xffffffffu, sum, 4);
             sum += __shfl_xor_sync(0xffffffffu, sum, 8);
@@ -457,19 +511,31 @@ __device__ __forceinline__ void Select(const Params& p) {
   // Then the factors: the sums of units, which follow from kv_len alone, in every block in the same order.
   float2* units = storage.units;
   C::Wait();
-  for (int i = t; i < (end_unit - first_unit) * p.group; i += kThreads) {
-    const int unit = first_unit + i / p.group, h = i % p.group;
-    const int32_t from = unit * unit_tiles, to = min(from + unit_tiles, num_tiles);
+  constexpr int kTogether = 8;  // lanes of a unit and head
+  const int num_sums = (end_unit - first_unit) * p.group;
+#pragma unroll 1
+  for (int first_sum = 0; first_sum < num_sums; first_sum += kThreads / kTogether) {
+    const int i = first_sum + t / kTogether;
+    const int unit = first_unit + min(i, num_sums - 1) / p.group, h = i % p.group;
+    const int32_t to = min((unit + 1) * unit_tiles, num_tiles);
     float max = -INFINITY, sum = 0;
-#pragma unroll 4
-    for (int32_t tile = from; tile < to; ++tile) max = fmaxf(max, tile_sums(tile)[h].x);
-    if (max > -INFINITY) {
-#pragma unroll 4
-      for (int32_t tile = from; tile < to; ++tile) sum += tile_sums(tile)[h].y * Exp2(tile_sums(tile)[h].x - max);
+    for (int32_t tile = unit * unit_tiles + t % kTogether; tile < to; tile += kTogether) {
+      const float2 x = tile_sums(tile)[h];
+      const float next = fmaxf(max, x.x);
+      sum = next == -INFINITY ? 0 : sum * Exp2(max - next) + x.y * Exp2(x.x - next);
+      max = next;
     }
-    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
+    float most = max;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
+    for (int offset = kTogether / 2; offset > 0; offset /= 2)
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    sum = most == -INFINITY ? 0 : sum * Exp2(max - most);
+#pragma unroll
+    for (int offset = kTogether / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(most);
+    if (i >= num_sums) continue;
+#pragma unroll 1
+    for (int block = t % kTogether; block < kBlocks; block += kTogether)
       C::Store(reinterpret_cast<uint64_t*>(&units[h * kUnits + unit]), block, both);
   }
   C::Sync();
@@ -505,14 +571,21 @@ __device__ __forceinline__ void Select(const Params& p) {
     float* terms = storage.tile(i) + slot;
     const float2* sums = storage.sums(i);
     float w[4] = {};
-    for (int h = 0; h < p.group; ++h) {
+    const auto add = [&](int h) {
       const float2 head = s.heads[h];
       const float factor = Exp2(sums[h].x - head.x) * head.y;
-      const float4 x = *reinterpret_cast<const float4*>(terms + h * kTile);
+      const float4 x = *reinterpret_cast<const float4*>(terms + h * kTile + ((slot ^ TermSwizzle<kHeads>(h)) - slot));
       w[0] = fmaf(x.x, factor, w[0]);
       w[1] = fmaf(x.y, factor, w[1]);
       w[2] = fmaf(x.z, factor, w[2]);
       w[3] = fmaf(x.w, factor, w[3]);
+    };
+    if (kHeads == 4 && p.group == 4) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) add(h);
+    } else {
+#pragma unroll 1
+      for (int h = 0; h < p.group; ++h) add(h);
     }
     uint32_t key[4];
 #pragma unroll
@@ -527,16 +600,17 @@ __device__ __forceinline__ void Select(const Params& p) {
   if (everything) return;
   Choice::Choose(
       s.choice, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(budget), bins,
-      [&](int i) { return *reinterpret_cast<const uint4*>(storage.tile(i / kTile) + i % kTile); },
+      [&](int i) { return reinterpret_cast<const uint32_t*>(storage.tile(i / kTile))[i % kTile]; },
+      [&](int tile) { return reinterpret_cast<uint32_t*>(storage.tile(tile)); },
       [&](int i, int place) { tokens[place] = begin + i; });
 }
 
-template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, bool kAllInSmem, typename Q, typename Kv>
+template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, bool kAllInSmem, typename Q, typename Kv>
 __global__ void __launch_bounds__(kThreads, PerSm(kThreads)) SelectKernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ < 900
-  if constexpr (kBlocks == 1) Select<kBlocks, kThreads, kTiles, kMma, kHeadTiles, kAllInSmem, Q, Kv>(p);
+  if constexpr (kBlocks == 1) Select<kBlocks, kThreads, kTiles, kMma, kHeads, kAllInSmem, Q, Kv>(p);
 #else
-  Select<kBlocks, kThreads, kTiles, kMma, kHeadTiles, kAllInSmem, Q, Kv>(p);
+  Select<kBlocks, kThreads, kTiles, kMma, kHeads, kAllInSmem, Q, Kv>(p);
 #endif
 }
 
@@ -583,23 +657,23 @@ Layout LayoutOf(const SelectArgs& a, const Device& d, int blocks, int threads, s
   return l;
 }
 
-template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, typename Q, typename Kv>
+template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, typename Q, typename Kv>
 Layout LayoutOf(const SelectArgs& a, const Device& d) {
   return LayoutOf(a, d, kBlocks, kThreads, sizeof(Smem<kBlocks, kThreads>), sizeof(Kv));
 }
 
-template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeadTiles, typename Q, typename Kv>
+template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, typename Q, typename Kv>
 cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t stream) {
   static_assert(sizeof(Smem<kBlocks, kThreads>) % 16 == 0);
-  const Layout l = LayoutOf<kBlocks, kThreads, kTiles, kMma, kHeadTiles, Q, Kv>(a, d);
+  const Layout l = LayoutOf<kBlocks, kThreads, kTiles, kMma, kHeads, Q, Kv>(a, d);
   p.block_tiles = l.block_tiles;
   p.smem_tiles = l.smem_tiles;
   p.smem_sums = l.smem_sums;
   p.scratch_stride = l.scratch_stride;
   if (l.scratch_stride > 0 && p.scratch == nullptr) return cudaErrorInvalidValue;
-  auto kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeadTiles, false, Q, Kv>;
-  if constexpr (kMma) {
-    if (l.scratch_stride == 0) kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeadTiles, true, Q, Kv>;
+  auto kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, false, Q, Kv>;
+  if constexpr (kMma && kHeads == 4 && kBlocks >= 8) {
+    if (l.scratch_stride == 0) kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, true, Q, Kv>;
   }
   cudaError_t e =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem_bytes));
@@ -614,55 +688,48 @@ cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t 
 // As large as leaves room for all streams at once.
 SelectForm AutoForm(const SelectArgs& a, const Device& d) {
   const int64_t streams = int64_t{a.batch.num_sequences} * a.heads.num_kv_heads;
-  for (const int cluster : {16, 8, 4}) {
-    if (streams * cluster <= d.num_sms) return {cluster, 512, 4};
+  for (const int cluster : {8, 4}) {
+    if (streams * cluster <= d.num_sms) return {cluster, 512, 2};
   }
-  return {2, 512, 4};
+  return {2, 512, 2};
 }
 
-// body<kBlocks, kThreads, kTiles>(); false: there is no such form. kHeadTiles > 1 leaves registers for fewer tiles.
-template <int kHeadTiles, typename Body>
-bool WithForm(const SelectForm& f, const Body& body) {
-  const auto is = [&]<int kBlocks, int kThreads, int kTiles>() {
+// body<kBlocks, kThreads, kTiles, kHeads>() with the form for the arguments; false: there is none.
+template <typename Body>
+bool WithForm(const SelectArgs& a, const Device& d, SelectForm f, const Body& body) {
+  const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
+  if (f.cluster == 0) f = AutoForm(a, d);
+  const auto is = [&]<int kBlocks, int kThreads, int kTiles, int kHeads>() {
     if (f.cluster != kBlocks || f.threads != kThreads || f.tiles != kTiles) return false;
-    body.template operator()<kBlocks, kThreads, kTiles>();
+    body.template operator()<kBlocks, kThreads, kTiles, kHeads>();
     return true;
   };
-  if constexpr (kHeadTiles == 1) {
-    return is.template operator()<16, 512, 4>() || is.template operator()<8, 512, 4>() ||
-           is.template operator()<4, 512, 4>() || is.template operator()<2, 512, 4>() ||
-           is.template operator()<2, 1024, 1>() || is.template operator()<8, 256, 4>() ||
-           is.template operator()<4, 256, 4>();
+  if (group <= 4) {
+    return is.template operator()<8, 512, 2, 4>() || is.template operator()<4, 512, 2, 4>() ||
+           is.template operator()<2, 512, 2, 4>() || is.template operator()<16, 256, 2, 4>();
   }
-  return is.template operator()<8, 512, 2>() || is.template operator()<2, 512, 2>();
+  f = {f.cluster > 4 ? 8 : 2, 512, 2};
+  return is.template operator()<8, 512, 2, 16>() || is.template operator()<2, 512, 2, 16>();
 }
 
-template <int kHeadTiles>
-SelectForm FormOf(const SelectArgs& a, const Device& d, SelectForm form) {
-  if (form.cluster == 0) form = AutoForm(a, d);
-  if (kHeadTiles > 1) form = {form.cluster > 4 ? 8 : 2, 512, 2};
-  return form;
-}
-
-template <int kHeadTiles>
 cudaError_t LaunchMma(const SelectArgs& a, const Params& p, const Device& d, cudaStream_t stream, SelectForm form) {
   using B = __nv_bfloat16;
   cudaError_t e = cudaErrorNotSupported;
-  WithForm<kHeadTiles>(FormOf<kHeadTiles>(a, d, form), [&]<int kBlocks, int kThreads, int kTiles>() {
-    e = Launch<kBlocks, kThreads, kTiles, true, kHeadTiles, B, B>(a, p, d, stream);
+  WithForm(a, d, form, [&]<int kBlocks, int kThreads, int kTiles, int kHeads>() {
+    e = Launch<kBlocks, kThreads, kTiles, true, kHeads, B, B>(a, p, d, stream);
   });
   return e;
 }
 
 template <typename Q, typename Kv>
 cudaError_t LaunchGeneric(const SelectArgs& a, const Params& p, const Device& d, cudaStream_t stream) {
-  return d.capability >= 90 ? Launch<8, 256, 2, false, 1, Q, Kv>(a, p, d, stream)
-                            : Launch<1, 256, 2, false, 1, Q, Kv>(a, p, d, stream);
+  return d.capability >= 90 ? Launch<8, 256, 2, false, 8, Q, Kv>(a, p, d, stream)
+                            : Launch<1, 256, 2, false, 8, Q, Kv>(a, p, d, stream);
 }
 
 template <typename Kv>
 Layout GenericLayout(const SelectArgs& a, const Device& d) {
-  return d.capability >= 90 ? LayoutOf<8, 256, 2, false, 1, Kv, Kv>(a, d) : LayoutOf<1, 256, 2, false, 1, Kv, Kv>(a, d);
+  return d.capability >= 90 ? LayoutOf<8, 256, 2, false, 8, Kv, Kv>(a, d) : LayoutOf<1, 256, 2, false, 8, Kv, Kv>(a, d);
 }
 
 }  // namespace
@@ -672,18 +739,13 @@ size_t SelectScratchBytes(const SelectArgs& a, SelectForm form) {
   if (Find(d) != cudaSuccess) return 0;  // the launch will say so
   int blocks = d.capability >= 90 ? 8 : 1;
   Layout l;
-  const auto of_form = [&]<int kHeadTiles>() {
-    WithForm<kHeadTiles>(FormOf<kHeadTiles>(a, d, form), [&]<int kBlocks, int kThreads, int kTiles>() {
-      l = LayoutOf<kBlocks, kThreads, kTiles, true, kHeadTiles, __nv_bfloat16, __nv_bfloat16>(a, d);
+  if (ServedByMma(a, d.capability)) {
+    WithForm(a, d, form, [&]<int kBlocks, int kThreads, int kTiles, int kHeads>() {
+      l = LayoutOf<kBlocks, kThreads, kTiles, true, kHeads, __nv_bfloat16, __nv_bfloat16>(a, d);
       blocks = kBlocks;
     });
-  };
-  if (!ServedByMma(a, d.capability)) {
-    l = a.batch.pool.dtype == DType::kBF16 ? GenericLayout<__nv_bfloat16>(a, d) : GenericLayout<float>(a, d);
-  } else if (a.heads.num_qo_heads / a.heads.num_kv_heads <= 8) {
-    of_form.template operator()<1>();
   } else {
-    of_form.template operator()<2>();
+    l = a.batch.pool.dtype == DType::kBF16 ? GenericLayout<__nv_bfloat16>(a, d) : GenericLayout<float>(a, d);
   }
   return static_cast<size_t>(a.batch.num_sequences) * a.heads.num_kv_heads * blocks * l.scratch_stride * sizeof(float);
 }
@@ -714,8 +776,7 @@ cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm fo
   p.scale = a.heads.sm_scale * kLog2e;
   p.early = a.early;
   const bool bf16_q = a.dtype == DType::kBF16, bf16_kv = a.batch.pool.dtype == DType::kBF16;
-  if (ServedByMma(a, d.capability))
-    return group <= 8 ? LaunchMma<1>(a, p, d, stream, form) : LaunchMma<2>(a, p, d, stream, form);
+  if (ServedByMma(a, d.capability)) return LaunchMma(a, p, d, stream, form);
   using B = __nv_bfloat16;
   if (bf16_q) return bf16_kv ? LaunchGeneric<B, B>(a, p, d, stream) : LaunchGeneric<B, float>(a, p, d, stream);
   return bf16_kv ? LaunchGeneric<float, B>(a, p, d, stream) : LaunchGeneric<float, float>(a, p, d, stream);
