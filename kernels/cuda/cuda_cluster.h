@@ -14,6 +14,8 @@ template <int kBlocks>
 struct Cluster {
   static __device__ __forceinline__ int Rank() {
     int rank = 0;
+    // Not as a constant: with one, nvcc 13.0 spends more than minutes on what single blocks make of TokenChoice.
+    if constexpr (kBlocks == 1) asm volatile("mov.u32 %0, 0;" : "=r"(rank));
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif

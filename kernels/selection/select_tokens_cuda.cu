@@ -266,7 +266,7 @@ __device__ __noinline__ void Gather(const Params& p, SmemT& s, const Stream<Q>& 
   __syncthreads();
 }
 
-// Blocks of a multiprocessor: 512 threads of 128 registers, or 1,024 of 64.
+// Blocks of a multiprocessor: 512 threads of 128 registers.
 constexpr int PerSm(int threads) { return std::max(512 / threads, 1); }
 
 // kMma: bf16 throughout, 16 dimensions, at most kHeads query heads a KV head. kTiles: of a warp in flight.
@@ -672,7 +672,7 @@ cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t 
   p.scratch_stride = l.scratch_stride;
   if (l.scratch_stride > 0 && p.scratch == nullptr) return cudaErrorInvalidValue;
   auto kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, false, Q, Kv>;
-  if constexpr (kMma && kHeads == 4 && kBlocks >= 8) {
+  if constexpr (kMma && kHeads == 4 && kBlocks == 8) {
     if (l.scratch_stride == 0) kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, true, Q, Kv>;
   }
   cudaError_t e =
@@ -685,11 +685,12 @@ cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t 
   return LaunchClustersEarly(kBlocks, kernel, grid, kThreads, l.smem_bytes, stream, p);
 }
 
-// As large as leaves room for all streams at once.
+// As large as leaves room for all streams at once. A cluster must fit among the multiprocessors of one part of the
+// chip, so that not all of them find a place: 14 or 15 clusters of 8 run at once on 132.
 SelectForm AutoForm(const SelectArgs& a, const Device& d) {
   const int64_t streams = int64_t{a.batch.num_sequences} * a.heads.num_kv_heads;
   for (const int cluster : {8, 4}) {
-    if (streams * cluster <= d.num_sms) return {cluster, 512, 2};
+    if (streams * cluster <= d.num_sms * 7 / 8) return {cluster, 512, 2};
   }
   return {2, 512, 2};
 }
@@ -706,7 +707,7 @@ bool WithForm(const SelectArgs& a, const Device& d, SelectForm f, const Body& bo
   };
   if (group <= 4) {
     return is.template operator()<8, 512, 2, 4>() || is.template operator()<4, 512, 2, 4>() ||
-           is.template operator()<2, 512, 2, 4>() || is.template operator()<16, 256, 2, 4>();
+           is.template operator()<2, 512, 2, 4>();
   }
   f = {f.cluster > 4 ? 8 : 2, 512, 2};
   return is.template operator()<8, 512, 2, 16>() || is.template operator()<2, 512, 2, 16>();

@@ -36,8 +36,8 @@ struct SelectArgs {
 
 // How the work is laid out; by default the best measured. All make the same lists and weights, bit for bit.
 struct SelectForm {
-  int cluster = 0;  // blocks a stream: 2, 4, 8 or 16; 0: auto
-  int threads = 0;  // of a block: 512 or 1,024
+  int cluster = 0;  // blocks a stream: 2, 4 or 8; 0: auto
+  int threads = 0;  // of a block: 512
   int tiles = 0;    // of 64 positions that a warp has in flight
 };
 

@@ -224,7 +224,7 @@ struct SparseCase {
   float key_scale = 1;  // 1/64: all weights are nearly equal
 };
 
-constexpr SelectForm kForms[] = {{16, 256, 2}, {8, 512, 2}, {4, 512, 2}, {2, 512, 2}};
+constexpr SelectForm kForms[] = {{8, 512, 2}, {4, 512, 2}, {2, 512, 2}};
 
 // Some layers of a decode step, each with pages, compact keys and a choice of its own.
 class SparseSetup {

@@ -112,6 +112,27 @@ struct TokenChoice {
     const int num_tiles = (num_items + kTile - 1) / kTile, share = (num_tiles + kWarps - 1) / kWarps;  // of a warp
     const int begin = min(warp * share, num_tiles), end = min(begin + share, num_tiles);
 
+    // body(tile, keys of this lane's two items): several tiles' keys are asked for at once, for they may be far away.
+    const auto for_each_tile = [&](const auto& body) {
+      constexpr int kAtOnce = 4;
+#pragma unroll 1
+      for (int from = begin; from < end; from += kAtOnce) {
+        uint32_t x[kAtOnce][2];
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const int i = (from + m) * kTile + 32 * n + lane;
+            x[m][n] = from + m < end && i < num_items ? key(i) : 0;
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+          if (from + m < end) body(from + m, x[m]);
+        }
+      }
+    };
+
     Cutoff cut = Find(s, rank, k, 0);
     uint32_t before = cut.before;  // items chosen in front of this block's
     uint32_t lowest = bins.Lowest(cut.bin), highest = bins.Highest(cut.bin);
@@ -121,10 +142,13 @@ struct TokenChoice {
       if (level > 1) ClearCounts(counts);  // level 1 finds it clear
       __syncthreads();
       bins = BinsOf(lowest, highest);
-      for (int i = begin * kTile + lane; i < min(end * kTile, num_items); i += 32) {
-        const uint32_t x = key(i);
-        if (x >= lowest && x <= highest) atomicAdd(&counts.fine[bins(x)], 1u);
-      }
+      for_each_tile([&](int tile, const uint32_t(&x)[2]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if (x[n] >= lowest && x[n] <= highest && tile * kTile + 32 * n + lane < num_items)
+            atomicAdd(&counts.fine[bins(x[n])], 1u);
+        }
+      });
       cut = Find(s, rank, cut.left, level % 2);
       before += cut.before;
       highest = min(highest, bins.Highest(cut.bin));
@@ -133,12 +157,9 @@ struct TokenChoice {
     const bool ranked = cut.left < cut.num && cut.num <= kCandidates;
 
     uint32_t num_above = 0, num_equal = 0;  // of this warp: items above the cutoff's bin, in it
-#pragma unroll 2
-    for (int tile = begin; tile < end; ++tile) {
+    for_each_tile([&](int tile, const uint32_t(&x)[2]) {
       const int i = tile * kTile + lane;
-      uint32_t x[2], above[2], equal[2];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) x[n] = i + 32 * n < num_items ? key(i + 32 * n) : 0;
+      uint32_t above[2], equal[2];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const bool is_equal = x[n] >= lowest && x[n] <= highest && i + 32 * n < num_items;
@@ -151,7 +172,7 @@ struct TokenChoice {
               static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(i + 32 * n));
       }
       if (lane == 0) *reinterpret_cast<uint4*>(masks(tile)) = uint4{above[0], above[1], equal[0], equal[1]};
-    }
+    });
     if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
     __syncthreads();
     uint32_t quota = 0;  // of this warp's items in the cutoff's bin, the first ones
