@@ -675,11 +675,8 @@ cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t 
   if constexpr (kMma && kHeads == 4 && kBlocks == 8) {
     if (l.scratch_stride == 0) kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, true, Q, Kv>;
   }
-  cudaError_t e =
+  const cudaError_t e =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem_bytes));
-  if (e == cudaSuccess && kBlocks > 8) {
-    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
   if (e != cudaSuccess) return e;
   const dim3 grid(static_cast<unsigned>(kBlocks) * p.num_kv_heads * a.batch.num_sequences);
   return LaunchClustersEarly(kBlocks, kernel, grid, kThreads, l.smem_bytes, stream, p);
