@@ -171,6 +171,7 @@ struct TokenChoice {
           s.candidates[cut.start + atomicAdd(&s.num_mine, 1u)] =
               static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(i + 32 * n));
       }
+      __syncwarp();  // the keys that may lie there have been read
       if (lane == 0) *reinterpret_cast<uint4*>(masks(tile)) = uint4{above[0], above[1], equal[0], equal[1]};
     });
     if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
