@@ -15,7 +15,7 @@
 
 namespace spl::kernels::cuda {
 
-__global__ inline void FillNormal(__nv_bfloat16* p, int64_t n, uint32_t seed) {
+__global__ inline void FillNormal(__nv_bfloat16* p, int64_t n, uint32_t seed, float scale = 1) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull + seed;
     x ^= x >> 32;
@@ -24,7 +24,7 @@ __global__ inline void FillNormal(__nv_bfloat16* p, int64_t n, uint32_t seed) {
     x *= 0xd6e8feb86659fd93ull;
     x ^= x >> 32;
     const float u = ((x & 0xffffff) + 1) * (1.0f / 16777217), v = (x >> 40) * (1.0f / 16777216);
-    p[i] = __float2bfloat16(sqrtf(-2 * logf(u)) * cospif(2 * v));
+    p[i] = __float2bfloat16(scale * sqrtf(-2 * logf(u)) * cospif(2 * v));
   }
 }
 

@@ -1,5 +1,5 @@
-// A cluster of thread blocks (sm_90): rank, barrier, stores and additions in each other's shared memory. With one block
-// all of it is what a block does anyhow, and needs no sm_90. Included by .cu files only.
+// A cluster of thread blocks (sm_90): rank, barrier, loads, stores and additions in each other's shared memory. With
+// one block all of it is what a block does anyhow, and needs no sm_90. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,6 +14,8 @@ template <int kBlocks>
 struct Cluster {
   static __device__ __forceinline__ int Rank() {
     int rank = 0;
+    // Not as a constant: with one, nvcc 13.0 spends more than minutes on what single blocks make of TokenChoice.
+    if constexpr (kBlocks == 1) asm volatile("mov.u32 %0, 0;" : "=r"(rank));
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
@@ -73,6 +75,22 @@ struct Cluster {
 #endif
     *p = x;
   }
+  template <typename T>
+  static __device__ __forceinline__ T Load(const T* p, int block) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) {
+      T x;
+      if constexpr (sizeof(T) == 4) {
+        asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(Address(p, block)) : "memory");
+      } else {
+        asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(Address(p, block)) : "memory");
+      }
+      return x;
+    }
+#endif
+    return *p;
+  }
 
  private:
 #if __CUDA_ARCH__ >= 900
@@ -84,21 +102,29 @@ struct Cluster {
 #endif
 };
 
-// The exclusive sum over the kThreads threads of a block of a count per thread. Whoever calls it again synchronises in
-// between. warp_sums [32].
-template <int kThreads>
-__device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = count;
+// The sum over the lanes of a warp up to this one.
+template <typename T>
+__device__ __forceinline__ T InclusiveSum(T x) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
+    const T other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (lane >= offset) x += other;
   }
+  return x;
+}
+
+// The exclusive sum over the kThreads threads of a block of a count per thread; total: the sum over all. Whoever calls
+// it again synchronises in between. warp_sums [32].
+template <int kThreads>
+__device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums, int* total = nullptr) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int sum = InclusiveSum(count);
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
-  const int before = __reduce_add_sync(0xffffffffu, lane < warp ? warp_sums[lane] : 0);
-  return before + sum - count;
+  const int of_warp = lane < kThreads / 32 ? warp_sums[lane] : 0;
+  if (total != nullptr) *total = __reduce_add_sync(0xffffffffu, of_warp);
+  return __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + sum - count;
 }
 
 }  // namespace spl::kernels::cuda

@@ -12,6 +12,15 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int32_t kMinKvBucket = 1024;
+
+// What a recorded step of sequences up to `longest` is sized for: eight sizes per power of two, so that a step just
+// above one is not launched for twice its length.
+int32_t KvBucket(int32_t longest) {
+  longest = std::max(longest, 1);
+  const auto octave = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
+  const int32_t step = std::max(octave / 16, kMinKvBucket);
+  return (longest + step - 1) / step * step;
+}
 constexpr size_t kMaxRecorded = 256;
 
 class EventFence final : public Fence {
@@ -159,10 +168,39 @@ absl::StatusOr<int32_t> CudaSession::SlotFor(uint64_t kv_id, std::span<const Bat
   return index;
 }
 
+// Of this rank's heads in all layers, the pages of `tables` from `known` on, which is `num_pages` then. A table that is
+// shorter is filled up with kNoPage.
+absl::Status CudaSession::CopyNewPages(std::span<const std::vector<int32_t>> tables, int32_t num_pages, int32_t* to,
+                                       int64_t stride, int32_t& known) {
+  if (num_pages <= known) return absl::OkStatus();
+  const auto added = static_cast<size_t>(num_pages - known);
+  const size_t num_streams = static_cast<size_t>(options_.num_layers) * options_.num_kv_heads;
+  const size_t row_bytes = added * sizeof(int32_t);
+  auto pinned = Pinned(num_streams * row_bytes);
+  if (!pinned.ok()) return pinned.status();
+  auto* row = reinterpret_cast<int32_t*>(*pinned);
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    for (int32_t head = 0; head < options_.num_kv_heads; ++head, row += added) {
+      const std::vector<int32_t>& pages =
+          tables[static_cast<size_t>(layer * options_.heads_in_tables() + options_.first_kv_head + head)];
+      // Kernels know nothing of other ranks' pages: their pool starts with page 0.
+      for (size_t i = 0; i < added; ++i) {
+        const size_t at = static_cast<size_t>(known) + i;
+        const int32_t page = at < pages.size() ? pages[at] : kNoPage;
+        row[i] = page == kNoPage ? kNoPage : page - options_.first_page;
+      }
+    }
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(to + known, static_cast<size_t>(stride) * sizeof(int32_t), *pinned,
+                                                row_bytes, row_bytes, num_streams, cudaMemcpyHostToDevice, stream_),
+                              "copying page tables");
+  known = num_pages;
+  return PinnedUsed();
+}
+
 // Brings the device's copy of every page table up to date: only pages added since the last pass travel.
 absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets) {
   const int64_t slot_stride = batch_.layer_stride * options_.num_layers;
-  const size_t num_streams = static_cast<size_t>(options_.num_layers) * options_.num_kv_heads;
   for (const BatchSequence& sequence : batch.sequences) {
     auto slot_index = SlotFor(sequence.kv_id, batch.sequences);
     if (!slot_index.ok()) return slot_index.status();
@@ -177,30 +215,9 @@ absl::Status CudaSession::StageTables(const BatchArgs& batch, std::vector<int64_
     if (num_pages > batch_.head_stride)
       return absl::ResourceExhaustedError(
           absl::StrCat("cuda: a sequence of ", num_pages, " pages a head, the tables hold ", batch_.head_stride));
-    const int32_t added = num_pages - slot.num_pages;
-    if (added <= 0) continue;
-    const size_t row_bytes = static_cast<size_t>(added) * sizeof(int32_t);
-    auto pinned = Pinned(num_streams * row_bytes);
-    if (!pinned.ok()) return pinned.status();
-    auto* row = reinterpret_cast<int32_t*>(*pinned);
-    for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-      for (int32_t head = 0; head < options_.num_kv_heads; ++head, row += added) {
-        const std::vector<int32_t>& pages =
-            sequence.page_tables[layer * table_heads + static_cast<size_t>(options_.first_kv_head + head)];
-        // Kernels know nothing of other ranks' pages: their pool starts with page 0.
-        for (int32_t i = 0; i < added; ++i) {
-          const int32_t page = pages[static_cast<size_t>(slot.num_pages + i)];
-          row[i] = page == kNoPage ? kNoPage : page - options_.first_page;
-        }
-      }
-    }
-    int32_t* to = static_cast<int32_t*>(tables_->data()) + offsets.back() + slot.num_pages;
-    SPLICE_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy2DAsync(to, static_cast<size_t>(batch_.head_stride) * sizeof(int32_t), *pinned, row_bytes, row_bytes,
-                          num_streams, cudaMemcpyHostToDevice, stream_),
-        "copying page tables");
-    if (absl::Status s = PinnedUsed(); !s.ok()) return s;
-    slot.num_pages = num_pages;
+    int32_t* to = static_cast<int32_t*>(tables_->data()) + offsets.back();
+    if (absl::Status s = CopyNewPages(sequence.page_tables, num_pages, to, batch_.head_stride, slot.num_pages); !s.ok())
+      return s;
   }
   return absl::OkStatus();
 }
@@ -270,31 +287,9 @@ absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot
   if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
     return absl::ResourceExhaustedError(absl::StrCat("cuda: a sequence of ", num_pages,
                                                      " compact pages a head, the tables hold ", batch_.compact_stride));
-  const auto known = static_cast<size_t>(slot.num_compact_pages);
-  if (num_pages <= known) return absl::OkStatus();
-  const size_t added = num_pages - known;
-  const size_t num_streams = static_cast<size_t>(options_.num_layers) * options_.num_kv_heads;
-  const size_t row_bytes = added * sizeof(int32_t);
-  auto pinned = Pinned(num_streams * row_bytes);
-  if (!pinned.ok()) return pinned.status();
-  auto* row = reinterpret_cast<int32_t*>(*pinned);
-  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    for (int32_t head = 0; head < options_.num_kv_heads; ++head, row += added) {
-      const std::vector<int32_t>& pages =
-          selection.compact_tables[layer * table_heads + static_cast<size_t>(options_.first_kv_head + head)];
-      for (size_t i = 0; i < added; ++i) {  // streams that never choose have none
-        const int32_t page = known + i < pages.size() ? pages[known + i] : kNoPage;
-        row[i] = page == kNoPage ? kNoPage : page - options_.first_page;
-      }
-    }
-  }
-  int32_t* to = static_cast<int32_t*>(compact_tables_->data()) + offset + slot.num_compact_pages;
-  SPLICE_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy2DAsync(to, static_cast<size_t>(batch_.compact_stride) * sizeof(int32_t), *pinned, row_bytes, row_bytes,
-                        num_streams, cudaMemcpyHostToDevice, stream_),
-      "copying compact page tables");
-  slot.num_compact_pages = static_cast<int32_t>(num_pages);
-  return PinnedUsed();
+  int32_t* to = static_cast<int32_t*>(compact_tables_->data()) + offset;
+  return CopyNewPages(selection.compact_tables, static_cast<int32_t>(num_pages), to, batch_.compact_stride,
+                      slot.num_compact_pages);
 }
 
 // Every sequence has its slot. Sequences without a selection select nowhere.
@@ -405,7 +400,7 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   if (absl::Status s = PinnedUsed(); !s.ok()) return s;
   batch_.num_rows = static_cast<int32_t>(rows);
   batch_.num_sequences = static_cast<int32_t>(sequences);
-  batch_.max_kv_len = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(std::max(longest, kMinKvBucket))));
+  batch_.max_kv_len = KvBucket(longest);
   return absl::OkStatus();
 }
 

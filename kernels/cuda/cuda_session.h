@@ -40,7 +40,7 @@ struct DeviceBatch {
   bool selects = false;      // some sequence of this batch has a selection
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
-  int32_t max_kv_len = 0;  // a power of two at least as long as every sequence: what a recorded step is sized for
+  int32_t max_kv_len = 0;  // at least as long as every sequence: what a recorded step is sized for
 };
 
 // A point behind everything that `stream` of the current device was given so far; of a point that could not be set,
@@ -93,6 +93,8 @@ class CudaSession final : public Session {
   absl::Status StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets);
   absl::Status StagePlans(const BatchArgs& batch);
   absl::Status StageSelection(const BatchArgs& batch);
+  absl::Status CopyNewPages(std::span<const std::vector<int32_t>> tables, int32_t num_pages, int32_t* to,
+                            int64_t stride, int32_t& known);
   absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   // Host memory whose last copy to the device is complete.

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/attention/attention_cuda_common.h"
+#include "kernels/cuda/cuda_cluster.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/selection/select_lines_cuda.h"
@@ -174,34 +175,6 @@ struct SortMemory {
   int32_t threshold_digit, above, num_ties, num_keys;
 };
 
-// Exclusive prefix sum over the block.
-__device__ int BlockPrefix(int x, int32_t* warp_count, int* total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int through = x;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int below = __shfl_up_sync(0xffffffffu, through, d);
-    if (lane >= d) through += below;
-  }
-  if (lane == 31) warp_count[warp] = through;
-  __syncthreads();
-  if (warp == 0) {
-    const int mine = lane < static_cast<int>(blockDim.x / 32) ? warp_count[lane] : 0;
-    int sum = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int below = __shfl_up_sync(0xffffffffu, sum, d);
-      if (lane >= d) sum += below;
-    }
-    warp_count[lane] = sum - mine;
-    if (lane == 31) *total = sum;  // in shared memory
-  }
-  __syncthreads();
-  const int prefix = warp_count[warp] + through - x;
-  __syncthreads();
-  return prefix;
-}
-
 // Heaviest first, ties to the lower line.
 __device__ __forceinline__ uint64_t SortKey(uint32_t bits, int line) {
   return static_cast<uint64_t>(~bits) << 32 | static_cast<uint32_t>(line);
@@ -230,7 +203,7 @@ __device__ uint32_t Threshold(const Weights& weights, int k, SortMemory& m) {
       a += m.count[copy][high];
       b += m.count[copy][high - 1];
     }
-    const int before = BlockPrefix(a + b, m.warp_count, &m.num_keys);
+    const int before = ExclusiveSum<kSortThreads>(a + b, m.warp_count);
     if (before < wanted && before + a + b >= wanted) {
       const bool first = before + a >= wanted;
       m.threshold_digit = first ? high : high - 1;
@@ -339,8 +312,8 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
 
   int positive = 0;
   weights.ForEach([&](uint32_t, int) { ++positive; });
-  BlockPrefix(positive, m.warp_count, &m.num_keys);
-  const int total = m.num_keys;
+  int total = 0;
+  ExclusiveSum<kSortThreads>(positive, m.warp_count, &total);
   const bool more = total > room;
   const int count = min(total, room);
   __syncthreads();
@@ -361,7 +334,7 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
     const int begin = min(n, static_cast<int>(threadIdx.x) * each), end = min(n, begin + each);
     int ties = 0;
     for (int i = begin; i < end; ++i) ties += __float_as_uint(weights.from[i]) == threshold;
-    int at = m.above + BlockPrefix(ties, m.warp_count, &m.num_keys);
+    int at = m.above + ExclusiveSum<kSortThreads>(ties, m.warp_count);
     for (int i = begin; i < end && at < count; ++i) {
       if (__float_as_uint(weights.from[i]) == threshold) m.key[at++] = SortKey(threshold, i);
     }
@@ -530,7 +503,7 @@ __global__ void __launch_bounds__(kGreedyThreads) GreedyKernel(const __grid_cons
 // Decides the heads that are still open, and writes the lines down in ascending order.
 __global__ void __launch_bounds__(kListThreads) ListKernel(const __grid_constant__ Params p) {
   LetNextStart();
-  __shared__ int32_t warp_count[32], total;
+  __shared__ int32_t warp_count[32];
   const Head head{p, p.job.head[blockIdx.x]};
   const LineSizes& sizes = p.job.plan.sizes;
   WaitForPrevious();
@@ -560,7 +533,8 @@ __global__ void __launch_bounds__(kListThreads) ListKernel(const __grid_constant
     if (done != kDense) {
       for (int i = begin; i < end; ++i) mine += __popc(chosen[i]);
     }
-    int at = BlockPrefix(mine, warp_count, &total);
+    int total = 0;
+    int at = ExclusiveSum<kListThreads>(mine, warp_count, &total);
     if (done != kDense) {
       for (int i = begin; i < end; ++i) {
         for (uint32_t bits = chosen[i]; bits != 0; bits &= bits - 1) {

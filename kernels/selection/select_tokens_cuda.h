@@ -34,16 +34,15 @@ struct SelectArgs {
   bool early = false;
 };
 
-// How the work is laid out; kAuto is the best measured. Lists of different forms agree but for weights that are closer
-// than rounding.
+// How the work is laid out; by default the best measured. All make the same lists and weights, bit for bit.
 struct SelectForm {
-  int cluster = 0;  // blocks a stream: 8 or 16; 0: auto
-  int threads = 0;  // of a block: 256 or 512
-  int tiles = 0;    // of 64 positions that a warp has in flight: 2 or 4
+  int cluster = 0;  // blocks a stream: 2, 4 or 8; 0: auto
+  int threads = 0;  // of a block: 512
+  int tiles = 0;    // of 64 positions that a warp has in flight
 };
 
 // Of the arguments but for `scratch` itself.
-size_t SelectScratchBytes(const SelectArgs& args);
+size_t SelectScratchBytes(const SelectArgs& args, SelectForm form = {});
 
 // Asynchronous on `stream`. cudaErrorNotSupported: more than 2^20 positions, or a device before sm_80.
 cudaError_t SelectTokens(const SelectArgs& args, cudaStream_t stream, SelectForm form = {});

@@ -221,7 +221,10 @@ struct SparseCase {
   const char* name;
   int batch, kv_len, layers;
   int qo_heads = 32, kv_heads = 8, budget = 2048;
+  float key_scale = 1;  // 1/64: all weights are nearly equal
 };
+
+constexpr SelectForm kForms[] = {{8, 512, 2}, {4, 512, 2}, {2, 512, 2}};
 
 // Some layers of a decode step, each with pages, compact keys and a choice of its own.
 class SparseSetup {
@@ -237,7 +240,7 @@ class SparseSetup {
     std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
     const int64_t elements = int64_t{num_pages} * 2 * kPageTokens * kDim;
     auto* memory = Keep(Alloc<__nv_bfloat16>(elements));
-    FillNormal<<<2048, 256>>>(memory, elements, 1);
+    FillNormal<<<2048, 256>>>(memory, elements, 1, c.key_scale);
     pool_ = {reinterpret_cast<std::byte*>(memory), DType::kBF16, kDim, num_pages};
     const int32_t* tables = Keep(Upload(ids));
     std::vector<int64_t> table_offset(c.batch);
@@ -290,8 +293,11 @@ class SparseSetup {
           .q_row_stride = width,
           .lists = {Keep(Alloc<int32_t>(int64_t{streams_} * c.budget)), Keep(Alloc<int32_t>(streams_)), c.budget},
           .early = true};
-      if (scratch_ == nullptr)
-        scratch_ = Keep(Alloc<float>(std::max<size_t>(SelectScratchBytes(a), 16) / sizeof(float)));
+      if (scratch_ == nullptr) {
+        size_t bytes = std::max<size_t>(SelectScratchBytes(a), 16);
+        for (const SelectForm& f : kForms) bytes = std::max(bytes, SelectScratchBytes(a, f));
+        scratch_ = Keep(Alloc<float>(bytes / sizeof(float)));
+      }
       a.scratch = scratch_;
       select_.push_back(a);
       DecodeArgs d{.heads = heads,
@@ -420,13 +426,12 @@ void Sparse(const SparseCase& c, double rate, bool forms) {
   std::fflush(stdout);
   if (forms) {
     const std::vector<int32_t> want = s.List(0);
-    for (const SelectForm f : {SelectForm{16, 256, 4}, SelectForm{16, 256, 2}, SelectForm{8, 256, 4},
-                               SelectForm{8, 256, 2}, SelectForm{8, 512, 4}, SelectForm{4, 512, 4}}) {
+    for (const SelectForm& f : kForms) {
       const double alone = s.LayerUs([&](int l) { s.Select(l, f); });
       const std::vector<int32_t> got = s.List(0);
       size_t different = 0;
       for (size_t i = 0; i < got.size(); ++i) different += got[i] != want[i];
-      std::printf("  form %2d x %3d, %d tiles: select %7.2f us, both", f.cluster, f.threads, f.tiles, alone);
+      std::printf("  form %2d x %4d, %d tiles: select %7.2f us, both", f.cluster, f.threads, f.tiles, alone);
       for (const int split : {64, 128, 256}) {
         std::printf(" %7.2f (split %d)", s.LayerUs([&](int l) {
           s.Select(l, f);
@@ -480,7 +485,9 @@ int Main(int argc, char** argv) {
                                 {"B8 128K", 8, 131072, 2},
                                 {"B32 32K", 32, 32768, 2},
                                 {"B1 32K MHA", 1, 32768, 4, 32, 32},
-                                {"B1 32K Tb512", 1, 32768, 12, 32, 8, 512}};
+                                {"B1 32K Tb512", 1, 32768, 12, 32, 8, 512},
+                                {"B1 32K equal", 1, 32768, 12, 32, 8, 2048, 1.0f / 64},
+                                {"B8 32K equal", 8, 32768, 3, 32, 8, 2048, 1.0f / 64}};
     for (const SparseCase& c : cases) {
       if (std::string(c.name).find(filter) != std::string::npos) Sparse(c, rate, forms);
     }

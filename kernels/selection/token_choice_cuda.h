@@ -1,18 +1,22 @@
 // The choice of the k items of the largest keys by a cluster of blocks, each of which holds consecutive items, written
 // in ascending order: what SelectTokens and TopTokens share on a device. Included by .cu files only.
 //
-// Exact and the same bits every time. Items are ordered by key, then by index, the lower one first: no two are equal,
-// and the choice is a cutoff. Each block counts its keys in bins and adds its counts to all blocks'; the bin of the
-// cutoff is known then, and every block is given the few items of all blocks that are in it. A barrier of the cluster
-// costs more than the work between two of them, so each block ranks those by itself. When there are too many of them
-// the cutoff is found digit by digit instead, with barriers for each.
+// Exact and the same bits every time, whatever the size of the cluster. Items are ordered by key, then by index, the
+// lower one first: no two are equal, and the choice is a cutoff. What blocks tell each other is what costs, so they
+// tell little, and it is read where it lies rather than sent to all.
+// - Count: each block counts its keys in 64 x 32 bins and sums up each 32 of them.
+// - Find: every block reads the 64 sums of all blocks, then of all blocks the 32 bins of the one that has the cutoff.
+// - Refine: while the cutoff's bin holds too many items, that bin alone is counted anew in 2,048 bins.
+// - Rank: the few items left are sent to all blocks, each of which ranks them by itself.
+// Items of equal keys that are too many to rank need none of that: the first ones are taken. What is chosen is marked
+// in bits; a list is written from those.
 #pragma once
 
 #include "kernels/cuda/cuda_cluster.h"
 
 namespace spl::kernels::cuda {
 
-inline constexpr int kChoiceBins = 2048;
+inline constexpr int kCoarseBins = 64, kFineBins = 32, kChoiceBins = kCoarseBins * kFineBins;
 inline constexpr uint32_t kForcedKey = ~0u;  // above every other key
 
 // Unsigned order = order of the scores, NaN lowest, -0 equal to +0; below kForcedKey.
@@ -24,241 +28,288 @@ __device__ __forceinline__ uint32_t OrderedKey(float score) {
 // Of a weight, which is not negative; NaN is 0.
 __device__ __forceinline__ uint32_t WeightKey(float weight) { return weight > 0 ? __float_as_uint(weight) : 0; }
 
-// Bins of equal width from `base` on; what is below or above all of them is in the first or the last one.
+// Bins of 2^shift keys each, from `top` downwards. What is above `top` is in bin 0, what is below all of them in the
+// last one.
 struct ChoiceBins {
-  uint32_t base;
+  static constexpr uint32_t kLast = kChoiceBins - 1;
+  uint32_t top;
   int shift;
+
   __device__ __forceinline__ uint32_t operator()(uint32_t key) const {
-    return key <= base ? 0 : min((key - base) >> shift, uint32_t{kChoiceBins - 1});
+    return min((max(top, key) - key) >> shift, kLast);
   }
-  __device__ __forceinline__ uint32_t Lowest(uint32_t bin) const { return bin == 0 ? 0 : base + (bin << shift); }
+  // The largest and the smallest key of a bin.
+  __device__ __forceinline__ uint32_t Highest(uint32_t bin) const {
+    return bin == 0 ? kForcedKey : top - (bin << shift);
+  }
+  __device__ __forceinline__ uint32_t Lowest(uint32_t bin) const {
+    const uint32_t next = (bin + 1) << shift;
+    return bin == kLast || next > top ? 0 : top - next + 1;
+  }
 };
-// For weights of which none is above `most`: 32 bins for each of 64 octaves. A bin in use costs a block an addition in
-// every block of the cluster, an item of the cutoff's bin a store; with weights all of one magnitude this balances
-// them.
-__device__ __forceinline__ ChoiceBins WeightBins(float most) {
-  constexpr int kShift = 23 - 5;
-  const uint32_t key = WeightKey(most);
-  return {key > (uint32_t{kChoiceBins} << kShift) ? key - (uint32_t{kChoiceBins} << kShift) : 0, kShift};
+// For the k-th largest of weights that add up to `total`: it is at most total / k. 128 bins for each of the 16 octaves
+// below that.
+__device__ __forceinline__ ChoiceBins WeightBins(float total, int32_t k) {
+  return {WeightKey(total / static_cast<float>(max(k, 1))), 23 - 7};
+}
+// For keys in [lowest, highest].
+__device__ __forceinline__ ChoiceBins BinsOf(uint32_t lowest, uint32_t highest) {
+  const uint32_t width = highest - lowest;
+  const int shift = width < uint32_t{kChoiceBins} ? 0 : 32 - 11 - __clz(static_cast<int>(width));
+  return {highest, shift};
 }
 
 template <int kBlocks, int kThreads>
 struct TokenChoice {
   using C = Cluster<kBlocks>;
   static constexpr int kWarps = kThreads / 32;
-  // Of each block that all blocks are given. All are compared with all; beyond some hundreds digits are faster.
-  static constexpr int kCandidates = kBlocks == 1 ? 256 : 1024 / kBlocks;
+  static constexpr int kCandidates = 256;  // of all blocks; all are compared with all
   static constexpr int kBins = kChoiceBins / kThreads;
-  static_assert(kBins >= 2 && kBins % 2 == 0 && kThreads % kBlocks == 0);
+  static constexpr int kTile = 64;  // items of a warp at a time, two a lane
+  static_assert(kBins >= 2 && kBins % 2 == 0 && kFineBins % kBins == 0 && kFineBins == 32 && kCoarseBins == 64);
 
-  struct Smem {
-    uint32_t counts[kChoiceBins];  // of this block's keys
-    uint32_t all[kChoiceBins];     // of the keys of all blocks
-    uint64_t candidates[kBlocks][kCandidates];
-    uint32_t num_candidates[kBlocks];  // of each block; more than kCandidates: not all are here
-    uint32_t num_above[kBlocks];       // of each block: items of a larger bin
-    uint32_t num_mine, before;
-    uint64_t cutoff;
-    uint32_t warp_sums[32];
-    uint32_t bin, left, num_in_bin;
+  // The bin of the left-th largest of what was counted.
+  struct Cutoff {
+    uint32_t bin;
+    uint32_t left, num;  // how many of the bin are among them; how many are in it
+    uint32_t before;     // items of larger bins of the blocks in front of this one
+    uint32_t start;      // items of the bin of the blocks in front of this one
+    uint32_t mine;       // items of the bin of this block
   };
 
-  // By all threads, before the first Count and with a barrier of the cluster between it and Choose: every block's words
-  // are zero before another block adds to them.
+  struct alignas(16) Smem {
+    // Read by the other blocks; two, so that one may be cleared while they still read the other.
+    struct Counts {
+      uint32_t fine[kChoiceBins];
+      uint32_t coarse[kCoarseBins];
+    } counts[2];
+    uint64_t candidates[kCandidates];                         // each block writes its own in all blocks
+    uint32_t warp_above[32], warp_equal[32], warp_taken[32];  // items of each warp: see Choose
+    Cutoff cut;
+    uint32_t num_mine, before;
+  };
+
+  // By all threads, with a barrier of the block between it and the first Count.
   static __device__ __forceinline__ void Clear(Smem& s) {
-    for (int i = threadIdx.x; i < kChoiceBins; i += kThreads) s.counts[i] = s.all[i] = 0;
-    if (threadIdx.x < kBlocks) s.num_candidates[threadIdx.x] = s.num_above[threadIdx.x] = 0;
+    ClearCounts(s.counts[0]);
+    ClearCounts(s.counts[1]);
+    if (threadIdx.x < 32) s.warp_taken[threadIdx.x] = 0;
     if (threadIdx.x == 0) s.num_mine = s.before = 0;
   }
-  // Each key of the block once, after a barrier behind Clear.
+  // Each key of the block once.
   static __device__ __forceinline__ void Count(Smem& s, const ChoiceBins& bins, uint32_t key) {
-    atomicAdd(&s.counts[bins(key)], 1u);
+    atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
-  // keys(i) are those of items i to i + 3 of this block's [0, num_items), i a multiple of 4; what is past the end is
-  // not looked at. first is the index of item 0 in the cluster. emit(i, place) for the items chosen, place in [0, k); k
-  // is at least 1 and at most the items of the cluster. All threads; all keys have been counted.
-  template <typename Keys, typename Emit>
+  // key(i) is that of item i of this block's [0, num_items); masks(tile) four words, 16-byte aligned, for what is
+  // chosen of items [64 tile, 64 tile + 64), which may lie where those items' keys do. first is the index of item 0 in
+  // the cluster. emit(i, place) for the items chosen, place in [0, k); k is at least 1 and at most the items of the
+  // cluster. All threads of all blocks; all keys have been counted; a block may end when it returns.
+  template <typename Key, typename Masks, typename Emit>
   static __device__ __forceinline__ void Choose(Smem& s, int rank, uint32_t first, int num_items, uint32_t k,
-                                                const ChoiceBins& bins, const Keys& keys, const Emit& emit) {
+                                                ChoiceBins bins, const Key& key, const Masks& masks, const Emit& emit) {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const auto item = [&](uint32_t key, int i) { return static_cast<uint64_t>(key) << 32 | ~(first + i); };
-    // body(item, index) for this block's items.
-    const auto for_each = [&](const auto& body) {
-      for (int i = 4 * t; i < num_items; i += 4 * kThreads) {
-        const uint4 x = keys(i);
-        body(x.x, i);
-        if (i + 1 < num_items) body(x.y, i + 1);
-        if (i + 2 < num_items) body(x.z, i + 2);
-        if (i + 3 < num_items) body(x.w, i + 3);
+    const int num_tiles = (num_items + kTile - 1) / kTile, share = (num_tiles + kWarps - 1) / kWarps;  // of a warp
+    const int begin = min(warp * share, num_tiles), end = min(begin + share, num_tiles);
+
+    // body(tile, keys of this lane's two items): several tiles' keys are asked for at once, for they may be far away.
+    const auto for_each_tile = [&](const auto& body) {
+      constexpr int kAtOnce = 4;
+#pragma unroll 1
+      for (int from = begin; from < end; from += kAtOnce) {
+        uint32_t x[kAtOnce][2];
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const int i = (from + m) * kTile + 32 * n + lane;
+            x[m][n] = from + m < end && i < num_items ? key(i) : 0;
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+          if (from + m < end) body(from + m, x[m]);
+        }
       }
     };
-    AddUpBlocks(s);
-    FindBin(kBlocks == 1 ? s.counts : s.all, s, k);
-    const uint32_t bin = s.bin, left = s.left, num_in_bin = s.num_in_bin;
 
-    uint32_t num_above = 0, num_equal = 0;
-    for_each([&](uint32_t key, int i) {
-      const uint32_t b = bins(key);
-      num_above += b > bin;
-      if (b != bin) return;
-      ++num_equal;
-      if (left == num_in_bin) return;
-      const uint32_t at = atomicAdd(&s.num_mine, 1u);  // in any order
-      if (at >= kCandidates) return;
+    Cutoff cut = Find(s, rank, k, 0);
+    uint32_t before = cut.before;  // items chosen in front of this block's
+    uint32_t lowest = bins.Lowest(cut.bin), highest = bins.Highest(cut.bin);
+#pragma unroll 1
+    for (int level = 1; cut.left < cut.num && cut.num > kCandidates && lowest < highest; ++level) {
+      auto& counts = s.counts[level % 2];
+      if (level > 1) ClearCounts(counts);  // level 1 finds it clear
+      __syncthreads();
+      bins = BinsOf(lowest, highest);
+      for_each_tile([&](int tile, const uint32_t(&x)[2]) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) C::Store(&s.candidates[rank][at], block, item(key, i));
-    });
-    AddCounts(s, rank, num_above, num_equal);
-    C::Sync();
-    uint32_t before = 0;  // items chosen in front of this block's
-    bool complete = true;
-    for (int b = 0; b < kBlocks; ++b) {
-      complete &= s.num_candidates[b] <= kCandidates;
-      if (b < rank) before += s.num_above[b];
+        for (int n = 0; n < 2; ++n) {
+          if (x[n] >= lowest && x[n] <= highest && tile * kTile + 32 * n + lane < num_items)
+            atomicAdd(&counts.fine[bins(x[n])], 1u);
+        }
+      });
+      cut = Find(s, rank, cut.left, level % 2);
+      before += cut.before;
+      highest = min(highest, bins.Highest(cut.bin));
+      lowest = max(lowest, bins.Lowest(cut.bin));
     }
-    uint64_t cutoff;
-    if (left == num_in_bin) {  // all of the bin are taken
-      cutoff = static_cast<uint64_t>(bins.Lowest(bin)) << 32;
-      for (int b = 0; b < rank; ++b) before += s.num_candidates[b];
-    } else if (complete) {
-      Rank(s, rank, left);
-      cutoff = s.cutoff;
+    const bool ranked = cut.left < cut.num && cut.num <= kCandidates;
+
+    uint32_t num_above = 0, num_equal = 0;  // of this warp: items above the cutoff's bin, in it
+    for_each_tile([&](int tile, const uint32_t(&x)[2]) {
+      const int i = tile * kTile + lane;
+      uint32_t above[2], equal[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const bool is_equal = x[n] >= lowest && x[n] <= highest && i + 32 * n < num_items;
+        above[n] = __ballot_sync(0xffffffffu, x[n] > highest);
+        equal[n] = __ballot_sync(0xffffffffu, is_equal);
+        num_above += __popc(above[n]);
+        num_equal += __popc(equal[n]);
+        if (ranked && is_equal)  // in any order
+          s.candidates[cut.start + atomicAdd(&s.num_mine, 1u)] =
+              static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(i + 32 * n));
+      }
+      __syncwarp();  // the keys that may lie there have been read
+      if (lane == 0) *reinterpret_cast<uint4*>(masks(tile)) = uint4{above[0], above[1], equal[0], equal[1]};
+    });
+    if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
+    __syncthreads();
+    uint32_t quota = 0;  // of this warp's items in the cutoff's bin, the first ones
+    if (ranked) {
+      if constexpr (kBlocks > 1) {
+        for (int i = t; i < static_cast<int>(cut.mine) * kBlocks; i += kThreads) {
+          uint64_t* at = &s.candidates[cut.start + static_cast<uint32_t>(i / kBlocks)];
+          if (i % kBlocks != rank) C::Store(at, i % kBlocks, *at);
+        }
+      }
+      C::Sync();
+      Rank(s, cut, [&](uint32_t index) {
+        const auto i = static_cast<int>(index - first);
+        atomicAdd(&s.warp_taken[i / kTile / share], 1u);
+        atomicOr(masks(i / kTile) + i / 32 % 2, 1u << (i % 32));
+      });
       before += s.before;
     } else {
-      cutoff = FindCutoff(s, k, item, for_each);
-      num_above = 0;
-      for_each([&](uint32_t key, int i) { num_above += item(key, i) >= cutoff; });
-      if (t < kBlocks) s.num_above[t] = 0;
-      C::Sync();
-      AddCounts(s, rank, num_above, 0);
-      C::Sync();
-      before = 0;
-      for (int b = 0; b < rank; ++b) before += s.num_above[b];
+      C::Arrive();  // this block has read what it reads of the others
+      before += min(cut.start, cut.left);
+      // Of this block: what the blocks in front have left over, then what the warps in front have.
+      const uint32_t of_block = min(cut.left - min(cut.start, cut.left), cut.mine);
+      const uint32_t of_warps = __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_equal[lane] : 0);
+      quota = min(of_block - min(of_warps, of_block), num_equal);
+      before += min(of_warps, of_block);
     }
-    for (int begin = 0; begin < num_items; begin += 4 * kThreads) {
-      const int i = begin + 4 * t;
-      uint32_t taken = 0;  // bit n: item i + n
-      if (i < num_items) {
-        const uint4 x = keys(i);
-        taken = (item(x.x, i) >= cutoff ? 1u : 0) | (i + 1 < num_items && item(x.y, i + 1) >= cutoff ? 2u : 0) |
-                (i + 2 < num_items && item(x.z, i + 2) >= cutoff ? 4u : 0) |
-                (i + 3 < num_items && item(x.w, i + 3) >= cutoff ? 8u : 0);
+    before += __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_above[lane] + s.warp_taken[lane] : 0);
+#pragma unroll 1
+    for (int from = 2 * begin; from < 2 * end; from += 32) {  // a word a lane
+      const int word = from + lane;
+      uint32_t taken = 0, equal = 0;
+      if (word < 2 * end) {
+        taken = masks(word / 2)[word % 2];
+        if (quota > 0) equal = masks(word / 2)[2 + word % 2];
       }
-      uint32_t place = __popc(taken);
-      const uint32_t mine = place;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const uint32_t other = __shfl_up_sync(0xffffffffu, place, offset);
-        if (lane >= offset) place += other;
+      if (quota > 0) {
+        const auto num = static_cast<uint32_t>(__popc(equal));
+        const uint32_t through = InclusiveSum(num), rest = quota - min(through - num, quota);
+        while (static_cast<uint32_t>(__popc(equal)) > rest) equal ^= 0x80000000u >> __clz(static_cast<int>(equal));
+        taken |= equal;
+        quota -= min(__shfl_sync(0xffffffffu, through, 31), quota);
       }
-      if (begin > 0) __syncthreads();  // everybody is done with the sums of the step before
-      if (lane == 31) s.warp_sums[warp] = place;
-      __syncthreads();
-      const uint32_t of_warp = lane < kWarps ? s.warp_sums[lane] : 0;
-      place += before - mine + __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
-      before += __reduce_add_sync(0xffffffffu, of_warp);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        if (taken >> n & 1) emit(i + n, static_cast<int>(place++));
-      }
+      const auto num = static_cast<uint32_t>(__popc(taken));
+      const uint32_t through = InclusiveSum(num);
+      for (uint32_t place = before + through - num; taken != 0; taken &= taken - 1)
+        emit(word * 32 + __ffs(static_cast<int>(taken)) - 1, static_cast<int>(place++));
+      before += __shfl_sync(0xffffffffu, through, 31);
     }
+    if (!ranked) C::Wait();
   }
 
  private:
-  // The sum of every block's counts, once all threads have counted; empty bins are left out, two go at a time.
-  static __device__ __forceinline__ void AddUpBlocks(Smem& s) {
+  static __device__ __forceinline__ void ClearCounts(typename Smem::Counts& counts) {
+    for (int i = threadIdx.x; i < kChoiceBins / 4; i += kThreads) reinterpret_cast<uint4*>(counts.fine)[i] = uint4{};
+  }
+
+  // All threads, once they have counted. The first warp alone looks at the others' counts: it takes as long as if all
+  // did, and is less to carry.
+  static __device__ __forceinline__ Cutoff Find(Smem& s, int rank, uint32_t left, int which) {
+    const int t = threadIdx.x, lane = t % 32;
+    auto& counts = s.counts[which];
     __syncthreads();
-    if constexpr (kBlocks > 1) {
-#pragma unroll
-      for (int i = 0; i < kBins / 2; ++i) {
-        const int at = 2 * (i * kThreads + threadIdx.x);
-        const uint64_t counts = *reinterpret_cast<const uint64_t*>(&s.counts[at]);
-        if (counts == 0) continue;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) C::Add(reinterpret_cast<uint64_t*>(&s.all[at]), b, counts);
-      }
-      C::Sync();
-    }
-  }
-
-  // To every block's num_above[rank] and num_candidates[rank].
-  static __device__ __forceinline__ void AddCounts(Smem& s, int rank, uint32_t num_above, uint32_t num_equal) {
-    const int lane = threadIdx.x % 32;
-    num_above = __reduce_add_sync(0xffffffffu, num_above);
-    num_equal = __reduce_add_sync(0xffffffffu, num_equal);
-    if (lane >= kBlocks) return;
-    if (num_above != 0) C::Add(&s.num_above[rank], lane, num_above);
-    if (num_equal != 0) C::Add(&s.num_candidates[rank], lane, num_equal);
-  }
-
-  // The bin of the left-th largest of what was counted, how many of it are among them, how many are in it.
-  static __device__ __forceinline__ void FindBin(const uint32_t* counts, Smem& s, uint32_t left) {
-    const int high = kChoiceBins - 1 - kBins * static_cast<int>(threadIdx.x);  // this thread's largest bin
-    uint32_t mine[kBins], sum = 0;
+    uint32_t sum = 0;
 #pragma unroll
     for (int i = 0; i < kBins; i += 2) {
-      const uint64_t pair = *reinterpret_cast<const uint64_t*>(&counts[high - i - 1]);
-      mine[i] = static_cast<uint32_t>(pair >> 32);
-      mine[i + 1] = static_cast<uint32_t>(pair);
-      sum += mine[i] + mine[i + 1];
+      const uint2 two = *reinterpret_cast<const uint2*>(&counts.fine[t * kBins + i]);
+      sum += two.x + two.y;
     }
-    auto above =
-        static_cast<uint32_t>(ExclusiveSum<kThreads>(static_cast<int>(sum), reinterpret_cast<int*>(s.warp_sums)));
-    if (above < left && above + sum >= left) {  // one thread
+    constexpr int kLanes = kFineBins / kBins;  // of a coarse bin
 #pragma unroll
-      for (int i = 0; i < kBins; ++i) {
-        if (above < left && above + mine[i] >= left) {
-          s.bin = static_cast<uint32_t>(high - i);
-          s.left = left - above;
-          s.num_in_bin = mine[i];
-        }
-        above += mine[i];
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (lane % kLanes == 0) counts.coarse[t / kLanes] = sum;
+    C::Sync();
+    if (t < 32) {
+      // Two coarse bins a lane, two counts in a word: items of all blocks, of those in front of this one.
+      uint64_t pairs[kBlocks], all_pairs = 0, front_pairs = 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+        pairs[b] = C::Load(reinterpret_cast<const uint64_t*>(&counts.coarse[2 * lane]), b);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) all_pairs += pairs[b], front_pairs += b < rank ? pairs[b] : 0;
+      const auto low = static_cast<uint32_t>(all_pairs), high = static_cast<uint32_t>(all_pairs >> 32);
+      const uint32_t coarse_through = InclusiveSum(low + high);
+      const int owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, coarse_through >= left))) - 1;
+      const uint32_t in_front = __shfl_sync(0xffffffffu, coarse_through - low - high, owner);
+      const uint32_t in_first = __shfl_sync(0xffffffffu, low, owner);
+      const bool second = in_front + in_first < left;
+      const int coarse = 2 * owner + (second ? 1 : 0);
+      left -= in_front + (second ? in_first : 0);
+      // Then a fine bin a lane.
+      uint32_t x[kBlocks], all = 0, front = 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) x[b] = C::Load(&counts.fine[coarse * kFineBins + lane], b);
+      uint32_t before = (2 * lane < coarse ? static_cast<uint32_t>(front_pairs) : 0) +
+                        (2 * lane + 1 < coarse ? static_cast<uint32_t>(front_pairs >> 32) : 0);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) all += x[b], front += b < rank ? x[b] : 0;
+      const uint32_t through = InclusiveSum(all);
+      const int fine = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, through >= left))) - 1;
+      before = __reduce_add_sync(0xffffffffu, before + (lane < fine ? front : 0));
+      if (lane == fine) {
+        s.cut = Cutoff{static_cast<uint32_t>(coarse * kFineBins + fine),
+                       left - (through - all),
+                       all,
+                       before,
+                       front,
+                       counts.fine[coarse * kFineBins + fine]};
       }
     }
     __syncthreads();
+    return s.cut;
   }
 
-  // s.cutoff: the left-th largest candidate; s.before: those not below it of the blocks in front.
-  static __device__ __forceinline__ void Rank(Smem& s, int rank, uint32_t left) {
-    constexpr int kShare = kThreads / kBlocks;
-    const int block = threadIdx.x / kShare;
-    const auto num = static_cast<int>(s.num_candidates[block]);
-    for (int i = threadIdx.x % kShare; i < num; i += kShare) {
-      const uint64_t mine = s.candidates[block][i];
+  // Once all candidates are there. s.before: how many of the blocks in front are among the left largest; taken(index)
+  // for those of this block.
+  template <typename Taken>
+  static __device__ __forceinline__ void Rank(Smem& s, const Cutoff& cut, const Taken& taken) {
+    constexpr int kTogether = 8;  // lanes of a candidate
+    const auto num = static_cast<int>(cut.num);
+    const int part = threadIdx.x % kTogether;
+#pragma unroll 1
+    for (int from = 0; from < num; from += kThreads / kTogether) {
+      const int i = from + static_cast<int>(threadIdx.x) / kTogether;
+      const uint64_t mine = s.candidates[min(i, num - 1)];
       uint32_t larger = 0;
-      for (int b = 0; b < kBlocks; ++b) {
-        const auto n = static_cast<int>(s.num_candidates[b]);
 #pragma unroll 4
-        for (int j = 0; j < n; ++j) larger += s.candidates[b][j] > mine;
-      }
-      if (larger < left && block < rank) atomicAdd(&s.before, 1u);
-      if (larger + 1 == left) s.cutoff = mine;
+      for (int j = part; j < num; j += kTogether) larger += s.candidates[j] > mine;
+#pragma unroll
+      for (int offset = kTogether / 2; offset > 0; offset /= 2) larger += __shfl_xor_sync(0xffffffffu, larger, offset);
+      const bool chosen = i < num && part == 0 && larger < cut.left;
+      const bool front = chosen && static_cast<uint32_t>(i) < cut.start;
+      const uint32_t fronts = __ballot_sync(0xffffffffu, front);
+      if (threadIdx.x % 32 == 0 && fronts != 0) atomicAdd(&s.before, static_cast<uint32_t>(__popc(fronts)));
+      if (chosen && !front && static_cast<uint32_t>(i) < cut.start + cut.mine) taken(~static_cast<uint32_t>(mine));
     }
     __syncthreads();
-  }
-
-  // The k-th largest item, 11 bits at a time.
-  template <typename Item, typename ForEach>
-  static __device__ __noinline__ uint64_t FindCutoff(Smem& s, uint32_t left, const Item& item,
-                                                     const ForEach& for_each) {
-    uint64_t prefix = 0, known = 0;
-    for (int shift = 53; known != ~uint64_t{0}; shift = max(shift - 11, 0)) {
-      const uint64_t digits = (~uint64_t{0} << shift) & ~known;  // 11 bits, 9 at the end
-      __syncthreads();
-      for (int i = threadIdx.x; i < kChoiceBins; i += kThreads) s.counts[i] = s.all[i] = 0;
-      C::Sync();
-      for_each([&](uint32_t key, int i) {
-        const uint64_t x = item(key, i);
-        if ((x & known) == prefix) atomicAdd(&s.counts[(x & digits) >> shift], 1u);
-      });
-      AddUpBlocks(s);
-      FindBin(kBlocks == 1 ? s.counts : s.all, s, left);
-      prefix |= static_cast<uint64_t>(s.bin) << shift;
-      known |= digits;
-      left = s.left;
-    }
-    return prefix;
   }
 };
 

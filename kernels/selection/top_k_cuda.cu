@@ -150,12 +150,7 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   if constexpr (kSteps > 0) {
     uint32_t count = 0;  // as block_counts
     for_each([&](uint32_t bits) { count += (bits & known) > prefix ? 1u << 16 : (bits & known) == prefix ? 1u : 0; });
-    uint32_t sum = count;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += other;
-    }
+    const uint32_t sum = InclusiveSum(count);
     const uint32_t total = __shfl_sync(0xffffffffu, sum, 31);
     uint32_t base = 0;
     if (lane == 0) base = atomicAdd(&smem.num_mine, total);  // warps in any order: candidates are only counted
@@ -236,12 +231,7 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
     for (int i = 0; i < 4; ++i) {
       if (at + i < num_scores) count += is_above(value[i]) ? 1u : is_equal(value[i]) ? 1u << 16 : 0;
     }
-    uint32_t sum = count;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += other;
-    }
+    uint32_t sum = InclusiveSum(count);
     const uint32_t step_total = __shfl_sync(0xffffffffu, sum, 31);
     sum -= count;
     int above = static_cast<int>(before) + static_cast<int>(sum & 0xffff);

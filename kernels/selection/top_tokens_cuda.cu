@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   using Choice = TokenChoice<kBlocks, kThreads>;
   extern __shared__ __align__(16) char raw[];
   auto& s = *reinterpret_cast<typename Choice::Smem*>(raw);
+  auto* masks = reinterpret_cast<uint32_t(*)[4]>(raw + sizeof(s));  // [tiles of a block]
   LetNextStart();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads;
   const int rank = Cluster<kBlocks>::Rank();
@@ -45,7 +46,6 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
     return;
   }
   Choice::Clear(s);
-  Cluster<kBlocks>::Arrive();
   WaitForPrevious();
   const int32_t num = (kv_len + g - 1) / g, taken = budget / g, share = (num + kBlocks - 1) / kBlocks;
   const int32_t first_forced = max(max(kv_len - staged.recent, 0) / g, num - taken);
@@ -53,17 +53,13 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   const float* scores = p.scores + stream * p.scores_stride;
   // The last granule is always taken, and is the last of the list: all others are whole.
   if (rank == 0 && threadIdx.x == 0) p.counts[stream] = (taken - 1) * g + kv_len - (num - 1) * g;
-  const ChoiceBins bins{0, 21};
-  const auto key = [&](int i) {
-    return begin + i >= first_forced ? kForcedKey : begin + i < end ? OrderedKey(scores[begin + i]) : 0;
-  };
-  Cluster<kBlocks>::Wait();
+  const ChoiceBins bins = BinsOf(0, kForcedKey);
+  const auto key = [&](int i) { return begin + i >= first_forced ? kForcedKey : OrderedKey(scores[begin + i]); };
+  __syncthreads();
   for (int i = threadIdx.x; i < end - begin; i += kThreads) Choice::Count(s, bins, key(i));
   Choice::Choose(
-      s, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(taken), bins,
-      [&](int i) {
-        return uint4{key(i), key(i + 1), key(i + 2), key(i + 3)};
-      },
+      s, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(taken), bins, key,
+      [&](int tile) { return masks[tile]; },
       [&](int i, int place) {
         const int32_t first = (begin + i) * g, last = min(first + g, kv_len);
         for (int32_t j = first; j < last; ++j) tokens[place * g + (j - first)] = j;
@@ -71,13 +67,15 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
 }
 
 template <int kBlocks>
-cudaError_t Launch(const Params& p, int num_sequences, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(typename TokenChoice<kBlocks, kThreads>::Smem);
+cudaError_t Launch(const Params& p, int num_sequences, int32_t max_kv_len, cudaStream_t stream) {
+  using Choice = TokenChoice<kBlocks, kThreads>;
+  const int32_t granules = (max_kv_len + p.granularity - 1) / p.granularity, share = (granules + kBlocks - 1) / kBlocks;
+  const int bytes = static_cast<int>(sizeof(typename Choice::Smem)) + (share + Choice::kTile - 1) / Choice::kTile * 16;
   const auto kernel = TopTokensKernel<kBlocks>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(static_cast<unsigned>(kBlocks) * p.num_kv_heads * num_sequences);
-  return LaunchClustersEarly(kBlocks, kernel, grid, kThreads, kBytes, stream, p);
+  return LaunchClustersEarly(kBlocks, kernel, grid, kThreads, bytes, stream, p);
 }
 
 }  // namespace
@@ -93,8 +91,8 @@ cudaError_t TopTokens(const TopTokensArgs& a, const SelectionBatch& selection, c
                  a.lists.counts, a.lists.stride,  a.granularity, a.num_kv_heads};
   // Few scores are not worth a cluster's barriers.
   constexpr int32_t kOneBlock = 4096;
-  if (major < 9 || max_kv_len / a.granularity <= kOneBlock) return Launch<1>(p, num_sequences, stream);
-  return Launch<8>(p, num_sequences, stream);
+  if (major < 9 || max_kv_len / a.granularity <= kOneBlock) return Launch<1>(p, num_sequences, max_kv_len, stream);
+  return Launch<8>(p, num_sequences, max_kv_len, stream);
 }
 
 }  // namespace spl::kernels::cuda
