@@ -126,6 +126,15 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("rec_frac", &reuse.rec_frac);
   inner.Number("restore_share", &reuse.restore_share);
   inner.Number("restore_threshold", &reuse.restore_threshold);
+  inner.Bool("head_classes", &reuse.head_classes);
+  inner.Uint32("line_samples", &reuse.line_samples);
+  inner.Number("line_alpha", &reuse.line_alpha);
+  inner.Uint32("line_min_span", &reuse.line_min_span);
+  inner.Uint32("line_columns", &reuse.line_columns);
+  inner.Uint32("line_slashes", &reuse.line_slashes);
+  inner.Uint32("band_sinks", &reuse.band_sinks);
+  inner.Uint32("band_window", &reuse.band_window);
+  inner.Uint32("band_last_rows", &reuse.band_last_rows);
   inner.Uint32("decode_budget", &reuse.decode_budget);
   inner.Uint32("decode_dense_layers", &reuse.decode_dense_layers);
   inner.Uint32("decode_recent", &reuse.decode_recent);

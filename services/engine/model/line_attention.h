@@ -30,6 +30,10 @@ struct LineReport {
   double held_out_lowest = 1;
 
   void Add(const LineReport& other);
+  // 1 where nothing was chosen, or measured.
+  double covered_share() const { return sampled > 0 ? covered / sampled : 1; }
+  double cell_share() const { return causal_cells > 0 ? cells / causal_cells : 1; }
+  double held_out_share() const { return held_out_heads > 0 ? held_out_mass / static_cast<double>(held_out_heads) : 1; }
 };
 
 // Mass of the held-out rows on the lines, by KV head.
