@@ -73,7 +73,7 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status ChooseByQueryWindow(const KernelContext&, const QueryWindowArgs& a, const ScoreStream& score) {
+absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& score) {
   if (absl::Status s = ValidateQueryWindow(a); !s.ok()) return s;
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads, dim = a.shape.head_dim;
   std::vector<uint32_t> bits;
@@ -99,9 +99,7 @@ absl::Status ChooseByQueryWindow(const KernelContext&, const QueryWindowArgs& a,
       } else if (s.kv_len <= s.budget) {
         count = IdentityList(s.kv_len, tokens);
       } else {
-        QueryWindowStream x{.sequence = static_cast<int32_t>(i),
-                            .kv_head = h,
-                            .page_table = s.page_tables[static_cast<size_t>(h)],
+        QueryWindowStream x{.page_table = s.page_tables[static_cast<size_t>(h)],
                             .kv_len = s.kv_len,
                             .num_queries = std::min(s.step.compact_len + 1, a.window)};
         for (int32_t b = x.num_queries - 1; b >= 0; --b) {

@@ -12,7 +12,7 @@ namespace spl::kernels::cpu {
 absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) {
   std::vector<float> out, lse;
   std::vector<int32_t> positions, probes;
-  return kernels::ChooseByQueryWindow(ctx, a, [&](const QueryWindowStream& x) -> absl::Status {
+  return kernels::ChooseByQueryWindow(a, [&](const QueryWindowStream& x) -> absl::Status {
     const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
     const AttentionShape shape{group, 1, a.shape.head_dim, a.shape.sm_scale};
     const int64_t width = int64_t{group} * a.shape.head_dim;

@@ -11,8 +11,6 @@ namespace spl::kernels {
 
 // One stream that is to be scored.
 struct QueryWindowStream {
-  int32_t sequence = 0;
-  int32_t kv_head = 0;
   std::span<const int32_t> page_table;
   int32_t kv_len = 0;
   // The kept queries [num_queries, group, head_dim], that of position kv_len - 1 last, its neighbours in front of it.
@@ -24,6 +22,6 @@ struct QueryWindowStream {
 // Scores streams, all of one call behind one another.
 using ScoreStream = std::function<absl::Status(const QueryWindowStream&)>;
 
-absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args, const ScoreStream& score);
+absl::Status ChooseByQueryWindow(const QueryWindowArgs& args, const ScoreStream& score);
 
 }  // namespace spl::kernels

@@ -7,10 +7,10 @@
 
 namespace spl::kernels::ref {
 
-absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) {
+absl::Status ChooseByQueryWindow(const KernelContext&, const QueryWindowArgs& a) {
   const int32_t group = a.shape.num_kv_heads > 0 ? a.shape.num_qo_heads / a.shape.num_kv_heads : 0;
   const int32_t dim = a.shape.head_dim;
-  return kernels::ChooseByQueryWindow(ctx, a, [&](const QueryWindowStream& x) {
+  return kernels::ChooseByQueryWindow(a, [&](const QueryWindowStream& x) {
     std::vector<double> sums(x.scores.size()), row(x.scores.size());
     for (int32_t b = 0; b < x.num_queries; ++b) {
       const int32_t sees = x.kv_len - (x.num_queries - 1 - b);

@@ -20,6 +20,8 @@ int main(int argc, char** argv) {
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
+        options.engine.session_share = flags.session_share;
+        options.engine.session_lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
         options.transport = flags.transport;
         options.staging_bytes = flags.host_kv_bytes;
         options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;

@@ -44,6 +44,12 @@ prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
 // Shares near 1 are what a method promises, small ones what it saves.
 std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
 
+prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
+  return metrics.Counter("splice_prefill_sessions_dropped_total",
+                         "Conversations whose KV went: for want of pages, or because their lease was over.",
+                         {{"reason", reason}});
+}
+
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
   return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
                            {{"stage", stage}});
@@ -63,6 +69,7 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_exact(stats.exact);
   receipt.set_prompt_tokens(static_cast<uint32_t>(stats.prompt_tokens));
   receipt.set_cached_tokens(static_cast<uint32_t>(stats.cached_tokens));
+  receipt.set_session_tokens(static_cast<uint32_t>(stats.session_tokens));
   receipt.set_stored_tokens(static_cast<uint32_t>(stats.stored_tokens));
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
@@ -121,9 +128,15 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       canonical_dropped_(CanonicalCounter(metrics, "dropped")),
       canonical_tokens_(metrics.Counter("splice_prefill_canonical_tokens_total",
                                         "Tokens of segments that were computed by themselves in the background.")),
+      sessions_(metrics.Gauge("splice_prefill_sessions", "Conversations whose KV is kept for their next turn.")),
+      session_pages_(metrics.Gauge("splice_prefill_session_pages", "KV pages that they keep.")),
+      sessions_evicted_(SessionsCounter(metrics, "evicted")),
+      sessions_expired_(SessionsCounter(metrics, "expired")),
       prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
       reused_prefix_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
+      reused_session_(
+          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "session"}})),
       reused_segment_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "segment"}})),
       recomputed_(metrics.Counter("splice_recomputed_tokens_total",
@@ -169,6 +182,11 @@ void PrefillService::UpdateGauges() {
   RaiseTo(canonical_cancelled_, canonical.num_cancelled);
   RaiseTo(canonical_dropped_, canonical.num_dropped);
   RaiseTo(canonical_tokens_, canonical.num_tokens);
+  const engine::SessionTable::Stats sessions = engine_.session_stats();
+  sessions_.Set(static_cast<double>(sessions.num_sessions));
+  session_pages_.Set(static_cast<double>(sessions.num_pages));
+  RaiseTo(sessions_evicted_, sessions.num_evicted);
+  RaiseTo(sessions_expired_, sessions.num_expired);
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
@@ -278,6 +296,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
                                                                                engine_.model().config(), classes));
+  prefill.session = request.session();
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
@@ -311,7 +330,8 @@ absl::Status PrefillService::StartRun(RunCall& call) {
 
 void PrefillService::Count(const engine::PrefillStats& stats) {
   prompt_tokens_.Increment(static_cast<double>(stats.prompt_tokens));
-  reused_prefix_.Increment(static_cast<double>(stats.cached_tokens));
+  reused_prefix_.Increment(static_cast<double>(stats.cached_tokens - stats.session_tokens));
+  reused_session_.Increment(static_cast<double>(stats.session_tokens));
   reused_segment_.Increment(static_cast<double>(stats.aligned_tokens));
   recomputed_.Increment(static_cast<double>(stats.recomputed_tokens));
   reused_miss_.Increment(static_cast<double>(stats.computed_tokens));

@@ -63,8 +63,13 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& canonical_cancelled_;
   prometheus::Counter& canonical_dropped_;
   prometheus::Counter& canonical_tokens_;
+  prometheus::Gauge& sessions_;
+  prometheus::Gauge& session_pages_;
+  prometheus::Counter& sessions_evicted_;
+  prometheus::Counter& sessions_expired_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& reused_prefix_;
+  prometheus::Counter& reused_session_;
   prometheus::Counter& reused_segment_;
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;

@@ -20,6 +20,7 @@
 #include "services/router/request.h"
 #include "services/router/router_metrics.h"
 #include "services/router/served_model.h"
+#include "services/router/session_owners.h"
 
 namespace spl::router {
 
@@ -65,6 +66,7 @@ class Dispatcher {
   Fleet& fleet() { return *fleet_; }
   Admission& admission() { return admission_; }
   PrefixIndex& prefix_index() { return prefix_index_; }
+  SessionOwners& sessions() { return sessions_; }
   const Placement& placement() const { return placement_; }
   LoadTracker& loads() { return *loads_; }
   RouterMetrics& metrics() { return metrics_; }
@@ -93,6 +95,7 @@ class Dispatcher {
   const std::shared_ptr<LoadTracker> loads_ = std::make_shared<LoadTracker>();
   const Placement placement_;
   PrefixIndex prefix_index_;
+  SessionOwners sessions_;
   Admission admission_;
   mutable std::mutex mutex_;  // guards the two below
   std::condition_variable idle_;

@@ -14,7 +14,7 @@ namespace {
 // The request itself is at fault: another worker would say the same.
 bool IsRequestsFault(absl::StatusCode code) {
   return code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kUnimplemented ||
-         code == absl::StatusCode::kOutOfRange;
+         code == absl::StatusCode::kOutOfRange || code == absl::StatusCode::kPermissionDenied;
 }
 
 // The prefill worker answered this itself, so its writes have ended; other codes may come from a broken connection.
@@ -30,6 +30,7 @@ absl::Status ToClientStatus(const absl::Status& status, uint32_t attempts) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:
       return status;
@@ -84,6 +85,8 @@ void Generation::Start() {
 void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   if (done_) return;
   if (!tokens.ok()) return Fail(tokens.status());
+  if (const absl::Status owned = core_.sessions().Claim(request_.session, namespace_key_, Clock::now()); !owned.ok())
+    return Fail(owned);
   prompt_ = std::move(tokens->ids);
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
@@ -319,6 +322,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     const chunk::Digest key = core_.namespace_keys().Derive(request_.caller, name);
     out.set_namespace_key(key.data(), key.size());
   }
+  request.set_session(request_.session);
   *request.mutable_ticket() = attempt->ticket;
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;

@@ -102,6 +102,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.String("decode", &reuse.decode);
   inner.String("quality", &reuse.quality);
   inner.String("namespace", &request->namespace_name);
+  inner.String("session", &request->session);
   inner.Bool("reuse_auto", &reuse.auto_segments);
   inner.Bool("publish", &reuse.publish);
   inner.Bool("return_first_logits", &reuse.return_first_logits);

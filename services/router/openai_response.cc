@@ -42,6 +42,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   out["exact"] = r.exact;
   out["tokens"] = {{"prompt", r.prompt_tokens},   {"cached", r.cached_tokens},         {"stored", r.stored_tokens},
                    {"aligned", r.aligned_tokens}, {"recomputed", r.recomputed_tokens}, {"computed", r.computed_tokens}};
+  if (r.session_tokens > 0) out["tokens"]["session"] = r.session_tokens;
   // Of the methods with head classes.
   if (r.ffn_share < 1 || r.restored_heads > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};

@@ -146,6 +146,8 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.request_id.size() > kMaxNameBytes) {
     return ParamError("request_id", "may have {} bytes at most, got {}", kMaxNameBytes, request.request_id.size());
   }
+  if (request.session.size() > kMaxNameBytes)
+    return ParamError("session", "may have {} bytes at most, got {}", kMaxNameBytes, request.session.size());
   SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling));
   SPLICE_RETURN_IF_ERROR(ValidateStop(request.stop));
   if (request.echo && request.sampling.logprobs.has_value()) {

@@ -122,6 +122,7 @@ struct GenerationRequest {
   bool skip_special_tokens = true;
   ReuseRequest reuse;
   std::string namespace_name;
+  std::string session;                              // a conversation that this is a turn of; empty: none
   std::map<std::string, uint64_t> knowledge_bases;  // see RequestReceipt; set by KnowledgeBases::Resolve
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
@@ -159,6 +160,7 @@ struct RequestReceipt {
   bool exact = true;
   uint32_t prompt_tokens = 0;
   uint32_t cached_tokens = 0;
+  uint32_t session_tokens = 0;
   uint32_t stored_tokens = 0;
   uint32_t aligned_tokens = 0;
   uint32_t recomputed_tokens = 0;

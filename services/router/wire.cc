@@ -187,6 +187,7 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_exact(r.exact);
   out.set_prompt_tokens(r.prompt_tokens);
   out.set_cached_tokens(r.cached_tokens);
+  out.set_session_tokens(r.session_tokens);
   out.set_stored_tokens(r.stored_tokens);
   out.set_aligned_tokens(r.aligned_tokens);
   out.set_recomputed_tokens(r.recomputed_tokens);
@@ -226,6 +227,7 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.exact = r.exact();
   out.prompt_tokens = r.prompt_tokens();
   out.cached_tokens = r.cached_tokens();
+  out.session_tokens = r.session_tokens();
   out.stored_tokens = r.stored_tokens();
   out.aligned_tokens = r.aligned_tokens();
   out.recomputed_tokens = r.recomputed_tokens();

@@ -4,18 +4,11 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <span>
 
 #include "absl/status/statusor.h"
 #include "services/transport/kv_transport.h"
 
 namespace spl::transport {
-
-// Writes `scratch` to the start of the channel's remote memory `repeats` times, each followed by a flush, and returns
-// the best rate in bytes per second. Overwrites that memory: use it before pages are handed out. Blocks; errors are
-// those of Put and Flush, DeadlineExceeded after `timeout` in all.
-absl::StatusOr<double> MeasureBandwidth(KvChannel& channel, std::span<const std::byte> scratch, int repeats,
-                                        std::chrono::nanoseconds timeout);
 
 // What a way costs: the rate of large writes, and what each write adds to that.
 struct WriteCost {

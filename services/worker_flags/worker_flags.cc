@@ -80,6 +80,13 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                    "refuse decode workers that KV reaches more slowly than this; 0: any")
         ->check(CLI::NonNegativeNumber);
+    app.add_option("--session-share", flags.session_share,
+                   "of the KV pool: what conversations may keep between their turns")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    app.add_option("--session-lease", flags.session_lease_s, "seconds that they keep it after a turn")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     app.add_option("--store", flags.store,
                    "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   }

@@ -39,6 +39,8 @@ struct WorkerFlags {
   uint64_t kv_bytes = 1ull << 30;  // of all ranks together
   int32_t num_threads = 0;
   int32_t max_sequences = 64;             // decode only
+  double session_share = 0.5;             // prefill only
+  double session_lease_s = 600;           // prefill only
   int32_t slice_tokens = 512;             // prefill only
   std::string kv_transport = "auto";      // auto, device, shm, tcp
   double kv_min_gb_per_s = 0;             // prefill only

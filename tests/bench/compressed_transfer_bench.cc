@@ -14,6 +14,7 @@
 #include "services/engine/model/random_weights.h"
 #include "services/transport/bandwidth.h"
 #include "services/transport/kv_transport.h"
+#include "tests/bench/median.h"
 #include "tests/bench/page_push.h"
 #include "tests/support/shaped_channel.h"
 
@@ -33,11 +34,6 @@ struct Flags {
   int32_t repeats = 5;
   bool always = false;
 };
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 // A pool in `memory`, with one sequence.
 struct Side {

@@ -14,6 +14,7 @@
 #include "services/engine/recovery/exact.h"
 #include "services/engine/selection/dense.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tests/bench/median.h"
 
 namespace spl {
 namespace {
@@ -59,11 +60,6 @@ int64_t LinearWeights(const engine::ModelConfig& c) {
   const int64_t ffn = c.moe.num_experts > 0 ? int64_t{c.moe.num_experts_per_token} * c.moe.intermediate_size
                                             : int64_t{c.intermediate_size};
   return c.num_layers * (int64_t{c.hidden_size} * (2 * c.q_size() + 2 * c.kv_size()) + 3 * ffn * c.hidden_size);
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 absl::Status RunBench(const Flags& flags) {

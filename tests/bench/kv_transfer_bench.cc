@@ -23,6 +23,7 @@
 #include "services/transport/kv_transport.h"
 #include "services/wire/convert.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tests/bench/median.h"
 #include "tests/bench/page_push.h"
 
 namespace spl {
@@ -46,11 +47,6 @@ struct Flags {
 };
 
 double Seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 // Bytes a second of the median of some runs; the first one warms up.
 absl::StatusOr<double> Rate(int repeats, uint64_t bytes, const std::function<absl::Status()>& run) {
   std::vector<double> times;

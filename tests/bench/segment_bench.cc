@@ -18,6 +18,7 @@
 #include "services/engine/model/random_weights.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tests/bench/median.h"
 
 namespace spl {
 namespace {
@@ -43,11 +44,6 @@ struct Flags {
 };
 
 double Seconds(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 // Median seconds of `work` on the session's queue, repeated so that starting it costs nothing beside it.
 template <typename Work>

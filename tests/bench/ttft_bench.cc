@@ -11,16 +11,12 @@
 
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "tests/bench/median.h"
 #include "tools/cli/local_cluster.h"
 #include "tools/cli/text_generator.h"
 
 namespace spl {
 namespace {
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 absl::Status Run(int prompt_tokens, int rounds) {
   SPLICE_ASSIGN_OR_RETURN(auto cluster, cli::LocalCluster::Start({.model = {.dir = "models/splice-tiny"},

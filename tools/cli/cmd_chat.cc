@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 
+#include "services/base/ids.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
 #include "tools/cli/source_flags.h"
@@ -42,6 +43,8 @@ absl::Status RunChat(const Flags& flags) {
   const json first =
       flags.system.empty() ? json::array() : json::array({{{"role", "system"}, {"content", flags.system}}});
   json messages = first;
+  // The server keeps the conversation's KV from turn to turn.
+  std::string session = RandomId::Make().ToHex();
   std::string line;
   while (true) {
     if (terminal) fmt::print("\n> ");
@@ -50,10 +53,12 @@ absl::Status RunChat(const Flags& flags) {
     if (!std::getline(std::cin, line) || line.empty() || interrupted) break;
     if (line == "/new") {
       messages = first;
+      session = RandomId::Make().ToHex();
       continue;
     }
     messages.push_back({{"role", "user"}, {"content", line}});
     TextRequest request{.messages = messages, .max_tokens = flags.max_tokens, .temperature = flags.temperature};
+    request.reuse_options = {{"session", session}};
     const auto result = generator->Generate(request, [](const std::string& piece) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);

@@ -38,6 +38,7 @@ json ToJson(const v1::Receipt& r) {
                 {"ttft", r.ttft_seconds()}}},
               {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
               {"transport", r.transport()}};
+  if (r.session_tokens() > 0) out["tokens"]["session"] = r.session_tokens();
   if (r.ffn_share() < 1 || r.restored_heads() > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
   if (r.has_lines())
@@ -48,11 +49,15 @@ json ToJson(const v1::Receipt& r) {
   return out;
 }
 
-// The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for three names.
+// The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for four names.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
   json options = request.reuse_options.is_object() ? request.reuse_options : json::object();
   if (const auto it = options.find("namespace"); it != options.end()) {
     proto.set_namespace_name(it->get<std::string>());
+    options.erase(it);
+  }
+  if (const auto it = options.find("session"); it != options.end()) {
+    proto.set_session(it->get<std::string>());
     options.erase(it);
   }
   if (const auto it = options.find("reuse_auto"); it != options.end()) {

@@ -136,10 +136,17 @@ void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   if (classes_ == nullptr) settled_until_ = capacity();  // else the next Reserve looks at the holes
 }
 
+void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
+  SPLICE_CHECK(num_tokens_ == 0 && int64_t{num_pages} * kernels::kPageTokens <= from.num_tokens_,
+               "leading pages that are written, into an empty sequence");
+  for (int32_t page = 0; page < num_pages; ++page) AppendShared(from.PagesOfChunk(page));
+  if (from.exact_end_ < num_tokens_) LowerProvenance(from.provenance_, from.exact_end_);
+}
+
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
   const int32_t full_pages = static_cast<int32_t>(num_tokens_ / kernels::kPageTokens);
-  for (int32_t page = 0; page < full_pages; ++page) fork->AppendShared(PagesOfChunk(page));
+  fork->AppendLeading(*this, full_pages);
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
   if (num_tokens_ % kernels::kPageTokens != 0) {
     SPLICE_RETURN_IF_ERROR(pool_.CopyPages(fork->PagesOfChunk(full_pages), PagesOfChunk(full_pages)));

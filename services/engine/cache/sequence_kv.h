@@ -56,6 +56,9 @@ class SequenceKv {
   // Appends shared full pages, one per stream in order [layer][kv_head] (kNoPage where nothing is kept), as the next 64
   // positions. Only while every page held so far is shared the same way (a prefix).
   void AppendShared(std::span<const int32_t> pages);
+  // Shares the first `num_pages` places of another whole sequence of the same pool, and takes over what they are worth.
+  // REQUIRES: an empty sequence; num_pages full pages of `from` are written.
+  void AppendLeading(const SequenceKv& from, int32_t num_pages);
   // A continuation that shares every full page and owns a copy of the rest; room for num_tokens() positions.
   absl::StatusOr<std::unique_ptr<SequenceKv>> Fork() const;
 

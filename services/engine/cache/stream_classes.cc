@@ -49,6 +49,17 @@ std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map) {
   return std::make_shared<const StreamClasses>(std::move(heads));
 }
 
+kernels::HeadVisibility VisibilityOf(const StreamClasses* classes, const ModelConfig& config, int32_t layer,
+                                     int32_t kv_head) {
+  const kernels::HeadVisibility own = config.visibility(layer);
+  if (classes == nullptr) return own;
+  return ClassVisibility((*classes)[static_cast<size_t>(layer * config.num_kv_heads + kv_head)], own);
+}
+
+bool OfModel(const StreamClasses& classes, const ModelConfig& config) {
+  return static_cast<int64_t>(classes.size()) == int64_t{config.num_layers} * config.num_kv_heads;
+}
+
 PageHole HoleOf(const HeadClass& head, int64_t num_tokens) {
   if (head.is_global) return {};
   const int64_t begin = (head.sinks + kPage - 1) / kPage, end = FirstOfWindow(head, num_tokens) / kPage;

@@ -39,6 +39,13 @@ std::shared_ptr<const StreamClasses> ServedClasses(const HeadClassMap& map);
 std::shared_ptr<const StreamClasses> WithRestored(std::shared_ptr<const StreamClasses> classes,
                                                   std::span<const int32_t> streams);
 
+// What a query of this head sees, of what its layer lets it see; everything of that without classes (null).
+// REQUIRES: classes of this model (OfModel).
+kernels::HeadVisibility VisibilityOf(const StreamClasses* classes, const ModelConfig& config, int32_t layer,
+                                     int32_t kv_head);
+// A class for each head stream of the model?
+bool OfModel(const StreamClasses& classes, const ModelConfig& config);
+
 // Pages [begin, end) of a stream that are not kept.
 struct PageHole {
   int32_t begin = 0;

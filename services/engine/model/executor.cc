@@ -1,7 +1,6 @@
 #include "services/engine/model/executor.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -64,6 +63,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const
            .first_kv_head = shard.first_kv_head(),
            .table_kv_heads = table_kv_heads,
            .first_page = pool.first_page}));
+  executor->choices_ = std::make_unique<TokenChoices>(
+      *executor->whole_, rank, pool, std::min(options.max_sequences, options.max_rows), *executor->session_);
   SPLICE_RETURN_IF_ERROR(executor->AllocateWorkspace());
   return executor;
 }
@@ -131,13 +132,12 @@ absl::Status Executor::StageBatch(bool staged_plans) {
   batch_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
     const RowSpan& rows = spans_[s];
-    const bool chooses = rows.selector != nullptr && !rows.selector->layers().empty();
     batch_sequences_.push_back({.row_begin = rows.begin,
                                 .row_end = rows.end,
                                 .kv_len = static_cast<int32_t>(rows.kv_len),
                                 .page_tables = rows.kv->streams(),
                                 .kv_id = rows.kv->id(),
-                                .selection = chooses ? &choices_.sequences[s] : nullptr});
+                                .selection = rows.selector != nullptr ? choices_->selection(s) : nullptr});
   }
   if (staged_plans) AddPlans();
   return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
@@ -495,10 +495,10 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.push_back(row.token);
     positions_.push_back(static_cast<int32_t>(row.kv->num_tokens()));
-    spans_.push_back({begin, begin + 1, row.kv->num_tokens() + 1, row.kv, row.selector});
+    spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
     any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }
-  SPLICE_RETURN_IF_ERROR(PrepareChoices(rows));
+  SPLICE_RETURN_IF_ERROR(choices_->Prepare(rows));
   SPLICE_RETURN_IF_ERROR(Stage(any_plans));
   SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
   uint64_t key = kDecodeStep;
@@ -506,13 +506,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   mix(any_plans ? kAnyPlans : rows[0].selector->plan_key());
   // The addresses in the step that ever change: a recording holds them.
   mix(reinterpret_cast<uint64_t>(ws_.logits->data()));
-  if (choices_.plan.scoring != TokenScoring::kNone) {
-    mix(static_cast<uint64_t>(choices_.plan.scoring) << 32 |
-        static_cast<uint64_t>(choices_.plan.num_dims + choices_.plan.window));
-    mix(static_cast<uint64_t>(choices_.plan.first_layer) << 32 | static_cast<uint64_t>(choices_.stride));
-    mix(reinterpret_cast<uint64_t>(choices_.lists.tokens));
-    mix(ws_.token_scores == nullptr ? 0 : reinterpret_cast<uint64_t>(ws_.token_scores->data()));
-  }
+  mix(choices_->key());
   const auto step = [&]() -> absl::Status {
     SPLICE_RETURN_IF_ERROR(Embed());
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
@@ -524,113 +518,11 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   return absl::OkStatus();
 }
 
-absl::Status Executor::PrepareChoices(std::span<const DecodeRow> rows) {
-  const ModelConfig& c = model_->config();
-  choices_.plan = {};
-  choices_.sequences.clear();
-  int64_t longest_list = 0, longest = 0;
-  for (size_t s = 0; s < rows.size(); ++s) {
-    const ScoringPlan plan = rows[s].selector->scoring();
-    const auto layers = rows[s].selector->layers();
-    choices_.sequences.emplace_back();
-    if (layers.empty()) continue;
-    if (choices_.plan.scoring == TokenScoring::kNone) choices_.plan = plan;
-    SPLICE_CHECK(plan.SharesStep(choices_.plan) && rows[s].compact != nullptr, "one way of choosing in a step");
-    choices_.sequences.back() = {.compact_tables = rows[s].compact->tables(),
-                                 .layers = layers,
-                                 .budget = plan.budget,
-                                 .recent = plan.recent,
-                                 .dims = rows[s].compact->dims(rank_)};
-    longest_list = std::max(longest_list, plan.list_tokens());
-    longest = std::max(longest, spans_[s].kv_len);
-  }
-  if (choices_.plan.scoring == TokenScoring::kNone) return absl::OkStatus();
-  // Powers of two: a recording serves many budgets and lengths.
-  const auto streams =
-      static_cast<size_t>(std::min(options_.max_sequences, options_.max_rows)) * static_cast<size_t>(c.num_kv_heads);
-  choices_.stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest_list)));
-  const size_t counts_at = sizeof(int32_t) * streams * static_cast<size_t>(choices_.stride);
-  SPLICE_RETURN_IF_ERROR(Grow(ws_.lists, counts_at + sizeof(int32_t) * streams));
-  choices_.lists = {Int32(ws_.lists), Int32(ws_.lists) + counts_at / sizeof(int32_t), choices_.stride};
-  if (choices_.plan.scoring != TokenScoring::kCompactKeys) {
-    choices_.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest)));
-    if (choices_.plan.scoring == TokenScoring::kPageBounds)
-      choices_.scores_stride = std::max<int64_t>(choices_.scores_stride / kernels::kBoundTokens, 1);
-    SPLICE_RETURN_IF_ERROR(
-        Grow(ws_.token_scores, sizeof(float) * streams * static_cast<size_t>(choices_.scores_stride)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Executor::ChooseTokens(std::span<const DecodeRow> rows, int32_t layer) {
-  const ModelConfig& c = model_->config();
-  const int32_t first = model_->first_kv_head();
-  const auto heads = static_cast<size_t>(c.num_kv_heads);
-  choices_.pages.resize(rows.size() * heads);
-  choices_.compact.resize(rows.size() * heads);
-  choices_.of_layer.clear();
-  for (size_t s = 0; s < rows.size(); ++s) {
-    const kernels::SequenceSelection& selection = choices_.sequences[s];
-    kernels::SelectingSequence& sequence = choices_.of_layer.emplace_back();
-    sequence.kv_len = static_cast<int32_t>(spans_[s].kv_len);
-    if (selection.layers.empty()) continue;
-    for (size_t h = 0; h < heads; ++h) {
-      const auto head = first + static_cast<int32_t>(h);
-      choices_.pages[s * heads + h] = rows[s].kv->stream(layer, head);
-      choices_.compact[s * heads + h] =
-          selection.compact_tables[static_cast<size_t>(layer * whole_->config().num_kv_heads + head)];
-    }
-    sequence.page_tables = std::span(choices_.pages).subspan(s * heads, heads);
-    sequence.compact_tables = std::span(choices_.compact).subspan(s * heads, heads);
-    sequence.step = selection.layers[static_cast<size_t>(layer)];
-    sequence.budget = selection.budget;
-    sequence.recent = selection.recent;
-    if (selection.dims != nullptr)
-      sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * choices_.plan.num_dims;
-  }
-  const kernels::Backend& backend = model_->backend();
-  if (choices_.plan.scoring == TokenScoring::kCompactKeys)
-    return backend.SelectTokens(context(), {.shape = attention_shape(),
-                                            .pool = pool_,
-                                            .num_dims = choices_.plan.num_dims,
-                                            .q = query(),
-                                            .q_row_stride = query_stride(),
-                                            .sequences = choices_.of_layer,
-                                            .lists = choices_.lists,
-                                            .layer = layer});
-  if (choices_.plan.scoring == TokenScoring::kQueryWindow)
-    return backend.ChooseByQueryWindow(context(), {.shape = attention_shape(),
-                                                   .pool = pool_,
-                                                   .window = choices_.plan.window,
-                                                   .q = query(),
-                                                   .q_row_stride = query_stride(),
-                                                   .sequences = choices_.of_layer,
-                                                   .scores = F32(ws_.token_scores),
-                                                   .scores_stride = choices_.scores_stride,
-                                                   .lists = choices_.lists,
-                                                   .layer = layer});
-  SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context(), {.shape = attention_shape(),
-                                                             .pool = pool_,
-                                                             .q = query(),
-                                                             .q_row_stride = query_stride(),
-                                                             .sequences = choices_.of_layer,
-                                                             .scores = F32(ws_.token_scores),
-                                                             .scores_stride = choices_.scores_stride,
-                                                             .layer = layer}));
-  return backend.TopTokens(context(), {.scores = F32(ws_.token_scores),
-                                       .scores_stride = choices_.scores_stride,
-                                       .granularity = kernels::kBoundTokens,
-                                       .num_kv_heads = c.num_kv_heads,
-                                       .sequences = choices_.of_layer,
-                                       .lists = choices_.lists,
-                                       .layer = layer});
-}
-
 absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
   const ModelConfig& c = model_->config();
   const int32_t first = model_->first_kv_head();
-  const bool chooses = choices_.plan.scoring != TokenScoring::kNone && layer >= choices_.plan.first_layer;
-  if (chooses) SPLICE_RETURN_IF_ERROR(ChooseTokens(rows, layer));
+  const bool chooses = choices_->any(layer);
+  if (chooses) SPLICE_RETURN_IF_ERROR(choices_->Choose(context(), attention_shape(), query(), query_stride(), layer));
   stream_views_.clear();
   for (size_t s = 0; s < rows.size(); ++s) {
     for (int32_t h = first; h < first + c.num_kv_heads; ++h)
@@ -645,7 +537,7 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
                                                        .streams = stream_views_,
                                                        .layer = layer,
                                                        .staged_plans = staged_plans,
-                                                       .lists = chooses ? choices_.lists : kernels::TokenLists{}});
+                                                       .lists = chooses ? choices_->lists() : kernels::TokenLists{}});
 }
 
 absl::Status Executor::Embed() {
@@ -895,13 +787,6 @@ absl::StatusOr<HiddenStates> Executor::AllocateHidden(PositionRange positions) c
 
 absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::AllocateScores(int64_t count) const {
   return model_->backend().Allocate(sizeof(float) * static_cast<size_t>(std::max<int64_t>(count, 1)));
-}
-
-absl::Status Executor::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
-  if (buffer != nullptr && buffer->size() >= bytes) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(session_->Synchronize());  // the old one may be in use
-  SPLICE_ASSIGN_OR_RETURN(buffer, model_->backend().Allocate(bytes));
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores,

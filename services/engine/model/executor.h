@@ -12,8 +12,11 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/align_plan.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/model/decode_row.h"
+#include "services/engine/model/grow_buffer.h"
 #include "services/engine/model/line_attention.h"
 #include "services/engine/model/model.h"
+#include "services/engine/model/token_choices.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/selection/token_selector.h"
 
@@ -77,14 +80,6 @@ struct PrefillSlice {
 };
 
 // One token of one running sequence, at position kv->num_tokens(), whose page is reserved.
-struct DecodeRow {
-  int32_t token = 0;
-  const SequenceKv* kv = nullptr;
-  TokenSelector* selector = nullptr;
-  // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
-  const CompactPages* compact = nullptr;
-};
-
 // Which part of the model a pass runs.
 struct PassLayers {
   LayerRange layers;
@@ -215,7 +210,9 @@ class Executor {
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
   absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
-  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+    return GrowBuffer(model_->backend(), *session_, buffer, bytes);
+  }
   absl::Status RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen);
   absl::Status OpenLastRows(const kernels::PrefillAttentionArgs& seen);
   absl::StatusOr<std::vector<float>> ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes);
@@ -223,9 +220,6 @@ class Executor {
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
   void AddPlans();
-  // Before a step is staged: what its sequences choose with, and where the lists go.
-  absl::Status PrepareChoices(std::span<const DecodeRow> rows);
-  absl::Status ChooseTokens(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
@@ -262,16 +256,6 @@ class Executor {
     TokenSelector* selector = nullptr;  // of a decode step
   };
 
-  // Of a decode step in which some sequence chooses tokens.
-  struct Choices {
-    ScoringPlan plan;  // what they share; kNone: nobody chooses
-    int64_t stride = 0, scores_stride = 0;
-    std::vector<kernels::SequenceSelection> sequences;     // [rows]
-    std::vector<kernels::SelectingSequence> of_layer;      // [rows]
-    std::vector<std::span<const int32_t>> pages, compact;  // [rows, num_kv_heads], of the layer
-    kernels::TokenLists lists;
-  };
-
   const std::shared_ptr<const Model> whole_;
   const ModelShard* const model_;  // of this rank
   const int rank_;
@@ -303,7 +287,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> out, lse;  // of the other attention
   };
   std::unique_ptr<Observer> observer_;  // during PrefillObserved
-  Choices choices_;
+  std::unique_ptr<TokenChoices> choices_;
   std::vector<float> host_logits_;        // of a device whose memory the host cannot change
   std::unique_ptr<LineAttention> lines_;  // once a span chose lines
 
@@ -329,8 +313,6 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]; of chosen rows what feed-forward makes
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
-    std::unique_ptr<kernels::Buffer> lists;           // int32 [max_sequences Hk, stride] and [max_sequences Hk]
-    std::unique_ptr<kernels::Buffer> token_scores;    // f32 [max_sequences Hk, scores_stride]
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
     // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
     // everything of qkv; what attention makes of them; f32 [rows, Hq].

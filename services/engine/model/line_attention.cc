@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "services/base/status.h"
+#include "services/engine/model/grow_buffer.h"
 
 namespace spl::engine {
 
@@ -26,7 +27,7 @@ absl::StatusOr<std::span<const int32_t>> LineAttention::Select(const Call& call)
     if (own >= 0 && own < call.shape.num_kv_heads) heads_.push_back(own);
   }
   if (heads_.empty()) return std::span<const int32_t>();
-  kernels::LineOptions options = call.task->options;
+  const kernels::LineOptions& options = call.task->options;
   const kernels::LineSizes sizes{.shape = call.shape,
                                  .page_dtype = call.pool.dtype,
                                  .num_samples = static_cast<int32_t>(call.task->samples.size()),
@@ -34,12 +35,7 @@ absl::StatusOr<std::span<const int32_t>> LineAttention::Select(const Call& call)
                                  .num_rows = call.rows.row_end - call.rows.row_begin,
                                  .max_columns = options.max_columns,
                                  .max_offsets = options.max_offsets};
-  const size_t bytes = kernels::LinePlanBytes(sizes);
-  if (memory_ == nullptr || memory_->size() < bytes) {
-    SPLICE_RETURN_IF_ERROR(session_.Synchronize());  // the old one may be in use
-    memory_.reset();
-    SPLICE_ASSIGN_OR_RETURN(memory_, backend_.Allocate(bytes));
-  }
+  SPLICE_RETURN_IF_ERROR(GrowBuffer(backend_, session_, memory_, kernels::LinePlanBytes(sizes)));
   plan_ = kernels::PlaceLinePlan(memory_->data(), sizes);
   SPLICE_RETURN_IF_ERROR(backend_.SelectLines(session_.context(), {.shape = call.shape,
                                                                    .pool = call.pool,

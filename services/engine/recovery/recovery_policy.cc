@@ -4,6 +4,7 @@
 
 #include "kernels/selection/pool_scores.h"
 #include "kernels/selection/top_k.h"
+#include "services/base/check_range.h"
 #include "services/base/status.h"
 #include "services/engine/recovery/band.h"
 #include "services/engine/recovery/cacheblend.h"
@@ -50,42 +51,34 @@ bool RunsWholeSpans(const ReuseOptions& options) {
 }
 
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
-  const auto integer = [](const char* field, int64_t value, int64_t low, int64_t high) -> absl::Status {
-    if (value >= low && value <= high) return absl::OkStatus();
-    return InvalidArgument("{} is {}, it must be {} to {}", field, value, low, high);
-  };
-  const auto share = [](const char* field, double value) -> absl::Status {
-    if (value >= 0 && value <= 1) return absl::OkStatus();
-    return InvalidArgument("{} is {}, it must be 0 to 1", field, value);
-  };
-  SPLICE_RETURN_IF_ERROR(integer("dense_layers", o.dense_layers, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(share("recompute_share", o.recompute_share));
-  SPLICE_RETURN_IF_ERROR(integer("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
-  SPLICE_RETURN_IF_ERROR(integer("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
-  SPLICE_RETURN_IF_ERROR(integer("overflow_tokens", o.overflow_tokens, 0, 4096));
-  SPLICE_RETURN_IF_ERROR(integer("score_pool", o.score_pool, 0, kernels::kPoolRadiusMax));
-  SPLICE_RETURN_IF_ERROR(integer("tail_tokens", o.tail_tokens, 1, 4096));
-  SPLICE_RETURN_IF_ERROR(integer("link_tokens", o.link_tokens, -1, 4096));
-  SPLICE_RETURN_IF_ERROR(share("max_recompute_fraction", o.max_recompute_fraction));
-  SPLICE_RETURN_IF_ERROR(share("blend_share", o.blend_share));
-  if (o.ffn_mass != -1) SPLICE_RETURN_IF_ERROR(share("ffn_mass", o.ffn_mass));
-  if (o.ffn_deep_mass != -1) SPLICE_RETURN_IF_ERROR(share("ffn_deep_mass", o.ffn_deep_mass));
-  SPLICE_RETURN_IF_ERROR(integer("ffn_dense_layers", o.ffn_dense_layers, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(integer("ffn_deep_layer", o.ffn_deep_layer, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(integer("ffn_recent", o.ffn_recent, -1, 1 << 20));
-  if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(share("rec_frac", o.rec_frac));
-  SPLICE_RETURN_IF_ERROR(share("restore_share", o.restore_share));
-  if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(share("restore_threshold", o.restore_threshold));
-  SPLICE_RETURN_IF_ERROR(integer("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
+  SPLICE_RETURN_IF_ERROR(CheckRange("dense_layers", o.dense_layers, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckShare("recompute_share", o.recompute_share));
+  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(CheckRange("overflow_tokens", o.overflow_tokens, 0, 4096));
+  SPLICE_RETURN_IF_ERROR(CheckRange("score_pool", o.score_pool, 0, kernels::kPoolRadiusMax));
+  SPLICE_RETURN_IF_ERROR(CheckRange("tail_tokens", o.tail_tokens, 1, 4096));
+  SPLICE_RETURN_IF_ERROR(CheckRange("link_tokens", o.link_tokens, -1, 4096));
+  SPLICE_RETURN_IF_ERROR(CheckShare("max_recompute_fraction", o.max_recompute_fraction));
+  SPLICE_RETURN_IF_ERROR(CheckShare("blend_share", o.blend_share));
+  if (o.ffn_mass != -1) SPLICE_RETURN_IF_ERROR(CheckShare("ffn_mass", o.ffn_mass));
+  if (o.ffn_deep_mass != -1) SPLICE_RETURN_IF_ERROR(CheckShare("ffn_deep_mass", o.ffn_deep_mass));
+  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_dense_layers", o.ffn_dense_layers, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_deep_layer", o.ffn_deep_layer, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_recent", o.ffn_recent, -1, 1 << 20));
+  if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(CheckShare("rec_frac", o.rec_frac));
+  SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
+  if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
   if (!(o.line_alpha > 0 && o.line_alpha <= 1))
     return InvalidArgument("line_alpha is {}, it must be above 0 and at most 1", o.line_alpha);
-  SPLICE_RETURN_IF_ERROR(integer("line_min_span", o.line_min_span, 1, INT32_MAX));
-  SPLICE_RETURN_IF_ERROR(integer("line_columns", o.line_columns, 1, kernels::kMaxLines));
-  SPLICE_RETURN_IF_ERROR(integer("line_slashes", o.line_slashes, 1, kernels::kMaxLines));
-  SPLICE_RETURN_IF_ERROR(integer("band_sinks", o.band_sinks, 0, 1 << 20));
-  SPLICE_RETURN_IF_ERROR(integer("band_window", o.band_window, 1, 1 << 30));
-  SPLICE_RETURN_IF_ERROR(integer("band_last_rows", o.band_last_rows, 1, 1 << 20));
-  return integer("epic_tokens", o.epic_tokens, 0, 4096);
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_min_span", o.line_min_span, 1, INT32_MAX));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_columns", o.line_columns, 1, kernels::kMaxLines));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_slashes", o.line_slashes, 1, kernels::kMaxLines));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_sinks", o.band_sinks, 0, 1 << 20));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_window", o.band_window, 1, 1 << 30));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_last_rows", o.band_last_rows, 1, 1 << 20));
+  return CheckRange("epic_tokens", o.epic_tokens, 0, 4096);
 }
 
 std::vector<std::string> RecoveryPolicyNames() {

@@ -89,6 +89,8 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       pool_(pool, model_->backends()),
       index_(pool_),
       segments_(model_->fingerprint()),
+      sessions_(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
+                options.session_lease),
       options_(options),
       cost_(model_->config()),
       canonical_queue_(options.max_canonical_queued),
@@ -179,6 +181,8 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
   const int64_t length = static_cast<int64_t>(request.tokens.size());
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
+  if (!request.session.empty())
+    SPLICE_RETURN_IF_ERROR(sessions_.Check(request.session, request.namespace_key, Clock::now()));
   if (request.reuse.policy.empty() || request.reuse.policy == "auto")
     request.reuse.policy =
         request.segments.empty() && !request.reuse_auto ? "exact" : DefaultReusePolicy(model_->head_classes().get());
@@ -284,6 +288,7 @@ void PrefillEngine::RunLoop() {
     }
     CollectInbox();
     DropDead();
+    sessions_.Expire(Clock::now());
     if (!waiting_.empty() || !running_.empty() || num_fetching_ > 0) CancelCanonical();
     AdmitWaiting();
     if (!running_.empty()) {
@@ -356,17 +361,17 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   const auto start = Clock::now();
   auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   const int64_t length = static_cast<int64_t>(job->request.tokens.size());
-  const std::span<const chunk::ChunkKey> keys = job->reusable_keys();
-  const size_t hits = index_.AppendLeading(keys, *kv);
-  const int64_t needed =
-      PagesForTokens(model_->config(), length) - static_cast<int64_t>(hits) * KvShapeOf(model_->config()).num_streams();
+  AppendKept(*job, *kv);
+  const auto hits = static_cast<size_t>(kv->num_pages_per_stream());
+  const int64_t needed = PagesForTokens(model_->config(), length) - kv->num_pages();
   if (!MakeRoom(needed, job->overdue(start) || !PagesWillReturn())) return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
   job->stats.cached_tokens = job->cached();
   job->stats.queue_s = Seconds(start - job->submitted);
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && !job->publish && (hits < keys.size() || WantsSegments(*job)) && fetch_queue_.TryPush(job)) {
+  if (options_.store && !job->publish && (hits < job->reusable_keys().size() || WantsSegments(*job)) &&
+      fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
     job->started = Clock::now();
@@ -375,14 +380,33 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   return true;
 }
 
-// Segment sources and prefix entries share pages, so a page is free when both let go of it. Frozen sources go last, but
-// first while they hold more than their share. Any thread.
+// The leading pages of the prompt that are here: exact ones of any prompt, or, where they are more, those of the
+// conversation's last turn.
+void PrefillEngine::AppendKept(Job& job, SequenceKv& kv) {
+  const PrefillRequest& request = job.request;
+  const std::span<const chunk::ChunkKey> keys = job.reusable_keys();
+  job.stats.session_tokens = 0;
+  if (!request.session.empty()) {
+    const SessionTable::Match match =
+        sessions_.Find(request.session, request.namespace_key, request.tokens, job.policy->name(), Clock::now());
+    if (match.num_pages > static_cast<int64_t>(index_.CountLeading(keys))) {
+      kv.AppendLeading(*match.kv, match.num_pages);
+      job.stats.session_tokens = kv.num_tokens();
+      return;
+    }
+  }
+  index_.AppendLeading(keys, kv);
+}
+
+// Segment sources, sessions and prefix entries share pages, so a page is free when all let go of it. What a
+// conversation holds under its lease goes behind what nobody has a claim to; frozen sources go last, but first while
+// they hold more than their share. Any thread.
 bool PrefillEngine::MakeRoom(int64_t num_pages, bool may_drop_frozen) {
   const auto frozen_max = static_cast<int64_t>(options_.frozen_share * static_cast<double>(pool_.num_pages()));
   while (pool_.num_free() < num_pages) {
     if (segments_.frozen_pages() > frozen_max && segments_.EvictFrozen()) continue;
     if (index_.EvictUntilFree(num_pages)) break;
-    if (!segments_.EvictOne() && !(may_drop_frozen && segments_.EvictFrozen())) return false;
+    if (!segments_.EvictOne() && !sessions_.EvictOne() && !(may_drop_frozen && segments_.EvictFrozen())) return false;
   }
   return true;
 }
@@ -662,6 +686,16 @@ void PrefillEngine::Index(const Job& job) {
   }
 }
 
+// Pages of its own, so that the sequence that was handed out ends when its push does.
+void PrefillEngine::KeepSession(const Job& job) {
+  const PrefillRequest& request = job.request;
+  if (request.session.empty()) return;
+  auto kept = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
+  kept->AppendLeading(*job.kv, static_cast<int32_t>(job.kv->num_tokens() / kernels::kPageTokens));
+  sessions_.Keep(request.session, request.namespace_key, request.tokens, job.policy->name(), std::move(kept),
+                 Clock::now());
+}
+
 // Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
 // again.
 void PrefillEngine::NoteMissingSegments(const Job& job) {
@@ -782,6 +816,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (status.ok() && job->request.publish) {
     Index(*job);
+    KeepSession(*job);
     NoteMissingSegments(*job);
   }
   job->run.reset();  // gives its sources back

@@ -18,6 +18,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
+#include "services/engine/cache/session_table.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
 #include "services/engine/runtime/canonical_queue.h"
@@ -46,7 +47,8 @@ struct PrefillStats {
   std::string policy;
   bool exact = false;  // whether the KV is that of a plain prefill
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;      // exact prefix hits: local pages or chunk store
+  int64_t cached_tokens = 0;      // leading tokens that had KV: local pages, chunk store or the conversation's own
+  int64_t session_tokens = 0;     // of these, from the last turn of the conversation
   int64_t stored_tokens = 0;      // of these, from the chunk store
   int64_t aligned_tokens = 0;     // copies of segments, turned to their new positions
   int64_t recomputed_tokens = 0;  // of these, computed afresh in the layers above the dense ones
@@ -81,6 +83,7 @@ struct PrefillRequest {
   SamplingParams sampling;
   ReuseOptions reuse;  // policy "" or "auto": sparsex where segments are marked or looked for, else exact
   chunk::Digest namespace_key{};
+  std::string session;              // the conversation that this is a turn of; empty: none (SessionTable)
   std::vector<ReuseSpan> segments;  // ascending, disjoint
   // Text outside of `segments` may be found, too, under namespace_key.
   bool reuse_auto = false;
@@ -120,6 +123,9 @@ struct PrefillEngineOptions {
   bool publish = true;  // new exact chunks to the store
   // Frozen sources go last, unless they hold more than this share of the pool's pages: then they go first.
   double frozen_share = 0.9;
+  // Of the pool's pages, what conversations may keep between their turns, and for how long after the last one.
+  double session_share = 0.5;
+  std::chrono::milliseconds session_lease{600'000};
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
   int num_fetch_threads = 4;      // prompts that are fetched at one time: a large one does not keep small ones waiting
@@ -161,7 +167,8 @@ class PrefillEngine {
   ~PrefillEngine();  // Stop() must have been called
 
   // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
-  // ResourceExhausted: the queue is full. Unavailable: stopping. on_done does not run when Submit fails.
+  // PermissionDenied: the session is another namespace's. ResourceExhausted: the queue is full. Unavailable: stopping.
+  // on_done does not run when Submit fails.
   absl::Status Submit(PrefillRequest request);
   // Computes the context, with whole pages of its start from the local prefix index where they are, never with copies
   // of segments; makes its segments local sources; puts their chunks and waits for the store. InvalidArgument: as
@@ -178,6 +185,7 @@ class PrefillEngine {
   bool WaitBackgroundIdle(SteadyTime deadline) const;
   CanonicalStats canonical_stats() const;
   SegmentIndex::Stats segment_stats() const { return segments_.stats(); }
+  SessionTable::Stats session_stats() const { return sessions_.stats(); }
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
   const PagePool& pool() const { return pool_; }
   const Model& model() const { return *model_; }
@@ -199,6 +207,7 @@ class PrefillEngine {
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
+  void AppendKept(Job& job, SequenceKv& kv);
   bool MakeRoom(int64_t num_pages, bool may_drop_frozen);
   bool PagesWillReturn();
   void FetchLoop();
@@ -213,6 +222,7 @@ class PrefillEngine {
   std::vector<SegmentHit> FindSegments(const Job& job);
   void FailAll(const std::vector<std::shared_ptr<Job>>& batch, const absl::Status& failed);
   void Index(const Job& job);
+  void KeepSession(const Job& job);
   void NoteMissingSegments(const Job& job);
   bool CanStepCanonical() const;
   void StepCanonical();
@@ -234,6 +244,7 @@ class PrefillEngine {
   PagePool pool_;
   PrefixIndex index_;
   SegmentIndex segments_;
+  SessionTable sessions_;
   const PrefillEngineOptions options_;
   const PrefillCost cost_;
   std::unique_ptr<ParallelExecutor> executor_;

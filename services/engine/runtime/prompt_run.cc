@@ -27,6 +27,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
       kv_(kv),
       policy_(policy),
       num_layers_(kv.shape().num_layers),
+      prefix_exact_(kv.exact_tokens() == kv.num_tokens()),
       layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
   int32_t end = layout_.num_prefix;
   const SegmentHit* before = nullptr;

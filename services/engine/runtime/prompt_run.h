@@ -51,7 +51,7 @@ class PromptRun {
   double remaining_work() const;
   double pass_work() const;  // of the pass that Next described
 
-  bool exact() const { return !reuses() && policy_.is_exact(layout_); }
+  bool exact() const { return !reuses() && policy_.is_exact(layout_) && prefix_exact_; }
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
@@ -76,6 +76,7 @@ class PromptRun {
   SequenceKv& kv_;
   RecoveryPolicy& policy_;
   const int32_t num_layers_;
+  const bool prefix_exact_;
   ReuseLayout layout_;
   PrefillStage stage_;
   int64_t num_rows_ = 0;  // of the stage

@@ -9,9 +9,7 @@ namespace spl::engine {
 ChoosingSelector::ChoosingSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                                    const ScoringPlan& plan)
     : config_(config), classes_(std::move(classes)), plan_(plan), layers_(static_cast<size_t>(config.num_layers)) {
-  SPLICE_CHECK(
-      classes_ == nullptr || static_cast<int64_t>(classes_->size()) == int64_t{config.num_layers} * config.num_kv_heads,
-      "a class for each head of the model");
+  SPLICE_CHECK(classes_ == nullptr || OfModel(*classes_, config), "a class for each head of the model");
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     bool any = false;
     for (int32_t h = 0; h < config.num_kv_heads; ++h) any |= ChoosingSelector::Chooses(layer, h);
@@ -21,13 +19,6 @@ ChoosingSelector::ChoosingSelector(const ModelConfig& config, std::shared_ptr<co
 
 bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
   return layer >= plan_.first_layer && Unchosen(layer, kv_head).rule == kernels::VisibilityRule::kFull;
-}
-
-kernels::HeadVisibility ChoosingSelector::Unchosen(int32_t layer, int32_t kv_head) const {
-  const kernels::HeadVisibility own = config_.visibility(layer);
-  if (classes_ == nullptr) return own;
-  const auto stream = static_cast<size_t>(layer) * static_cast<size_t>(config_.num_kv_heads) + kv_head;
-  return ClassVisibility((*classes_)[stream], own);
 }
 
 kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {

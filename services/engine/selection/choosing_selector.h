@@ -38,7 +38,9 @@ class ChoosingSelector : public TokenSelector {
   std::span<const int32_t> choosing_layers() const { return choosing_layers_; }
 
  private:
-  kernels::HeadVisibility Unchosen(int32_t layer, int32_t kv_head) const;
+  kernels::HeadVisibility Unchosen(int32_t layer, int32_t kv_head) const {
+    return VisibilityOf(classes_.get(), config_, layer, kv_head);
+  }
 
   const ModelConfig& config_;  // of the model, which outlives its sequences
   const std::shared_ptr<const StreamClasses> classes_;

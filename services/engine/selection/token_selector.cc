@@ -1,11 +1,13 @@
 #include "services/engine/selection/token_selector.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/query_window.h"
 #include "kernels/selection/select_tokens.h"
+#include "services/base/check_range.h"
 #include "services/base/status.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/head_classes_selector.h"
@@ -73,18 +75,14 @@ std::vector<std::string> TokenSelectorNames() {
 }
 
 absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& config) {
-  const auto integer = [](const char* field, int64_t value, int64_t low, int64_t high) -> absl::Status {
-    if (value >= low && value <= high) return absl::OkStatus();
-    return InvalidArgument("{} is {}, it must be {} to {}", field, value, low, high);
-  };
   const int32_t most = std::min(config.max_positions, kernels::kSelectBudgetMax);
   // -1 is what is not set; what a request sets is never negative.
-  if (o.budget != -1) SPLICE_RETURN_IF_ERROR(integer("decode_budget", o.budget, 1, most));
-  if (o.recent != -1) SPLICE_RETURN_IF_ERROR(integer("decode_recent", o.recent, 1, most));
-  SPLICE_RETURN_IF_ERROR(integer("decode_dense_layers", o.dense_layers, 0, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(integer("decode_refresh_interval", o.refresh_interval, 1, 1 << 20));
-  SPLICE_RETURN_IF_ERROR(integer("decode_window", o.window, 1, kernels::kQueryWindowMax));
-  SPLICE_RETURN_IF_ERROR(integer("decode_sinks", o.sinks, 0, most));
+  if (o.budget != -1) SPLICE_RETURN_IF_ERROR(CheckRange("decode_budget", o.budget, 1, most));
+  if (o.recent != -1) SPLICE_RETURN_IF_ERROR(CheckRange("decode_recent", o.recent, 1, most));
+  SPLICE_RETURN_IF_ERROR(CheckRange("decode_dense_layers", o.dense_layers, 0, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckRange("decode_refresh_interval", o.refresh_interval, 1, 1 << 20));
+  SPLICE_RETURN_IF_ERROR(CheckRange("decode_window", o.window, 1, kernels::kQueryWindowMax));
+  SPLICE_RETURN_IF_ERROR(CheckRange("decode_sinks", o.sinks, 0, most));
   if (o.selector == "sparcas" && !kernels::CompactKeys{config.head_dim, o.dims}.valid())
     return InvalidArgument("decode_dims is {}, it must be a multiple of 4 that divides {}, at most {}", o.dims,
                            2 * config.head_dim, config.head_dim);

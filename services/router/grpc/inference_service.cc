@@ -94,6 +94,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) 
   out.echo = request.echo();
   out.reuse = FromProto(request.reuse());
   out.namespace_name = request.namespace_name();
+  out.session = request.session();
   SPLICE_RETURN_IF_ERROR(ValidateRequest(out));
   return out;
 }

@@ -5,9 +5,6 @@
 // pages that no row sees (they lead to a page of NaN, or nowhere), the outputs, and the gaps of the fused q buffer.
 #include "kernels/attention/attention_cuda.h"
 
-#include <cuda_runtime_api.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,43 +16,14 @@
 #include <vector>
 
 #include "kernels/common/tolerance.h"
+#include "tests/kernels/support/cuda_test_util.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
+using testing::DeviceBuffer;
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-#define CHECK_CUDA(expr)                                                                 \
-  do {                                                                                   \
-    const cudaError_t check_cuda_e = (expr);                                             \
-    if (check_cuda_e != cudaSuccess) {                                                   \
-      ADD_FAILURE() << #expr << ": " << cudaGetErrorString(check_cuda_e);                \
-      std::abort(); /* a device error is sticky: nothing after it would mean anything */ \
-    }                                                                                    \
-  } while (false)
-
-template <typename T>
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t n) : n_(n) { CHECK_CUDA(cudaMalloc(&p_, std::max<size_t>(n, 1) * sizeof(T))); }
-  explicit DeviceBuffer(const std::vector<T>& v) : DeviceBuffer(v.size()) {
-    CHECK_CUDA(cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(p_); }
-  T* get() { return static_cast<T*>(p_); }
-  void Fill(int byte) { CHECK_CUDA(cudaMemset(p_, byte, n_ * sizeof(T))); }
-  std::vector<T> Read() {
-    std::vector<T> v(n_);
-    CHECK_CUDA(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-
- private:
-  void* p_ = nullptr;
-  size_t n_;
-};
 
 struct SequenceSpec {
   int32_t kv_len = 0;
@@ -465,7 +433,7 @@ std::string VariantName(Variant v) {
   return "Auto";
 }
 
-class CudaAttention : public testing::TestWithParam<Variant> {
+class CudaAttention : public ::testing::TestWithParam<Variant> {
  protected:
   void SetUp() override {
     int count = 0, major = 0;
@@ -642,7 +610,7 @@ TEST_P(CudaPrefill, HeadCountsAndQueueOrder) {
   ExpectClose(r, p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, ::testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
                          [](const auto& i) { return VariantName(i.param); });
 
 TEST_P(CudaDecode, MatchesOracleOnLengths) {
@@ -763,7 +731,7 @@ TEST_P(CudaDecode, AgreesWithGenericAtLongContext) {
   ExpectClose(p.Run(GetParam()), p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode, testing::Values(Variant::kGeneric, Variant::kMma),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode, ::testing::Values(Variant::kGeneric, Variant::kMma),
                          [](const auto& i) { return VariantName(i.param); });
 
 class CudaGeneric : public CudaAttention {};
@@ -788,7 +756,7 @@ TEST_P(CudaGeneric, ServesEveryTypeAndWidth) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaGeneric, testing::Values(Variant::kAuto),
+INSTANTIATE_TEST_SUITE_P(Variants, CudaGeneric, ::testing::Values(Variant::kAuto),
                          [](const auto& i) { return VariantName(i.param); });
 
 // Refusals are told before anything runs; no device memory is touched.

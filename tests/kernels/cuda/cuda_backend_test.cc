@@ -28,19 +28,6 @@ struct Tensor {
   const float* f32() const { return static_cast<const float*>(device->data()); }
 };
 
-std::vector<std::byte> Encode(const std::vector<float>& values, DType dtype) {
-  std::vector<std::byte> bytes(values.size() * DTypeBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::kF32) {
-      std::memcpy(&bytes[4 * i], &values[i], 4);
-    } else {
-      const bf16 x = ToBf16(values[i]);
-      std::memcpy(&bytes[2 * i], &x, 2);
-    }
-  }
-  return bytes;
-}
-
 std::vector<float> Decode(const std::vector<std::byte>& bytes, DType dtype) {
   std::vector<float> values(bytes.size() / DTypeBytes(dtype));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -105,8 +92,6 @@ class CudaBackendTest : public ::testing::TestWithParam<DType> {
   const std::unique_ptr<Backend> ref_ = MakeReferenceBackend();
   std::unique_ptr<Session> session_;
 };
-
-void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
 
 TEST_P(CudaBackendTest, Linear) {
   Random random(1);

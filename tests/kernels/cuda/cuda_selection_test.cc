@@ -7,27 +7,13 @@
 
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
+#include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/selecting_batch.h"
 
 namespace spl::kernels {
 namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
-
-void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
-
-std::vector<std::byte> Encode(std::span<const float> values, DType dtype) {
-  std::vector<std::byte> bytes(values.size() * DTypeBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::kF32) {
-      std::memcpy(&bytes[4 * i], &values[i], 4);
-    } else {
-      const bf16 x = ToBf16(values[i]);
-      std::memcpy(&bytes[2 * i], &x, 2);
-    }
-  }
-  return bytes;
-}
 
 // The device's side of a SelectingBatch whose layer is the second of two; the first one selects nowhere.
 class DeviceSide {

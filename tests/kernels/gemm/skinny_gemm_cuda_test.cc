@@ -5,26 +5,18 @@
 // past the last.
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
-#include <cuda_runtime_api.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
 
+#include "tests/kernels/support/cuda_test_util.h"
+
 namespace spl::kernels::cuda {
 namespace {
 
-#define CHECK_CUDA(expr)                                                                 \
-  do {                                                                                   \
-    const cudaError_t check_cuda_e = (expr);                                             \
-    if (check_cuda_e != cudaSuccess) {                                                   \
-      ADD_FAILURE() << #expr << ": " << cudaGetErrorString(check_cuda_e);                \
-      std::abort(); /* a device error is sticky: nothing after it would mean anything */ \
-    }                                                                                    \
-  } while (false)
+using testing::DeviceBuffer;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -40,33 +32,6 @@ float FromBits(uint16_t x) {
   std::memcpy(&f, &bits, 4);
   return f;
 }
-
-template <typename T>
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(const std::vector<T>& v) : n_(v.size()) {
-    CHECK_CUDA(cudaMalloc(&p_, n_ * sizeof(T)));
-    Write(v);
-  }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(p_); }
-  T* get() const { return static_cast<T*>(p_); }
-  // cudaMemcpy from pageable memory may return before the bytes are there, and the tests' stream does not wait for it.
-  void Write(const std::vector<T>& v) {
-    CHECK_CUDA(cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-    CHECK_CUDA(cudaDeviceSynchronize());
-  }
-  std::vector<T> Read() const {
-    std::vector<T> v(n_);
-    CHECK_CUDA(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-
- private:
-  void* p_ = nullptr;
-  size_t n_;
-};
 
 // About normal: sums of four uniform numbers, which are drawn much faster.
 std::vector<uint16_t> Normals(uint64_t& state, size_t count, float scale = 1) {
@@ -86,8 +51,7 @@ std::vector<uint16_t> Normals(uint64_t& state, size_t count, float scale = 1) {
 class SkinnyGemmTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
   void TearDown() override {

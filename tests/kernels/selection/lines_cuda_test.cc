@@ -1,13 +1,12 @@
 // The CUDA steps of line selection and attention over lines, launcher by launcher: the choice and its tiles bit by bit
 // against the host's on weights whose sums are exact, weights and attention against the reference. Skips without a GPU.
-#include <cuda_runtime_api.h>
-
 #include <bit>
 #include <set>
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/selection/line_tiles.h"
 #include "kernels/selection/select_lines_cuda.h"
+#include "tests/kernels/support/cuda_test_util.h"
 #include "tests/kernels/support/paged_kv.h"
 #include "tests/kernels/support/planted_lines.h"
 
@@ -15,15 +14,6 @@ namespace spl::kernels::cuda {
 namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
-
-#define CHECK_CUDA(expr)                                                                 \
-  do {                                                                                   \
-    const cudaError_t check_cuda_e = (expr);                                             \
-    if (check_cuda_e != cudaSuccess) {                                                   \
-      ADD_FAILURE() << #expr << ": " << cudaGetErrorString(check_cuda_e);                \
-      std::abort(); /* a device error is sticky: nothing after it would mean anything */ \
-    }                                                                                    \
-  } while (false)
 
 class DeviceMemory {
  public:
@@ -51,11 +41,6 @@ std::vector<T> Read(const T* device, size_t count) {
   std::vector<T> v(count);
   CHECK_CUDA(cudaMemcpy(v.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost));
   return v;
-}
-
-bool HasGpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
 // K and V of one sequence, on both sides.

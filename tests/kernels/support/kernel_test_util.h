@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/common/cpu_features.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/common/tolerance.h"
 
@@ -48,6 +50,22 @@ class Random {
   std::mt19937_64 engine_;
   std::normal_distribution<float> normal_;
 };
+
+inline void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
+
+// Values as memory of this type holds them, bf16 rounded.
+inline std::vector<std::byte> Encode(std::span<const float> values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * DTypeBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&bytes[4 * i], &values[i], 4);
+    } else {
+      const bf16 x = ToBf16(values[i]);
+      std::memcpy(&bytes[2 * i], &x, 2);
+    }
+  }
+  return bytes;
+}
 
 inline std::vector<CpuIsa> MachineIsas() {
   std::vector<CpuIsa> isas;

@@ -1,5 +1,6 @@
 // Decoding with chosen tokens through the engine: when choices begin, that what a sequence keeps for them and who
 // decodes beside it changes nothing, and that all of it is given back. What is chosen is for the kernels' tests.
+#include "services/engine/model/token_choices.h"
 #include "services/engine/selection/quest.h"
 #include "services/engine/selection/sparcas.h"
 #include "services/engine/selection/streaming.h"
@@ -20,21 +21,6 @@ DecodeOptions Selector(const char* name, int32_t budget) {
   return options;
 }
 
-SamplingParams WithLogprobs(int64_t max_tokens) {
-  SamplingParams sampling;
-  sampling.temperature = 0;
-  sampling.max_tokens = max_tokens;
-  sampling.ignore_eos = true;
-  sampling.num_logprobs = 3;
-  return sampling;
-}
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  bool operator==(const Answer&) const = default;
-};
-
 class DecodeSelectionTest : public EnginesTest {
  protected:
   static Answer Local(const std::vector<int32_t>& prompt, const DecodeOptions& decode, int64_t max_tokens,
@@ -43,18 +29,7 @@ class DecodeSelectionTest : public EnginesTest {
     options.max_tokens = 4096;
     options.decode = decode;
     options.decode_classes = std::move(classes);
-    auto generator = LocalGenerator::Create(model_, options);
-    EXPECT_TRUE(generator.ok()) << generator.status();
-    Answer answer;
-    const absl::Status status =
-        (*generator)->Generate(prompt, WithLogprobs(max_tokens), [&](int32_t, const SampledToken& t) {
-          answer.tokens.push_back(t.token);
-          answer.logprobs.push_back(t.logprob->logprob);
-          for (const auto& [id, logprob] : t.logprob->top) answer.logprobs.push_back(logprob);
-          return true;
-        });
-    EXPECT_TRUE(status.ok()) << status;
-    return answer;
+    return Generate(options, prompt, WithLogprobs(max_tokens));
   }
 };
 
@@ -179,6 +154,35 @@ TEST_F(DecodeSelectionTest, ForksChooseEachForItself) {
   EXPECT_EQ(outcome->tokens, want);
   EXPECT_NE(want[0], want[1]);
   EXPECT_EQ(decode_pool_->num_free(), free);
+}
+
+// A recorded step holds the strides of lists and scores: steps that differ in them must not share a recording.
+TEST_F(DecodeSelectionTest, KeysOfStepsTellStridesApart) {
+  Start();
+  const kernels::KvPoolView pool = decode_pool_->view().rank(0);
+  auto session = model_->backend().NewSession({.num_threads = 1, .max_rows = 4, .max_sequences = 4});
+  ASSERT_TRUE(session.ok()) << session.status();
+  TokenChoices choices(*model_, 0, pool, 4, **session);
+  // Of a step of one sequence, alone in it.
+  const auto key = [&](const DecodeOptions& options, int64_t length) -> uint64_t {
+    auto selector = *MakeTokenSelector(options, model_->config(), nullptr);
+    SequenceKv kv(*decode_pool_, {model_->config().num_layers, model_->config().num_kv_heads});
+    EXPECT_TRUE(kv.Reserve(length + 1).ok());
+    kv.set_num_tokens(length);
+    auto compact = MakeCompactPages(*selector, *model_, *decode_pool_);
+    EXPECT_TRUE(compact.ok() && (*compact == nullptr || (*compact)->Reserve(length + 1).ok()));
+    selector->BeginStep(length + 1);
+    const DecodeRow row{.token = 1, .kv = &kv, .selector = selector.get(), .compact = compact->get()};
+    EXPECT_TRUE(choices.Prepare({&row, 1}).ok());
+    return choices.key();
+  };
+  const uint64_t longest = key(Selector("quest", 32), 3000);  // no memory grows behind this
+  EXPECT_NE(key(Selector("quest", 32), 1000), longest);
+  EXPECT_EQ(key(Selector("quest", 32), 2500), longest);
+  EXPECT_NE(key(Selector("sparcas", 32), 2500), longest);
+  EXPECT_NE(key(Selector("sparcas", 32), 2500), key(Selector("sparcas", 16), 2500));
+  EXPECT_EQ(key(Selector("sparcas", 32), 2500), key(Selector("sparcas", 32), 1000));
+  EXPECT_EQ(key("dense", 1000), 0u);
 }
 
 // What a window leaves out cannot be chosen: local heads decode as without a selector.

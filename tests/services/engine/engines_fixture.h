@@ -149,6 +149,13 @@ struct Outcome {
   }
 };
 
+// Tokens with the probabilities of what was chosen and of what could have been.
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  bool operator==(const Answer&) const = default;
+};
+
 class EnginesTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -270,6 +277,23 @@ class EnginesTest : public testing::Test {
     return tokens;
   }
 
+  // The answer of one process; `sampling` asks for logprobs. Forks are told apart by their order alone.
+  static Answer Generate(const LocalGeneratorOptions& options, const std::vector<int32_t>& prompt,
+                         const SamplingParams& sampling) {
+    Answer answer;
+    auto generator = LocalGenerator::Create(model_, options);
+    EXPECT_TRUE(generator.ok()) << generator.status();
+    if (!generator.ok()) return answer;
+    const absl::Status status = (*generator)->Generate(prompt, sampling, [&](int32_t, const SampledToken& t) {
+      answer.tokens.push_back(t.token);
+      answer.logprobs.push_back(t.logprob->logprob);
+      for (const auto& [id, logprob] : t.logprob->top) answer.logprobs.push_back(logprob);
+      return true;
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return answer;
+  }
+
   static std::vector<int32_t> RandomPrompt(std::mt19937& random, size_t length) {
     std::vector<int32_t> prompt(length);
     for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 4000);
@@ -280,6 +304,11 @@ class EnginesTest : public testing::Test {
     sampling.temperature = 0;
     sampling.max_tokens = max_tokens;
     sampling.ignore_eos = true;
+    return sampling;
+  }
+  static SamplingParams WithLogprobs(int64_t max_tokens, int32_t num_logprobs = 3) {
+    SamplingParams sampling = Greedy(max_tokens);
+    sampling.num_logprobs = num_logprobs;
     return sampling;
   }
 

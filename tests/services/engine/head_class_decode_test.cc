@@ -14,21 +14,6 @@ std::shared_ptr<const StreamClasses> Spread(const Model& model, double global_sh
   return ServedClasses(HeadClassMap::Spread(model.config().num_layers, model.config().num_kv_heads, preset));
 }
 
-SamplingParams WithLogprobs(int64_t max_tokens) {
-  SamplingParams sampling;
-  sampling.temperature = 0;
-  sampling.max_tokens = max_tokens;
-  sampling.ignore_eos = true;
-  sampling.num_logprobs = 5;
-  return sampling;
-}
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  bool operator==(const Answer&) const = default;
-};
-
 class HeadClassDecodeTest : public EnginesTest {
  protected:
   static Answer Local(const std::vector<int32_t>& prompt, std::shared_ptr<const StreamClasses> classes, bool keep_all,
@@ -37,23 +22,13 @@ class HeadClassDecodeTest : public EnginesTest {
     options.max_tokens = 4096;
     options.decode_classes = std::move(classes);
     options.keep_all_kv = keep_all;
-    auto generator = LocalGenerator::Create(model_, options);
-    EXPECT_TRUE(generator.ok()) << generator.status();
-    SamplingParams sampling = WithLogprobs(max_tokens);
+    SamplingParams sampling = WithLogprobs(max_tokens, 5);
     sampling.num_forks = forks;
     if (forks > 1) {
       sampling.temperature = 1;
       sampling.seed = 7;
     }
-    Answer answer;
-    const absl::Status status = (*generator)->Generate(prompt, sampling, [&](int32_t, const SampledToken& t) {
-      answer.tokens.push_back(t.token);
-      answer.logprobs.push_back(t.logprob->logprob);
-      for (const auto& [id, logprob] : t.logprob->top) answer.logprobs.push_back(logprob);
-      return true;
-    });
-    EXPECT_TRUE(status.ok()) << status;
-    return answer;
+    return Generate(options, prompt, sampling);
   }
 };
 

@@ -85,6 +85,8 @@ TEST_F(BadInputTest, EveryBadBodyNamesItsField) {
        "splice.segments", "disjoint"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"recompute_share":1.5}})", 400,
        "splice.recompute_share", "1.5"},
+      {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"session":5}})", 400, "splice.session",
+       "must be a string"},
       {kChat, R"({"messages":[{"role":"user","content":"x"}],"splice":{"quality":"best"}})", 400, "splice.quality",
        "best"},
       {kChat, R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})", 400,
@@ -285,6 +287,13 @@ TEST(BadInputLimitsTest, ApiKeysAreAskedFor) {
   const std::string alice = cluster.prefill[0]->last_run().namespace_key();
   EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, body, {"authorization: Bearer secret-two"}).status, 200);
   EXPECT_NE(cluster.prefill[0]->last_run().namespace_key(), alice);
+  // A conversation is its caller's.
+  const std::string turn = R"({"prompt":"x","max_tokens":1,"splice":{"session":"talk"}})";
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, turn, {"authorization: Bearer secret-one"}).status, 200);
+  EXPECT_EQ(cluster.prefill[0]->last_run().session(), "talk");
+  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, turn, {"authorization: Bearer secret-one"}).status, 200);
+  ExpectError(Call(cluster.http(), "POST", kCompletions, turn, {"authorization: Bearer secret-two"}), 403, "session",
+              "belongs to another caller");
   std::filesystem::remove(path);
 }
 

@@ -289,13 +289,15 @@ TEST(KvTransport, RefusesBadOptions) {
   EXPECT_EQ(KvTransport::Create(taken).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(KvTransport, MeasuresBandwidth) {
+TEST(KvTransport, MeasuresWhatWritesCost) {
   Pair pair("auto", "auto", 8 << 20);
   ASSERT_NE(pair.channel, nullptr);
-  const std::vector<std::byte> scratch(8 << 20);
-  const auto rate = MeasureBandwidth(*pair.channel, scratch, 3, 20s);
-  ASSERT_TRUE(rate.ok()) << rate.status();
-  EXPECT_GT(*rate, 1e7);
+  const auto cost = MeasureWriteCost(*pair.channel, 0, 8 << 20, 20s);
+  ASSERT_TRUE(cost.ok()) << cost.status();
+  EXPECT_GT(cost->bytes_per_s, 1e7);
+  EXPECT_GE(cost->write_s, 0);
+  EXPECT_EQ(MeasureWriteCost(*pair.channel, 0, kMinScratchBytes - 1, 20s).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(KvTransport, StopEndsEverythingWithoutClose) {
