@@ -112,8 +112,10 @@ double CountLineCells(const kernels::LineVisibility& lines, const uint64_t* tile
       if ((words[tile / 64] >> (tile % 64) & 1) == 0) continue;
       for (int32_t row = 0; row < rows; ++row) cells += std::clamp(first + row + 1 - tile * kTile, 0, kTile);
     }
-    for (int32_t word = 0; word < lines.column_words; ++word)
-      cells += double(std::popcount(column_masks[int64_t{t} * lines.column_words + word])) * rows;
+    for (int32_t word = 0; word < lines.column_words; ++word) {
+      const uint64_t columns = column_masks[int64_t{t} * lines.column_words + word];
+      if (columns != 0) cells += double(std::popcount(columns)) * rows;  // most are: there is room for many columns
+    }
   }
   return cells;
 }

@@ -9,7 +9,7 @@ namespace {
 constexpr int32_t kHeldOutRows = 16;
 // Of the layers with lines, one in so many measures fidelity and cells: that takes a second attention over 16 rows and
 // a copy of the bitmaps to the host.
-constexpr int32_t kMeasureEvery = 4;
+constexpr int32_t kMeasureEvery = 8;
 
 }  // namespace
 
