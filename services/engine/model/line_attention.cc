@@ -114,7 +114,7 @@ double CountLineCells(const kernels::LineVisibility& lines, const uint64_t* tile
     }
     for (int32_t word = 0; word < lines.column_words; ++word) {
       const uint64_t columns = column_masks[int64_t{t} * lines.column_words + word];
-      if (columns != 0) cells += double(std::popcount(columns)) * rows;  // most are: there is room for many columns
+      if (columns != 0) cells += double(std::popcount(columns)) * rows;  // most words are: there is room for many
     }
   }
   return cells;
