@@ -4,6 +4,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/wire/convert.h"
+#include "services/wire/fidelity_metrics.h"
 
 namespace spl::decode {
 namespace {
@@ -40,7 +41,12 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   const engine::KvPartitions pages =
       on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
-  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, options.engine));
+  engine::DecodeEngineOptions engine_options = options.engine;
+  engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
+                                       std::string_view selector, const engine::LogitAgreement& agreement) {
+    metrics->Observe(std::string(selector), agreement);
+  };
+  SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
   const RandomId epoch = RandomId::Make();
   v1::DecodeEndpoint endpoint;

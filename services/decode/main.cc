@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
                           options.worker_id = flags.worker_id;
                           options.kv_bytes = flags.kv_bytes;
                           options.engine.executor.num_threads = flags.num_threads;
+                          options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;
                           options.transport = flags.transport;
                           options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;

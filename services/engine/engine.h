@@ -11,4 +11,5 @@
 #include "services/engine/model/safetensors.h"
 #include "services/engine/runtime/decode_engine.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/logit_agreement.h"
 #include "services/engine/runtime/prefill_engine.h"

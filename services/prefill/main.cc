@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
+        options.fidelity_share = flags.fidelity_share;
         options.engine.session_share = flags.session_share;
         options.engine.session_lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
         options.transport = flags.transport;

@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
   const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
   server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, worker_id,
-                                                      epoch_number, server->metrics_);
+                                                      epoch_number, options.fidelity_share, server->metrics_);
   ServiceHostOptions host;
   host.name = "prefill";
   host.listen = options.listen;

@@ -24,6 +24,7 @@ struct PrefillServerOptions {
   std::string worker_id;                       // empty: prefill-<random>
   uint64_t kv_bytes = 1ull << 30;              // of the page pool; registered with the transport
   std::string store_address;                   // HOST:PORT of a splice-kvstore, or several with commas; empty: none
+  double fidelity_share = 0;                   // of the prompts that are not exact: also computed exactly, and compared
   engine::PrefillEngineOptions engine;         // its store is set from store_address
   transport::TransportOptions transport;
   // A model on a GPU: host memory through which its pages reach decode workers that they cannot be written to directly.

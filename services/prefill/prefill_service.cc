@@ -108,12 +108,13 @@ class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
 };
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
-                               std::string worker_id, uint64_t epoch, Metrics& metrics)
+                               std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
+      fidelity_(engine, fidelity_share, metrics),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
@@ -323,6 +324,7 @@ absl::Status PrefillService::StartRun(RunCall& call) {
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.Finish(grpc::Status::OK);  // the first token does not wait for the commit
   };
+  fidelity_.Watch(prefill);
   const absl::Status status = engine_.Submit(std::move(prefill));
   if (!status.ok()) pushes_.PushEnded();  // nothing was pushed, nothing is to be undone
   return status;

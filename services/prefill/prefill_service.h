@@ -9,6 +9,7 @@
 
 #include "services/base/metrics.h"
 #include "services/engine/engine.h"
+#include "services/prefill/fidelity_sampler.h"
 #include "services/prefill/kv_push.h"
 #include "services/prefill/peer_table.h"
 #include "spl/v1/prefill.grpc.pb.h"
@@ -19,7 +20,7 @@ namespace spl::prefill {
 class PrefillService final : public v1::Prefill::CallbackService {
  public:
   PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, std::string worker_id,
-                 uint64_t epoch, Metrics& metrics);
+                 uint64_t epoch, double fidelity_share, Metrics& metrics);
 
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest* request,
                                     v1::PrefillInfo* response) override;
@@ -51,6 +52,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
   const std::string worker_id_;
   const uint64_t epoch_;
   std::atomic<bool> draining_{false};
+  FidelitySampler fidelity_;
 
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;

@@ -69,6 +69,15 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")
       ->capture_default_str();
+  app.add_option(
+         "--fidelity-share", flags.fidelity_share,
+         role == WorkerRole::kDecode
+             ? "of the sequences that choose tokens: a step now and then also runs over everything, and the logits "
+               "are compared (splice_fidelity_*)"
+             : "of the prompts that are not exact: also computed exactly, behind all others, and the logits "
+               "compared (splice_fidelity_*)")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   if (role == WorkerRole::kDecode) {
     app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
         ->check(CLI::Range(1, 4096))

@@ -38,7 +38,8 @@ struct WorkerFlags {
   int32_t tp = 1;
   uint64_t kv_bytes = 1ull << 30;  // of all ranks together
   int32_t num_threads = 0;
-  int32_t max_sequences = 64;             // decode only
+  int32_t max_sequences = 64;  // decode only
+  double fidelity_share = 0.01;
   double session_share = 0.5;             // prefill only
   double session_lease_s = 600;           // prefill only
   int32_t slice_tokens = 512;             // prefill only

@@ -13,6 +13,7 @@
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/capacity_bench.h"
 #include "tools/cli/command.h"
+#include "tools/cli/conversation_bench.h"
 #include "tools/cli/load_client.h"
 #include "tools/cli/load_plan.h"
 #include "tools/cli/load_report.h"
@@ -35,6 +36,9 @@ struct Flags {
   uint32_t prompt_ids = 0;
   double slo_ttft_ms = 0, slo_tpot_ms = 0;
   uint32_t timeout_s = 600;
+  // --turns.
+  ConversationOptions talk{.turns = 0};
+  std::string page_file;
   // --capacity.
   bool capacity = false;
   CapacityOptions room;
@@ -66,32 +70,36 @@ void PrintProgress(const LoadProgress& p) {
   std::fflush(stderr);
 }
 
+absl::StatusOr<std::vector<int32_t>> Alphabet(const Flags& flags, const LoadOptions& load) {
+  if (flags.prompt_ids == 0) return FetchAlphabet(load, flags.model);
+  std::vector<int32_t> ids(flags.prompt_ids);
+  std::iota(ids.begin(), ids.end(), 0);
+  return ids;
+}
+
 absl::StatusOr<std::vector<PlannedRequest>> MakePlan(const Flags& flags, const LoadOptions& load) {
   LoadPlanOptions options = flags.plan;
   options.model = flags.model;
   options.rate_per_s = flags.rate;
   options.num_requests = flags.num_requests;
-  if (flags.prompt_ids > 0) {
-    options.alphabet.resize(flags.prompt_ids);
-    std::iota(options.alphabet.begin(), options.alphabet.end(), 0);
-  } else {
-    SPLICE_ASSIGN_OR_RETURN(options.alphabet, FetchAlphabet(load, flags.model));
-  }
+  SPLICE_ASSIGN_OR_RETURN(options.alphabet, Alphabet(flags, load));
   if (!flags.trace.empty()) return ReadTracePlan(flags.trace, options, flags.concurrency == 0);
   if (options.num_requests == 0) options.num_requests = flags.concurrency > 0 ? 8 * flags.concurrency : 100;
   return MakeSyntheticPlan(options);
 }
 
-absl::Status WriteJson(const Flags& flags, const nlohmann::ordered_json& out) {
-  const std::string text = out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  if (flags.json_file == "-") {
-    fmt::print("{}", text);
-    return absl::OkStatus();
-  }
-  std::ofstream file(flags.json_file);
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
   file << text;
   file.close();
-  if (!file) return Errorf(absl::StatusCode::kUnavailable, "{}: cannot be written", flags.json_file);
+  if (!file) return Errorf(absl::StatusCode::kUnavailable, "{}: cannot be written", path);
+  return absl::OkStatus();
+}
+
+absl::Status WriteJson(const Flags& flags, const nlohmann::ordered_json& out) {
+  const std::string text = out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (flags.json_file != "-") return WriteFile(flags.json_file, text);
+  fmt::print("{}", text);
   return absl::OkStatus();
 }
 
@@ -123,6 +131,28 @@ absl::Status RunCapacity(const Flags& flags) {
                                  : WriteJson(flags, CapacityJson(rows, flags.room, model->page_bytes()));
 }
 
+absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
+  ConversationOptions options = flags.talk;
+  options.first_tokens = static_cast<int32_t>(flags.plan.input_tokens);
+  options.answer_tokens = static_cast<int32_t>(flags.plan.output_tokens);
+  options.seed = flags.plan.seed;
+  SPLICE_ASSIGN_OR_RETURN(options.alphabet, Alphabet(flags, load));
+  SPLICE_ASSIGN_OR_RETURN(const auto generator, MakeEndpointGenerator(flags.endpoint, flags.api_key));
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const auto progress = [&](const std::string& method, int32_t conversation, int32_t turn) {
+    if (!terminal) return;
+    fmt::print(stderr, "\r\x1b[K{}: conversation {} of {}, turn {} of {}", method, conversation, options.conversations,
+               turn, options.turns);
+    std::fflush(stderr);
+  };
+  const auto turns = MeasureConversations(*generator, options, progress);
+  if (terminal) fmt::print(stderr, "\r\x1b[K");
+  SPLICE_RETURN_IF_ERROR(turns.status());
+  if (flags.json_file != "-") fmt::print("{}", ConversationText(*turns));
+  if (!flags.page_file.empty()) SPLICE_RETURN_IF_ERROR(WriteFile(flags.page_file, ConversationPage(*turns)));
+  return flags.json_file.empty() ? absl::OkStatus() : WriteJson(flags, ConversationJson(*turns, options));
+}
+
 absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& slo) {
   nlohmann::ordered_json out;
   out["config"] = {{"endpoint", flags.endpoint},
@@ -143,6 +173,7 @@ absl::Status RunBench(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
   load.api_key = flags.api_key;
   load.timeout = std::chrono::seconds(flags.timeout_s);
+  if (flags.talk.turns > 0) return RunConversations(flags, load);
   SPLICE_ASSIGN_OR_RETURN(const std::vector<PlannedRequest> plan, MakePlan(flags, load));
   load.open_loop = flags.concurrency == 0;
   load.concurrency = load.open_loop ? 4096 : flags.concurrency;
@@ -168,8 +199,8 @@ absl::Status RunBench(const Flags& flags) {
 
 Command MakeBenchCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& app =
-      *root.add_subcommand("bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput; or --capacity");
+  CLI::App& app = *root.add_subcommand(
+      "bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput; or --turns, --capacity");
   app.footer(
       "Examples:\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --concurrency 16 --input-tokens 1024 --output-tokens 128\n"
@@ -178,6 +209,9 @@ Command MakeBenchCommand(CLI::App& root) {
       "  splice bench --endpoint http://127.0.0.1:8000 --trace trace.jsonl\n"
       "A trace line: {\"timestamp\": MS, \"input_length\": N, \"output_length\": M, \"hash_ids\": [...]}, or with\n"
       "\"prompt\" or \"messages\". Without --concurrency and --rate a trace is replayed at its own times.\n"
+      "The time to the first token from turn to turn of a conversation, with its KV kept and without:\n"
+      "  splice bench --endpoint http://127.0.0.1:8000 --turns 10 --input-tokens 14000 --turn-tokens 200 \\\n"
+      "               --method exact --method exact/sparcas --page turns.html\n"
       "How many sequences fit, dense and with head classes, in this process:\n"
       "  splice bench --capacity --model models/splice-tiny --context 8192 --kv-bytes 4GiB");
   auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API");
@@ -222,6 +256,23 @@ Command MakeBenchCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--threads", flags->room.num_threads, "With --capacity: compute threads; 0: one per core")
       ->needs(capacity);
+  auto* turns = app.add_option("--turns", flags->talk.turns,
+                               "Instead: conversations of so many turns; the first has --input-tokens, each answer "
+                               "--output-tokens")
+                    ->check(CLI::Range(1, 1000))
+                    ->needs(endpoint);
+  app.add_option("--turn-tokens", flags->talk.turn_tokens, "With --turns: new text of each turn behind the first")
+      ->needs(turns)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--conversations", flags->talk.conversations, "With --turns: times are medians over so many")
+      ->needs(turns)
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--method", flags->talk.methods, "With --turns: REUSE or REUSE/DECODE, may be given again")
+      ->needs(turns)
+      ->capture_default_str();
+  app.add_option("--page", flags->page_file, "With --turns: also write the figure as an HTML page")->needs(turns);
   auto* concurrency =
       app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")->check(CLI::Range(1, 65536));
   auto* rate = app.add_option("--rate", flags->rate, "Requests per second, Poisson arrivals (open loop)")
@@ -249,7 +300,7 @@ Command MakeBenchCommand(CLI::App& root) {
   app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
       ->capture_default_str();
   app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
-  app.final_callback([flags, endpoint, context, concurrency, rate, trace] {
+  app.final_callback([flags, endpoint, context, concurrency, rate, trace, turns] {
     if (flags->capacity) {
       if (context->count() == 0) throw CLI::RequiredError("--context");
       if (flags->model.empty() == flags->random_weights.empty())
@@ -257,6 +308,7 @@ Command MakeBenchCommand(CLI::App& root) {
       return;
     }
     if (endpoint->count() == 0) throw CLI::RequiredError("--endpoint");
+    if (turns->count() > 0) return;
     if (concurrency->count() + rate->count() + trace->count() == 0) {
       throw CLI::RequiredError("one of --concurrency, --rate or --trace");
     }

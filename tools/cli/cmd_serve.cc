@@ -82,6 +82,11 @@ Command MakeServeCommand(CLI::App& root) {
   AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
+  app.add_option("--fidelity-share", c.fidelity_share,
+                 "of the requests that are not exact: also computed exactly in the background, and the logits compared "
+                 "(splice_fidelity_* in the metrics)")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

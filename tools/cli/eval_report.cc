@@ -8,6 +8,7 @@
 #include <set>
 
 #include "services/base/status.h"
+#include "services/engine/runtime/logit_agreement.h"
 #include "tools/cli/eval_plot.h"
 
 namespace spl::cli {
@@ -36,16 +37,6 @@ double Percent(int64_t part, int64_t whole) { return whole > 0 ? 100.0 * double(
 
 double Mean(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
-}
-
-double Cosine(std::span<const float> a, std::span<const float> b) {
-  double ab = 0, aa = 0, bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += double(a[i]) * b[i];
-    aa += double(a[i]) * a[i];
-    bb += double(b[i]) * b[i];
-  }
-  return ab / std::sqrt(std::max(aa * bb, 1e-300));
 }
 
 void Accumulate(EvalCell& into, const EvalCell& cell) {
@@ -137,7 +128,7 @@ void EvalReport::AddFirstLogits(const EvalPlace& place, const EvalMethod& method
   ++cell.first_compared;
   cell.first_equal += std::max_element(logits.begin(), logits.end()) - logits.begin() ==
                       std::max_element(exact.begin(), exact.end()) - exact.begin();
-  cell.cosines.push_back(Cosine(logits, exact));
+  cell.cosines.push_back(engine::CosineOf(logits, exact));
 }
 
 std::set<std::pair<std::string, int64_t>> EvalReport::CoreTasks() const {

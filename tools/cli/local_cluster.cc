@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode.kv_bytes = options.kv_bytes;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
+  decode.engine.fidelity.share = options.fidelity_share;
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(decode_model, decode));
 
@@ -46,6 +47,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.metrics_listen = options.metrics_listen;
   prefill.worker_id = "prefill-0";
   prefill.kv_bytes = options.kv_bytes;
+  prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
   prefill.SetKvTransport(options.kv_transport);

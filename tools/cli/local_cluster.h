@@ -34,6 +34,7 @@ struct LocalClusterOptions {
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads of each worker; 0: one per core
   int32_t max_sequences = 64;
+  double fidelity_share = 0.01;
 };
 
 // Owns the four servers. Stop() before destruction.

@@ -25,6 +25,7 @@ struct DecodeEngine::Fork {
   std::unique_ptr<TokenSelector> selector;
   std::unique_ptr<CompactPages> compact;  // null: the selector needs none
   std::unique_ptr<Sampler> sampler;
+  std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
   int32_t last_token = 0;
   bool finished = false;
 
@@ -48,7 +49,7 @@ struct DecodeEngine::Sequence {
 };
 
 DecodeEngine::DecodeEngine(std::shared_ptr<const Model> model, PagePool& pool, const DecodeEngineOptions& options)
-    : model_(std::move(model)), pool_(pool), options_(options) {}
+    : model_(std::move(model)), pool_(pool), options_(options), fidelity_(*model_, options.fidelity) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -212,6 +213,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
                                                request.prior_output, num_prompt, config.max_positions);
       fork.sampler->Accept(first.token);
+      fork.watched = fidelity_.Draw(*fork.selector, classes);
       if (i + 1 < n) {
         auto copy = request.kv->Fork();
         if (!copy.ok()) return absl::UnavailableError("preempted: the decode worker's KV pool is full");
@@ -279,11 +281,15 @@ void DecodeEngine::RunStep() {
 absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
   std::vector<DecodeRow> rows;
   std::vector<Sampler*> samplers;
+  std::vector<WatchedSequence*> watched;
   for (const auto& [sequence, fork] : forks) {
     rows.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get()});
     samplers.push_back(fork->sampler.get());
+    watched.push_back(fork->watched.get());
   }
+  SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(*executor_, rows, watched));
   SPLICE_RETURN_IF_ERROR(executor_->Decode(rows));
+  SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(*executor_, rows));
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
   for (size_t i = 0; i < rows.size();) {
     Sequence& sequence = *forks[i].sequence;

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/prefill_engine.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -47,6 +48,7 @@ struct DecodeRequest {
 struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
   size_t max_queued = 256;                   // sequences that wait for a place in the batch
+  DecodeFidelityOptions fidelity;            // its report must be set where its share is above 0
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -112,6 +114,7 @@ class DecodeEngine {
   // Engine thread only.
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  DecodeFidelity fidelity_;
   std::thread thread_;
 };
 

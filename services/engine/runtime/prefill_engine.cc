@@ -62,11 +62,13 @@ struct PrefillEngine::Job {
   }
   int64_t cached() const { return kv ? kv->num_tokens() : 0; }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
-  bool overdue(Clock::time_point now) const { return now - submitted > (publish ? kMaxPublishDelay : kMaxDelay); }
+  bool overdue(Clock::time_point now) const { return now - submitted > (behind() ? kMaxPublishDelay : kMaxDelay); }
+  // What nobody waits for like for an answer.
+  bool behind() const { return publish.has_value() || request.background; }
   // Whether it is this one's turn before b's, when neither or both are overdue.
   bool before(const Job& b, bool overdue, double work, double work_of_b) const {
     if (overdue) return submitted < b.submitted;
-    if (publish.has_value() != b.publish.has_value()) return b.publish.has_value();
+    if (behind() != b.behind()) return b.behind();
     return work < work_of_b;
   }
   // The last prompt position is always computed: its logits give the first token.

@@ -87,7 +87,8 @@ struct PrefillRequest {
   std::vector<ReuseSpan> segments;  // ascending, disjoint
   // Text outside of `segments` may be found, too, under namespace_key.
   bool reuse_auto = false;
-  bool publish = true;  // false: nothing of it is kept for later prompts, here or in the store
+  bool publish = true;      // false: nothing of it is kept for later prompts, here or in the store
+  bool background = false;  // behind everything that is not
   bool return_first_logits = false;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);

@@ -1,0 +1,45 @@
+// How the time to the first token of a conversation grows from turn to turn: with its KV kept between them, and with
+// every turn as a prompt of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tools/cli/text_generator.h"
+
+namespace spl::cli {
+
+struct ConversationOptions {
+  int32_t turns = 10;
+  int32_t first_tokens = 1024;  // of the first turn
+  int32_t turn_tokens = 128;    // new text of every later one
+  int32_t answer_tokens = 16;
+  int32_t conversations = 1;      // one after the other; times are their medians
+  std::vector<int32_t> alphabet;  // ids that texts are drawn from
+  uint64_t seed = 1;
+  // REUSE or REUSE/DECODE: policy and selector of the conversation.
+  std::vector<std::string> methods = {"exact"};
+};
+
+struct ConversationTurn {
+  std::string method;  // "alone": each turn by itself, exact, nothing kept
+  int32_t turn = 0;    // from 1
+  int64_t prompt_tokens = 0, cached_tokens = 0, computed_tokens = 0;
+  double ttft_s = 0, tokens_per_s = 0;  // medians over the conversations
+};
+
+// Turn by turn, method by method, over one server; texts are the same for all methods, answers their own.
+absl::StatusOr<std::vector<ConversationTurn>> MeasureConversations(
+    TextGenerator& generator, const ConversationOptions& options,
+    const std::function<void(const std::string& method, int32_t conversation, int32_t turn)>& progress);
+
+std::string ConversationText(const std::vector<ConversationTurn>& turns);
+nlohmann::ordered_json ConversationJson(const std::vector<ConversationTurn>& turns, const ConversationOptions& options);
+// Time to the first token over the turns, a line for each method: an HTML page.
+std::string ConversationPage(const std::vector<ConversationTurn>& turns);
+
+}  // namespace spl::cli
