@@ -47,13 +47,12 @@ TEST_P(WorkersTest, ColdPromptsGiveTheTokensOfThePlainGenerator) {
     EXPECT_LE(lines.held_out_lowest(), lines.held_out());
     EXPECT_GE(lines.covered(), std::string(policy) == "loopserve" ? 0.899 : 0);
   }
+  EXPECT_TRUE(PagesComeBack());
   reuse_.set_policy("loopserve");
   reuse_.set_line_alpha(0);
   const Result bad = Generate(prompt, Sampling(8));
   EXPECT_EQ(bad.run.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(bad.run.message()), testing::HasSubstr("line_alpha is 0"));
-  reuse_.Clear();
-  EXPECT_TRUE(PagesComeBack());
 }
 
 TEST_P(WorkersTest, ConcurrentRequestsDoNotMix) {
