@@ -22,6 +22,7 @@ int32_t KvBucket(int32_t longest) {
   return (longest + step - 1) / step * step;
 }
 constexpr size_t kMaxRecorded = 256;
+constexpr size_t kSmallRowArray = 32 << 10;  // bytes that are cheaper to copy than to leave out
 
 class EventFence final : public Fence {
  public:
@@ -395,8 +396,19 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   std::copy(offsets.begin(), offsets.end(), host(batch_.table_offset));
   int64_t* plan_offset = host(batch_.plan_offset);
   for (size_t s = 0; s < sequences; ++s) plan_offset[s] = offsets[s] / batch_.head_stride;
-  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(base, *pinned, batch_memory_->size(), cudaMemcpyHostToDevice, stream_),
-                              "copying the batch");
+  // Tokens, positions and sequences of rows come first. Where there is room for many more rows than this batch has only
+  // its own travel.
+  const size_t row_array = Aligned<int32_t>(static_cast<size_t>(std::max(options_.max_rows, 1)));
+  size_t rest = 0;
+  if (row_array > kSmallRowArray) {
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(base, row_array, *pinned, row_array, rows * sizeof(int32_t), 3,
+                                                  cudaMemcpyHostToDevice, stream_),
+                                "copying the batch's rows");
+    rest = 3 * row_array;
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(base + rest, *pinned + rest, batch_memory_->size() - rest, cudaMemcpyHostToDevice, stream_),
+      "copying the batch");
   if (absl::Status s = PinnedUsed(); !s.ok()) return s;
   batch_.num_rows = static_cast<int32_t>(rows);
   batch_.num_sequences = static_cast<int32_t>(sequences);

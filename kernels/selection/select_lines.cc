@@ -146,21 +146,21 @@ namespace cpu {
 absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) { return Select(ctx, a, LineWeights); }
 }  // namespace cpu
 
-std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed) {
-  constexpr int32_t kLast = 16, kStrata = 48;
+std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed, int32_t num_samples) {
   std::vector<int32_t> rows;
-  if (num_rows <= kLast + kStrata) {
+  if (num_rows <= num_samples) {
     rows.resize(static_cast<size_t>(std::max(num_rows, 0)));
     std::iota(rows.begin(), rows.end(), 0);
     return rows;
   }
-  const int64_t others = num_rows - kLast;
+  const int32_t last = num_samples / 4, strata = num_samples - last;
+  const int64_t others = num_rows - last;
   std::mt19937_64 engine(seed);
-  for (int64_t i = 0; i < kStrata; ++i) {
-    const int64_t begin = others * i / kStrata, end = others * (i + 1) / kStrata;
+  for (int64_t i = 0; i < strata; ++i) {
+    const int64_t begin = others * i / strata, end = others * (i + 1) / strata;
     rows.push_back(static_cast<int32_t>(begin + static_cast<int64_t>(engine() % static_cast<uint64_t>(end - begin))));
   }
-  for (int32_t i = num_rows - kLast; i < num_rows; ++i) rows.push_back(i);
+  for (int32_t i = num_rows - last; i < num_rows; ++i) rows.push_back(i);
   return rows;
 }
 

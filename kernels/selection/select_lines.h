@@ -92,8 +92,9 @@ namespace cpu {
 absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& args);
 }
 
-// The rows to sample of num_rows computed ones (algorithms.md 5.1): the last 16 and one at random of each of 48 equal
-// parts of the others, drawn from `seed`; all of them when there are no more than 64. Ascending.
-std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed);
+// The rows to sample of num_rows computed ones (algorithms.md 5.1, which has 64 samples): the last quarter of the
+// samples are the last rows, and the others one at random of each of as many equal parts of the rest, drawn from
+// `seed`; all rows when there are no more than num_samples. Ascending.
+std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed, int32_t num_samples = 64);
 
 }  // namespace spl::kernels

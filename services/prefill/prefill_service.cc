@@ -45,6 +45,15 @@ prometheus::Counter& LeaseCounter(Metrics& metrics, const char* result) {
       {{"result", result}});
 }
 
+prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
+  return metrics.Counter("splice_prefill_line_heads_total",
+                         "KV heads times layers that chose lines, by whether they fell back to everything.",
+                         {{"kind", kind}});
+}
+
+// Shares near 1 are what a method promises, small ones what it saves.
+std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
+
 prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
   return metrics.Counter("splice_prefill_sessions_dropped_total",
                          "Conversations whose KV went: for want of pages, or because their lease was over.",
@@ -54,6 +63,15 @@ prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
   return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
                            {{"stage", stage}});
+}
+
+void FillLines(const engine::LineReport& lines, v1::LineReceipt& receipt) {
+  receipt.set_heads(static_cast<uint64_t>(lines.heads));
+  receipt.set_dense_heads(static_cast<uint64_t>(lines.dense_heads));
+  receipt.set_covered(lines.covered_share());
+  receipt.set_cells(lines.cell_share());
+  receipt.set_held_out(lines.held_out_share());
+  receipt.set_held_out_lowest(lines.held_out_lowest);
 }
 
 void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
@@ -68,6 +86,7 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
   receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
   receipt.set_ffn_share(stats.ffn_share);
+  if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
   receipt.set_lookup_seconds(stats.lookup_s);
@@ -149,6 +168,18 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
                                           {{"result", "existing"}})),
       published_bytes_(
           metrics.Counter("splice_prefill_published_bytes_total", "Payloads of the chunks of Publish calls.")),
+      line_prompts_(metrics.Counter("splice_prefill_line_prompts_total", "Prompts whose heads chose lines.")),
+      line_heads_(LineCounter(metrics, "lines")),
+      line_dense_heads_(LineCounter(metrics, "dense")),
+      line_covered_(metrics.Histogram("splice_prefill_line_covered_share",
+                                      "Lower bound of the sampled rows' attention that a prompt's lines have.",
+                                      ShareBuckets())),
+      line_cells_(metrics.Histogram("splice_prefill_line_cells_share",
+                                    "Cells that attention over lines computed, of a causal prefill's.",
+                                    ShareBuckets())),
+      line_held_out_(metrics.Histogram("splice_prefill_line_held_out_share",
+                                       "Attention of rows outside of the sample that a prompt's lines have.",
+                                       ShareBuckets())),
       stage_queue_(StageHistogram(metrics, "queue")),
       stage_lookup_(StageHistogram(metrics, "lookup")),
       stage_fetch_(StageHistogram(metrics, "fetch")),
@@ -405,6 +436,14 @@ void PrefillService::Count(const engine::PrefillStats& stats) {
   recomputed_.Increment(static_cast<double>(stats.recomputed_tokens));
   reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
   fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
+  if (stats.lines.heads > 0) {
+    line_prompts_.Increment();
+    line_heads_.Increment(static_cast<double>(stats.lines.heads - stats.lines.dense_heads));
+    line_dense_heads_.Increment(static_cast<double>(stats.lines.dense_heads));
+    line_covered_.Observe(stats.lines.covered_share());
+    line_cells_.Observe(stats.lines.cell_share());
+    line_held_out_.Observe(stats.lines.held_out_share());
+  }
   stage_queue_.Observe(stats.queue_s);
   stage_lookup_.Observe(stats.lookup_s);
   stage_fetch_.Observe(stats.fetch_s);

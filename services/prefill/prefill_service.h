@@ -102,6 +102,8 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& published_new_;
   prometheus::Counter& published_existing_;
   prometheus::Counter& published_bytes_;
+  prometheus::Counter &line_prompts_, &line_heads_, &line_dense_heads_;
+  prometheus::Histogram &line_covered_, &line_cells_, &line_held_out_;
   prometheus::Histogram& stage_queue_;
   prometheus::Histogram& stage_lookup_;
   prometheus::Histogram& stage_fetch_;

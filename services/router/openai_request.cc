@@ -130,6 +130,15 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Bool("decode_restore", &reuse.decode_restore);
   inner.Uint32("decode_restore_interval", &reuse.decode_restore_interval);
   inner.Number("decode_restore_threshold", &reuse.decode_restore_threshold);
+  inner.Bool("head_classes", &reuse.head_classes);
+  inner.Uint32("line_samples", &reuse.line_samples);
+  inner.Number("line_alpha", &reuse.line_alpha);
+  inner.Uint32("line_min_span", &reuse.line_min_span);
+  inner.Uint32("line_columns", &reuse.line_columns);
+  inner.Uint32("line_slashes", &reuse.line_slashes);
+  inner.Uint32("band_sinks", &reuse.band_sinks);
+  inner.Uint32("band_window", &reuse.band_window);
+  inner.Uint32("band_last_rows", &reuse.band_last_rows);
   inner.Uint32("decode_budget", &reuse.decode_budget);
   inner.Uint32("decode_dense_layers", &reuse.decode_dense_layers);
   inner.Uint32("decode_recent", &reuse.decode_recent);

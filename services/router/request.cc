@@ -54,8 +54,9 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
   return absl::OkStatus();
 }
 
-constexpr std::string_view kReusePolicies[] = {"auto", "exact",   "sparsex", "naive",  "cacheblend",
-                                               "epic", "redknot", "splice",  "splice+"};
+constexpr std::string_view kReusePolicies[] = {"auto",       "exact",   "sparsex",  "naive",   "cacheblend",
+                                               "epic",       "redknot", "splice",   "splice+", "loopserve",
+                                               "minference", "a-shape", "tri-shape"};
 
 constexpr std::string_view kSelectors[] = {"auto",      "dense", "head_classes", "sparcas",
                                            "loopserve", "quest", "streaming"};
@@ -88,7 +89,8 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
                                      {"splice.rec_frac", reuse.rec_frac},
                                      {"splice.restore_share", reuse.restore_share},
                                      {"splice.restore_threshold", reuse.restore_threshold},
-                                     {"splice.decode_restore_threshold", reuse.decode_restore_threshold}}) {
+                                     {"splice.decode_restore_threshold", reuse.decode_restore_threshold},
+                                     {"splice.line_alpha", reuse.line_alpha}}) {
     if (value.has_value()) SPLICE_RETURN_IF_ERROR(CheckRange(field, *value, 0, 1));
   }
   return CheckName("splice.namespace", request.namespace_name);

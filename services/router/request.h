@@ -94,12 +94,14 @@ struct ReuseRequest {
   bool return_first_logits = false;
   bool full_kv = false;
   bool decode_restore = false;
+  bool head_classes = false;
   std::optional<bool> score_all_heads;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
       link_tokens, epic_tokens, ffn_dense_layers, ffn_recent, ffn_deep_layer, decode_budget, decode_dense_layers,
-      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks, decode_restore_interval;
+      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks, decode_restore_interval,
+      line_samples, line_min_span, line_columns, line_slashes, band_sinks, band_window, band_last_rows;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
-      restore_share, restore_threshold, decode_restore_threshold;
+      restore_share, restore_threshold, decode_restore_threshold, line_alpha;
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.
@@ -169,6 +171,11 @@ struct RequestReceipt {
   uint32_t decode_restored_heads = 0;
   uint32_t restore_misses = 0;
   double ffn_share = 1;
+  struct Lines {  // see LineReceipt
+    uint64_t heads = 0, dense_heads = 0;
+    double covered = 1, cells = 1, held_out = 1, held_out_lowest = 1;
+  };
+  std::optional<Lines> lines;
   uint64_t bytes_fetched = 0;
   uint64_t bytes_moved = 0;
   double queue_seconds = 0;

@@ -80,6 +80,15 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.decode_refresh_interval.has_value()) out.set_decode_refresh_interval(*r.decode_refresh_interval);
   if (r.decode_window.has_value()) out.set_decode_window(*r.decode_window);
   if (r.decode_sinks.has_value()) out.set_decode_sinks(*r.decode_sinks);
+  out.set_head_classes(r.head_classes);
+  if (r.line_samples.has_value()) out.set_line_samples(*r.line_samples);
+  if (r.line_alpha.has_value()) out.set_line_alpha(*r.line_alpha);
+  if (r.line_min_span.has_value()) out.set_line_min_span(*r.line_min_span);
+  if (r.line_columns.has_value()) out.set_line_columns(*r.line_columns);
+  if (r.line_slashes.has_value()) out.set_line_slashes(*r.line_slashes);
+  if (r.band_sinks.has_value()) out.set_band_sinks(*r.band_sinks);
+  if (r.band_window.has_value()) out.set_band_window(*r.band_window);
+  if (r.band_last_rows.has_value()) out.set_band_last_rows(*r.band_last_rows);
   out.set_return_first_logits(r.return_first_logits);
   return out;
 }
@@ -122,6 +131,15 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_decode_refresh_interval()) out.decode_refresh_interval = o.decode_refresh_interval();
   if (o.has_decode_window()) out.decode_window = o.decode_window();
   if (o.has_decode_sinks()) out.decode_sinks = o.decode_sinks();
+  out.head_classes = o.head_classes();
+  if (o.has_line_samples()) out.line_samples = o.line_samples();
+  if (o.has_line_alpha()) out.line_alpha = o.line_alpha();
+  if (o.has_line_min_span()) out.line_min_span = o.line_min_span();
+  if (o.has_line_columns()) out.line_columns = o.line_columns();
+  if (o.has_line_slashes()) out.line_slashes = o.line_slashes();
+  if (o.has_band_sinks()) out.band_sinks = o.band_sinks();
+  if (o.has_band_window()) out.band_window = o.band_window();
+  if (o.has_band_last_rows()) out.band_last_rows = o.band_last_rows();
   out.return_first_logits = o.return_first_logits();
   return out;
 }
@@ -184,6 +202,15 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_decode_restored_heads(r.decode_restored_heads);
   out.set_restore_misses(r.restore_misses);
   out.set_ffn_share(r.ffn_share);
+  if (r.lines.has_value()) {
+    v1::LineReceipt& lines = *out.mutable_lines();
+    lines.set_heads(r.lines->heads);
+    lines.set_dense_heads(r.lines->dense_heads);
+    lines.set_covered(r.lines->covered);
+    lines.set_cells(r.lines->cells);
+    lines.set_held_out(r.lines->held_out);
+    lines.set_held_out_lowest(r.lines->held_out_lowest);
+  }
   out.set_computed_tokens(r.computed_tokens);
   out.set_bytes_fetched(r.bytes_fetched);
   out.set_bytes_moved(r.bytes_moved);
@@ -218,6 +245,9 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.decode_restored_heads = r.decode_restored_heads();
   out.restore_misses = r.restore_misses();
   out.ffn_share = r.ffn_share();
+  if (r.has_lines())
+    out.lines = {r.lines().heads(), r.lines().dense_heads(), r.lines().covered(),
+                 r.lines().cells(), r.lines().held_out(),    r.lines().held_out_lowest()};
   out.computed_tokens = r.computed_tokens();
   out.bytes_fetched = r.bytes_fetched();
   out.bytes_moved = r.bytes_moved();

@@ -75,6 +75,15 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (proto.has_score_all_heads()) reuse.score_all_heads = proto.score_all_heads();
   if (proto.has_restore_share()) reuse.restore_share = proto.restore_share();
   if (proto.has_restore_threshold()) reuse.restore_threshold = proto.restore_threshold();
+  reuse.head_classes = proto.head_classes();
+  if (proto.has_line_alpha()) reuse.line_alpha = proto.line_alpha();
+  if (proto.has_line_samples()) reuse.line_samples = Bounded(proto.line_samples());
+  if (proto.has_line_min_span()) reuse.line_min_span = Bounded(proto.line_min_span());
+  if (proto.has_line_columns()) reuse.line_columns = Bounded(proto.line_columns());
+  if (proto.has_line_slashes()) reuse.line_slashes = Bounded(proto.line_slashes());
+  if (proto.has_band_sinks()) reuse.band_sinks = Bounded(proto.band_sinks());
+  if (proto.has_band_window()) reuse.band_window = Bounded(proto.band_window());
+  if (proto.has_band_last_rows()) reuse.band_last_rows = Bounded(proto.band_last_rows());
   return reuse;
 }
 

@@ -62,7 +62,8 @@ absl::StatusOr<double> Time(engine::ParallelExecutor& executor, int32_t repeats,
 // Floating point operations of the passes of one prompt.
 struct Work {
   double projections = 0, attention = 0, local_attention = 0, scores = 0;  // local: of heads with a window
-  double ffn = 0;                                                          // if all rows ran through feed-forward
+  double line_attention = 0;  // of heads that choose lines, if they had everything
+  double ffn = 0;             // if all rows ran through feed-forward
   double ffn_share = 1;
 
   double linear() const { return projections + ffn * ffn_share; }
@@ -78,6 +79,7 @@ struct StageTime {
 struct Result {
   double seconds = 0;
   int64_t recomputed = 0, restored = 0;
+  engine::LineReport lines;
   Work work;
   std::vector<StageTime> stages;
   std::shared_ptr<engine::SequenceKv> kv;
@@ -134,7 +136,8 @@ class Bench {
     SPLICE_ASSIGN_OR_RETURN(memory_, backend->Allocate(pages * model_->page_bytes()));
     view_ = {static_cast<std::byte*>(memory_->data()), model_->kv_dtype(), c.head_dim, static_cast<int32_t>(pages)};
     pool_ = std::make_unique<engine::PagePool>(view_, backend.get());
-    SPLICE_ASSIGN_OR_RETURN(executor_, engine::ParallelExecutor::Create(model_, view_, {.max_rows = flags_.slice}));
+    SPLICE_ASSIGN_OR_RETURN(executor_, engine::ParallelExecutor::Create(
+                                           model_, view_, {.max_rows = flags_.slice, .max_span_rows = longest}));
     for (int32_t i = 0; i < longest; ++i) prompt_.push_back(static_cast<int32_t>((i * 7919ll) % c.vocab_size));
     return absl::OkStatus();
   }
@@ -164,10 +167,11 @@ class Bench {
       const bool keys_only = last && pass.keys_only_last, attention_only = last && pass.attention_only_last;
       work.projections += 2 * rows * hidden * (2 * c.kv_size() + (keys_only ? 0 : c.q_size()));
       if (keys_only) continue;
-      for (const kernels::HeadVisibility& head : slice.policy->PlanLayer(layer).visibility) {
+      const engine::LayerPlan plan = slice.policy->PlanLayer(layer);
+      for (const kernels::HeadVisibility& head : plan.visibility) {
         const double per_pair = 4.0 * c.head_dim * c.num_qo_heads / c.num_kv_heads;
         if (head.rule == kernels::VisibilityRule::kFull) {
-          work.attention += per_pair * all;
+          (plan.lines != nullptr ? work.line_attention : work.attention) += per_pair * all;
           continue;
         }
         double pairs = 0;
@@ -195,9 +199,15 @@ class Bench {
   }
 
   absl::StatusOr<Result> RunPrompt(const std::string& method) {
-    engine::ReuseOptions reuse{.policy = method == "cold" ? "sparsex" : method,
+    engine::ReuseOptions reuse{.policy = method == "cold" ? "sparsex" : method.substr(0, method.find('=')),
                                .dense_layers = flags_.dense_layers,
                                .recompute_share = flags_.recompute_share};
+    if (!engine::UsesHeadClasses(reuse) && (engine::RunsWholeSpans(reuse) || reuse.policy.ends_with("-shape")))
+      reuse.dense_layers = -1;  // their own
+    if (const size_t number = method.find('='); number != std::string::npos) {
+      if (reuse.policy == "loopserve") reuse.line_alpha = std::stod(method.substr(number + 1));
+      if (reuse.policy == "minference") reuse.line_slashes = std::stoi(method.substr(number + 1));
+    }
     Result result;
     result.kv = std::make_shared<engine::SequenceKv>(*pool_, engine::KvShapeOf(model_->config()));
     SPLICE_RETURN_IF_ERROR(result.kv->Reserve(tokens_));
@@ -235,6 +245,8 @@ class Bench {
     result.recomputed = run.recomputed_tokens();
     result.restored = static_cast<int64_t>(run.restored_heads().size());
     result.work.ffn_share = run.ffn_share();
+    result.lines = run.lines();
+    result.work.attention += result.work.line_attention * result.lines.cell_share();
     return result;
   }
 
@@ -307,6 +319,11 @@ class Bench {
         tokens_, method, 1e3 * seconds, exact / seconds, result.recomputed, engine::CountOf(Reused()), result.restored,
         100 * work.ffn_share, 1e3 * (linear + attention), 1e3 * linear, 1e3 * attention,
         100 * (linear + attention) / seconds);
+    const engine::LineReport& lines = result.lines;
+    if (lines.heads > 0)
+      fmt::print("  lines: {} of {} heads fell back, {:.1f} % of the cells, {:.4f} covered, {:.4f} of held-out rows\n",
+                 lines.dense_heads, lines.heads, 100 * lines.cell_share(), lines.covered_share(),
+                 lines.held_out_share());
     nlohmann::json stages = nlohmann::json::array();
     for (const StageTime& stage : result.stages) {
       if (flags_.stages) fmt::print("  {:9.3f} ms  {}\n", 1e3 * stage.seconds, stage.what);
@@ -327,6 +344,9 @@ class Bench {
                                  {"local_attention", work.local_attention},
                                  {"scores", work.scores}}},
                                {"roofline_s", linear + attention},
+                               {"cells", lines.cell_share()},
+                               {"dense_heads", lines.dense_heads},
+                               {"held_out", lines.held_out_share()},
                                {"stages", stages}});
   }
 
@@ -442,7 +462,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", flags.model_dir, "a model folder instead");
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
-  app.add_option("--methods", flags.methods, "policies; cold: sparsex without a hit")
+  app.add_option("--methods", flags.methods,
+                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--head-classes", flags.head_classes, "a head_classes.json; with --shape also a preset")

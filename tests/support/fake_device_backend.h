@@ -78,6 +78,9 @@ class FakeDeviceBackend : public kernels::Backend {
   absl::Status SelectTokens(const kernels::KernelContext& ctx, const kernels::SelectTokensArgs& a) const override {
     return cpu_->SelectTokens(ctx, a);
   }
+  absl::Status SelectLines(const kernels::KernelContext& ctx, const kernels::SelectLinesArgs& a) const override {
+    return cpu_->SelectLines(ctx, a);
+  }
   absl::Status TopTokens(const kernels::KernelContext& ctx, const kernels::TopTokensArgs& a) const override {
     return cpu_->TopTokens(ctx, a);
   }

@@ -188,8 +188,9 @@ Command MakeEvalCommand(CLI::App& root) {
       "    --reuse exact,naive,sparsex,sparsex:dense_layers=1:recompute_share=0.1 --provenance context,isolated \\\n"
       "    --json out.json --html out.html\n"
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
-      "Methods other than exact are measured after a warm-up request that leaves the KV of the sample's reusable\n"
+      "Methods that reuse segments are measured after a warm-up request that leaves the KV of the sample's reusable\n"
       "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
+      "Cold prompts (docs/cold-prompts.md): --reuse exact,loopserve:line_min_span=2048,minference,a-shape,tri-shape\n"
       "Turns and perplexity: docs/evaluation.md\n"
       "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
       "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");

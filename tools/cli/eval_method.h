@@ -22,7 +22,13 @@ struct EvalMethod {
   std::string decode;
   Provenance provenance = Provenance::kContext;
 
-  bool reuses_segments() const { return reuse != "exact" && reuse != "redknot"; }
+  // The others compute everything behind the exact prefix.
+  bool reuses_segments() const {
+    for (const char* name : {"exact", "redknot", "loopserve", "minference", "a-shape", "tri-shape"}) {
+      if (reuse == name) return false;
+    }
+    return true;
+  }
 };
 
 // Both "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1" and "sparcas:budget=1024" (which

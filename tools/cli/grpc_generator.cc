@@ -43,6 +43,10 @@ json ToJson(const v1::Receipt& r) {
     out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
   if (r.head_lease())
     out["decode_restore"] = {{"restored_heads", r.decode_restored_heads()}, {"restore_misses", r.restore_misses()}};
+  if (r.has_lines())
+    out["lines"] = {{"heads", r.lines().heads()},       {"dense_heads", r.lines().dense_heads()},
+                    {"covered", r.lines().covered()},   {"cells", r.lines().cells()},
+                    {"held_out", r.lines().held_out()}, {"held_out_lowest", r.lines().held_out_lowest()}};
   if (!r.first_logits().empty()) out["first_logits"] = absl::Base64Escape(r.first_logits());
   return out;
 }

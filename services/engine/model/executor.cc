@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(std::shared_ptr<const
       shard.backend().NewSession(
           {.num_threads = options.num_threads,
            .isa = options.isa,
-           .max_rows = options.max_rows,
+           .max_rows = options.span_rows(),
            .max_sequences = std::min(options.max_sequences, options.max_rows),
            .num_layers = c.num_layers,
            .num_kv_heads = c.num_kv_heads,
@@ -117,6 +117,7 @@ kernels::AttentionShape Executor::attention_shape() const {
 
 absl::Status Executor::Stage(bool staged_plans) {
   num_rows_ = static_cast<int32_t>(tokens_.size());
+  first_row_ = 0;
   num_logit_rows_ = 0;
   if (num_rows_ > options_.max_rows)
     return Errorf(absl::StatusCode::kResourceExhausted, "executor: {} rows in one pass, at most {}", num_rows_,
@@ -124,6 +125,10 @@ absl::Status Executor::Stage(bool staged_plans) {
   if (spans_.size() > static_cast<size_t>(options_.max_sequences))
     return Errorf(absl::StatusCode::kResourceExhausted, "executor: {} sequences in one pass, at most {}", spans_.size(),
                   options_.max_sequences);
+  return StageBatch(staged_plans);
+}
+
+absl::Status Executor::StageBatch(bool staged_plans) {
   batch_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
     const RowSpan& rows = spans_[s];
@@ -163,6 +168,10 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
                                const OnLayer& on_layer) {
+  if (pass.whole) {
+    SPLICE_CHECK(slices.size() == 1, "a whole span is of one prompt");
+    return PrefillSpan(slices[0], pass, plan, on_layer);
+  }
   const int32_t num_layers = model_->config().num_layers;
   const LayerRange layers = pass.layers;
   SPLICE_CHECK(layers.begin >= 0 && layers.begin < layers.end && layers.end <= num_layers, "layers of the model");
@@ -276,9 +285,21 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                               .sequences = prefill_sequences_,
                                               .layer = layer};
   SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), args));
+  SPLICE_RETURN_IF_ERROR(OpenLastRows(args));
   if (restores) SPLICE_RETURN_IF_ERROR(RestoreHeads(slices[0], args));
   if (observer_ != nullptr) SPLICE_RETURN_IF_ERROR(Observe(args));
   return any_scores ? ScoreColumns(slices, layer) : absl::OkStatus();
+}
+
+// The rows from LayerPlan::open_from on once more, with all that the model lets them see: that is what stays.
+absl::Status Executor::OpenLastRows(const kernels::PrefillAttentionArgs& seen) {
+  const auto first = std::lower_bound(positions_.begin(), positions_.end(), layer_plans_[0].open_from);
+  if (first == positions_.end()) return absl::OkStatus();
+  SPLICE_CHECK(spans_.size() == 1, "rows with a view of their own are of one prompt");
+  for (kernels::HeadStreamView& stream : stream_views_) stream.visibility = model_->config().visibility(seen.layer);
+  kernels::PrefillAttentionArgs args = seen;
+  args.last_rows = static_cast<int32_t>(positions_.end() - first);
+  return model_->backend().PrefillAttention(context(), args);
 }
 
 absl::StatusOr<std::vector<float>> Executor::ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes) {
@@ -634,11 +655,16 @@ absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
 }
 
 absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight) {
-  return model_->backend().RmsNorm(context(), {.residual = F32(ws_.residual),
+  return Normalize(F32(ws_.residual), delta, weight, num_rows_);
+}
+
+absl::Status Executor::Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
+                                 int64_t num_rows) {
+  return model_->backend().RmsNorm(context(), {.residual = residual,
                                                .delta = delta,
                                                .weight = static_cast<const float*>(weight.data()),
                                                .out = Act(ws_.normed),
-                                               .num_rows = num_rows_,
+                                               .num_rows = num_rows,
                                                .width = model_->config().hidden_size,
                                                .eps = model_->config().rms_norm_eps});
 }
@@ -659,6 +685,10 @@ kernels::RopeSequence Executor::RopeRows(size_t sequence) const {
 }
 
 absl::Status Executor::WriteKv(int32_t layer) {
+  return WriteKv(layer, F32(ws_.qkv), ws_.q ? Act(ws_.q) : kernels::Activations());
+}
+
+absl::Status Executor::WriteKv(int32_t layer, float* qkv, kernels::Activations q_out) {
   const ModelConfig& c = model_->config();
   ViewPageTables(layer);
   rope_sequences_.clear();
@@ -666,7 +696,7 @@ absl::Status Executor::WriteKv(int32_t layer) {
   const LayerWeights& weights = model_->layer(layer);
   kernels::QkNorm qk_norm;
   if (c.qk_norm) qk_norm = {F32(weights.q_norm), F32(weights.k_norm), c.rms_norm_eps};
-  return model_->backend().RopeWriteKv(context(), {.qkv = F32(ws_.qkv),
+  return model_->backend().RopeWriteKv(context(), {.qkv = qkv,
                                                    .num_qo_heads = c.num_qo_heads,
                                                    .num_kv_heads = c.num_kv_heads,
                                                    .head_dim = c.head_dim,
@@ -675,7 +705,7 @@ absl::Status Executor::WriteKv(int32_t layer) {
                                                    .sequences = rope_sequences_,
                                                    .layer = layer,
                                                    .qk_norm = qk_norm,
-                                                   .q_out = ws_.q ? Act(ws_.q) : kernels::Activations()});
+                                                   .q_out = q_out});
 }
 
 absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
@@ -750,13 +780,21 @@ absl::Status Executor::ReserveLogits(int64_t num_rows) {
 
 absl::Status Executor::ComputeLogits(std::span<const int32_t> rows) {
   const kernels::Backend& backend = model_->backend();
+  row_ids_.clear();
+  for (const int32_t row : rows) {
+    if (row < first_row_)
+      return Errorf(absl::StatusCode::kFailedPrecondition,
+                    "executor: logits of row {} of a pass over a whole span, which keeps rows from {} on", row,
+                    first_row_);
+    row_ids_.push_back(row - first_row_);
+  }
   SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
   const auto gather = [&](kernels::Activations from, kernels::Activations to) {
     return backend.GatherRows(context(), {.table = from.data,
                                           .dtype = from.dtype,
                                           .num_table_rows = num_rows_,
                                           .width = model_->config().hidden_size,
-                                          .ids = rows,
+                                          .ids = row_ids_,
                                           .out = to});
   };
   SPLICE_RETURN_IF_ERROR(gather(F32(ws_.residual), F32(ws_.gathered)));

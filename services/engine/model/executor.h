@@ -14,6 +14,7 @@
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/decode_row.h"
 #include "services/engine/model/grow_buffer.h"
+#include "services/engine/model/line_attention.h"
 #include "services/engine/model/model.h"
 #include "services/engine/model/token_choices.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -25,6 +26,11 @@ struct ExecutorOptions {
   int32_t num_threads = 0;     // 0: one per core
   int32_t max_rows = 512;      // of one forward pass; workspace grows linearly with it
   int32_t max_sequences = 64;  // of one forward pass
+  // Of a pass that holds a whole span (PassLayers::whole); its products still run over max_rows rows at a time, and
+  // what it needs is allocated when it first runs. 0: max_rows.
+  int32_t max_span_rows = 0;
+
+  int32_t span_rows() const { return max_span_rows > max_rows ? max_span_rows : max_rows; }
   kernels::CpuIsa isa = kernels::DetectCpuIsa();
 };
 
@@ -66,6 +72,8 @@ struct PrefillSlice {
   const ScoreTask* score = nullptr;  // null: none
   // As `hidden`: one for each rank. Null where no plan has anything to report.
   HeadClassReport* report = nullptr;
+  // As `hidden`: what choosing lines came to. Of a pass that is whole.
+  LineReport* lines = nullptr;
   // The slice's last rows that tell which heads are restored (edge_restore.h); 0: none are. Only in a pass of one
   // slice.
   int32_t num_probes = 0;
@@ -78,6 +86,9 @@ struct PassLayers {
   bool keep_hidden = false;     // writes the slices' hidden states, of which every one has room
   // The last of them ends with attention and its scores: nobody reads what would come out behind.
   bool attention_only_last = false;
+  // One layer of one slice that may have span_rows() rows (PrefillStage::whole). Logits are then to be had of the last
+  // rows only, at most max_rows.
+  bool whole = false;
   bool operator==(const PassLayers&) const = default;
 };
 
@@ -109,7 +120,8 @@ class Executor {
   // ends the pass early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens.
+  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens, or a whole one more
+  // than span_rows().
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
   // The same with plans from elsewhere than the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
@@ -131,7 +143,8 @@ class Executor {
   // it share a step (ScoringPlan::SharesStep).
   absl::Status Decode(std::span<const DecodeRow> rows);
 
-  // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice).
+  // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice). FailedPrecondition:
+  // of a whole span, a row whose hidden state is gone.
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   // What was computed last, [rows, the rank's vocab().size()], where the host may change it; valid until the next call
   // of the executor.
@@ -159,6 +172,23 @@ class Executor {
   absl::Status AllocateWorkspace();
   // Checks the pass against the limits and puts it where the device reads it.
   absl::Status Stage(bool staged_plans = false);
+  absl::Status StageBatch(bool staged_plans = false);
+  // A pass of one layer over a span of any length; executor_span.cc.
+  struct SpanPass {
+    const PrefillSlice& slice;
+    LayerPlan plan;
+    int32_t layer = 0;
+    bool last_layer = false;
+  };
+  absl::Status PrefillSpan(const PrefillSlice& slice, const PassLayers& pass, const PlanSlice& plan,
+                           const OnLayer& on_layer);
+  absl::Status RunSpan(const SpanPass& pass, const OnLayer& on_layer);
+  absl::Status SpanKeys(const SpanPass& pass, int32_t begin, int32_t end);
+  absl::Status SpanAttention(const SpanPass& pass);
+  absl::Status SpanFeedForward(const SpanPass& pass, int32_t begin, int32_t end);
+  absl::StatusOr<LineFidelity> SpanFidelity(const SpanPass& pass, const kernels::PrefillAttentionArgs& seen);
+  absl::Status StageSpan(const SpanPass& pass, int32_t begin, int32_t end, int64_t kv_len);
+  absl::Status AllocateSpan(int64_t num_rows, bool wants_lse);
   // What a pass does, whoever asks for it.
   struct LayerHooks {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
@@ -183,6 +213,7 @@ class Executor {
     return GrowBuffer(model_->backend(), *session_, buffer, bytes);
   }
   absl::Status RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen);
+  absl::Status OpenLastRows(const kernels::PrefillAttentionArgs& seen);
   absl::StatusOr<std::vector<float>> ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes);
   absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
@@ -192,6 +223,7 @@ class Executor {
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
+  absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
   // f32 [num_rows, hidden_size] of all ranks, added up; nothing with one.
   absl::Status Reduce(float* partial, int64_t num_rows);
   // Feed-forward of `x` [num_rows, hidden_size], whatever kind the layer has, summed over the ranks.
@@ -201,6 +233,8 @@ class Executor {
   absl::Status RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
+  absl::Status Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
+                         int64_t num_rows);
   absl::Status GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out);
   kernels::ConstActivations query() const {
     return ws_.q ? Act(ws_.q) : kernels::Activations(ws_.qkv->data(), kernels::DType::kF32);
@@ -232,6 +266,7 @@ class Executor {
   std::unique_ptr<kernels::Session> session_;
 
   int32_t num_rows_ = 0;
+  int32_t first_row_ = 0;  // of the pass, that the workspace still has; num_rows_ of them
   int64_t num_logit_rows_ = 0;
   std::vector<RowSpan> spans_;
   std::vector<int32_t> tokens_, positions_;
@@ -253,7 +288,8 @@ class Executor {
   };
   std::unique_ptr<Observer> observer_;  // during PrefillObserved
   std::unique_ptr<TokenChoices> choices_;
-  std::vector<float> host_logits_;  // of a device whose memory the host cannot change
+  std::vector<float> host_logits_;        // of a device whose memory the host cannot change
+  std::unique_ptr<LineAttention> lines_;  // once a span chose lines
 
   struct Workspace {
     // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one
@@ -269,6 +305,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> norms;           // f32 [max_rows], once rows were chosen by them
     std::unique_ptr<kernels::Buffer> probe_lse;       // as lse, of the probes
     std::unique_ptr<kernels::Buffer> probe_out;       // as attention; nobody reads it
+    std::unique_ptr<kernels::Buffer> probe_q;         // of rows of a whole span
     std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
     std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
@@ -277,6 +314,9 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
+    // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
+    // everything of qkv; what attention makes of them; f32 [rows, Hq].
+    std::unique_ptr<kernels::Buffer> span_q, span_attention, span_lse;
     // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
     std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]
     std::unique_ptr<kernels::Buffer> expert_ids;        // int32 [places]

@@ -71,10 +71,14 @@ absl::Status ParallelExecutor::PlanPrefill(std::span<const PrefillSlice> slices)
   plans_.clear();
   ffn_plans_.clear();
   restore_above_.clear();
+  line_tasks_.clear();
+  open_from_.clear();
   for (const PrefillSlice& slice : slices) {
     for (int32_t layer = 0; layer < c.num_layers; ++layer) {
       const LayerPlan plan = slice.policy->PlanLayer(layer);
       ffn_plans_.push_back(plan.ffn);
+      line_tasks_.push_back(plan.lines == nullptr ? std::nullopt : std::optional(*plan.lines));
+      open_from_.push_back(plan.open_from);
       const std::vector<float> never(static_cast<size_t>(c.num_kv_heads), std::numeric_limits<float>::infinity());
       const std::span<const float> above =
           plan.restore_above.empty() ? std::span<const float>(never) : plan.restore_above;
@@ -126,7 +130,10 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
   if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer);
   size_t num_rows = 0;
   for (const PrefillSlice& slice : slices) num_rows += slice.tokens.size();
-  SPLICE_RETURN_IF_ERROR(CheckPass(num_rows, slices.size()));
+  SPLICE_RETURN_IF_ERROR(CheckPass(pass.whole ? 0 : num_rows, slices.size()));
+  if (pass.whole && num_rows > static_cast<size_t>(options_.span_rows()))
+    return Errorf(absl::StatusCode::kResourceExhausted, "executor: a span of {} rows, at most {}", num_rows,
+                  options_.span_rows());
   SPLICE_RETURN_IF_ERROR(PlanPrefill(slices));
   const ModelConfig& c = model_->config();
   const auto plan = [&](size_t slice, int32_t layer) {
@@ -134,7 +141,9 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
     const auto heads = static_cast<size_t>(c.num_kv_heads);
     return LayerPlan{.visibility = std::span<const kernels::HeadVisibility>(plans_).subspan(at * heads, heads),
                      .ffn = ffn_plans_[at],
-                     .restore_above = std::span<const float>(restore_above_).subspan(at * heads, heads)};
+                     .restore_above = std::span<const float>(restore_above_).subspan(at * heads, heads),
+                     .lines = line_tasks_[at].has_value() ? &*line_tasks_[at] : nullptr,
+                     .open_from = open_from_[at]};
   };
   std::vector<std::vector<PrefillSlice>> of_rank(ranks_.size(), {slices.begin(), slices.end()});
   for (size_t r = 0; r < of_rank.size(); ++r) {
@@ -142,6 +151,7 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
       if (slice.hidden != nullptr) slice.hidden += r;
       if (slice.score != nullptr) slice.score += r;
       if (slice.report != nullptr) slice.report += r;
+      if (slice.lines != nullptr) slice.lines += r;
     }
   }
   furthest_ = -1;

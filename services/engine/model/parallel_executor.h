@@ -72,9 +72,11 @@ class ParallelExecutor {
   std::vector<int32_t> argmax_;
 
   // Of the running prefill.
-  std::vector<kernels::HeadVisibility> plans_;  // [slices][layers][kv heads]
-  std::vector<FfnPlan> ffn_plans_;              // [slices][layers]
-  std::vector<float> restore_above_;            // as plans_
+  std::vector<kernels::HeadVisibility> plans_;       // [slices][layers][kv heads]
+  std::vector<FfnPlan> ffn_plans_;                   // [slices][layers]
+  std::vector<float> restore_above_;                 // as plans_
+  std::vector<std::optional<LineTask>> line_tasks_;  // [slices][layers]
+  std::vector<int32_t> open_from_;                   // [slices][layers]
   struct Layer {
     int num_arrived = 0;
     std::vector<std::shared_ptr<const kernels::Fence>> fences;  // by rank

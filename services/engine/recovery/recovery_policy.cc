@@ -6,9 +6,12 @@
 #include "kernels/selection/top_k.h"
 #include "services/base/check_range.h"
 #include "services/base/status.h"
+#include "services/engine/recovery/band.h"
 #include "services/engine/recovery/cacheblend.h"
 #include "services/engine/recovery/epic.h"
 #include "services/engine/recovery/exact.h"
+#include "services/engine/recovery/loopserve.h"
+#include "services/engine/recovery/minference.h"
 #include "services/engine/recovery/naive.h"
 #include "services/engine/recovery/redknot.h"
 #include "services/engine/recovery/sparsex.h"
@@ -27,17 +30,24 @@ PrefillStage RecoveryPolicy::AllRows(const ReuseLayout& layout) const {
 
 PrefillStage RecoveryPolicy::FirstStage(const ReuseLayout& layout) {
   Prepare(layout);
-  return layout.reused.empty() ? AllRows(layout) : FirstReuseStage(layout);
+  return layout.reused.empty() ? FirstColdStage(layout) : FirstReuseStage(layout);
 }
 
 PrefillStage RecoveryPolicy::FirstReuseStage(const ReuseLayout& layout) { return AllRows(layout); }
+PrefillStage RecoveryPolicy::FirstColdStage(const ReuseLayout& layout) { return AllRows(layout); }
 
 std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::span<const int32_t>) {
   return std::nullopt;
 }
 
 bool UsesHeadClasses(const ReuseOptions& options) {
-  return !options.full_kv && (options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+");
+  if (options.full_kv) return false;
+  if (options.policy == "loopserve") return options.head_classes;
+  return options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+";
+}
+
+bool RunsWholeSpans(const ReuseOptions& options) {
+  return options.policy == "loopserve" || options.policy == "minference";
 }
 
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
@@ -59,11 +69,21 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(CheckShare("rec_frac", o.rec_frac));
   SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
   if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
+  if (!(o.line_alpha > 0 && o.line_alpha <= 1))
+    return InvalidArgument("line_alpha is {}, it must be above 0 and at most 1", o.line_alpha);
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_min_span", o.line_min_span, 1, INT32_MAX));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_columns", o.line_columns, 1, kernels::kMaxLines));
+  SPLICE_RETURN_IF_ERROR(CheckRange("line_slashes", o.line_slashes, 1, kernels::kMaxLines));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_sinks", o.band_sinks, 0, 1 << 20));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_window", o.band_window, 1, 1 << 30));
+  SPLICE_RETURN_IF_ERROR(CheckRange("band_last_rows", o.band_last_rows, 1, 1 << 20));
   return CheckRange("epic_tokens", o.epic_tokens, 0, 4096);
 }
 
 std::vector<std::string> RecoveryPolicyNames() {
-  return {"exact", "sparsex", "splice", "splice+", "redknot", "naive", "cacheblend", "epic"};
+  return {"exact", "sparsex",    "splice",    "splice+",    "redknot", "naive",
+          "epic",  "cacheblend", "loopserve", "minference", "a-shape", "tri-shape"};
 }
 
 std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
@@ -81,12 +101,16 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
   if (name == "cacheblend")
     return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
   if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
-  if (name == "redknot" || name == "splice" || name == "splice+") {
+  if (name == "minference") return std::make_unique<MInferencePolicy>(config, options);
+  if (name == "a-shape" || name == "tri-shape") return std::make_unique<BandPolicy>(config, options);
+  if (name == "loopserve" && !options.head_classes) return std::make_unique<LoopServePolicy>(config, options, nullptr);
+  if (name == "redknot" || name == "splice" || name == "splice+" || name == "loopserve") {
     if (head_classes == nullptr)
       return Errorf(absl::StatusCode::kFailedPrecondition,
                     "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
                     "start the workers with --head-classes",
                     name);
+    if (name == "loopserve") return std::make_unique<LoopServePolicy>(config, options, head_classes);
     if (name == "redknot") return std::make_unique<RedKnotPolicy>(config, *head_classes, options);
     return std::make_unique<SplicePolicy>(config, *head_classes, options);
   }

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
+#include "kernels/selection/select_lines.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/recovery/ranges.h"
@@ -26,7 +27,18 @@ struct FfnPlan {
   bool dense() const { return mass >= 1; }
 };
 
-// What one layer does with the rows of one sequence. Spans are valid until the next PlanLayer of the same policy.
+// How the rows of a stage that runs whole find out what to look at in one layer (kernels/selection/select_lines.h).
+struct LineTask {
+  kernels::LineOptions options;
+  std::vector<int32_t> samples;  // rows of the stage that are asked, ascending
+  // Rows that are not asked and tell afterwards what share of their attention the lines have (algorithms.md 5.1:
+  // fidelity); ascending. Empty: it is not measured in this layer, and neither is the share of cells.
+  std::vector<int32_t> held_out;
+  std::vector<int32_t> kv_heads;  // of the model, ascending, not empty; the others see what `visibility` says
+};
+
+// What one layer does with the rows of one sequence. Spans and pointers are valid until the next PlanLayer of the same
+// policy.
 struct LayerPlan {
   // What the rows of each KV head attend to. [num_kv_heads]
   std::span<const kernels::HeadVisibility> visibility;
@@ -34,6 +46,11 @@ struct LayerPlan {
   // [num_kv_heads]: a head with more attention than this outside of what it sees, on the prompt's last rows, gets the
   // model's own visibility back (edge_restore.h). Empty: none does.
   std::span<const float> restore_above;
+  // Of a stage that runs whole, heads whose visibility is kFull: null where no head chooses lines.
+  const LineTask* lines = nullptr;
+  // Rows at or behind this position see what the model lets them, whatever `visibility` says. Of a policy that runs
+  // alone.
+  int32_t open_from = INT32_MAX;
 };
 
 // Layers [begin, end).
@@ -84,6 +101,9 @@ struct PrefillStage {
   bool keys_only_last = false;
   // K and V of these layers (but the one of keys_only_last) are final behind the last row: they may be sent away.
   bool kv_is_final = true;
+  // All rows, which have no gaps, are one pass of one layer, however many they are: what they look at follows from the
+  // queries of all of them. Keeps hidden states, but for the last layer's.
+  bool whole = false;
   ScoreRequest score;
 };
 
@@ -97,11 +117,11 @@ class RecoveryPolicy {
   // Whether copies of segments are wanted at all. Without a copy every policy computes every row in every layer, and
   // its KV is exact.
   virtual bool reuses_segments() const = 0;
-  // Whether KV that is computed without any copy is that of a plain prefill. `reuses`: there is a copy.
-  virtual bool is_exact(bool /*reuses*/) const { return true; }
+  // Whether KV that is computed without any copy is that of a plain prefill.
+  virtual bool is_exact(const ReuseLayout& /*layout*/) const { return true; }
   // Whether a pass holds rows of one prompt only: what heads see may differ between prompts, which a device's attention
   // has no tables for.
-  virtual bool runs_alone(bool /*reuses*/) const { return false; }
+  virtual bool runs_alone(const ReuseLayout& /*layout*/) const { return false; }
   // Of these KV heads, over all layers, at most so many are restored. Asked after FirstStage.
   virtual int32_t RestoreCap(int32_t /*first_kv_head*/, int32_t /*num_kv_heads*/) const { return 0; }
   // The first layer whose cached K and V are read; copies of the layers below are not needed. Asked after FirstStage.
@@ -118,8 +138,9 @@ class RecoveryPolicy {
  protected:
   // In front of everything else.
   virtual void Prepare(const ReuseLayout& /*layout*/) {}
-  // With something reused.
+  // With something reused, and without; all rows through all layers.
   virtual PrefillStage FirstReuseStage(const ReuseLayout& layout);
+  virtual PrefillStage FirstColdStage(const ReuseLayout& layout);
   PrefillStage AllRows(const ReuseLayout& layout) const;
   const ModelConfig& config() const { return config_; }
 
@@ -161,10 +182,27 @@ struct ReuseOptions {
   bool score_all_heads = true;
   double restore_share = kRestoreShareMax;  // of the local heads, at most
   double restore_threshold = 0.15;
+  // Cold spans (docs/cold-prompts.md). loopserve, minference: rows asked in a layer, and for loopserve the share of
+  // their attention that the lines must have and the shortest span that chooses them.
+  int32_t line_samples = 64;
+  double line_alpha = 0.995;
+  int32_t line_min_span = 4096;
+  bool head_classes = false;  // loopserve: local heads keep to sinks and window, and are decoded so
+  // minference: lines of a head.
+  int32_t line_columns = 1000;
+  int32_t line_slashes = 6096;
+  // a-shape, tri-shape.
+  int32_t band_sinks = 128;
+  int32_t band_window = 3968;
+  int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
 };
 
 // Whether the policy computes, and by default decodes, with head classes.
 bool UsesHeadClasses(const ReuseOptions& options);
+
+// Whether the policy may run a stage whole: the executor then needs room for the rows of a prompt
+// (ExecutorOptions::max_span_rows).
+bool RunsWholeSpans(const ReuseOptions& options);
 
 // InvalidArgument: the field, its value and its range.
 absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);

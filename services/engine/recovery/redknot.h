@@ -14,8 +14,8 @@ class RedKnotPolicy final : public RecoveryPolicy {
       : RecoveryPolicy(config), options_(options), plan_(config, map, options_) {}
   std::string_view name() const override { return "redknot"; }
   bool reuses_segments() const override { return false; }
-  bool is_exact(bool) const override { return false; }
-  bool runs_alone(bool) const override { return true; }
+  bool is_exact(const ReuseLayout&) const override { return false; }
+  bool runs_alone(const ReuseLayout&) const override { return true; }
   LayerPlan PlanLayer(int32_t layer) override { return plan_.Layer(layer); }
   int32_t RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) const override {
     return plan_.RestoreCap(first_kv_head, num_kv_heads);

@@ -19,8 +19,8 @@ class SplicePolicy final : public SparseXPolicy {
   SplicePolicy(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
       : SparseXPolicy(config, options), plan_(config, map, this->options()) {}
   std::string_view name() const override { return options().policy == "splice+" ? "splice+" : "splice"; }
-  bool is_exact(bool reuses) const override { return !uses_classes(reuses); }
-  bool runs_alone(bool reuses) const override { return uses_classes(reuses); }
+  bool is_exact(const ReuseLayout& layout) const override { return !uses_classes(!layout.reused.empty()); }
+  bool runs_alone(const ReuseLayout& layout) const override { return uses_classes(!layout.reused.empty()); }
   LayerPlan PlanLayer(int32_t layer) override {
     return uses_classes(reuses_) ? plan_.Layer(layer) : SparseXPolicy::PlanLayer(layer);
   }

@@ -58,8 +58,10 @@ absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shar
   const int64_t pages = PagesForTokens(config, tokens);
   SPLICE_ASSIGN_OR_RETURN(generator->memory_, AllocateKvMemory(*generator->model_, pages));
   generator->pool_ = std::make_unique<PagePool>(generator->memory_->pages, generator->model_->backends());
+  ExecutorOptions executor = options.executor;
+  if (RunsWholeSpans(ReuseOf(options))) executor.max_span_rows = static_cast<int32_t>(tokens);
   SPLICE_ASSIGN_OR_RETURN(generator->executor_,
-                          ParallelExecutor::Create(generator->model_, generator->memory_->pages, options.executor));
+                          ParallelExecutor::Create(generator->model_, generator->memory_->pages, executor));
   return generator;
 }
 

@@ -107,6 +107,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
   ExecutorOptions executor = options.executor;
   executor.max_sequences = static_cast<int32_t>(options.max_concurrent);
+  executor.max_span_rows = static_cast<int32_t>(engine->max_prompt_tokens());
   SPLICE_ASSIGN_OR_RETURN(engine->executor_, ParallelExecutor::Create(engine->model_, pool, executor));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   PrefillEngine* self = engine.get();
@@ -592,6 +593,7 @@ void PrefillEngine::RunStep() {
     job.stats.ffn_share = job.run->ffn_share();
     job.restored_heads = job.run->restored_heads();
     job.stats.restored_heads = static_cast<int64_t>(job.restored_heads.size());
+    job.stats.lines = job.run->lines();
     if (job.publish) {
       published.push_back(batch[i]);
     } else {

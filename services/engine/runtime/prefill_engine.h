@@ -56,6 +56,7 @@ struct PrefillStats {
   int64_t fetched_bytes = 0;
   int64_t restored_heads = 0;  // local heads that saw everything again
   double ffn_share = 1;        // of rows times layers, what ran through feed-forward
+  LineReport lines;            // of loopserve and minference; without heads: no lines were chosen
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
 };
 

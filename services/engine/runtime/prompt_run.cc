@@ -39,7 +39,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     layout_.isolated.push_back(hit.source->isolated() || (before != nullptr && !StoodBehind(hit, *before)));
     before = &hit;
   }
-  if (!policy_.is_exact(reuses())) {
+  if (!policy_.is_exact(layout_)) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
   } else if (!hits_.empty()) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
@@ -48,7 +48,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   PrefillStage first = policy_.FirstStage(layout_);
-  if (!policy_.is_exact(reuses())) {
+  if (!policy_.is_exact(layout_)) {
     const Model& model = executor.model();
     for (int r = 0; r < model.num_ranks(); ++r)
       reports_.push_back(
@@ -67,7 +67,10 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;
   final_ = {0, layout_.num_prefix / kernels::kPageTokens};
-  if (stage_.keep_hidden && hidden_.empty()) {
+  SPLICE_CHECK(!stage_.whole || (num_rows_ == stage_.rows.front().size() && !scores() && alone()),
+               "a whole stage has rows without gaps, and nobody beside them");
+  if (stage_.whole && line_reports_.empty()) line_reports_.resize(static_cast<size_t>(executor.model().num_ranks()));
+  if ((stage_.keep_hidden || stage_.whole) && hidden_.empty()) {
     SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
   }
   if (scores()) {
@@ -86,7 +89,7 @@ int32_t PromptRun::RowAt(int64_t index) const {
 
 PrefillSlice PromptRun::Next(int32_t room) {
   const int64_t left = num_rows_ - next_row_;
-  int64_t count = std::min<int64_t>(room, left);
+  int64_t count = stage_.whole ? left : std::min<int64_t>(room, left);
   if (count > 0 && count < left && !layout_.reused.empty()) {
     // A recovery's rows are few passes: even ones, of whole tiles, for a short last one would leave a device half idle.
     constexpr int64_t kTile = 2 * kernels::kPageTokens;
@@ -133,6 +136,7 @@ PrefillSlice PromptRun::Next(int32_t room) {
           .hidden = hidden_.empty() ? nullptr : hidden_.data(),
           .score = scores() ? score_tasks_.data() : nullptr,
           .report = reports_.empty() ? nullptr : reports_.data(),
+          .lines = stage_.whole ? line_reports_.data() : nullptr,
           .num_probes = probes ? static_cast<int32_t>(std::min<int64_t>(kRestoreProbes, count)) : 0};
 }
 
@@ -203,6 +207,12 @@ std::vector<int32_t> PromptRun::restored_heads() const {
     heads.insert(heads.end(), report.restored.begin(), report.restored.end());
   std::sort(heads.begin(), heads.end());
   return heads;
+}
+
+LineReport PromptRun::lines() const {
+  LineReport all;
+  for (const LineReport& report : line_reports_) all.Add(report);
+  return all;
 }
 
 double PromptRun::ffn_share() const {

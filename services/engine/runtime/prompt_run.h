@@ -28,12 +28,13 @@ class PromptRun {
   // What the next pass runs; passes that share a batch run the same layers.
   PassLayers layers() const {
     return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden,
-            !stage_.keep_hidden && stage_.layers.end < num_layers_};
+            !stage_.keep_hidden && stage_.layers.end < num_layers_, stage_.whole};
   }
   // No other prompt may share the pass, which has all of the room: its scores would depend on the company, or its
   // policy asks for it.
-  bool alone() const { return scores() || policy_.runs_alone(reuses()); }
-  // The next pass, of at most `room` rows. Valid until Finish. No tokens: the room is too small for a sensible slice.
+  bool alone() const { return scores() || policy_.runs_alone(layout_); }
+  // The next pass, of at most `room` rows, or of a whole span whatever the room. Valid until Finish. No tokens: the
+  // room is too small for a sensible slice.
   PrefillSlice Next(int32_t room);
 
   // Pages [first, end) of the pass's layers become final in the pass that Next described: nothing later writes them.
@@ -50,7 +51,7 @@ class PromptRun {
   double remaining_work() const;
   double pass_work() const;  // of the pass that Next described
 
-  bool exact() const { return !reuses() && policy_.is_exact(false) && prefix_exact_; }
+  bool exact() const { return !reuses() && policy_.is_exact(layout_) && prefix_exact_; }
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
@@ -60,6 +61,8 @@ class PromptRun {
   // of all.
   std::vector<int32_t> restored_heads() const;
   double ffn_share() const;
+  // Of a policy that chooses lines, over all ranks; `heads` is 0 when it did not.
+  LineReport lines() const;
 
  private:
   bool scores() const { return stage_.score.kind != ScoreKind::kNone; }
@@ -84,6 +87,7 @@ class PromptRun {
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
   std::vector<HeadClassReport> reports_;  // [num_ranks], or none
+  std::vector<LineReport> line_reports_;  // [num_ranks], once a stage was whole
 
   // The pass under way.
   std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;

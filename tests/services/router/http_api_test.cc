@@ -282,6 +282,43 @@ TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
   EXPECT_FALSE(run.reuse().has_epic_tokens());
 }
 
+TEST_F(HttpApiTest, OptionsOfColdPromptsReachTheWorker) {
+  Post(kCompletions, {{"prompt", "ab"},
+                      {"max_tokens", 1},
+                      {"splice",
+                       {{"reuse", "loopserve"},
+                        {"line_alpha", 0.9},
+                        {"line_samples", 32},
+                        {"line_min_span", 2048},
+                        {"head_classes", true},
+                        {"line_columns", 100},
+                        {"line_slashes", 200},
+                        {"band_sinks", 4},
+                        {"band_window", 512},
+                        {"band_last_rows", 10}}}});
+  const v1::ReuseOptions reuse = cluster_.prefill[0]->last_run().reuse();
+  EXPECT_EQ(reuse.policy(), "loopserve");
+  EXPECT_EQ(reuse.line_alpha(), 0.9);
+  EXPECT_EQ(reuse.line_samples(), 32u);
+  EXPECT_EQ(reuse.line_min_span(), 2048u);
+  EXPECT_TRUE(reuse.head_classes());
+  EXPECT_EQ(reuse.line_columns(), 100u);
+  EXPECT_EQ(reuse.line_slashes(), 200u);
+  EXPECT_EQ(reuse.band_sinks(), 4u);
+  EXPECT_EQ(reuse.band_window(), 512u);
+  EXPECT_EQ(reuse.band_last_rows(), 10u);
+  for (const char* policy : {"minference", "a-shape", "tri-shape"}) {
+    Post(kCompletions, {{"prompt", "ab"}, {"max_tokens", 1}, {"splice", {{"reuse", policy}}}});
+    EXPECT_EQ(cluster_.prefill[0]->last_run().reuse().policy(), policy);
+    EXPECT_FALSE(cluster_.prefill[0]->last_run().reuse().has_band_window());
+  }
+  const TestResponse bad =
+      Call(cluster_.http(), "POST", kCompletions,
+           json{{"model", "splice-tiny"}, {"prompt", "ab"}, {"splice", {{"line_alpha", 1.5}}}}.dump());
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_EQ(json::parse(bad.body).at("error").at("param"), "splice.line_alpha");
+}
+
 TEST_F(HttpApiTest, ModelsAndOperations) {
   const TestResponse models = Call(cluster_.http(), "GET", "/v1/models");
   EXPECT_EQ(json::parse(models.body).at("data").at(0).at("id"), "splice-tiny");

@@ -82,6 +82,26 @@ TEST_P(HeadClassWorkersTest, RestoredHeadsBringTheirWholeContext) {
   EXPECT_TRUE(PagesComeBack());
 }
 
+// loopserve leaves out of local heads what the others do, when it is asked to.
+TEST_P(HeadClassWorkersTest, LinesAndClasses) {
+  StartWorkers(MapFile("paper"));
+  const auto prompt = Prompt(4, 1200);
+  reuse_.Clear();
+  reuse_.set_policy("loopserve");
+  reuse_.set_line_alpha(1);
+  reuse_.set_line_min_span(512);
+  for (const bool classes : {false, true}) {
+    reuse_.set_head_classes(classes);
+    const Result result = Generate(prompt, Sampling(16));
+    ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
+    EXPECT_EQ(result.receipt.bytes_moved(), Bytes(classes ? KeptPages(1200) : DensePages(1200)));
+    EXPECT_EQ(result.receipt.decode_selector(), classes ? "head_classes" : "dense");
+    EXPECT_EQ(result.tokens, Expected(prompt, Sampling(16)));
+    EXPECT_LT(result.receipt.lines().heads(), classes ? 40u : 41u);
+  }
+  EXPECT_TRUE(PagesComeBack());
+}
+
 TEST_P(HeadClassWorkersTest, WhatNeedsEverythingGetsEverything) {
   StartWorkers(MapFile("paper"));
   const auto prompt = Prompt(3, 700);

@@ -20,6 +20,41 @@ TEST_P(WorkersTest, TokensEqualThePlainModelForEveryPageEdge) {
   EXPECT_TRUE(PagesComeBack());
 }
 
+// KV of a span comes layer by layer, all of its pages at once.
+TEST_P(WorkersTest, ColdPromptsGiveTheTokensOfThePlainGenerator) {
+  const auto prompt = Prompt(77, 900);
+  for (const char* policy : {"loopserve", "minference", "tri-shape"}) {
+    reuse_.set_policy(policy);
+    // Ranks add up in another order, which may turn a choice of lines: there all are taken.
+    reuse_.set_line_alpha(GetParam().f32() ? 1 : 0.9);
+    reuse_.set_line_min_span(512);
+    reuse_.set_line_slashes(GetParam().f32() ? 8192 : 64);
+    reuse_.set_band_window(256);
+    const Result result = Generate(prompt, Sampling(8));
+    ASSERT_TRUE(result.run.ok()) << policy << ": " << result.run;
+    ASSERT_TRUE(result.stream.ok()) << policy << ": " << result.stream;
+    EXPECT_EQ(result.tokens, Expected(prompt, Sampling(8))) << policy;
+    EXPECT_EQ(result.receipt.reuse_policy(), policy);
+    EXPECT_FALSE(result.receipt.exact());
+    EXPECT_EQ(result.receipt.has_lines(), std::string(policy) != "tri-shape");
+    if (!result.receipt.has_lines()) continue;
+    const v1::LineReceipt& lines = result.receipt.lines();
+    EXPECT_EQ(lines.heads(), std::string(policy) == "loopserve" ? 40u : 48u);
+    EXPECT_LE(lines.dense_heads(), lines.heads());
+    EXPECT_GT(lines.cells(), 0);
+    EXPECT_LE(lines.cells(), 1);
+    EXPECT_GT(lines.held_out(), 0.5);
+    EXPECT_LE(lines.held_out_lowest(), lines.held_out());
+    EXPECT_GE(lines.covered(), std::string(policy) == "loopserve" ? 0.899 : 0);
+  }
+  EXPECT_TRUE(PagesComeBack());
+  reuse_.set_policy("loopserve");
+  reuse_.set_line_alpha(0);
+  const Result bad = Generate(prompt, Sampling(8));
+  EXPECT_EQ(bad.run.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(bad.run.message()), testing::HasSubstr("line_alpha is 0"));
+}
+
 TEST_P(WorkersTest, ConcurrentRequestsDoNotMix) {
   std::vector<std::thread> threads;
   std::vector<Result> results(12);
