@@ -116,6 +116,7 @@ absl::StatusOr<std::string> EvalRun::Ask(const EvalSample& sample, size_t place,
   request.decode = method.decode;
   request.reuse_options.update(method.options);
   request.reuse_options["publish"] = in_session;
+  if (in_session) request.reuse_options["session"] = session_;  // keeps what is approximate, too
   request.reuse_options["return_first_logits"] = true;
   auto result = generator_.Generate(request, IgnoreText);
   if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);

@@ -124,6 +124,7 @@ TEST(EvalRunTest, KeptHistoryIsOfOneSample) {
   for (const TextRequest& request : generator.requests) {
     names.push_back(request.reuse_options["namespace"]);
     EXPECT_EQ(request.reuse_options["publish"], true);
+    EXPECT_EQ(request.reuse_options["session"], names.back());
   }
   ASSERT_EQ(names.size(), 6u);
   EXPECT_EQ(names[0], names[1]);
@@ -135,6 +136,7 @@ TEST(EvalRunTest, KeptHistoryIsOfOneSample) {
   ASSERT_TRUE(without.Run(ThreeTurns(), Exact()).ok());
   EXPECT_NE(alone.requests[0].reuse_options["namespace"], alone.requests[1].reuse_options["namespace"]);
   EXPECT_EQ(alone.requests[0].reuse_options["publish"], false);
+  EXPECT_FALSE(alone.requests[0].reuse_options.contains("session"));
 }
 
 TEST(EvalReportTest, PositionsBreakDownCoreTasksToo) {
