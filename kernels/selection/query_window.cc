@@ -56,6 +56,8 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
       if (s.step.selects) return InvalidCall(kOp, ": a sequence that selects and does not record its queries");
       continue;
     }
+    if (s.step.selects && s.step.refresh && !a.chooses)
+      return InvalidCall(kOp, ": a sequence that chooses in a step that says nobody does");
     if (s.step.compact_len < 0) return InvalidCall(kOp, ": compact_len ", s.step.compact_len, " is negative");
     if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
     const QueryWindow window = WindowOf(a, s);

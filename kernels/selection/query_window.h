@@ -59,10 +59,13 @@ struct QueryWindowArgs {
   int64_t scores_stride = 0;  // elements; at least the longest kv_len
   TokenLists lists;           // out; stride at least budget + window - 1
   int32_t layer = 0;          // of the staged batch
+  // False: no sequence chooses in this step (records and joins only). A device then launches nothing that scores, so
+  // that a recorded step serves such steps alone.
+  bool chooses = true;
 };
 
 // InvalidArgument: shapes, dtypes, a window, budget or recent out of range, a table that is short or names a page
-// outside the pool, a choice in front of the first recorded query.
+// outside the pool, a choice in front of the first recorded query or in a call that has none.
 absl::Status ValidateQueryWindow(const QueryWindowArgs& args);
 
 namespace ref {  // scores in double

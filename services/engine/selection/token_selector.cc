@@ -63,10 +63,6 @@ absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelect
   const ModelConfig& config = model.config();
   auto needs = CompactNeedsOf(selector, model);
   if (!needs.has_value()) return nullptr;
-  // Told before a sequence joins a batch: an operation that fails in a step ends all sequences of it.
-  if (selector.scoring().scoring == TokenScoring::kQueryWindow && !model.backend().host_memory())
-    return Errorf(absl::StatusCode::kUnimplemented, "decode selector '{}' is not served on {} yet", selector.name(),
-                  model.backend().name());
   return CompactPages::Create(pool, {config.num_layers, config.num_kv_heads}, *std::move(needs), model.backends());
 }
 

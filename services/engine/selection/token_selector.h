@@ -79,8 +79,7 @@ std::vector<std::string> TokenSelectorNames();
 
 // What a sequence with this selector keeps beside its KV; nothing: std::nullopt.
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model);
-// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create;
-// Unimplemented: the device lacks what the selector needs.
+// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool);
 
