@@ -265,7 +265,8 @@ absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot
   if (selection.compact_tables.size() != options_.num_layers * table_heads)
     return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
                                                    " head streams, the model has ", options_.num_layers * table_heads));
-  size_t num_pages = 0;
+  // At least the entry that says a stream has none, over what a sequence before this one left in the slot.
+  size_t num_pages = 1;
   for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
   if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
     return absl::ResourceExhaustedError(absl::StrCat("cuda: a sequence of ", num_pages,

@@ -22,8 +22,10 @@ namespace {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLowest = -3.0e38f;  // below every score, and finite: a difference of two of them is a number
 
-constexpr int kSplitKeys = 1024;  // keys of a split, but for streams of more than kMaxSplits of these
-constexpr int kMaxSplits = 128;
+// A stream has at most kMaxSplits splits, of whole multiples of kSplitKeys: with 8 KV heads about as many blocks as 132
+// multiprocessors hold at a time.
+constexpr int kSplitKeys = 256;
+constexpr int kMaxSplits = 32;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTileKeys = 32;     // of a warp at a time: two left operands, never across two pages
 constexpr int kChunkRows = 64;    // queries whose statistics a block keeps in registers
@@ -42,7 +44,7 @@ struct Params {
   int64_t scores_stride;
   uint32_t* arrived;  // [max streams], zero between launches
   float* lse;         // [streams, rows], log2
-  float2* parts;      // [streams, kMaxSplits, rows]: maximum (log2), sum of 2^(score - maximum)
+  float2* parts;      // [streams, rows, kMaxSplits]: maximum (log2), sum of 2^(score - maximum)
   int64_t page_bytes;
   int32_t num_kv_heads, group, head_dim, window, rows;
   int32_t rows_per_page, query_pages, entries_per_page;  // QueryWindow
@@ -84,7 +86,7 @@ struct Stream {
     return age <= step.compact_len ? kv_len - age : 0;
   }
   __device__ int split_keys() const {
-    return max(kSplitKeys, (kv_len + kMaxSplits * kSplitKeys - 1) / (kMaxSplits * kSplitKeys) * kSplitKeys);
+    return (kv_len + kMaxSplits * kSplitKeys - 1) / (kMaxSplits * kSplitKeys) * kSplitKeys;
   }
   __device__ int num_splits() const { return (kv_len + split_keys() - 1) / split_keys(); }
 };
@@ -101,11 +103,12 @@ __global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__
   const Stream s(p, static_cast<int>(blockIdx.x));
   WaitForPrevious();
   if (!s.has(StagedStep::kRecords) || s.compact[0] == kNoPage) return;
-  const int t = static_cast<int>(threadIdx.x), slot = s.step.compact_len % p.window;
+  const int t = static_cast<int>(threadIdx.x);
   const int words = p.head_dim * p.query_bytes / 4;  // of a row
   const auto* q = static_cast<const std::byte*>(p.q) +
                   (s.sequence * p.q_row_stride + static_cast<int64_t>(s.head) * p.group * p.head_dim) * p.query_bytes;
-  for (int i = t; i < p.group * words; i += kThreads) {
+  for (int i = t; i < p.rows / max(p.window, 1) * words; i += kThreads) {  // none in a window of 0
+    const int slot = s.step.compact_len % p.window;
     auto* row = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(s.query(p, slot * p.group + i / words)));
     row[i % words] = reinterpret_cast<const uint32_t*>(q)[i];
   }
@@ -158,16 +161,17 @@ __device__ __forceinline__ void CombineSplits(const Params& p, const Stream& s, 
   __syncthreads();
   if (!last) return;
   __threadfence();
-  const int splits = s.num_splits();
-  for (int row = static_cast<int>(threadIdx.x); row < p.rows; row += kBlockThreads) {
-    const float2* part = p.parts + static_cast<int64_t>(stream) * kMaxSplits * p.rows + row;
+  const int splits = s.num_splits(), lane = static_cast<int>(threadIdx.x) % 32;
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < p.rows; row += kBlockThreads / 32) {
+    const int64_t at = static_cast<int64_t>(stream) * p.rows + row;
     Stats all;
-    for (int split = 0; split < splits; ++split) {
-      const float2 x = __ldcg(part + static_cast<int64_t>(split) * p.rows);
-      all.Add({x.x, x.y});
+    if (lane < splits) {
+      const float2 x = __ldcg(p.parts + at * kMaxSplits + lane);
+      all = {x.x, x.y};
     }
+    all.AddLanes(1, 32);
     // A query that is not there pays nothing.
-    p.lse[static_cast<int64_t>(stream) * p.rows + row] = s.sees(p, row) > 0 ? all.max + log2f(all.sum) : INFINITY;
+    if (lane == 0) p.lse[at] = s.sees(p, row) > 0 ? all.max + log2f(all.sum) : INFINITY;
   }
   if (threadIdx.x == 0) p.arrived[stream] = 0;
 }
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(kGenericThreads) GenericStatsKernel(const __gr
     __syncthreads();
     if (t == 0) {
       for (int w = 1; w < kGenericThreads / 32; ++w) mine.Add(warps[w]);
-      p.parts[(static_cast<int64_t>(stream) * kMaxSplits + split) * p.rows + row] = {mine.max, mine.sum};
+      p.parts[(static_cast<int64_t>(stream) * p.rows + row) * kMaxSplits + split] = {mine.max, mine.sum};
     }
     __syncthreads();
   }
@@ -314,7 +318,7 @@ class WarpTiles {
 
 // Block (split, chunk of queries, stream).
 template <int kDim>
-__global__ void __launch_bounds__(kThreads, 1) StatsKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t queries[];
   __shared__ Stats warp_stats[kWarps][kChunkRows];
   LetNextStart();
@@ -326,20 +330,20 @@ __global__ void __launch_bounds__(kThreads, 1) StatsKernel(const __grid_constant
   const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
   const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
   const WarpTiles<kDim> tiles(p, s, begin, end);
-  Keys<kDim> next;
-  int32_t page = tiles.page(0), page_after = tiles.page(1);
-  if (tiles.count() > 0) tiles.Load(next, 0, page);
+  Keys<kDim> keys;
+  int32_t page = tiles.page(1);
+  if (tiles.count() > 0) tiles.Load(keys, 0, tiles.page(0));
   LoadQueries<kDim>(p, s, chunk * kChunkRows, kChunkRows, queries);
   CpAsyncWait<0>();
   __syncthreads();
   Stats stats[kChunkRows / 8][2];
   for (int i = 0; i < tiles.count(); ++i) {
-    const Keys<kDim> keys = next;
-    const int first = tiles.key(i);
-    if (i + 1 < tiles.count()) {
-      tiles.Load(next, i + 1, page_after);
-      page_after = tiles.page(i + 2);
+    // The other warps' products hide the time that keys take: registers for the next ones would halve their number.
+    if (i > 0) {
+      tiles.Load(keys, i, page);
+      page = tiles.page(i + 1);
     }
+    const int first = tiles.key(i);
     const bool plain = first + kTileKeys <= s.kv_len - p.window;  // every query sees all of them
 #pragma unroll
     for (int tile = 0; tile < kChunkRows / 8; ++tile) {
@@ -376,14 +380,14 @@ __global__ void __launch_bounds__(kThreads, 1) StatsKernel(const __grid_constant
   if (t < kChunkRows && row < p.rows) {
     Stats all = warp_stats[0][t];
     for (int w = 1; w < kWarps; ++w) all.Add(warp_stats[w][t]);
-    p.parts[(static_cast<int64_t>(stream) * kMaxSplits + split) * p.rows + row] = {all.max, all.sum};
+    p.parts[(static_cast<int64_t>(stream) * p.rows + row) * kMaxSplits + split] = {all.max, all.sum};
   }
   CombineSplits<kThreads>(p, s, stream, s.num_splits() * static_cast<int>(gridDim.y));
 }
 
 // Block (split, stream).
 template <int kDim>
-__global__ void __launch_bounds__(kThreads, 1) ScoresKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t queries[];
   LetNextStart();
   const int split = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
@@ -396,22 +400,22 @@ __global__ void __launch_bounds__(kThreads, 1) ScoresKernel(const __grid_constan
   auto* lse = reinterpret_cast<float*>(queries + static_cast<int64_t>(query_tiles) * 8 * kDim * 2);
   const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
   const WarpTiles<kDim> tiles(p, s, begin, end);
-  Keys<kDim> next;
+  Keys<kDim> keys;
   int i = tiles.count() - 1;
-  int32_t page = i >= 0 ? tiles.page(i) : 0, page_after = i >= 1 ? tiles.page(i - 1) : 0;
-  if (i >= 0) tiles.Load(next, i, page);
+  const int last = i;
+  int32_t page = i > 0 ? tiles.page(i - 1) : 0;
+  if (i >= 0) tiles.Load(keys, i, tiles.page(i));
   LoadQueries<kDim>(p, s, 0, query_tiles * 8, queries);
   for (int row = t; row < query_tiles * 8; row += kThreads)
     lse[row] = row < p.rows ? p.lse[static_cast<int64_t>(stream) * p.rows + row] : INFINITY;
   CpAsyncWait<0>();
   __syncthreads();
   for (; i >= 0; --i) {
-    const Keys<kDim> keys = next;
-    const int first = tiles.key(i);
-    if (i > 0) {
-      tiles.Load(next, i - 1, page_after);
-      page_after = i > 1 ? tiles.page(i - 2) : 0;
+    if (i < last) {
+      tiles.Load(keys, i, page);
+      page = i > 0 ? tiles.page(i - 1) : 0;
     }
+    const int first = tiles.key(i);
     const bool plain = first + kTileKeys <= s.kv_len - p.window;
     float sums[4] = {};
 #pragma unroll 2
@@ -538,13 +542,15 @@ cudaError_t ChooseByQueryWindow(const QueryWindowArgs& a, const QueryWindowLaunc
   // Lists of the sequences that choose; those of the others are RecordKernel's.
   SelectionBatch choosing = launch.selection;
   choosing.flags = StagedStep::kSelects | StagedStep::kRefresh;
+  // What all queries pay is one each, so that the k-th largest of a stream is at most their number over k.
   const TopTokensArgs top{.scores = a.scores,
                           .scores_stride = a.scores_stride,
                           .granularity = 1,
                           .num_kv_heads = a.shape.num_kv_heads,
                           .lists = a.lists,
                           .layer = a.layer};
-  e = TopTokens(top, choosing, launch.batch.kv_len, launch.batch.num_sequences, launch.max_kv_len, stream);
+  e = TopTokens(top, choosing, launch.batch.kv_len, launch.batch.num_sequences, launch.max_kv_len, stream,
+                static_cast<float>(rows));
   return e != cudaSuccess ? e : LaunchEarly(KeepKernel, dim3(streams), kThreads, 0, stream, p);
 }
 

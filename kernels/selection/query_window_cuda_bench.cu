@@ -163,7 +163,8 @@ class Setup {
                             .granularity = 1,
                             .num_kv_heads = c_.kv_heads,
                             .lists = a.lists};
-    CHECK_CUDA(TopTokens(top, launches_[layer].selection, launches_[layer].batch.kv_len, c_.batch, c_.kv_len, stream_));
+    CHECK_CUDA(TopTokens(top, launches_[layer].selection, launches_[layer].batch.kv_len, c_.batch, c_.kv_len, stream_,
+                         static_cast<float>(c_.window * (c_.qo_heads / c_.kv_heads))));
   }
   std::vector<float> Scores() {
     CHECK_CUDA(cudaStreamSynchronize(stream_));

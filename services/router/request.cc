@@ -57,8 +57,8 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
 constexpr std::string_view kReusePolicies[] = {"auto", "exact",   "sparsex", "naive",  "cacheblend",
                                                "epic", "redknot", "splice",  "splice+"};
 
-constexpr std::string_view kSelectors[] = {"auto",      "dense", "head_classes", "sparcas",
-                                           "loopserve", "quest", "streaming"};
+constexpr std::string_view kSelectors[] = {"auto",  "dense",     "head_classes", "sparcas", "loopserve",
+                                           "quest", "streaming", "snapkv",       "adakv"};
 
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();

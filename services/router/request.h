@@ -99,6 +99,9 @@ struct ReuseRequest {
       decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
       restore_share, restore_threshold;
+
+  // The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
+  bool DecodeReadsPrompt() const { return decode == "snapkv" || decode == "adakv"; }
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.

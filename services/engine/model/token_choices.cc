@@ -48,7 +48,8 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   auto* tokens = static_cast<int32_t*>(list_memory_->data());
   lists_ = {tokens, tokens + entries, stride};
   scores_stride_ = 0;
-  if (plan_.scoring == TokenScoring::kCompactKeys) return absl::OkStatus();
+  if (plan_.scoring == TokenScoring::kCompactKeys || plan_.scoring == TokenScoring::kKeptTokens)
+    return absl::OkStatus();
   scores_stride_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest)));
   if (plan_.scoring == TokenScoring::kPageBounds)
     scores_stride_ = std::max<int64_t>(scores_stride_ / kernels::kBoundTokens, 1);
@@ -110,8 +111,8 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
                                           .sequences = of_layer_,
                                           .lists = lists_,
                                           .layer = layer});
-  auto* scores = static_cast<float*>(scores_->data());
-  if (plan_.scoring == TokenScoring::kQueryWindow)
+  auto* scores = scores_stride_ > 0 ? static_cast<float*>(scores_->data()) : nullptr;
+  if (plan_.scoring == TokenScoring::kQueryWindow || plan_.scoring == TokenScoring::kKeptTokens)
     return backend.ChooseByQueryWindow(context, {.shape = shape,
                                                  .pool = pool_,
                                                  .window = plan_.window,
