@@ -41,6 +41,7 @@
 #include "kernels/selection/column_scores_cuda.h"
 #include "kernels/selection/page_bound_scores_cuda.h"
 #include "kernels/selection/pool_scores_cuda.h"
+#include "kernels/selection/query_window_cuda.h"
 #include "kernels/selection/select_lines_cuda.h"
 #include "kernels/selection/select_tokens_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
@@ -486,6 +487,23 @@ class CudaBackend final : public Backend {
     return ToStatus(cuda::TopTokens(a, Selection(b, a.num_kv_heads, a.layer), b.kv_len, b.num_sequences, b.max_kv_len,
                                     session.stream()),
                     "TopTokens");
+  }
+  absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) const override {
+    if (absl::Status s = ValidateQueryWindow(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    if (absl::Status s = NeedSelection(b, "ChooseByQueryWindow", a.q.data, a.lists.tokens, a.lists.counts); !s.ok())
+      return s;
+    QueryWindowLaunch launch{.batch = Batch(b, a.pool, a.layer),
+                             .selection = Selection(b, a.shape.num_kv_heads, a.layer),
+                             .max_kv_len = b.max_kv_len,
+                             .max_streams = static_cast<int32_t>(b.steps_stride) * a.shape.num_kv_heads};
+    if (const size_t bytes = QueryWindowScratchBytes(a, launch); bytes > 0) {
+      auto scratch = session.Scratch(CudaSession::Use::kQueryWindow, bytes);
+      if (!scratch.ok()) return scratch.status();
+      launch.scratch = *scratch;
+    }
+    return ToStatus(cuda::ChooseByQueryWindow(a, launch, session.stream()), "ChooseByQueryWindow");
   }
   absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
     if (absl::Status s = ValidatePageBoundScores(a); !s.ok()) return s;

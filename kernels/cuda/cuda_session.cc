@@ -283,7 +283,8 @@ absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot
   if (selection.compact_tables.size() != options_.num_layers * table_heads)
     return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
                                                    " head streams, the model has ", options_.num_layers * table_heads));
-  size_t num_pages = 0;
+  // At least the entry that says a stream has none, over what a sequence before this one left in the slot.
+  size_t num_pages = 1;
   for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
   if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
     return absl::ResourceExhaustedError(absl::StrCat("cuda: a sequence of ", num_pages,
@@ -300,8 +301,10 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
     auto memory =
         AllocateDevice(Aligned<StagedSequence>(slots_.size()) + Aligned<StagedStep>(num_layers * slots_.size()));
     if (!memory.ok()) return memory.status();
-    // A compact page has the keys of at least two pages.
-    const int64_t stride = batch_.head_stride / 2 + 1;
+    // A compact page has the keys of at least two pages, or the kept positions of more; then there are queries, some
+    // hundred a page.
+    constexpr int64_t kQueryPages = 64;
+    const int64_t stride = batch_.head_stride / 2 + 1 + kQueryPages;
     auto tables = AllocateDevice(slots_.size() * num_layers * static_cast<size_t>(options_.num_kv_heads * stride) *
                                  sizeof(int32_t));
     if (!tables.ok()) return tables.status();
@@ -342,7 +345,8 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
       const LayerSelection& step = sequence.selection->layers[layer];
       steps[layer * slots_.size() + s] = {
           (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
-              (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0),
+              (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
+              (step.records ? StagedStep::kRecords : 0),
           step.compact_len};
     }
   }

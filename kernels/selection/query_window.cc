@@ -49,26 +49,29 @@ class StreamWindow {
 
 absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
   if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
-  if (a.window < 1 || a.window > kQueryWindowMax)
-    return InvalidCall(kOp, ": window is ", a.window, ", it must be in [1, ", kQueryWindowMax, "]");
+  if (a.window < 0 || a.window > kQueryWindowMax)
+    return InvalidCall(kOp, ": window is ", a.window, ", it must be in [0, ", kQueryWindowMax, "]");
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.records) {
       if (s.step.selects) return InvalidCall(kOp, ": a sequence that selects and does not record its queries");
       continue;
     }
+    if (s.step.selects && s.step.refresh && (!a.chooses || a.window == 0))
+      return InvalidCall(kOp, ": a sequence that chooses in a step that says nobody does, or without queries");
     if (s.step.compact_len < 0) return InvalidCall(kOp, ": compact_len ", s.step.compact_len, " is negative");
     if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
     const QueryWindow window = WindowOf(a, s);
     if (window.list_tokens() > a.lists.stride)
       return InvalidCall(kOp, ": budget ", s.budget, " with a window of ", a.window, " needs lists of ",
                          window.list_tokens(), ", their stride is ", a.lists.stride);
-    if (s.step.selects && a.scores_stride < s.kv_len)
+    if (s.step.selects && s.step.refresh && a.scores_stride < s.kv_len)
       return InvalidCall(kOp, ": scores_stride ", a.scores_stride, " is too short for kv_len ", s.kv_len);
     if (absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages());
         !status.ok())
       return status;
   }
-  if (!a.sequences.empty() && (a.scores == nullptr || a.lists.tokens == nullptr || a.lists.counts == nullptr))
+  if (!a.sequences.empty() &&
+      ((a.chooses && a.window > 0 && a.scores == nullptr) || a.lists.tokens == nullptr || a.lists.counts == nullptr))
     return InvalidCall(kOp, ": scores, lists.tokens or lists.counts is null");
   return absl::OkStatus();
 }
@@ -83,10 +86,10 @@ absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& sc
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
       if (s.compact_tables[static_cast<size_t>(h)].empty()) continue;
       const StreamWindow memory(a, s, h);
-      const int32_t slot = s.step.compact_len % a.window;
+      const int32_t slot = a.window > 0 ? s.step.compact_len % a.window : 0;
       const float* q =
           static_cast<const float*>(a.q) + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * dim;
-      for (int32_t g = 0; g < group; ++g) std::copy_n(q + int64_t{g} * dim, dim, memory.query(slot, g));
+      for (int32_t g = 0; g < group && a.window > 0; ++g) std::copy_n(q + int64_t{g} * dim, dim, memory.query(slot, g));
       if (!s.step.selects) continue;
       const int64_t stream = static_cast<int64_t>(i) * a.shape.num_kv_heads + h;
       int32_t* const tokens = a.lists.tokens + stream * a.lists.stride;

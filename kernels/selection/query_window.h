@@ -9,6 +9,9 @@
 //            the largest w_j, `budget` together, ties to the lower one; all when kv_len <= budget.
 //   join     with `selects` alone: position kv_len - 1 is kept, too. At most `window` - 1 times between two choices.
 // The list of a stream that selects is what is kept.
+// A window of 0 has no queries and makes no choices: what a stream keeps was written to its compact pages by somebody
+// else (SnapKV and its kin, algorithms.md section 7), and every step joins. `budget` is then what the list of this step
+// has at most.
 //
 // Layout    queries and what is kept lie in compact pages of the stream (QueryWindow), as many whatever the length.
 // Garbage, batch  as in select_tokens.h.
@@ -34,7 +37,7 @@ inline constexpr int32_t kQueryWindowMax = 128;
 struct QueryWindow {
   int32_t head_dim = 0;
   int32_t group = 0;   // query heads of a KV head
-  int32_t window = 0;  // queries that are kept, in [1, kQueryWindowMax]
+  int32_t window = 0;  // queries that are kept, in [0, kQueryWindowMax]
   int32_t budget = 0;
   DType query_dtype = DType::kF32;
   size_t page_bytes = 0;  // of the pool
@@ -42,7 +45,7 @@ struct QueryWindow {
   int64_t rows_per_page() const { return static_cast<int64_t>(page_bytes / (DTypeBytes(query_dtype) * head_dim)); }
   int64_t query_pages() const { return (int64_t{window} * group + rows_per_page() - 1) / rows_per_page(); }
   int64_t entries_per_page() const { return static_cast<int64_t>(page_bytes / sizeof(int32_t)); }
-  int64_t list_tokens() const { return int64_t{budget} + window - 1; }
+  int64_t list_tokens() const { return int64_t{budget} + (window > 0 ? window - 1 : 0); }
   int64_t num_pages() const { return query_pages() + list_tokens() / entries_per_page() + 1; }
 };
 
@@ -55,14 +58,17 @@ struct QueryWindowArgs {
   // As in SelectTokensArgs; compact_len is the number of queries that were recorded before, dims and parity are not
   // looked at. Budgets may differ, and say where a stream's list begins.
   std::span<const SelectingSequence> sequences;
-  float* scores = nullptr;    // scratch, device [num_sequences * num_kv_heads, scores_stride]
+  float* scores = nullptr;    // scratch, device [num_sequences * num_kv_heads, scores_stride]; null: nobody chooses
   int64_t scores_stride = 0;  // elements; at least the longest kv_len
   TokenLists lists;           // out; stride at least budget + window - 1
   int32_t layer = 0;          // of the staged batch
+  // False: no sequence chooses in this step (records and joins only). A device then launches nothing that scores, so
+  // that a recorded step serves such steps alone.
+  bool chooses = true;
 };
 
 // InvalidArgument: shapes, dtypes, a window, budget or recent out of range, a table that is short or names a page
-// outside the pool, a choice in front of the first recorded query.
+// outside the pool, a choice in front of the first recorded query or in a call that has none.
 absl::Status ValidateQueryWindow(const QueryWindowArgs& args);
 
 namespace ref {  // scores in double

@@ -16,7 +16,7 @@ struct StagedSequence {
 
 // LayerSelection. flags: which of these hold; parity is the bit kParity.
 struct StagedStep {
-  static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8;
+  static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8, kRecords = 16;
   int32_t flags = 0;
   int32_t compact_len = 0;
 };
@@ -27,11 +27,12 @@ struct SelectionBatch {
   const StagedStep* steps = nullptr;          // device [num_sequences], of the layer
   const int32_t* compact_tables = nullptr;    // device; the caller has added the layer's offset
   int64_t compact_head_stride = 0;            // elements between the tables of two KV heads
+  int32_t flags = StagedStep::kSelects;       // that the step of a sequence must have for Selects
 
 #ifdef __CUDACC__
   // Whether the stream chooses in this step: a head without compact pages never does.
   __device__ bool Selects(int32_t sequence, int32_t kv_head) const {
-    if ((steps[sequence].flags & StagedStep::kSelects) == 0) return false;
+    if ((steps[sequence].flags & flags) != flags) return false;
     return compact_tables == nullptr ||
            compact_tables[sequences[sequence].compact_offset + kv_head * compact_head_stride] != kNoPage;
   }

@@ -18,9 +18,10 @@ struct Params {
   int32_t* counts;
   int64_t list_stride;
   int32_t granularity, num_kv_heads;
+  float weight;
 };
 
-template <int kBlocks>
+template <int kBlocks, bool kWeights>
 __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constant__ Params p) {
   using Choice = TokenChoice<kBlocks, kThreads>;
   extern __shared__ __align__(16) char raw[];
@@ -53,8 +54,12 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   const float* scores = p.scores + stream * p.scores_stride;
   // The last granule is always taken, and is the last of the list: all others are whole.
   if (rank == 0 && threadIdx.x == 0) p.counts[stream] = (taken - 1) * g + kv_len - (num - 1) * g;
-  const ChoiceBins bins = BinsOf(0, kForcedKey);
-  const auto key = [&](int i) { return begin + i >= first_forced ? kForcedKey : OrderedKey(scores[begin + i]); };
+  // The k-th largest score beside the forced ones is at most the mean of that many.
+  const ChoiceBins bins = kWeights ? WeightBins(p.weight, taken - (num - first_forced)) : BinsOf(0, kForcedKey);
+  const auto key = [&](int i) {
+    if (begin + i >= first_forced) return kForcedKey;
+    return kWeights ? WeightKey(scores[begin + i]) : OrderedKey(scores[begin + i]);
+  };
   __syncthreads();
   for (int i = threadIdx.x; i < end - begin; i += kThreads) Choice::Count(s, bins, key(i));
   Choice::Choose(
@@ -71,7 +76,7 @@ cudaError_t Launch(const Params& p, int num_sequences, int32_t max_kv_len, cudaS
   using Choice = TokenChoice<kBlocks, kThreads>;
   const int32_t granules = (max_kv_len + p.granularity - 1) / p.granularity, share = (granules + kBlocks - 1) / kBlocks;
   const int bytes = static_cast<int>(sizeof(typename Choice::Smem)) + (share + Choice::kTile - 1) / Choice::kTile * 16;
-  const auto kernel = TopTokensKernel<kBlocks>;
+  const auto kernel = p.weight > 0 ? TopTokensKernel<kBlocks, true> : TopTokensKernel<kBlocks, false>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(static_cast<unsigned>(kBlocks) * p.num_kv_heads * num_sequences);
@@ -81,14 +86,14 @@ cudaError_t Launch(const Params& p, int num_sequences, int32_t max_kv_len, cudaS
 }  // namespace
 
 cudaError_t TopTokens(const TopTokensArgs& a, const SelectionBatch& selection, const int32_t* kv_len,
-                      int32_t num_sequences, int32_t max_kv_len, cudaStream_t stream) {
+                      int32_t num_sequences, int32_t max_kv_len, cudaStream_t stream, float weight) {
   if (num_sequences == 0) return cudaSuccess;
   int device = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e != cudaSuccess) return e;
-  const Params p{a.scores,       a.scores_stride, selection,     kv_len,        a.lists.tokens,
-                 a.lists.counts, a.lists.stride,  a.granularity, a.num_kv_heads};
+  const Params p{a.scores,       a.scores_stride, selection,     kv_len,         a.lists.tokens,
+                 a.lists.counts, a.lists.stride,  a.granularity, a.num_kv_heads, weight};
   // Few scores are not worth a cluster's barriers.
   constexpr int32_t kOneBlock = 4096;
   if (major < 9 || max_kv_len / a.granularity <= kOneBlock) return Launch<1>(p, num_sequences, max_kv_len, stream);

@@ -201,8 +201,12 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
     return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
                            request.num_output_tokens(), request.token_ids_size());
-  if ((ticket->sampling.needs_prompt() || request.num_output_tokens() > 0) && request.token_ids().empty())
-    return InvalidArgument("token_ids is empty, but a repetition penalty or earlier output needs them");
+  const bool needs_prompt = ticket->sampling.needs_prompt() || selector->of_prompt() != nullptr;
+  if ((needs_prompt || request.num_output_tokens() > 0) && request.token_ids().empty())
+    return InvalidArgument(
+        "token_ids is empty, but a repetition penalty, earlier output or the decode selector '{}' "
+        "needs them",
+        selector->name());
   const int num_ranks = pool_.view().num_ranks();
   const bool leave_out =
       ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool_.view().page_bytes(),

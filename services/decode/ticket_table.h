@@ -42,7 +42,7 @@ struct Ticket {
   engine::DecodeOptions decode;
   engine::HeadRestoreOptions restore;
   std::unique_ptr<engine::CompactPages> compact;  // of the first continuation; null: its selector needs none
-  std::vector<int32_t> prompt;                    // only when a penalty needs it, or for resumed output
+  std::vector<int32_t> prompt;                    // only when a penalty or the selector needs it, or for resumed output
   int64_t num_output_tokens = 0;
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<TokenStream> stream;

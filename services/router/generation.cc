@@ -237,7 +237,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
       std::min(kTtlMsMax, static_cast<double>(core_.options().ticket_ttl.count()) +
                               1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
-  if (request_.sampling.HasPenalty() || !output_.empty()) {
+  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || !output_.empty()) {
     const std::vector<uint32_t> tokens = CurrentTokens();
     request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   }

@@ -58,8 +58,8 @@ constexpr std::string_view kReusePolicies[] = {"auto",       "exact",   "sparsex
                                                "epic",       "redknot", "splice",   "splice+", "loopserve",
                                                "minference", "a-shape", "tri-shape"};
 
-constexpr std::string_view kSelectors[] = {"auto",      "dense", "head_classes", "sparcas",
-                                           "loopserve", "quest", "streaming"};
+constexpr std::string_view kSelectors[] = {"auto",  "dense",     "head_classes", "sparcas", "loopserve",
+                                           "quest", "streaming", "snapkv",       "adakv"};
 
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();

@@ -102,6 +102,9 @@ struct ReuseRequest {
       line_samples, line_min_span, line_columns, line_slashes, band_sinks, band_window, band_last_rows;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
       restore_share, restore_threshold, decode_restore_threshold, line_alpha;
+
+  // The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
+  bool DecodeReadsPrompt() const { return decode == "snapkv" || decode == "adakv"; }
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.

@@ -150,6 +150,8 @@ absl::Status RunBench(const Flags& flags) {
         SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
         sequences.back()->set_num_tokens(flags.context);
         SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), engine::MakeTokenSelector(options, c, nullptr));
+        if (selectors.back()->of_prompt() != nullptr)
+          return absl::InvalidArgumentError("--selectors: " + name + " chooses by a prompt, and there is none here");
         SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(), engine::MakeCompactPages(*selectors.back(), *model, pool));
         if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + flags.steps + 1));
       }

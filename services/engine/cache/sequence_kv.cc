@@ -158,18 +158,17 @@ void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
   if (from.exact_end_ < num_tokens_) LowerProvenance(from.provenance_, from.exact_end_);
 }
 
-absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork() const {
+absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) const {
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
   if (holes_frozen_) {
     fork->holes_ = holes_;
     fork->holes_frozen_ = true;
   }
-  const int32_t full_pages = static_cast<int32_t>(num_tokens_ / kernels::kPageTokens);
+  const auto full_pages = static_cast<int32_t>(std::min(own_from, num_tokens_) / kernels::kPageTokens);
   fork->AppendLeading(*this, full_pages);
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
-  if (num_tokens_ % kernels::kPageTokens != 0) {
-    SPLICE_RETURN_IF_ERROR(pool_.CopyPages(fork->PagesOfChunk(full_pages), PagesOfChunk(full_pages)));
-  }
+  for (int32_t page = full_pages; page < PagesFor(num_tokens_); ++page)
+    SPLICE_RETURN_IF_ERROR(pool_.CopyPages(fork->PagesOfChunk(page), PagesOfChunk(page)));
   fork->num_tokens_ = num_tokens_;
   fork->provenance_ = provenance_;
   fork->exact_end_ = exact_end_;

@@ -59,8 +59,10 @@ class SequenceKv {
   // Shares the first `num_pages` places of another whole sequence of the same pool, and takes over what they are worth.
   // REQUIRES: an empty sequence; num_pages full pages of `from` are written.
   void AppendLeading(const SequenceKv& from, int32_t num_pages);
-  // A continuation that shares every full page and owns a copy of the rest; room for num_tokens() positions.
-  absl::StatusOr<std::unique_ptr<SequenceKv>> Fork() const;
+  // A continuation that shares the full pages in front of the one of position `own_from` and owns copies of the rest;
+  // room for num_tokens() positions.
+  absl::StatusOr<std::unique_ptr<SequenceKv>> Fork() const { return Fork(num_tokens_); }
+  absl::StatusOr<std::unique_ptr<SequenceKv>> Fork(int64_t own_from) const;
 
   // From here on only what `classes` keep is kept: gives the other pages back. REQUIRES: no classes so far,
   // and no page behind the one of the last written position.

@@ -18,6 +18,11 @@ int32_t* Int32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_c
 constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
 constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
 
+bool ScoresColumns(const ScoreTask* score, int32_t layer) {
+  if (score == nullptr || score->kind != ScoreKind::kColumnMass) return false;
+  return score->every_head ? layer >= score->layer : layer == score->layer;
+}
+
 }  // namespace
 
 Executor::Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
@@ -265,7 +270,7 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
       stream_views_.push_back({spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len),
                                layer_plans_[s].visibility[static_cast<size_t>(h)]});
     const ScoreTask* score = slices[s].score;
-    any_scores |= score != nullptr && score->kind == ScoreKind::kColumnMass && score->layer == layer;
+    any_scores |= ScoresColumns(score, layer);
   }
   prefill_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
@@ -430,27 +435,39 @@ absl::Status Executor::PrefillObserved(const PrefillSlice& slice, const kernels:
 }
 
 absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer) {
+  const int32_t heads = model_->config().num_kv_heads;
   for (size_t s = 0; s < slices.size(); ++s) {
     const ScoreTask* score = slices[s].score;
-    if (score == nullptr || score->kind != ScoreKind::kColumnMass || score->layer != layer) continue;
+    if (!ScoresColumns(score, layer)) continue;
+    kernels::ColumnScoresArgs args{.shape = attention_shape(),
+                                   .pool = pool_,
+                                   .q = query(),
+                                   .q_row_stride = query_stride(),
+                                   .lse = F32(ws_.lse),
+                                   .rows = prefill_sequences_[s],
+                                   .sequence = static_cast<int32_t>(s),
+                                   .layer = layer,
+                                   .probes = score->probes,
+                                   .columns = score->candidates,
+                                   .scores = score->scores};
+    if (score->every_head) {
+      int64_t columns = 0;
+      for (const PositionRange& range : score->candidates) columns += range.size();
+      for (int32_t h = 0; h < heads; ++h) {
+        args.kv_heads = {&h, 1};
+        args.scores = score->scores + (int64_t{layer} * heads + h) * columns;
+        SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), args));
+      }
+      continue;
+    }
     score_heads_.clear();  // the rank's numbers
     for (const int32_t head : score->kv_heads) {
       const int32_t own = head - model_->first_kv_head();
-      if (own >= 0 && own < model_->config().num_kv_heads) score_heads_.push_back(own);
+      if (own >= 0 && own < heads) score_heads_.push_back(own);
     }
     if (score_heads_.empty() && !score->kv_heads.empty()) continue;
-    SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), {.shape = attention_shape(),
-                                                                      .pool = pool_,
-                                                                      .q = query(),
-                                                                      .q_row_stride = query_stride(),
-                                                                      .lse = F32(ws_.lse),
-                                                                      .rows = prefill_sequences_[s],
-                                                                      .sequence = static_cast<int32_t>(s),
-                                                                      .layer = layer,
-                                                                      .probes = score->probes,
-                                                                      .columns = score->candidates,
-                                                                      .kv_heads = score_heads_,
-                                                                      .scores = score->scores}));
+    args.kv_heads = score_heads_;
+    SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), args));
   }
   return absl::OkStatus();
 }

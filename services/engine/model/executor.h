@@ -45,6 +45,9 @@ struct HiddenStates {
 struct ScoreTask {
   ScoreKind kind = ScoreKind::kNone;
   int32_t layer = 0;
+  // kColumnMass, of every KV head of the rank by itself, in all layers from `layer` on: scores [num_layers, the rank's
+  // KV heads, candidates]; kv_heads is not looked at.
+  bool every_head = false;
   std::span<const int32_t> probes;  // rows of the slice, ascending
   // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
   // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.

@@ -20,6 +20,7 @@ TokenChoices::TokenChoices(const Model& model, int rank, const kernels::KvPoolVi
 absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   rows_ = rows;
   plan_ = {};
+  refreshes_ = false;
   sequences_.clear();
   int64_t longest_list = 0, longest = 0;
   for (const DecodeRow& row : rows) {
@@ -34,6 +35,7 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
                          .budget = plan.budget,
                          .recent = plan.recent,
                          .dims = row.compact->dims(rank_)};
+    refreshes_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.refresh; });
     longest_list = std::max(longest_list, plan.list_tokens());
     longest = std::max(longest, row.kv_len());
   }
@@ -46,7 +48,8 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   auto* tokens = static_cast<int32_t*>(list_memory_->data());
   lists_ = {tokens, tokens + entries, stride};
   scores_stride_ = 0;
-  if (plan_.scoring == TokenScoring::kCompactKeys) return absl::OkStatus();
+  if (plan_.scoring == TokenScoring::kCompactKeys || plan_.scoring == TokenScoring::kKeptTokens)
+    return absl::OkStatus();
   scores_stride_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest)));
   if (plan_.scoring == TokenScoring::kPageBounds)
     scores_stride_ = std::max<int64_t>(scores_stride_ / kernels::kBoundTokens, 1);
@@ -62,6 +65,8 @@ uint64_t TokenChoices::key() const {
   mix(static_cast<uint64_t>(plan_.first_layer) << 32 | static_cast<uint64_t>(lists_.stride));
   mix(static_cast<uint64_t>(scores_stride_));
   mix(reinterpret_cast<uint64_t>(lists_.tokens));
+  // A choice is due in few steps, and costs the launches of its passes over K: these steps are recorded apart.
+  if (plan_.scoring == TokenScoring::kQueryWindow) mix(refreshes_ ? 2 : 1);
   if (scores_stride_ > 0) mix(reinterpret_cast<uint64_t>(scores_->data()));
   return key;
 }
@@ -106,8 +111,8 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
                                           .sequences = of_layer_,
                                           .lists = lists_,
                                           .layer = layer});
-  auto* scores = static_cast<float*>(scores_->data());
-  if (plan_.scoring == TokenScoring::kQueryWindow)
+  auto* scores = scores_stride_ > 0 ? static_cast<float*>(scores_->data()) : nullptr;
+  if (plan_.scoring == TokenScoring::kQueryWindow || plan_.scoring == TokenScoring::kKeptTokens)
     return backend.ChooseByQueryWindow(context, {.shape = shape,
                                                  .pool = pool_,
                                                  .window = plan_.window,
@@ -117,7 +122,8 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
                                                  .scores = scores,
                                                  .scores_stride = scores_stride_,
                                                  .lists = lists_,
-                                                 .layer = layer});
+                                                 .layer = layer,
+                                                 .chooses = refreshes_});
   SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context, {.shape = shape,
                                                            .pool = pool_,
                                                            .q = q,

@@ -53,7 +53,8 @@ class TokenChoices {
   kernels::Session& session_;
 
   std::span<const DecodeRow> rows_;
-  ScoringPlan plan_;  // what the rows share; kNone: nobody chooses
+  ScoringPlan plan_;        // what the rows share; kNone: nobody chooses
+  bool refreshes_ = false;  // some row makes a choice anew, in some layer
   int64_t scores_stride_ = 0;
   kernels::TokenLists lists_;
   std::vector<kernels::SequenceSelection> sequences_;      // [rows]

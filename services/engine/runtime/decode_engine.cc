@@ -5,6 +5,7 @@
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/selection/dense.h"
 
@@ -227,6 +228,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     sequence.restores.resize(static_cast<size_t>(n));
     request.kv->FreezeHoles();  // before it is copied
   }
+  std::optional<KeptPositions> kept;  // the same of every fork
   for (int32_t i = 0; i < n; ++i) {
     Fork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
@@ -240,6 +242,19 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       } else {
         request.compact.reset();
         SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, *model_, pool_));
+      }
+      if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
+        const int64_t num_tokens = request.kv->num_tokens();
+        absl::Status status = fork.compact->Reserve(num_tokens + 1);
+        if (status.ok() && !kept.has_value()) {
+          auto chosen = ChooseOfPrompt(*executor_, request.prompt, *request.kv, *selector);
+          status = chosen.status();
+          if (chosen.ok()) kept = *std::move(chosen);
+        }
+        if (status.ok()) status = KeepPositions(*model_, pool_, *kept, num_tokens, *selector, *fork.compact);
+        if (status.code() == absl::StatusCode::kResourceExhausted)
+          return absl::UnavailableError("preempted: the decode worker's KV pool is full");
+        SPLICE_RETURN_IF_ERROR(status);
       }
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
                                                request.prior_output, num_prompt, config.max_positions);

@@ -36,7 +36,7 @@ struct DecodeRequest {
   DecodeOptions decode;
   // Room for what the selector keeps beside the KV; null: it is made when decoding begins.
   std::unique_ptr<CompactPages> compact;
-  std::vector<int32_t> prompt;             // only read when sampling.needs_prompt()
+  std::vector<int32_t> prompt;             // only read when sampling.needs_prompt(), or by a selector of_prompt()
   std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
   std::vector<SampledToken> first_tokens;  // one per fork
   SteadyTime deadline = SteadyTime::max();

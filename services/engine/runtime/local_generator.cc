@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "services/base/status.h"
+#include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sample_rows.h"
 
@@ -115,16 +116,22 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
     } else {
       SPLICE_ASSIGN_OR_RETURN(own.kv, computed.kv->Fork());
     }
-    SPLICE_RETURN_IF_ERROR(RunFork(std::move(own), token, sampler, fork, on_token));
+    SPLICE_RETURN_IF_ERROR(RunFork(std::move(own), prompt, token, sampler, fork, on_token));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt prompt) {
+absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt prompt, std::span<const int32_t> tokens) {
   Decoding decoding{.prompt = std::move(prompt)};
   SPLICE_ASSIGN_OR_RETURN(decoding.selector,
                           MakeTokenSelector(options_.decode, model_->config(), decoding.prompt.classes));
   SPLICE_ASSIGN_OR_RETURN(decoding.compact, MakeCompactPages(*decoding.selector, *model_, *pool_));
+  if (PromptSelector* const selector = decoding.selector->of_prompt(); selector != nullptr) {
+    const SequenceKv& kv = *decoding.prompt.kv;
+    SPLICE_RETURN_IF_ERROR(decoding.compact->Reserve(kv.num_tokens() + 1));
+    SPLICE_ASSIGN_OR_RETURN(const KeptPositions kept, ChooseOfPrompt(*executor_, tokens, kv, *selector));
+    SPLICE_RETURN_IF_ERROR(KeepPositions(*model_, *pool_, kept, kv.num_tokens(), *selector, *decoding.compact));
+  }
   return decoding;
 }
 
@@ -138,9 +145,9 @@ absl::Status LocalGenerator::Step(Decoding& decoding, int32_t token) {
   return absl::OkStatus();
 }
 
-absl::Status LocalGenerator::RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork,
-                                     const OnToken& on_token) {
-  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(prompt)));
+absl::Status LocalGenerator::RunFork(Prompt prompt, std::span<const int32_t> tokens, SampledToken token,
+                                     Sampler& sampler, int32_t fork, const OnToken& on_token) {
+  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(prompt), tokens));
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(Step(decoding, token.token));
     Sampler* const samplers[] = {&sampler};
@@ -163,7 +170,7 @@ absl::StatusOr<std::vector<double>> LocalGenerator::ScoreContinuation(std::span<
   }
   SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
   std::vector<double> scores = {LogProbability(behind.logits, continuation[0])};
-  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(behind.prompt)));
+  SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(behind.prompt), prompt));
   for (size_t i = 1; i < continuation.size(); ++i) {
     SPLICE_RETURN_IF_ERROR(Step(decoding, continuation[i - 1]));
     SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor_->Logits());

@@ -74,9 +74,10 @@ class LocalGenerator {
     std::unique_ptr<TokenSelector> selector;
     std::unique_ptr<CompactPages> compact;  // null: the selector keeps nothing
   };
-  absl::StatusOr<Decoding> BeginDecoding(Prompt prompt);
+  absl::StatusOr<Decoding> BeginDecoding(Prompt prompt, std::span<const int32_t> tokens);
   absl::Status Step(Decoding& decoding, int32_t token);
-  absl::Status RunFork(Prompt prompt, SampledToken token, Sampler& sampler, int32_t fork, const OnToken& on_token);
+  absl::Status RunFork(Prompt prompt, std::span<const int32_t> tokens, SampledToken token, Sampler& sampler,
+                       int32_t fork, const OnToken& on_token);
 
   std::shared_ptr<const Model> model_;
   LocalGeneratorOptions options_;

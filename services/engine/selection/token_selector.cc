@@ -9,10 +9,12 @@
 #include "kernels/selection/select_tokens.h"
 #include "services/base/check_range.h"
 #include "services/base/status.h"
+#include "services/engine/selection/adakv.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/head_classes_selector.h"
 #include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/quest.h"
+#include "services/engine/selection/snapkv.h"
 #include "services/engine/selection/sparcas.h"
 #include "services/engine/selection/streaming.h"
 
@@ -21,8 +23,9 @@ namespace {
 
 // What a method's paper or code has (algorithms.md sections 4 and 7).
 void FillDefaults(DecodeOptions& options) {
-  const bool scores_keys = options.selector == "sparcas" || options.selector == "quest";
-  if (options.budget < 0) options.budget = scores_keys ? 2048 : 1024;
+  const std::string& name = options.selector;
+  if (options.budget < 0) options.budget = name == "sparcas" || name == "quest" || name == "snapkv" ? 2048 : 1024;
+  if (options.window < 0) options.window = name == "snapkv" || name == "adakv" ? 32 : 16;
   if (options.recent < 0) options.recent = options.selector == "sparcas" ? 64 : 16;
 }
 
@@ -51,6 +54,10 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
                                                .page_bytes = model.page_bytes()}
                               .num_pages();
       break;
+    case TokenScoring::kKeptTokens:  // their number, and at most every position
+      needs.fixed_pages = 1;
+      needs.page_tokens = static_cast<int32_t>(model.page_bytes() / sizeof(int32_t));
+      break;
   }
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     for (int32_t h = 0; h < config.num_kv_heads; ++h) needs.streams.push_back(selector.Chooses(layer, h));
@@ -63,15 +70,11 @@ absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelect
   const ModelConfig& config = model.config();
   auto needs = CompactNeedsOf(selector, model);
   if (!needs.has_value()) return nullptr;
-  // Told before a sequence joins a batch: an operation that fails in a step ends all sequences of it.
-  if (selector.scoring().scoring == TokenScoring::kQueryWindow && !model.backend().host_memory())
-    return Errorf(absl::StatusCode::kUnimplemented, "decode selector '{}' is not served on {} yet", selector.name(),
-                  model.backend().name());
   return CompactPages::Create(pool, {config.num_layers, config.num_kv_heads}, *std::move(needs), model.backends());
 }
 
 std::vector<std::string> TokenSelectorNames() {
-  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming"};
+  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv"};
 }
 
 absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& config) {
@@ -81,7 +84,7 @@ absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& co
   if (o.recent != -1) SPLICE_RETURN_IF_ERROR(CheckRange("decode_recent", o.recent, 1, most));
   SPLICE_RETURN_IF_ERROR(CheckRange("decode_dense_layers", o.dense_layers, 0, config.num_layers));
   SPLICE_RETURN_IF_ERROR(CheckRange("decode_refresh_interval", o.refresh_interval, 1, 1 << 20));
-  SPLICE_RETURN_IF_ERROR(CheckRange("decode_window", o.window, 1, kernels::kQueryWindowMax));
+  if (o.window != -1) SPLICE_RETURN_IF_ERROR(CheckRange("decode_window", o.window, 1, kernels::kQueryWindowMax));
   SPLICE_RETURN_IF_ERROR(CheckRange("decode_sinks", o.sinks, 0, most));
   if (o.selector == "sparcas" && !kernels::CompactKeys{config.head_dim, o.dims}.valid())
     return InvalidArgument("decode_dims is {}, it must be a multiple of 4 that divides {}, at most {}", o.dims,
@@ -103,13 +106,20 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
   if (name == "sparcas") return std::make_unique<SparCasSelector>(config, std::move(classes), options);
   if (name == "loopserve") return std::make_unique<LoopServeSelector>(config, std::move(classes), options);
   if (name == "quest") return std::make_unique<QuestSelector>(config, std::move(classes), options);
-  if (name == "dense" || name == "streaming") {
+  const bool of_prompt = name == "snapkv" || name == "adakv";
+  if (of_prompt && options.window >= options.budget)
+    return InvalidArgument(
+        "decode_window is {}, {} keeps that many rows of the prompt: it must be less than decode_budget, {}",
+        options.window, name, options.budget);
+  if (name == "dense" || name == "streaming" || of_prompt) {
     if (classes != nullptr)
       return InvalidArgument(
           "decode selector '{}' needs all of the KV, but behind this reuse policy local heads only keep their "
           "window: set full_kv, or leave the selector out",
           name);
     if (name == "streaming") return std::make_unique<StreamingSelector>(config, options);
+    if (name == "snapkv") return std::make_unique<SnapKvSelector>(config, options);
+    if (name == "adakv") return std::make_unique<AdaKvSelector>(config, options);
     return std::make_unique<DenseSelector>(config);
   }
   if (name == "head_classes") {

@@ -25,9 +25,11 @@ enum class TokenScoring : uint8_t {
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
   kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/query_window.h)
+  kKeptTokens,   // SnapKV, AdaKV: chosen before the first step, and none later (a query window of 0)
 };
 
-// What a selector needs computed, the same for all steps of a sequence. Sequences of one step have equal scorings.
+// What a selector needs computed, the same for all steps of a sequence but for the budget. Sequences of one step have
+// equal scorings.
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
@@ -44,6 +46,8 @@ struct ScoringPlan {
   // Positions of a list at most.
   int64_t list_tokens() const { return int64_t{budget} + (window > 0 ? window - 1 : 0); }
 };
+
+class PromptSelector;
 
 // One object per sequence; used by the engine thread only, but for Select: of a model on several ranks each rank's
 // thread asks for its own heads, at the same time. Decides, never runs kernels.
@@ -63,6 +67,8 @@ class TokenSelector {
   virtual bool shares_plan() const { return true; }
 
   virtual ScoringPlan scoring() const { return {}; }
+  // Null: this selector needs nothing of the prompt (runtime/prompt_replay.h).
+  virtual PromptSelector* of_prompt() { return nullptr; }
   // Whether tokens of this stream are ever chosen: it then has compact pages.
   virtual bool Chooses(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
   // What the layers do in this step; empty: nothing is chosen in any. [num_layers]
@@ -79,8 +85,7 @@ std::vector<std::string> TokenSelectorNames();
 
 // What a sequence with this selector keeps beside its KV; nothing: std::nullopt.
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model);
-// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create;
-// Unimplemented: the device lacks what the selector needs.
+// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool);
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
@@ -561,6 +563,191 @@ TEST_F(CudaSelectionTest, TopTokensOfUnusualScores) {
       EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * budget, counts[stream]),
                                      top.lists.of(static_cast<int64_t>(stream))))
           << "round " << round << ", stream " << stream;
+    }
+  }
+}
+
+// LoopServe: sequences that begin to record one after the other, so that steps record, join and choose side by side.
+struct WindowCase {
+  SelectingShape shape;
+  std::vector<int32_t> lengths;  // at the first step
+  int32_t window, budget, steps;
+};
+
+class WindowBatch {
+ public:
+  WindowBatch(Random& random, const WindowCase& c)
+      : c_(c), max_len_(*std::ranges::max_element(c.lengths) + c.steps), since_(c.lengths.size(), -1) {
+    const QueryWindow layout{.head_dim = c.shape.head_dim,
+                             .group = c.shape.group,
+                             .window = c.window,
+                             .budget = c.budget,
+                             .query_dtype = DType::kF32,  // the reference's; the device's are no longer
+                             .page_bytes = 2 * kPageTokens * DTypeBytes(c.shape.dtype) * c.shape.head_dim};
+    std::vector<std::pair<int32_t, int32_t>> lengths;
+    for (const int32_t length : c.lengths) lengths.emplace_back(length, max_len_);
+    const auto pages = static_cast<int32_t>(layout.num_pages());
+    batch_ = std::make_unique<SelectingBatch>(random, c.shape, lengths, std::max(max_len_ / pages, 1));
+    batch_->Write();
+    for (TestSequence& s : batch_->sequences()) s.step = {}, s.budget = c.budget, s.recent = std::min(c.budget, 3);
+  }
+
+  // What sequence i does in step `step`; it begins to record in step i.
+  void Plan(int32_t step) {
+    chooses_ = false;
+    for (size_t i = 0; i < since_.size(); ++i) {
+      const int32_t recorded = step - static_cast<int32_t>(i);
+      TestSequence& s = batch_->sequences()[i];
+      if (recorded < 0) continue;
+      if (since_[i] >= 0) ++since_[i];
+      const bool refresh = recorded + 1 >= c_.window && (since_[i] < 0 || since_[i] == c_.window);
+      if (refresh) since_[i] = 0;
+      s.step = {.selects = since_[i] >= 0, .refresh = refresh, .compact_len = recorded, .records = true};
+      chooses_ |= refresh;
+    }
+  }
+  QueryWindowArgs Args(const SelectTokensArgs& like) const {
+    return {.shape = like.shape,
+            .pool = like.pool,
+            .window = c_.window,
+            .q = like.q,
+            .q_row_stride = like.q_row_stride,
+            .sequences = like.sequences,
+            .scores = like.weights,
+            .scores_stride = like.weights_stride,
+            .lists = like.lists,
+            .layer = like.layer,
+            .chooses = chooses_};
+  }
+  SelectingBatch& batch() { return *batch_; }
+  bool chooses() const { return chooses_; }
+  int32_t max_len() const { return max_len_; }
+  int64_t stride() const { return int64_t{c_.budget} + c_.window; }
+
+ private:
+  const WindowCase c_;
+  const int32_t max_len_;
+  std::vector<int32_t> since_;
+  bool chooses_ = false;
+  std::unique_ptr<SelectingBatch> batch_;
+};
+
+void RunWindowCase(const Backend& cuda, const WindowCase& c, uint64_t seed) {
+  Random random(seed), steps(seed + 1);
+  WindowBatch w(random, c);
+  SelectingBatch& b = w.batch();
+  b.sequences()[0].compact[0].clear();  // a head that never chooses
+  std::set<int32_t> compact;
+  for (const TestSequence& s : b.sequences()) {
+    for (const auto& pages : s.compact) compact.insert(pages.begin(), pages.end());
+  }
+  const int64_t stride = w.stride(), longest = w.max_len();
+  DeviceSide device(cuda, b, stride, longest, c.shape.dtype);
+  device.SetLists(std::vector<int32_t>(b.num_streams() * static_cast<size_t>(stride), -9),
+                  std::vector<int32_t>(b.num_streams(), -9));
+  std::vector<std::vector<int32_t>> before(b.num_streams());
+  for (int32_t step = 0; step < c.steps; ++step) {
+    w.Plan(step);
+    for (float& x : b.q()) x = steps.Normal() * (c.shape.dtype == DType::kF32 ? 1.0f : 2.0f);
+    if (c.shape.dtype == DType::kBF16) {
+      for (float& x : b.q()) x = ToFloat(ToBf16(x));
+    }
+    device.Stage();
+    const QueryWindowArgs args = w.Args(device.Args());
+    ExpectOk(
+        device.session().RunStep(w.chooses() ? 12 : 11, [&] { return cuda.ChooseByQueryWindow(device.ctx(), args); }));
+    HostLists want(b, stride, longest);
+    ExpectOk(ref::ChooseByQueryWindow({}, w.Args(want.args)));
+    const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
+    const std::vector<float> scores = device.Weights();
+    for (size_t stream = 0; stream < b.num_streams(); ++stream) {
+      const TestSequence& s = b.sequence_of(stream);
+      const std::string what = "seed " + std::to_string(seed) + ", step " + std::to_string(step) + ", stream " +
+                               std::to_string(stream) + ", kv_len " + std::to_string(s.kv_len);
+      if (!s.step.selects || stream == 0) {
+        EXPECT_EQ(counts[stream], -9) << what;
+        continue;
+      }
+      ASSERT_EQ(counts[stream], want.counts[stream]) << what;
+      const std::vector<int32_t> got(&tokens[stream * stride], &tokens[stream * stride] + counts[stream]);
+      if (!s.step.refresh) {
+        before[stream].push_back(s.kv_len - 1);
+        EXPECT_EQ(got, before[stream]) << what;
+      } else if (s.kv_len > s.budget) {
+        const std::span<const float> ref_scores = std::span(want.weights).subspan(stream * longest, s.kv_len);
+        ExpectClose(std::span(scores).subspan(stream * longest, s.kv_len), ref_scores, DType::kF32, what + " scores");
+        EXPECT_TRUE(SameChoice(got, want.args.lists.of(static_cast<int64_t>(stream)), ref_scores, s.kv_len - s.recent))
+            << what;
+      } else {
+        EXPECT_TRUE(std::ranges::equal(got, want.args.lists.of(static_cast<int64_t>(stream)))) << what;
+      }
+      before[stream] = got;
+    }
+    for (size_t i = 0; i < b.sequences().size(); ++i) {
+      b.Append(i);
+      device.UploadToken(i, b.sequences()[i].kv_len - 1);
+    }
+  }
+  // Nothing but compact pages was written.
+  const std::vector<std::byte> pool = device.Pool();
+  const size_t page_bytes = b.pool().view().page_bytes();
+  for (int32_t page = 0; page < b.pool().view().num_pages; ++page) {
+    if (compact.contains(page)) continue;
+    EXPECT_TRUE(std::ranges::equal(std::span(pool).subspan(page * page_bytes, page_bytes),
+                                   std::span(b.pool().bytes()).subspan(page * page_bytes, page_bytes)))
+        << "page " << page;
+  }
+}
+
+TEST_F(CudaSelectionTest, QueryWindowsOfTensorCoreShapesEqualTheReference) {
+  uint64_t seed = 1000;
+  const DType bf16 = DType::kBF16;
+  RunWindowCase(*cuda_, {{2, 4, 128, 16, bf16}, {40, 63, 64, 300, 1000, 2040}, 16, 60, 40}, ++seed);
+  RunWindowCase(*cuda_, {{1, 1, 64, 16, bf16}, {1, 64, 500, 1020}, 5, 48, 20}, ++seed);
+  RunWindowCase(*cuda_, {{1, 16, 128, 16, bf16}, {700, 1500}, 16, 200, 36}, ++seed);  // four chunks of queries
+  RunWindowCase(*cuda_, {{2, 9, 64, 16, bf16}, {300, 4000}, 7, 300, 18}, ++seed);
+  RunWindowCase(*cuda_, {{1, 3, 64, 16, bf16}, {1100, 200}, 1, 100, 6}, ++seed);  // every step chooses
+  RunWindowCase(*cuda_, {{2, 4, 128, 16, bf16}, {20000, 9000}, 16, 1024, 20}, ++seed);
+  RunWindowCase(*cuda_, {{1, 4, 64, 16, bf16}, {140000}, 4, 1024, 6}, ++seed);  // splits of more than 1024 keys
+}
+
+TEST_F(CudaSelectionTest, QueryWindowsOfOtherShapesEqualTheReference) {
+  uint64_t seed = 1050;
+  RunWindowCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, {40, 63, 1200}, 8, 60, 20}, ++seed);
+  RunWindowCase(*cuda_, {{1, 3, 96, 96, DType::kBF16}, {64, 900}, 5, 48, 12}, ++seed);
+  RunWindowCase(*cuda_, {{1, 20, 128, 16, DType::kBF16}, {300}, 32, 64, 40}, ++seed);  // 640 queries
+  RunWindowCase(*cuda_, {{1, 5, 40, 8, DType::kF32}, {2500, 1}, 3, 128, 8}, ++seed);
+}
+
+// The scores and the list of a stream are the same bits alone, in a batch, and in a recording for longer streams.
+TEST_F(CudaSelectionTest, QueryWindowBatchAndBucketChangeNoBit) {
+  const WindowCase all{{2, 4, 128, 16, DType::kBF16}, {900, 3000, 12000}, 4, 64, 0};
+  const auto run = [&](const std::vector<bool>& takes_part) {
+    Random random(1090);
+    WindowBatch w(random, all);
+    SelectingBatch& b = w.batch();
+    DeviceSide device(*cuda_, b, w.stride(), w.max_len(), DType::kBF16);
+    for (int32_t step = 0; step < 4; ++step) {
+      for (float& x : b.q()) x = ToFloat(ToBf16(random.Normal()));
+      for (size_t i = 0; i < takes_part.size(); ++i) {
+        const bool chooses = takes_part[i] && step == 3;
+        b.sequences()[i].step = {.selects = chooses, .refresh = chooses, .compact_len = step, .records = takes_part[i]};
+      }
+      device.Stage();
+      QueryWindowArgs args = w.Args(device.Args());
+      args.chooses = true;
+      ExpectOk(cuda_->ChooseByQueryWindow(device.ctx(), args));
+    }
+    return std::pair(device.Weights(), device.Tokens());
+  };
+  const auto [scores, tokens] = run({true, true, true});
+  for (size_t only = 0; only < 3; ++only) {
+    const auto [alone, list] = run({only == 0, only == 1, only == 2});
+    for (size_t stream = 2 * only; stream < 2 * only + 2; ++stream) {
+      EXPECT_TRUE(BitwiseEqual(std::span(alone).subspan(stream * 12000, all.lengths[only]),
+                               std::span(scores).subspan(stream * 12000, all.lengths[only])));
+      EXPECT_TRUE(
+          std::ranges::equal(std::span(list).subspan(stream * 68, 64), std::span(tokens).subspan(stream * 68, 64)));
     }
   }
 }

@@ -1,7 +1,13 @@
 // Decoding with chosen tokens through the engine: when choices begin, that what a sequence keeps for them and who
 // decodes beside it changes nothing, and that all of it is given back. What is chosen is for the kernels' tests.
+#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/selection/query_window.h"
 #include "services/engine/model/token_choices.h"
+#include "services/engine/recovery/exact.h"
+#include "services/engine/runtime/prompt_replay.h"
+#include "services/engine/selection/adakv.h"
 #include "services/engine/selection/quest.h"
+#include "services/engine/selection/snapkv.h"
 #include "services/engine/selection/sparcas.h"
 #include "services/engine/selection/streaming.h"
 #include "tests/services/engine/engines_fixture.h"
@@ -103,7 +109,10 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
                                           Selector("sparcas", 200),
                                           Selector("sparcas", 48),
                                           Selector("loopserve", 64),
-                                          Selector("loopserve", 100)};
+                                          Selector("loopserve", 100),
+                                          Selector("snapkv", 64),
+                                          Selector("adakv", 100),
+                                          Selector("snapkv", 500)};
   selectors[5].dims = 8;
   std::vector<Answer> alone;
   for (const DecodeOptions& selector : selectors) {
@@ -135,25 +144,27 @@ TEST_F(DecodeSelectionTest, ForksChooseEachForItself) {
   sampling.num_forks = 3;
   LocalGeneratorOptions options;
   options.max_tokens = 4096;
-  options.decode = Selector("sparcas", 64);
-  auto generator = *LocalGenerator::Create(model_, options);
-  std::vector<std::vector<int32_t>> want(3);
-  ASSERT_TRUE(generator
-                  ->Generate(prompt, sampling,
-                             [&](int32_t fork, const SampledToken& t) {
-                               want[static_cast<size_t>(fork)].push_back(t.token);
-                               return true;
-                             })
-                  .ok());
-  Start();
-  const int64_t free = decode_pool_->num_free();
-  selection_ = options.decode;
-  const auto outcome = Submit(prompt, sampling);
-  ASSERT_TRUE(outcome->Wait());
-  ASSERT_TRUE(outcome->status.ok()) << outcome->status;
-  EXPECT_EQ(outcome->tokens, want);
-  EXPECT_NE(want[0], want[1]);
-  EXPECT_EQ(decode_pool_->num_free(), free);
+  for (const char* name : {"sparcas", "snapkv", "adakv"}) {
+    options.decode = Selector(name, 64);
+    auto generator = *LocalGenerator::Create(model_, options);
+    std::vector<std::vector<int32_t>> want(3);
+    ASSERT_TRUE(generator
+                    ->Generate(prompt, sampling,
+                               [&](int32_t fork, const SampledToken& t) {
+                                 want[static_cast<size_t>(fork)].push_back(t.token);
+                                 return true;
+                               })
+                    .ok());
+    Start();
+    const int64_t free = decode_pool_->num_free();
+    selection_ = options.decode;
+    const auto outcome = Submit(prompt, sampling);
+    ASSERT_TRUE(outcome->Wait());
+    ASSERT_TRUE(outcome->status.ok()) << outcome->status;
+    EXPECT_EQ(outcome->tokens, want);
+    EXPECT_NE(want[0], want[1]);
+    EXPECT_EQ(decode_pool_->num_free(), free);
+  }
 }
 
 // A recorded step holds the strides of lists and scores: steps that differ in them must not share a recording.
@@ -200,6 +211,296 @@ TEST_F(DecodeSelectionTest, LocalHeadsKeepTheirWindow) {
   EXPECT_EQ(Local(prompt, Selector("sparcas", 64), 50, classes_of(0)), Local(prompt, "head_classes", 50, classes_of(0)))
       << "no head that could choose";
 }
+
+// Of n positions the k of the largest scores, ties to the lower one.
+std::vector<int32_t> Largest(const std::vector<double>& scores, size_t k) {
+  std::vector<int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+  });
+  order.resize(k);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// What SnapKV and AdaKV are defined to keep, in double, from the attention of each head.
+std::vector<std::vector<int32_t>> Kept(const std::string& name, const std::vector<std::vector<double>>& attention,
+                                       int32_t budget) {
+  const auto columns = static_cast<int32_t>(attention[0].size());
+  const int32_t radius = name == "snapkv" ? 2 : 3;
+  std::vector<std::vector<double>> pooled;
+  std::vector<double> all;
+  for (const std::vector<double>& of_head : attention) {
+    pooled.emplace_back();
+    for (int32_t j = 0; j < columns; ++j) {
+      double sum = 0, best = 0;
+      for (int32_t i = std::max(0, j - radius); i <= std::min(columns - 1, j + radius); ++i) {
+        sum += of_head[static_cast<size_t>(i)] / 5;
+        best = std::max(best, of_head[static_cast<size_t>(i)]);
+      }
+      pooled.back().push_back(name == "snapkv" ? sum : best);
+    }
+    all.insert(all.end(), pooled.back().begin(), pooled.back().end());
+  }
+  const std::vector<int32_t> of_layer = Largest(all, static_cast<size_t>(budget) * attention.size());
+  std::vector<std::vector<int32_t>> kept;
+  for (size_t h = 0; h < attention.size(); ++h) {
+    double count = budget;
+    if (name == "adakv") {
+      const auto n = std::count_if(of_layer.begin(), of_layer.end(),
+                                   [&](int32_t i) { return static_cast<size_t>(i / columns) == h; });
+      count = std::round(0.5 * static_cast<double>(n) + 0.5 * budget);
+    }
+    kept.push_back(Largest(pooled[h], static_cast<size_t>(count)));
+  }
+  return kept;
+}
+
+// The choice of given attention, what budgets are, and that a larger one keeps all that a smaller one does.
+TEST(PromptSelectors, KeepWhatIsDefined) {
+  std::mt19937 random = SeededRandom("prompt selectors");
+  ModelConfig config;
+  config.num_layers = 4;
+  config.num_kv_heads = 3;
+  config.head_dim = 64;
+  config.max_positions = 4096;
+  for (const int32_t columns : {40, 200, 1500}) {
+    std::vector<float> attention;
+    std::vector<std::vector<double>> exact(3);
+    for (size_t h = 0; h < 3; ++h) {
+      for (int32_t j = 0; j < columns; ++j) {
+        // Heads of different concentration.
+        const double x = std::pow(std::uniform_real_distribution<>(0, 1)(random), 1.0 + 4.0 * static_cast<double>(h));
+        attention.push_back(static_cast<float>(x));
+        exact[h].push_back(attention.back());
+      }
+    }
+    for (const std::string name : {"snapkv", "adakv"}) {
+      std::vector<std::vector<int32_t>> smaller(3);
+      for (const int32_t budget : {1, 7, columns / 4, columns / 2, columns - 1}) {
+        DecodeOptions options(name);
+        options.budget = budget + 8;
+        options.window = 8;
+        const auto selector = *MakeTokenSelector(options, config, nullptr);
+        ASSERT_NE(selector->of_prompt(), nullptr);
+        const auto kept = selector->of_prompt()->Keep(attention, columns);
+        EXPECT_EQ(kept, Kept(name, exact, budget)) << name << ", budget " << budget << " of " << columns;
+        size_t sum = 0;
+        for (size_t h = 0; h < 3; ++h) {
+          sum += kept[h].size();
+          if (name == "snapkv") {
+            EXPECT_TRUE(std::includes(kept[h].begin(), kept[h].end(), smaller[h].begin(), smaller[h].end()));
+          }
+        }
+        // Each head's budget is rounded by itself, up from a half.
+        EXPECT_GE(sum, size_t{3} * static_cast<size_t>(budget));
+        EXPECT_LE(sum, size_t{3} * static_cast<size_t>(budget) + (name == "adakv" ? 1 : 0));
+        smaller = kept;
+      }
+    }
+  }
+}
+
+// What the prompt's last rows attend to, by a way of its own: they run as decode steps, which leave their queries in
+// the compact pages of a `loopserve` sequence, and their attention is computed here from these and the KV.
+TEST_F(DecodeSelectionTest, PromptSelectorsKeepWhatTheLastRowsAttendTo) {
+  std::mt19937 random = SeededRandom("last rows");
+  constexpr int32_t kLength = 300, kWindow = 32;
+  const std::vector<int32_t> prompt = RandomPrompt(random, kLength);
+  const ModelConfig& config = model_->config();
+  const int32_t group = config.num_qo_heads / config.num_kv_heads, dim = config.head_dim;
+  decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, 2048));
+  PagePool& pool = *decode_pool_;
+  auto executor = *ParallelExecutor::Create(model_, pool.view(), {.max_rows = kLength});
+  const auto policy = *MakeRecoveryPolicy({.policy = "exact"}, config);
+  SequenceKv kv(pool, KvShapeOf(config));
+  ASSERT_TRUE(kv.Reserve(kLength + 20).ok());
+  std::vector<int32_t> positions(kLength - kWindow);
+  std::iota(positions.begin(), positions.end(), 0);
+  const PrefillSlice slice{
+      .tokens = std::span(prompt).first(positions.size()), .positions = positions, .kv = &kv, .policy = policy.get()};
+  ASSERT_TRUE(executor->Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
+  kv.set_num_tokens(kLength - kWindow);
+  DecodeOptions records("loopserve");
+  records.window = kWindow;
+  records.dense_layers = 0;
+  records.budget = 1000;
+  const auto recorder = *MakeTokenSelector(records, config, nullptr);
+  const auto compact = *MakeCompactPages(*recorder, *model_, pool);
+  ASSERT_TRUE(compact->Reserve(1).ok());
+  for (int32_t j = kLength - kWindow; j < kLength; ++j) {
+    const DecodeRow row{prompt[static_cast<size_t>(j)], &kv, recorder.get(), compact.get()};
+    ASSERT_TRUE(executor->Decode({&row, 1}).ok());
+    kv.set_num_tokens(j + 1);
+  }
+  const kernels::QueryWindow layout{
+      .head_dim = dim, .group = group, .window = kWindow, .budget = 1000, .page_bytes = model_->page_bytes()};
+  const kernels::KvPoolView& view = pool.view().rank(0);
+  const auto key = [&](int32_t layer, int32_t h, int32_t j, int32_t c) -> double {
+    const std::byte* page = view.k(kv.stream(layer, h)[static_cast<size_t>(j / kernels::kPageTokens)]);
+    const int64_t at = int64_t{j % kernels::kPageTokens} * dim + c;
+    return view.dtype == kernels::DType::kF32
+               ? double{reinterpret_cast<const float*>(page)[at]}
+               : double{kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(page)[at])};
+  };
+  const auto attention = [&](int32_t layer, int32_t h) {
+    const std::vector<int32_t>& pages = compact->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)];
+    std::vector<double> sums(kLength - kWindow);
+    for (int32_t slot = 0; slot < kWindow; ++slot) {  // the slots are in order: each was written once
+      for (int32_t g = 0; g < group; ++g) {
+        const int64_t at = int64_t{slot} * group + g;
+        const float* q =
+            reinterpret_cast<const float*>(view.k(pages[static_cast<size_t>(at / layout.rows_per_page())])) +
+            at % layout.rows_per_page() * dim;
+        std::vector<double> row;
+        double total = 0;
+        for (int32_t j = 0; j <= kLength - kWindow + slot; ++j) {
+          double dot = 0;
+          for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * key(layer, h, j, c);
+          row.push_back(std::exp(dot / std::sqrt(double(dim))));
+          total += row.back();
+        }
+        for (size_t j = 0; j < sums.size(); ++j) sums[j] += row[j] / total;
+      }
+    }
+    return sums;
+  };
+  const std::vector<std::byte> before(view.base, view.base + static_cast<int64_t>(decode_memory_->size()));
+  for (const std::string name : {"snapkv", "adakv"}) {
+    DecodeOptions options(name);
+    options.budget = 90;
+    options.dense_layers = 1;
+    const auto selector = *MakeTokenSelector(options, config, nullptr);
+    const int64_t free = pool.num_free();
+    const auto kept = ChooseOfPrompt(*executor, prompt, kv, *selector->of_prompt());
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    EXPECT_EQ(pool.num_free(), free);
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      std::vector<std::vector<double>> exact;
+      for (int32_t h = 0; h < config.num_kv_heads; ++h) exact.push_back(attention(layer, h));
+      auto want = Kept(name, exact, 90 - kWindow);
+      for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+        std::vector<int32_t>& list = want[static_cast<size_t>(h)];
+        for (int32_t j = kLength - kWindow; j < kLength; ++j) list.push_back(j);
+        if (layer == 0) list.clear();
+        const std::vector<int32_t>& got = (*kept)[static_cast<size_t>(layer * config.num_kv_heads + h)];
+        // f32 and double may differ on which of two positions of nearly equal attention is the last one; AdaKV's pool
+        // makes of each seven that are equal.
+        const size_t close = name == "adakv" ? 7 : 1;
+        std::vector<int32_t> both;
+        std::ranges::set_intersection(got, list, std::back_inserter(both));
+        EXPECT_LE(got.size() - both.size(), close) << name << ", layer " << layer << ", head " << h;
+        EXPECT_LE(list.size() - both.size(), close) << name << ", layer " << layer << ", head " << h;
+      }
+    }
+    // A sequence that goes on elsewhere keeps the same, and what it has generated.
+    SequenceKv longer(pool, KvShapeOf(config));
+    longer.AppendLeading(kv, kLength / kernels::kPageTokens);
+    ASSERT_TRUE(longer.Reserve(kLength + 7).ok());
+    const int32_t last = kLength / kernels::kPageTokens;
+    ASSERT_TRUE(pool.CopyPages(longer.PagesOfChunk(last), kv.PagesOfChunk(last)).ok());
+    longer.set_num_tokens(kLength + 7);
+    const auto resumed = ChooseOfPrompt(*executor, prompt, longer, *selector->of_prompt());
+    ASSERT_TRUE(resumed.ok()) << resumed.status();
+    for (size_t stream = 0; stream < kept->size(); ++stream) {
+      std::vector<int32_t> want = (*kept)[stream];
+      for (int32_t j = kLength; j < kLength + 7 && !want.empty(); ++j) want.push_back(j);
+      EXPECT_EQ((*resumed)[stream], want);
+    }
+  }
+  // The sequence's own pages are as they were.
+  for (const int32_t page : kv.AllPages()) {
+    const auto* bytes = view.k(page);
+    EXPECT_EQ(std::memcmp(bytes, before.data() + (bytes - view.base), model_->page_bytes()), 0) << page;
+  }
+}
+
+// Choices are made in front of the first step; what is kept whole is decoded as without.
+TEST_F(DecodeSelectionTest, PromptSelectorsOfShortPromptsAreDense) {
+  std::mt19937 random = SeededRandom("short prompts");
+  const auto prompt = RandomPrompt(random, 300);
+  const Answer dense = Local(prompt, "dense", 80);
+  for (const char* name : {"snapkv", "adakv"}) {
+    EXPECT_EQ(Local(prompt, Selector(name, 300), 80), dense) << name;
+    const Answer chosen = Local(prompt, Selector(name, 64), 80);
+    EXPECT_EQ(chosen.tokens[0], dense.tokens[0]) << "the prefill's";
+    EXPECT_NE(chosen.logprobs, dense.logprobs) << name;
+  }
+}
+
+// On every kind of device, and over ranks: answers within the budget are dense bit by bit, longer ones are not, and
+// what is chosen does not depend on how steps were recorded before.
+class DecodeDevicesTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    Devices devices;
+    if (GetParam() == "cuda") {
+      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
+      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+      devices.push_back(*std::move(cuda));
+    } else {
+      for (int rank = 0; rank < (GetParam() == "ranks" ? 2 : 1); ++rank) devices.push_back(kernels::MakeCpuBackend());
+    }
+    auto config = ParseModelConfig(R"({"architectures":["LlamaForCausalLM"],"hidden_size":128,"intermediate_size":256,
+        "num_hidden_layers":4,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"vocab_size":500,
+        "max_position_embeddings":4096,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
+        "torch_dtype":"bfloat16"})",
+                                   "test");
+    ASSERT_TRUE(config.ok()) << config.status();
+    auto model = Model::LoadRandom({*config, 7}, devices);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+  }
+  Answer Run(const std::vector<int32_t>& prompt, const DecodeOptions& decode, int64_t max_tokens) {
+    LocalGeneratorOptions options;
+    options.max_tokens = 2048;
+    options.decode = decode;
+    Answer answer;
+    auto generator = LocalGenerator::Create(model_, options);
+    EXPECT_TRUE(generator.ok()) << generator.status();
+    for (int again = 0; again < 2; ++again) {  // the second time from recordings
+      Answer now;
+      SamplingParams sampling;
+      sampling.temperature = 0;
+      sampling.max_tokens = max_tokens;
+      sampling.ignore_eos = true;
+      sampling.num_logprobs = 3;
+      const absl::Status status = (*generator)->Generate(prompt, sampling, [&](int32_t, const SampledToken& t) {
+        now.tokens.push_back(t.token);
+        for (const auto& [id, logprob] : t.logprob->top) now.logprobs.push_back(logprob);
+        return true;
+      });
+      EXPECT_TRUE(status.ok()) << status;
+      if (again == 1) {
+        EXPECT_EQ(now, answer) << decode.selector;
+      }
+      answer = now;
+    }
+    return answer;
+  }
+  std::shared_ptr<const Model> model_;
+};
+
+TEST_P(DecodeDevicesTest, BudgetsBeyondTheContextAreDense) {
+  std::mt19937 random = SeededRandom("devices");
+  std::vector<int32_t> prompt(700);
+  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 500);
+  const Answer dense = Run(prompt, "dense", 70);
+  ASSERT_EQ(dense.tokens.size(), 70u);
+  for (const char* name : {"sparcas", "quest", "loopserve", "snapkv", "adakv"}) {
+    EXPECT_EQ(Run(prompt, Selector(name, 784), 70), dense) << name;
+    const Answer chosen = Run(prompt, Selector(name, 96), 70);
+    EXPECT_NE(chosen.logprobs, dense.logprobs) << name;
+    for (const float logprob : chosen.logprobs) ASSERT_TRUE(std::isfinite(logprob)) << name;
+    if (std::string(name) != "loopserve") continue;
+    // Its first choice is for the token behind the window.
+    EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + 16 * 3, chosen.logprobs.begin()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DecodeDevicesTest, testing::Values("cpu", "ranks", "cuda"),
+                         [](const auto& info) { return info.param; });
 
 TEST(SparCasSelector, RefreshesTakeTurns) {
   ModelConfig config;
@@ -263,9 +564,12 @@ TEST(DecodeOptions, BadOnesAreNamed) {
   EXPECT_THAT(error([](DecodeOptions& o) { o.refresh_interval = 0; }), HasSubstr("decode_refresh_interval is 0"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.recent = 0; }), HasSubstr("decode_recent is 0"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.sinks = -1; }, "streaming"), HasSubstr("decode_sinks is -1"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.window = 0; }, "snapkv"), HasSubstr("decode_window is 0"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 32; }, "adakv"), HasSubstr("less than decode_budget, 32"));
   const absl::Status unknown = MakeTokenSelector("other", config, nullptr).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(unknown.message()), HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming"));
+  EXPECT_THAT(std::string(unknown.message()),
+              HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming, snapkv, adakv"));
 }
 
 }  // namespace

@@ -174,6 +174,15 @@ TEST_F(HttpApiTest, PenaltiesSendThePromptToDecode) {
   EXPECT_GT(cluster_.decode[0]->last_reserve().token_ids_size(), 0);
 }
 
+TEST_F(HttpApiTest, DecodeMethodsThatRunThePromptAgainGetIt) {
+  for (const char* decode : {"dense", "sparcas", "snapkv", "adakv"}) {
+    Post(kCompletions, {{"prompt", "run me again"}, {"max_tokens", 2}, {"splice", {{"decode", decode}}}});
+    const auto& reserve = cluster_.decode[0]->last_reserve();
+    const bool wanted = std::string_view(decode) == "snapkv" || std::string_view(decode) == "adakv";
+    EXPECT_EQ(reserve.token_ids_size(), wanted ? static_cast<int>(reserve.prompt_tokens()) : 0) << decode;
+  }
+}
+
 TEST_F(HttpApiTest, SamplingReachesBothWorkers) {
   Post(kCompletions, {{"prompt", "x y"},
                       {"max_tokens", 5},

@@ -1,0 +1,557 @@
+// Scores of a choice in two passes over K. The first finds each query's maximum and sum, of every split of the keys and
+// then, by the last block of a stream, of all; the second adds up what the queries pay to a key, and goes through the
+// keys backwards, since the last ones read are still in the second-level cache. How keys are split depends on kv_len
+// alone, and all sums have a fixed order: a stream's scores are the same bits in every batch and recording.
+//
+// Products by mma m16n8k16, 16 keys against 8 queries over 16 dimensions. A lane loads 16 bytes of a key's row, 8
+// dimensions, and pairs words 0 and 1, then 2 and 3, for two products: the dimensions of a product may be any as long
+// as both sides take the same ones, so that keys go from memory into registers without shared memory in between.
+// Queries, which all warps share, lie in shared memory.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/selection/query_window_cuda.h"
+#include "kernels/selection/top_tokens_cuda.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLowest = -3.0e38f;  // below every score, and finite: a difference of two of them is a number
+
+// A stream has at most kMaxSplits splits, of whole multiples of kSplitKeys: with 8 KV heads about as many blocks as 132
+// multiprocessors hold at a time.
+constexpr int kSplitKeys = 256;
+constexpr int kMaxSplits = 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kTileKeys = 32;     // of a warp at a time: two left operands, never across two pages
+constexpr int kChunkRows = 64;    // queries whose statistics a block keeps in registers
+constexpr int kMaxMmaRows = 512;  // queries that fit in a block's shared memory
+constexpr int kGenericThreads = 128;
+
+struct Params {
+  PagedBatch batch;
+  SelectionBatch selection;
+  const void* q;
+  int64_t q_row_stride;
+  int32_t* tokens;
+  int32_t* counts;
+  int64_t list_stride;
+  float* scores;
+  int64_t scores_stride;
+  uint32_t* arrived;  // [max streams], zero between launches
+  float* lse;         // [streams, rows], log2
+  float2* parts;      // [streams, rows, kMaxSplits]: maximum (log2), sum of 2^(score - maximum)
+  int64_t page_bytes;
+  int32_t num_kv_heads, group, head_dim, window, rows;
+  int32_t rows_per_page, query_pages, entries_per_page;  // QueryWindow
+  int32_t query_bytes;                                   // of an element
+  float scale;                                           // sm_scale · log2(e)
+};
+
+// One stream of the batch, as its blocks see it.
+struct Stream {
+  int32_t sequence, head, kv_len, budget;
+  StagedStep step;
+  const int32_t* table;
+  const int32_t* compact;
+
+  __device__ Stream(const Params& p, int stream)
+      : sequence(stream / p.num_kv_heads),
+        head(stream % p.num_kv_heads),
+        kv_len(p.batch.kv_len[sequence]),
+        budget(min(p.selection.sequences[sequence].budget, static_cast<int32_t>(p.list_stride))),
+        step(p.selection.steps[sequence]),
+        table(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
+        compact(p.selection.compact_tables + p.selection.sequences[sequence].compact_offset +
+                head * p.selection.compact_head_stride) {}
+
+  __device__ bool has(int32_t flags) const { return (step.flags & flags) == flags; }
+  __device__ bool is_scored() const {
+    return has(StagedStep::kRecords | StagedStep::kSelects | StagedStep::kRefresh) && kv_len > budget &&
+           compact[0] != kNoPage;
+  }
+  // Query `row` of the window; they lie in the order of their slots, not of their age.
+  __device__ const std::byte* query(const Params& p, int row) const {
+    return p.batch.pool.base + compact[row / p.rows_per_page] * p.page_bytes +
+           static_cast<int64_t>(row % p.rows_per_page) * p.head_dim * p.query_bytes;
+  }
+  // Keys that query `row` sees: all in front of its own position and that; none where no query was recorded yet.
+  __device__ int sees(const Params& p, int row) const {
+    if (row >= p.rows) return 0;
+    const int age = (step.compact_len % p.window - row / p.group + p.window) % p.window;
+    return age <= step.compact_len ? kv_len - age : 0;
+  }
+  __device__ int split_keys() const {
+    return (kv_len + kMaxSplits * kSplitKeys - 1) / (kMaxSplits * kSplitKeys) * kSplitKeys;
+  }
+  __device__ int num_splits() const { return (kv_len + split_keys() - 1) / split_keys(); }
+};
+
+// Entry i of what a stream keeps; entry 0 is the number of positions.
+__device__ __forceinline__ int32_t& Entry(const Params& p, const int32_t* compact, int32_t i) {
+  return reinterpret_cast<int32_t*>(p.batch.pool.base + compact[p.query_pages + i / p.entries_per_page] *
+                                                            p.page_bytes)[i % p.entries_per_page];
+}
+
+// One block a stream: this step's queries take the place of the oldest; without a choice the last position joins.
+__global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  const Stream s(p, static_cast<int>(blockIdx.x));
+  WaitForPrevious();
+  if (!s.has(StagedStep::kRecords) || s.compact[0] == kNoPage) return;
+  const int t = static_cast<int>(threadIdx.x);
+  const int words = p.head_dim * p.query_bytes / 4;  // of a row
+  const auto* q = static_cast<const std::byte*>(p.q) +
+                  (s.sequence * p.q_row_stride + static_cast<int64_t>(s.head) * p.group * p.head_dim) * p.query_bytes;
+  for (int i = t; i < p.rows / max(p.window, 1) * words; i += kThreads) {  // none in a window of 0
+    const int slot = s.step.compact_len % p.window;
+    auto* row = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(s.query(p, slot * p.group + i / words)));
+    row[i % words] = reinterpret_cast<const uint32_t*>(q)[i];
+  }
+  if (!s.has(StagedStep::kSelects) || s.has(StagedStep::kRefresh)) return;
+  int32_t* tokens = p.tokens + static_cast<int64_t>(blockIdx.x) * p.list_stride;
+  const int32_t count = min(Entry(p, s.compact, 0), static_cast<int32_t>(p.list_stride) - 1);
+  for (int32_t k = t; k < count; k += kThreads) tokens[k] = Entry(p, s.compact, 1 + k);
+  __syncthreads();  // everybody has read how many there were
+  if (t == 0) {
+    tokens[count] = Entry(p, s.compact, 1 + count) = s.kv_len - 1;
+    Entry(p, s.compact, 0) = count + 1;
+    p.counts[blockIdx.x] = count + 1;
+  }
+}
+
+// One block a stream: what was chosen is kept for the steps that join.
+__global__ void __launch_bounds__(kThreads) KeepKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  const Stream s(p, static_cast<int>(blockIdx.x));
+  WaitForPrevious();
+  if (!s.has(StagedStep::kRecords | StagedStep::kSelects | StagedStep::kRefresh) || s.compact[0] == kNoPage) return;
+  const int32_t count = p.counts[blockIdx.x];
+  const int32_t* tokens = p.tokens + static_cast<int64_t>(blockIdx.x) * p.list_stride;
+  for (int32_t k = static_cast<int32_t>(threadIdx.x); k < count; k += kThreads) Entry(p, s.compact, 1 + k) = tokens[k];
+  if (threadIdx.x == 0) Entry(p, s.compact, 0) = count;
+}
+
+// A query's maximum and sum over some keys.
+struct Stats {
+  float max = kLowest, sum = 0;
+  __device__ __forceinline__ void Add(const Stats& other) {
+    const float most = fmaxf(max, other.max);
+    sum = sum * Exp2(max - most) + other.sum * Exp2(other.max - most);
+    max = most;
+  }
+  __device__ __forceinline__ void AddLanes(int from, int to) {
+    for (int offset = from; offset < to; offset *= 2)
+      Add({__shfl_xor_sync(0xffffffffu, max, offset), __shfl_xor_sync(0xffffffffu, sum, offset)});
+  }
+};
+
+// By all threads, once the block's parts are written: the last one of `num_blocks` blocks of the stream puts all splits
+// together, and leaves the counter zero for the next launch.
+template <int kBlockThreads>
+__device__ __forceinline__ void CombineSplits(const Params& p, const Stream& s, int stream, int num_blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&p.arrived[stream], 1u) + 1 == static_cast<uint32_t>(num_blocks);
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const int splits = s.num_splits(), lane = static_cast<int>(threadIdx.x) % 32;
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < p.rows; row += kBlockThreads / 32) {
+    const int64_t at = static_cast<int64_t>(stream) * p.rows + row;
+    Stats all;
+    if (lane < splits) {
+      const float2 x = __ldcg(p.parts + at * kMaxSplits + lane);
+      all = {x.x, x.y};
+    }
+    all.AddLanes(1, 32);
+    // A query that is not there pays nothing.
+    if (lane == 0) p.lse[at] = s.sees(p, row) > 0 ? all.max + log2f(all.sum) : INFINITY;
+  }
+  if (threadIdx.x == 0) p.arrived[stream] = 0;
+}
+
+// ---- any shape ------------------------------------------------------------------------------------------------------
+template <typename Q, typename Kv>
+__device__ __forceinline__ float Score(const Params& p, const Stream& s, const Q* q, int j) {
+  const Kv* k = reinterpret_cast<const Kv*>(p.batch.pool.base + s.table[j / kPageTokens] * p.page_bytes) +
+                static_cast<int64_t>(j % kPageTokens) * p.head_dim;
+  float dot = 0;
+  for (int c = 0; c < p.head_dim; ++c) dot += ToF(q[c]) * ToF(k[c]);
+  return dot * p.scale;
+}
+
+template <typename Q, typename Kv>
+__global__ void __launch_bounds__(kGenericThreads) GenericStatsKernel(const __grid_constant__ Params p) {
+  __shared__ Stats warps[kGenericThreads / 32];
+  LetNextStart();
+  const int stream = static_cast<int>(blockIdx.y), split = static_cast<int>(blockIdx.x);
+  const Stream s(p, stream);
+  WaitForPrevious();
+  if (!s.is_scored() || split >= s.num_splits()) return;
+  const int t = static_cast<int>(threadIdx.x), begin = split * s.split_keys(), end = begin + s.split_keys();
+  for (int row = 0; row < p.rows; ++row) {
+    const int sees = min(s.sees(p, row), end);
+    const Q* q = reinterpret_cast<const Q*>(s.query(p, row));
+    Stats mine;
+    for (int j = begin + t; j < sees; j += kGenericThreads) mine.Add({Score<Q, Kv>(p, s, q, j), 1});
+    mine.AddLanes(1, 32);
+    if (t % 32 == 0) warps[t / 32] = mine;
+    __syncthreads();
+    if (t == 0) {
+      for (int w = 1; w < kGenericThreads / 32; ++w) mine.Add(warps[w]);
+      p.parts[(static_cast<int64_t>(stream) * p.rows + row) * kMaxSplits + split] = {mine.max, mine.sum};
+    }
+    __syncthreads();
+  }
+  CombineSplits<kGenericThreads>(p, s, stream, s.num_splits());
+}
+
+template <typename Q, typename Kv>
+__global__ void __launch_bounds__(kGenericThreads) GenericScoresKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  const int stream = static_cast<int>(blockIdx.y);
+  const Stream s(p, stream);
+  WaitForPrevious();
+  if (!s.is_scored()) return;
+  const int step = static_cast<int>(gridDim.x) * kGenericThreads;
+  for (int j = static_cast<int>(blockIdx.x * kGenericThreads + threadIdx.x); j < s.kv_len; j += step) {
+    float sum = 0;
+    for (int row = 0; row < p.rows; ++row) {
+      if (j >= s.sees(p, row)) continue;
+      const Q* q = reinterpret_cast<const Q*>(s.query(p, row));
+      sum += Exp2(Score<Q, Kv>(p, s, q, j) - p.lse[static_cast<int64_t>(stream) * p.rows + row]);
+    }
+    p.scores[stream * p.scores_stride + j] = sum;
+  }
+}
+
+// ---- bf16, tensor cores ---------------------------------------------------------------------------------------------
+// Byte of 16-byte chunk `chunk` of query `row` in shared memory. Eight lanes that load together have four chunks of two
+// rows: the second row's halves of 64 bytes change places, so that these lie in different banks.
+template <int kDim>
+__device__ __forceinline__ int QueryByte(int row, int chunk) {
+  return row * kDim * 2 + ((chunk ^ ((row & 1) * 4)) * 16);
+}
+
+// Queries [first, first + count) of the window; zeros behind the last one, and for one that was not recorded.
+template <int kDim>
+__device__ __forceinline__ void LoadQueries(const Params& p, const Stream& s, int first, int count, uint8_t* to) {
+  constexpr int kChunks = kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < count * kChunks; i += kThreads) {
+    const int row = first + i / kChunks, chunk = i % kChunks;
+    const bool valid = s.sees(p, row) > 0;
+    const std::byte* from = valid ? s.query(p, row) + chunk * 16 : p.batch.pool.base;
+    CpAsync16(SmemAddress(to) + QueryByte<kDim>(i / kChunks, chunk), from, valid);
+  }
+  CpAsyncCommit();
+}
+
+// 32 keys: of 16 each, lane (g, c) has 16-byte chunks c, c + 4, ... of rows g and g + 8.
+template <int kDim>
+struct Keys {
+  static constexpr int kSteps = kDim / 32;
+  uint4 x[2][kSteps][2];
+
+  __device__ __forceinline__ void Load(const __nv_bfloat16* page, int first_slot) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto* row = reinterpret_cast<const uint4*>(page + (first_slot + 16 * m + 8 * half + g) * kDim);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) x[m][i][half] = row[4 * i + c];
+      }
+    }
+  }
+
+  // Products with queries 8 tile to 8 tile + 7 of shared memory: lane (g, c) has those of keys g, g + 8 (of each 16)
+  // with queries 2c and 2c + 1.
+  __device__ __forceinline__ void Multiply(const uint8_t* queries, int tile, float (&out)[2][4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) out[m][n] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const uint4 q = *reinterpret_cast<const uint4*>(queries + QueryByte<kDim>(8 * tile + g, 4 * i + c));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint4 &low = x[m][i][0], &high = x[m][i][1];
+        const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+        Mma16816(out[m], first, q.x, q.y);
+        Mma16816(out[m], second, q.z, q.w);
+      }
+    }
+  }
+};
+
+// The tiles of a warp in a split, and the pages they are on.
+template <int kDim>
+class WarpTiles {
+ public:
+  __device__ __forceinline__ WarpTiles(const Params& p, const Stream& s, int begin, int end)
+      : p_(p), s_(s), first_(begin + static_cast<int>(threadIdx.x) / 32 * kTileKeys) {
+    count_ = end > first_ ? (end - first_ + kWarps * kTileKeys - 1) / (kWarps * kTileKeys) : 0;
+  }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ int key(int i) const { return first_ + i * kWarps * kTileKeys; }
+  __device__ __forceinline__ int32_t page(int i) const { return i < count_ ? s_.table[key(i) / kPageTokens] : 0; }
+  __device__ __forceinline__ void Load(Keys<kDim>& keys, int i, int32_t page) const {
+    keys.Load(reinterpret_cast<const __nv_bfloat16*>(p_.batch.pool.base + page * p_.page_bytes), key(i) % kPageTokens);
+  }
+
+ private:
+  const Params& p_;
+  const Stream& s_;
+  const int first_;
+  int count_;
+};
+
+// Block (split, chunk of queries, stream).
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) uint8_t queries[];
+  __shared__ Stats warp_stats[kWarps][kChunkRows];
+  LetNextStart();
+  const int split = static_cast<int>(blockIdx.x), chunk = static_cast<int>(blockIdx.y);
+  const int stream = static_cast<int>(blockIdx.z);
+  const Stream s(p, stream);
+  WaitForPrevious();
+  if (!s.is_scored() || split >= s.num_splits()) return;
+  const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
+  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
+  const WarpTiles<kDim> tiles(p, s, begin, end);
+  Keys<kDim> keys;
+  int32_t page = tiles.page(1);
+  if (tiles.count() > 0) tiles.Load(keys, 0, tiles.page(0));
+  LoadQueries<kDim>(p, s, chunk * kChunkRows, kChunkRows, queries);
+  CpAsyncWait<0>();
+  __syncthreads();
+  Stats stats[kChunkRows / 8][2];
+  for (int i = 0; i < tiles.count(); ++i) {
+    // The other warps' products hide the time that keys take: registers for the next ones would halve their number.
+    if (i > 0) {
+      tiles.Load(keys, i, page);
+      page = tiles.page(i + 1);
+    }
+    const int first = tiles.key(i);
+    const bool plain = first + kTileKeys <= s.kv_len - p.window;  // every query sees all of them
+#pragma unroll
+    for (int tile = 0; tile < kChunkRows / 8; ++tile) {
+      if (chunk * kChunkRows + tile * 8 >= p.rows) continue;
+      float out[2][4];
+      keys.Multiply(queries, tile, out);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float x[4] = {out[0][n], out[0][n + 2], out[1][n], out[1][n + 2]};  // keys g, g + 8, g + 16, g + 24
+        const int sees = plain ? 0 : s.sees(p, chunk * kChunkRows + tile * 8 + 2 * c + n);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          x[k] *= p.scale;
+          if (!plain && first + 8 * k + g >= sees) x[k] = -INFINITY;
+        }
+        Stats& mine = stats[tile][n];
+        const float most = fmaxf(mine.max, fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
+        mine.sum = mine.sum * Exp2(mine.max - most) +
+                   ((Exp2(x[0] - most) + Exp2(x[1] - most)) + (Exp2(x[2] - most) + Exp2(x[3] - most)));
+        mine.max = most;
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < kChunkRows / 8; ++tile) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      stats[tile][n].AddLanes(4, 32);
+      if (g == 0) warp_stats[warp][tile * 8 + 2 * c + n] = stats[tile][n];
+    }
+  }
+  __syncthreads();
+  const int row = chunk * kChunkRows + t;
+  if (t < kChunkRows && row < p.rows) {
+    Stats all = warp_stats[0][t];
+    for (int w = 1; w < kWarps; ++w) all.Add(warp_stats[w][t]);
+    p.parts[(static_cast<int64_t>(stream) * p.rows + row) * kMaxSplits + split] = {all.max, all.sum};
+  }
+  CombineSplits<kThreads>(p, s, stream, s.num_splits() * static_cast<int>(gridDim.y));
+}
+
+// Block (split, stream).
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) uint8_t queries[];
+  LetNextStart();
+  const int split = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
+  const int stream = static_cast<int>(blockIdx.y);
+  const Stream s(p, stream);
+  WaitForPrevious();
+  if (!s.is_scored() || split >= s.num_splits()) return;
+  const int t = static_cast<int>(threadIdx.x), lane = t % 32, g = lane / 4, c = lane % 4;
+  const int query_tiles = (p.rows + 7) / 8;
+  auto* lse = reinterpret_cast<float*>(queries + static_cast<int64_t>(query_tiles) * 8 * kDim * 2);
+  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
+  const WarpTiles<kDim> tiles(p, s, begin, end);
+  Keys<kDim> keys;
+  int i = tiles.count() - 1;
+  const int last = i;
+  int32_t page = i > 0 ? tiles.page(i - 1) : 0;
+  if (i >= 0) tiles.Load(keys, i, tiles.page(i));
+  LoadQueries<kDim>(p, s, 0, query_tiles * 8, queries);
+  for (int row = t; row < query_tiles * 8; row += kThreads)
+    lse[row] = row < p.rows ? p.lse[static_cast<int64_t>(stream) * p.rows + row] : INFINITY;
+  CpAsyncWait<0>();
+  __syncthreads();
+  for (; i >= 0; --i) {
+    if (i < last) {
+      tiles.Load(keys, i, page);
+      page = i > 0 ? tiles.page(i - 1) : 0;
+    }
+    const int first = tiles.key(i);
+    const bool plain = first + kTileKeys <= s.kv_len - p.window;
+    float sums[4] = {};
+#pragma unroll 2
+    for (int tile = 0; tile < query_tiles; ++tile) {
+      float out[2][4];
+      keys.Multiply(queries, tile, out);
+      const float2 of = *reinterpret_cast<const float2*>(lse + tile * 8 + 2 * c);
+      if (plain) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          sums[k] += Exp2(out[k / 2][k % 2 * 2] * p.scale - of.x) + Exp2(out[k / 2][k % 2 * 2 + 1] * p.scale - of.y);
+        }
+        continue;
+      }
+      const int sees0 = s.sees(p, tile * 8 + 2 * c), sees1 = s.sees(p, tile * 8 + 2 * c + 1);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int j = first + 8 * k + g;
+        if (j < sees0) sums[k] += Exp2(out[k / 2][k % 2 * 2] * p.scale - of.x);
+        if (j < sees1) sums[k] += Exp2(out[k / 2][k % 2 * 2 + 1] * p.scale - of.y);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 1);
+      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 2);
+    }
+    const float mine = c == 0 ? sums[0] : c == 1 ? sums[1] : c == 2 ? sums[2] : sums[3];
+    const int j = first + 8 * c + g;
+    if (j < s.kv_len) p.scores[stream * p.scores_stride + j] = mine;
+  }
+}
+
+template <int kDim>
+cudaError_t LaunchMma(const Params& p, int splits, int streams, cudaStream_t stream) {
+  const int chunks = (p.rows + kChunkRows - 1) / kChunkRows, padded = (p.rows + 7) / 8 * 8;
+  constexpr size_t kStatsBytes = size_t{kChunkRows} * kDim * 2;
+  const size_t scores_bytes = static_cast<size_t>(padded) * (kDim * 2 + sizeof(float));
+  cudaError_t e = cudaFuncSetAttribute(StatsKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
+  if (e == cudaSuccess)
+    e = cudaFuncSetAttribute(ScoresKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(scores_bytes));
+  if (e == cudaSuccess) {
+    e = LaunchEarly(StatsKernel<kDim>, dim3(splits, chunks, streams), kThreads, kStatsBytes, stream, p);
+  }
+  if (e == cudaSuccess) e = LaunchEarly(ScoresKernel<kDim>, dim3(splits, streams), kThreads, scores_bytes, stream, p);
+  return e;
+}
+
+template <typename Q, typename Kv>
+cudaError_t LaunchGeneric(const Params& p, int splits, int streams, cudaStream_t stream) {
+  const cudaError_t e = LaunchEarly(GenericStatsKernel<Q, Kv>, dim3(splits, streams), kGenericThreads, 0, stream, p);
+  if (e != cudaSuccess) return e;
+  constexpr int kBlocksPerSplit = kSplitKeys / kGenericThreads;
+  return LaunchEarly(GenericScoresKernel<Q, Kv>, dim3(splits * kBlocksPerSplit, streams), kGenericThreads, 0, stream,
+                     p);
+}
+
+int32_t Rows(const QueryWindowArgs& a) { return a.window * (a.shape.num_qo_heads / a.shape.num_kv_heads); }
+// The counters lie in front, where launches of other shapes with the same scratch do not write.
+size_t CounterBytes(int32_t max_streams) { return (static_cast<size_t>(max_streams) * 4 + 255) / 256 * 256; }
+
+}  // namespace
+
+size_t QueryWindowScratchBytes(const QueryWindowArgs& a, const QueryWindowLaunch& launch) {
+  if (!a.chooses) return 0;
+  const size_t rows = static_cast<size_t>(launch.batch.num_sequences) * a.shape.num_kv_heads * Rows(a);
+  return CounterBytes(launch.max_streams) + (rows * sizeof(float) + 15) / 16 * 16 + rows * kMaxSplits * sizeof(float2);
+}
+
+cudaError_t ChooseByQueryWindow(const QueryWindowArgs& a, const QueryWindowLaunch& launch, cudaStream_t stream,
+                                WindowVariant variant) {
+  const int streams = launch.batch.num_sequences * a.shape.num_kv_heads;
+  if (streams == 0) return cudaSuccess;
+  const int32_t rows = Rows(a);
+  const QueryWindow layout{.head_dim = a.shape.head_dim,
+                           .group = a.shape.num_qo_heads / a.shape.num_kv_heads,
+                           .window = a.window,
+                           .budget = 1,
+                           .query_dtype = a.q.dtype,
+                           .page_bytes = a.pool.page_bytes()};
+  auto* scratch = static_cast<std::byte*>(launch.scratch);
+  auto* lse = reinterpret_cast<float*>(scratch + CounterBytes(launch.max_streams));
+  const size_t lse_bytes = (static_cast<size_t>(streams) * rows * sizeof(float) + 15) / 16 * 16;
+  const Params p{.batch = launch.batch,
+                 .selection = launch.selection,
+                 .q = a.q.data,
+                 .q_row_stride = a.q_row_stride,
+                 .tokens = a.lists.tokens,
+                 .counts = a.lists.counts,
+                 .list_stride = a.lists.stride,
+                 .scores = a.scores,
+                 .scores_stride = a.scores_stride,
+                 .arrived = reinterpret_cast<uint32_t*>(scratch),
+                 .lse = lse,
+                 .parts = reinterpret_cast<float2*>(reinterpret_cast<std::byte*>(lse) + lse_bytes),
+                 .page_bytes = static_cast<int64_t>(a.pool.page_bytes()),
+                 .num_kv_heads = a.shape.num_kv_heads,
+                 .group = layout.group,
+                 .head_dim = a.shape.head_dim,
+                 .window = a.window,
+                 .rows = rows,
+                 .rows_per_page = static_cast<int32_t>(layout.rows_per_page()),
+                 .query_pages = static_cast<int32_t>(layout.query_pages()),
+                 .entries_per_page = static_cast<int32_t>(layout.entries_per_page()),
+                 .query_bytes = static_cast<int32_t>(DTypeBytes(a.q.dtype)),
+                 .scale = a.shape.sm_scale * kLog2e};
+  cudaError_t e = LaunchEarly(RecordKernel, dim3(streams), kThreads, 0, stream, p);
+  if (e != cudaSuccess || !a.chooses) return e;
+
+  const bool bf16_q = a.q.dtype == DType::kBF16, bf16_kv = a.pool.dtype == DType::kBF16;
+  const bool mma = bf16_q && bf16_kv && rows <= kMaxMmaRows && (p.head_dim == 64 || p.head_dim == 128);
+  if (variant == WindowVariant::kMma && !mma) return cudaErrorNotSupported;
+  const int splits = std::min((launch.max_kv_len + kSplitKeys - 1) / kSplitKeys, kMaxSplits);
+  if (mma && variant != WindowVariant::kGeneric) {
+    e = p.head_dim == 128 ? LaunchMma<128>(p, splits, streams, stream) : LaunchMma<64>(p, splits, streams, stream);
+  } else {
+    e = bf16_q ? (bf16_kv ? LaunchGeneric<__nv_bfloat16, __nv_bfloat16>(p, splits, streams, stream)
+                          : LaunchGeneric<__nv_bfloat16, float>(p, splits, streams, stream))
+               : (bf16_kv ? LaunchGeneric<float, __nv_bfloat16>(p, splits, streams, stream)
+                          : LaunchGeneric<float, float>(p, splits, streams, stream));
+  }
+  if (e != cudaSuccess) return e;
+  // Lists of the sequences that choose; those of the others are RecordKernel's.
+  SelectionBatch choosing = launch.selection;
+  choosing.flags = StagedStep::kSelects | StagedStep::kRefresh;
+  // What all queries pay is one each, so that the k-th largest of a stream is at most their number over k.
+  const TopTokensArgs top{.scores = a.scores,
+                          .scores_stride = a.scores_stride,
+                          .granularity = 1,
+                          .num_kv_heads = a.shape.num_kv_heads,
+                          .lists = a.lists,
+                          .layer = a.layer};
+  e = TopTokens(top, choosing, launch.batch.kv_len, launch.batch.num_sequences, launch.max_kv_len, stream,
+                static_cast<float>(rows));
+  return e != cudaSuccess ? e : LaunchEarly(KeepKernel, dim3(streams), kThreads, 0, stream, p);
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,45 @@
+// What selectors that choose once share: before the first step, by what the last rows of the prompt attend to in front
+// of them, each head keeps positions of the prompt; what is generated joins (SnapKV and AdaKV; algorithms.md section
+// 7). The rows are run once more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "services/engine/selection/choosing_selector.h"
+
+namespace spl::engine {
+
+class PromptSelector : public ChoosingSelector {
+ public:
+  // REQUIRES: options.window < options.budget.
+  PromptSelector(const ModelConfig& config, const DecodeOptions& options);
+
+  // Last rows of the prompt whose attention decides; they are kept themselves.
+  int32_t window() const { return window_; }
+  // Whether a prompt of so many tokens is longer than what is kept of it; else every step attends to everything.
+  bool chooses_of(int64_t num_prompt) const { return num_prompt > budget_; }
+
+  // attention [num_kv_heads, columns] of one layer: the sum over the window's rows and the group's query heads of what
+  // they pay to position j. Returns for each head the positions kept of [0, columns), ascending; of all heads together
+  // about budget - window each.
+  virtual std::vector<std::vector<int32_t>> Keep(std::span<const float> attention, int32_t columns) const = 0;
+
+  // From now on steps attend to lists of at most `longest` positions in a step that writes position `num_tokens`, and
+  // of one more in each step behind it.
+  void SetKept(int64_t longest, int64_t num_tokens);
+  void BeginStep(int64_t kv_len) override;
+  ScoringPlan scoring() const override;
+  PromptSelector* of_prompt() override { return this; }
+
+ protected:
+  const int32_t num_kv_heads_;
+  const int32_t budget_, window_;
+
+ private:
+  int64_t longest_ = 0;  // list of the step that writes position first_; 0: nothing was chosen
+  int64_t first_ = 0;
+  int64_t kv_len_ = 0;  // of the step
+};
+
+}  // namespace spl::engine
