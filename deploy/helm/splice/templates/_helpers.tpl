@@ -146,20 +146,6 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
-{{/* Volumes of programs that hold registered memory: with kvTransport auto it lies in /dev/shm. */}}
-{{- define "splice.sharedMemory" -}}
-{{- if ne .Values.kvTransport "tcp" }}
-- name: shm
-  emptyDir: {medium: Memory}
-{{- end }}
-{{- end -}}
-
-{{- define "splice.sharedMemoryMount" -}}
-{{- if ne .Values.kvTransport "tcp" }}
-- {name: shm, mountPath: /dev/shm}
-{{- end }}
-{{- end -}}
-
 {{- define "splice.modelVolume" -}}
 - name: model
   {{- toYaml .Values.model.volume | nindent 2 }}
