@@ -5,7 +5,8 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CHART_PYTHON = ROOT / ".cache" / "charts" / "bin" / "python"  # made by ./dev charts
+CHART_TOOLS = ROOT / ".cache" / "charts" / "bin"  # made by ./dev charts
+CHART_PYTHON = CHART_TOOLS / "python"
 SKIPPED = 77
 
 
