@@ -1,0 +1,194 @@
+{{- define "splice.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that select pods: they may never change. Argument: dict root, component. */}}
+{{- define "splice.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "splice.labels" -}}
+{{ include "splice.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- define "splice.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{/* HOST:PORT of every replica of a pool, in order, separated by commas: what --prefill, --decode and --store take. The names
+     are the StatefulSet's, so they are known before any pod is. */}}
+{{- define "splice.members" -}}
+{{- $pool := index .root.Values .component -}}
+{{- $service := printf "%s-%s" (include "splice.fullname" .root) .component -}}
+{{- $members := list -}}
+{{- range $i := until (int $pool.replicas) -}}
+{{- $members = append $members (printf "%s-%d.%s.%s.svc.%s:%d" $service $i $service $.root.Release.Namespace $.root.Values.cluster.domain (int $pool.port)) -}}
+{{- end -}}
+{{- join "," $members -}}
+{{- end -}}
+
+{{/* The pod's own address as peers write it; IPv6 needs brackets in front of a port. */}}
+{{- define "splice.podAddress" -}}
+{{ ternary "[$(POD_IP)]" "$(POD_IP)" .Values.cluster.ipv6 }}
+{{- end -}}
+
+{{- define "splice.anyAddress" -}}
+{{ ternary "[::]" "0.0.0.0" .Values.cluster.ipv6 }}
+{{- end -}}
+
+{{- define "splice.authSecret" -}}
+{{ default (printf "%s-auth" (include "splice.fullname" .)) .Values.auth.existingSecret }}
+{{- end -}}
+
+{{/* What all pods share, above their containers. Argument: dict root, component, pool. */}}
+{{- define "splice.podSpec" -}}
+serviceAccountName: {{ include "splice.fullname" .root }}-{{ .component }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+topologySpreadConstraints:
+  - maxSkew: {{ .pool.topologySpread.maxSkew }}
+    topologyKey: {{ .pool.topologySpread.topologyKey }}
+    whenUnsatisfiable: {{ .pool.topologySpread.whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "splice.selector" . | nindent 8 }}
+{{- with .pool.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pool.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pool.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "splice.podMetadata" -}}
+labels:
+  {{- include "splice.labels" (dict "root" .root "component" .component) | nindent 2 }}
+{{- if or .root.Values.scrapeAnnotations .pool.podAnnotations }}
+annotations:
+  {{- if .root.Values.scrapeAnnotations }}
+  prometheus.io/scrape: "true"
+  prometheus.io/port: {{ .pool.metricsPort | quote }}
+  prometheus.io/path: /metrics
+  {{- end }}
+  {{- with .pool.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "splice.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    {{- if .rdma }}
+    add: [IPC_LOCK]
+    {{- end }}
+{{- end -}}
+
+{{- define "splice.podEnv" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end -}}
+
+{{/* Argument: dict startupSeconds. A program opens its metrics port when it serves, so the start-up probe waits for the model. */}}
+{{- define "splice.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: {{ div (int .startupSeconds) 5 }}
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{- define "splice.modelVolume" -}}
+- name: model
+  {{- toYaml .Values.model.volume | nindent 2 }}
+{{- end -}}
+
+{{- define "splice.modelMount" -}}
+- name: model
+  mountPath: {{ .Values.model.mountPath }}
+  readOnly: true
+  {{- with .Values.model.subPath }}
+  subPath: {{ . }}
+  {{- end }}
+{{- end -}}
+
+{{/* Requests and limits, and the devices of a worker. Argument: dict root, pool, gpus. */}}
+{{- define "splice.resources" -}}
+{{- $devices := dict -}}
+{{- if and .root.Values.gpu.enabled (gt (int .gpus) 0) -}}
+{{- $_ := set $devices .root.Values.gpu.resourceName (int .gpus) -}}
+{{- end -}}
+{{- if .root.Values.rdma.enabled -}}
+{{- $_ := set $devices .root.Values.rdma.resourceName (int .root.Values.rdma.count) -}}
+{{- end -}}
+{{- $requests := merge (dict) (default (dict) .pool.resources.requests) $devices -}}
+{{- $limits := merge (dict) (default (dict) .pool.resources.limits) $devices -}}
+resources:
+  requests:
+    {{- toYaml $requests | nindent 4 }}
+  limits:
+    {{- toYaml $limits | nindent 4 }}
+{{- end -}}
+
+{{/* Combinations that the schema cannot see. */}}
+{{- define "splice.check" -}}
+{{- if and .Values.rdma.enabled (eq .Values.kvTransport "tcp") -}}
+{{- fail "rdma.enabled needs kvTransport: auto; tcp never uses RDMA" -}}
+{{- end -}}
+{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
+{{- if not .Values.auth.apiKeys -}}
+{{- fail "auth.enabled needs auth.existingSecret or auth.apiKeys; set auth.enabled: false for an open cluster" -}}
+{{- end -}}
+{{- if lt (len .Values.auth.namespaceSecret) 16 -}}
+{{- fail "auth.namespaceSecret needs 16 characters or more; without it a restart of the router would lose every tenant's cached KV" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,93 @@
+"""The Helm chart: renders what deploy/manifests has, and refuses values that cannot work. Needs Helm."""
+import shutil
+import sys
+import unittest
+
+import tools
+
+tools.need("yaml")
+if shutil.which("helm") is None:
+    tools.need("helm_python")
+sys.path.insert(0, str(tools.ROOT / "deploy" / "helm"))
+import render  # noqa: E402
+
+OPEN = {"auth": {"enabled": False}}
+
+
+def workloads(values):
+    documents = tools.load_documents("".join("---\n" + text for text in render.render(values=values)))
+    return {d["metadata"]["name"]: d for d in documents if d["kind"] in ("Deployment", "StatefulSet")}, documents
+
+
+def arguments(workload):
+    return workload["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+class ChartTest(unittest.TestCase):
+    def test_manifests_are_what_the_chart_renders(self):
+        for name in render.PROFILES:
+            self.assertEqual((render.MANIFESTS / name).read_text(), render.manifest(name),
+                             f"{name} is stale: run ./dev charts")
+
+    def test_the_lists_follow_the_replicas(self):
+        sets, _ = workloads({"prefill": {"replicas": 3}, "decode": {"replicas": 5}, "store": {"replicas": 1}})
+        flags = dict(a.split("=", 1) for a in arguments(sets["splice-router"]))
+        self.assertEqual([len(flags[f].split(",")) for f in ("--prefill", "--decode", "--store")], [3, 5, 1])
+        self.assertTrue(flags["--decode"].endswith("splice-decode-4.splice-decode.splice.svc.cluster.local:7102"))
+        self.assertIn("--store=" + flags["--store"], arguments(sets["splice-prefill"]))
+
+    def test_without_stores_nobody_asks_for_one(self):
+        sets, documents = workloads({"store": {"replicas": 0}})
+        self.assertNotIn("splice-store", sets)
+        self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--store")])
+        self.assertFalse([d for d in documents if d["metadata"]["name"] == "splice-store" and d["kind"] != "NetworkPolicy"])
+
+    def test_the_grace_period_follows_the_drain(self):
+        sets, _ = workloads({"router": {"drainTimeoutMs": 600_000, "preStopSeconds": 20}})
+        self.assertEqual(sets["splice-router"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], 630)
+
+    def test_gpus_follow_tensor_parallelism(self):
+        sets, _ = workloads({"gpu": {"enabled": True}, "prefill": {"tp": 4}})
+        for name, gpus in [("splice-prefill", 4), ("splice-decode", 1)]:
+            resources = sets[name]["spec"]["template"]["spec"]["containers"][0]["resources"]
+            self.assertEqual(resources["limits"]["nvidia.com/gpu"], gpus)
+        store = sets["splice-store"]["spec"]["template"]["spec"]["containers"][0]["resources"]
+        self.assertNotIn("nvidia.com/gpu", store["limits"])
+
+    def test_a_secret_of_its_own(self):
+        values = {"auth": {"existingSecret": "", "namespaceSecret": "0123456789abcdef",
+                           "apiKeys": [{"key": "k" * 24, "name": "a"}, {"key": "l" * 24, "name": "b"}]}}
+        sets, documents = workloads(values)
+        secret = next(d for d in documents if d["kind"] == "Secret")
+        self.assertEqual(secret["stringData"]["api-keys"], f"{'k' * 24} a\n{'l' * 24} b\n")
+        volumes = sets["splice-router"]["spec"]["template"]["spec"]["volumes"]
+        self.assertIn(secret["metadata"]["name"], [v["secret"]["secretName"] for v in volumes if "secret" in v])
+
+    def test_an_open_cluster_must_be_asked_for(self):
+        sets, _ = workloads(OPEN)
+        self.assertFalse([a for a in arguments(sets["splice-router"]) if a.startswith(("--api-keys", "--secret"))])
+
+    def test_values_that_cannot_work_are_refused(self):
+        for values, message in [
+            ({"replicas": 3}, "replicas"),                                        # a value that does not exist
+            ({"prefill": {"tp": 3}}, "tp"),
+            ({"prefill": {"kvBytes": "8G"}}, "kvBytes"),                          # Kubernetes' unit, not the programs'
+            ({"prefill": {"replicas": 0}}, "replicas"),
+            ({"decode": {"replicas": "2"}}, "replicas"),
+            ({"router": {"httpPort": 80}}, "httpPort"),                           # not root: no low ports
+            ({"router": {"extraArgs": ["max-queue=3"]}}, "extraArgs"),
+            ({"kvTransport": "shm"}, "kvTransport"),                              # pods share no memory
+            ({"model": {"mountPath": "models"}}, "mountPath"),
+            ({"networkPolicy": {"clients": [{}]}}, "clients"),                    # would be everybody
+            ({"rdma": {"enabled": True}}, "kvTransport"),
+            ({"auth": {"existingSecret": ""}}, "auth.enabled"),
+            ({"auth": {"existingSecret": "", "apiKeys": [{"key": "k" * 24, "name": "a"}]}}, "namespaceSecret"),
+            ({"auth": {"existingSecret": "", "apiKeys": [{"key": "short", "name": "a"}]}}, "apiKeys"),
+        ]:
+            with self.subTest(values), self.assertRaises(render.RenderError) as raised:
+                render.render(values=values)
+            self.assertIn(message, str(raised.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

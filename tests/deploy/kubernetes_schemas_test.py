@@ -1,0 +1,47 @@
+"""deploy/manifests against the schemas of the oldest version that the chart promises, one in between, and a new one."""
+import copy
+import sys
+import unittest
+
+import tools
+
+tools.need("yaml", "kubernetes_validate")
+import kubernetes_validate  # noqa: E402
+
+sys.path.insert(0, str(tools.ROOT / "deploy" / "helm"))
+import render  # noqa: E402
+
+VERSIONS = ["1.25.0", "1.31.0", "1.37.0"]
+
+
+def documents():
+    for name in render.PROFILES:
+        for document in tools.load_documents((render.MANIFESTS / name).read_text()):
+            yield name, document
+
+
+class KubernetesSchemasTest(unittest.TestCase):
+    def test_manifests_are_valid(self):
+        count = 0
+        for version in VERSIONS:
+            for name, document in documents():
+                with self.subTest(f"{version} {name} {document['kind']} {document['metadata']['name']}"):
+                    kubernetes_validate.validate(document, version, strict=True)
+                    count += 1
+        self.assertGreater(count, 100)
+
+    def test_mistakes_are_noticed(self):
+        deployment = next(d for _, d in documents() if d["kind"] == "Deployment")
+        for change in [lambda d: d["spec"].update(replicas="two"),
+                       lambda d: d["spec"].update(replica=2),
+                       lambda d: d["spec"].pop("selector"),
+                       lambda d: d["spec"]["template"]["spec"]["containers"][0]["readinessProbe"].update(path="/readyz")]:
+            broken = copy.deepcopy(deployment)
+            change(broken)
+            for version in VERSIONS:
+                with self.assertRaises(kubernetes_validate.ValidationError):
+                    kubernetes_validate.validate(broken, version, strict=True)
+
+
+if __name__ == "__main__":
+    unittest.main()

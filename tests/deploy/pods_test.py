@@ -1,0 +1,154 @@
+"""The pods of deploy/manifests as processes: the commands start, answer their probes, serve an authenticated request, export the
+metrics of docs/metrics.md, and end within their grace period. One pod of each kind, on loopback, with splice-tiny."""
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import tools
+
+tools.need("yaml")
+sys.path.insert(0, str(tools.ROOT / "deploy" / "helm"))
+import metrics  # noqa: E402
+import render  # noqa: E402
+
+BIN = pathlib.Path(os.environ.get("SPLICE_BIN_DIR", tools.ROOT / "build" / "bin"))
+ORDER = ["store", "decode", "prefill", "router"]
+KEY = "0123456789abcdef-test"
+# What a test machine has less of than a node.
+SMALLER = {"--kv-bytes": "64MiB", "--memory-bytes": "64MiB", "--disk-bytes": "256MiB"}
+
+if not all((BIN / f"splice-{p}").exists() for p in ("router", "prefill", "decode", "kvstore")):
+    tools.skip(f"the programs are not in {BIN}")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get(url, key=None, body=None, timeout=30):
+    """(status, text) of a request."""
+    request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+class PodsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        documents = tools.load_documents((render.MANIFESTS / "splice.yaml").read_text())
+        cls.pods = {d["metadata"]["name"].removeprefix("splice-"): d["spec"]["template"]["spec"]
+                    for d in documents if d["kind"] in ("Deployment", "StatefulSet")}
+        cls.folder = tempfile.TemporaryDirectory()
+        auth = pathlib.Path(cls.folder.name) / "auth"
+        auth.mkdir()
+        (auth / "api-keys").write_text(f"{KEY} tester\n")
+        (auth / "namespace-secret").write_text("a secret of 16 bytes or more")
+        cls.ports, cls.processes = {}, {}
+        for name in ORDER:
+            cls.start(name)
+
+    @classmethod
+    def local_port(cls, port):
+        return cls.ports.setdefault(str(port), free_port())
+
+    @classmethod
+    def start(cls, name):
+        container = cls.pods[name]["containers"][0]
+        command = [str(BIN / container["command"][0])]
+        for argument in container["args"]:
+            flag, value = argument.split("=", 1)
+            if flag in ("--prefill", "--decode", "--store"):  # the first pod of each pool
+                value = f"127.0.0.1:{cls.local_port(value.split(',')[0].rsplit(':', 1)[1])}"
+            elif flag in ("--listen", "--metrics-listen", "--http", "--grpc"):
+                value = f"127.0.0.1:{cls.local_port(value.rsplit(':', 1)[1])}"
+            value = value.replace("$(POD_IP)", "127.0.0.1").replace("$(POD_NAME)", f"splice-{name}-0")
+            value = value.replace("/models/model", "models/splice-tiny").replace("/etc/splice", cls.folder.name)
+            value = value.replace("/var/lib/splice", cls.folder.name)
+            if value == "auto" and flag == "--backend":
+                value = "cpu"
+            command.append(f"{flag}={SMALLER.get(flag, value)}")
+        with open(pathlib.Path(cls.folder.name) / f"{name}.log", "w") as log:
+            cls.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=tools.ROOT)
+
+    @classmethod
+    def tearDownClass(cls):
+        for process in cls.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        cls.folder.cleanup()
+
+    def metrics_url(self, name):
+        ports = {p["name"]: p["containerPort"] for p in self.pods[name]["containers"][0]["ports"]}
+        return f"http://127.0.0.1:{self.ports[str(ports['metrics'])]}"
+
+    def wait_ready(self, name):
+        deadline = time.monotonic() + 60
+        while get(self.metrics_url(name) + "/readyz")[0] != 200:
+            code = self.processes[name].poll()
+            log = (pathlib.Path(self.folder.name) / f"{name}.log").read_text()[-2000:]
+            self.assertIsNone(code, f"{name} ended with {code}:\n{log}")
+            self.assertLess(time.monotonic(), deadline, f"{name} did not become ready:\n{log}")
+            time.sleep(0.1)
+
+    def test_they_serve_and_end(self):
+        for name in ORDER:
+            self.wait_ready(name)
+            self.assertEqual(get(self.metrics_url(name) + "/healthz")[0], 200)
+
+        router = f"http://127.0.0.1:{self.ports['8000']}/v1/completions"
+        body = {"prompt": "The capital of", "max_tokens": 8, "temperature": 0}
+        self.assertEqual(get(router, body=body)[0], 401)
+        status, text = get(router, key=KEY, body=body)
+        self.assertEqual(status, 200, text)
+        self.assertEqual(json.loads(text)["splice"]["workers"],
+                         {"prefill": "splice-prefill-0", "decode": "splice-decode-0"})
+
+        table = metrics.read_table()
+        for name in ORDER:
+            status, text = get(self.metrics_url(name) + "/metrics")
+            exported = dict(re.findall(r"^# TYPE (splice_\w+) (\w+)$", text, re.MULTILINE))
+            self.assertGreater(len(exported), 10, name)
+            for metric, kind in exported.items():
+                self.assertIn(metric, table, f"{name} exports it")
+                self.assertEqual((kind, name in table[metric].programs), (table[metric].type, True), f"{name} {metric}")
+            # What the table says is there from the start: all but events that this test has not caused.
+            events = {"splice_request_errors_total"} | {m for m in table if m.startswith("splice_fidelity_")}
+            missing = {m for m, row in table.items() if name in row.programs} - set(exported) - events
+            self.assertEqual(missing, set(), f"{name} does not export it")
+
+        # What the alert SplicePagesLeaked takes for a leak: a decode worker without requests that holds pages.
+        deadline = time.monotonic() + 10
+        while not re.search(r"^splice_kv_pages_used 0$", get(self.metrics_url("decode") + "/metrics")[1], re.MULTILINE):
+            self.assertLess(time.monotonic(), deadline, "the decode worker keeps pages of a finished request")
+            time.sleep(0.1)
+
+        for name in reversed(ORDER):
+            process, begin = self.processes[name], time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=self.pods[name]["terminationGracePeriodSeconds"])
+            self.assertEqual(code, 0, (pathlib.Path(self.folder.name) / f"{name}.log").read_text()[-2000:])
+            print(f"{name} ended {time.monotonic() - begin:.1f} s after SIGTERM", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
