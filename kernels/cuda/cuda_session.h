@@ -69,7 +69,15 @@ class CudaSession final : public Session {
 
   // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid, since
   // recorded steps point into them.
-  enum class Use : uint8_t { kPrefillAttention, kDecodeAttention, kAlignCopy, kColumnScores, kSelectTokens, kQueryWindow, kNumUses };
+  enum class Use : uint8_t {
+    kPrefillAttention,
+    kDecodeAttention,
+    kAlignCopy,
+    kColumnScores,
+    kSelectTokens,
+    kQueryWindow,
+    kNumUses
+  };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
   // Device copies of host arrays, each 16-byte aligned, behind `reserved` bytes at the start of the block of `use`;
   // the block is the same at every call unless it must grow.

@@ -32,6 +32,10 @@ ShutdownSignal::ShutdownSignal(Signals signals) {
 }
 
 ShutdownSignal::~ShutdownSignal() {
+  // A signal that came again while the program drained would end it when the mask goes back: it has been obeyed.
+  signalfd_siginfo info;
+  while (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
+  }
   close(signal_fd_);
   close(stop_fd_);
   pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);

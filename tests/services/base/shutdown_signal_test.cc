@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <thread>
 
 namespace spl {
@@ -34,6 +35,21 @@ TEST(ShutdownSignal, SecondInterruptEndsTheProcess) {
         kill(getpid(), SIGINT);
       },
       ::testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(ShutdownSignal, SecondTerminationChangesNothingAfterTheEndEither) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        {
+          ShutdownSignal stop;
+          kill(getpid(), SIGTERM);
+          stop.Wait();
+          kill(getpid(), SIGTERM);  // while the program drains
+        }
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST(ShutdownSignal, RestoresTheMask) {
