@@ -737,6 +737,7 @@ TEST_F(CudaSelectionTest, QueryWindowBatchAndBucketChangeNoBit) {
       QueryWindowArgs args = w.Args(device.Args());
       args.chooses = true;
       ExpectOk(cuda_->ChooseByQueryWindow(device.ctx(), args));
+      ExpectOk(device.session().Synchronize());  // before the next queries are written over these
     }
     return std::pair(device.Weights(), device.Tokens());
   };
