@@ -35,9 +35,9 @@ cudaError_t Check(const Args& a, bool has_lists) {
   return cudaSuccess;
 }
 
-bool AnyHead(const AttentionHeads& heads, const HeadRules& rules, bool with_lines) {
+bool AnyHead(const AttentionHeads& heads, const HeadRules& rules, bool with_lines, uint64_t skip = 0) {
   for (int h = 0; h < heads.num_kv_heads; ++h) {
-    if ((rules.head[h].rule == VisibilityRule::kLines) == with_lines) return true;
+    if ((skip >> h & 1) == 0 && (rules.head[h].rule == VisibilityRule::kLines) == with_lines) return true;
   }
   return false;
 }
@@ -84,12 +84,13 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
   if (args.num_rows == 0 || args.batch.num_sequences == 0) return cudaSuccess;
   if (cudaError_t e = Check(args, false); e != cudaSuccess) return e;
   if (args.num_rows < 0 || args.row_begin == nullptr || args.positions == nullptr) return cudaErrorInvalidValue;
-  const bool lines = AnyHead(args.heads, args.rules, true);
+  const bool lines = AnyHead(args.heads, args.rules, true, args.skip_heads);
   if (lines) {
     if (cudaError_t e = CheckLines(args); e != cudaSuccess) return e;
     if (cudaError_t e = PrefillWithLines(args, stream, variant); e != cudaSuccess) return e;
   }
-  return lines && !AnyHead(args.heads, args.rules, false) ? cudaSuccess : PrefillWithoutLines(args, stream, variant);
+  return AnyHead(args.heads, args.rules, false, args.skip_heads) ? PrefillWithoutLines(args, stream, variant)
+                                                                 : cudaSuccess;
 }
 
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant) {

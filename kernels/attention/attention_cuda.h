@@ -97,6 +97,7 @@ struct PrefillArgs {
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
   int32_t last_rows = 0;       // > 0: of each sequence only so many rows, the last ones
   PrefillLines lines;          // of the kLines heads
+  uint64_t skip_heads = 0;     // bit h: rows of KV head h are not computed, and their results stay as they are
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.

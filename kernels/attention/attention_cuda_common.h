@@ -58,7 +58,7 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr int kTileRows = 128;
 
 struct Schedule {
-  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads; kLines heads are not among them
+  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads; kLines and skipped heads are not among them
   int32_t num_heads;
   int32_t num_full;
   int32_t section;  // kFull heads per section
@@ -79,17 +79,19 @@ constexpr int64_t kL2Budget = 32 << 20;  // for K and V of a section
 inline Schedule MakeSchedule(const PrefillArgs& a) {
   Schedule s{};
   int n = 0;
-  const auto has_lines = [&](int h) { return a.rules.head[h].rule == VisibilityRule::kLines; };
+  const auto is_left_out = [&](int h) {
+    return a.rules.head[h].rule == VisibilityRule::kLines || (a.skip_heads >> h & 1) != 0;
+  };
   const auto is_full = [&](int h) {
     const Band b = BandOf(a.rules.head[h]);
     return b.window >= a.max_kv_len;
   };
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    if (!has_lines(h) && is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+    if (!is_left_out(h) && is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
   }
   s.num_full = n;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
-    if (!has_lines(h) && !is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
+    if (!is_left_out(h) && !is_full(h)) s.kv_head[n++] = static_cast<uint8_t>(h);
   }
   s.num_heads = n;
   const int64_t head_bytes = int64_t{4} * a.heads.head_dim * std::max(a.max_kv_len, 1);

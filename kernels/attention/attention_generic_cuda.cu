@@ -24,6 +24,7 @@ struct Params {
   TokenLists lists;
   int32_t last_rows;
   HeadsOf which;
+  uint64_t skip_heads;
   PrefillLines lines;
   const int32_t* row_begin;  // null: decode, row s is sequence s at position kv_len - 1
   const int32_t* positions;
@@ -45,6 +46,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const int head = blockIdx.y, kv_head = head / p.group;
   const bool has_lines = p.rules.head[kv_head].rule == VisibilityRule::kLines;
   if (p.which != HeadsOf::kAll && has_lines != (p.which == HeadsOf::kLines)) return;
+  if ((p.skip_heads >> kv_head & 1) != 0) return;
 
   int sequence = static_cast<int>(row);
   int32_t position = 0;
@@ -198,6 +200,7 @@ Params Common(const Args& a) {
 cudaError_t PrefillGeneric(const PrefillArgs& a, cudaStream_t stream, HeadsOf which) {
   Params p = Common(a);
   p.which = which;
+  p.skip_heads = a.skip_heads;
   p.lines = a.lines;
   p.row_begin = a.row_begin;
   p.last_rows = a.last_rows;

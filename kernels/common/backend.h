@@ -19,6 +19,7 @@
 #include "kernels/fill/fill.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv_copy/align_copy.h"
+#include "kernels/kv_copy/fuse_rows.h"
 #include "kernels/moe/grouped_linear.h"
 #include "kernels/moe/routing.h"
 #include "kernels/norm/norm.h"
@@ -140,6 +141,9 @@ class Backend {
   virtual absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& args) const = 0;
   virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
   virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
+  virtual absl::Status FuseRows(const KernelContext& /*ctx*/, const FuseRowsArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no FuseRows");
+  }
   virtual absl::Status SelectTokens(const KernelContext& /*ctx*/, const SelectTokensArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no SelectTokens");
   }

@@ -67,6 +67,9 @@ class CpuBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return cpu::ValueDeviation(ctx, a);
   }
+  absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
+    return cpu::FuseRows(ctx, a);
+  }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
     return cpu::SelectTokens(ctx, a);
   }

@@ -56,6 +56,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     return ref::ValueDeviation(ctx, a);
   }
+  absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
+    return cpu::FuseRows(ctx, a);
+  }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
     return ref::SelectTokens(ctx, a);
   }

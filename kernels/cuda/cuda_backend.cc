@@ -17,6 +17,8 @@
 #include "kernels/activation/activation_cuda.h"
 #include "kernels/activation/activation_validate.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/listed_keys.h"
+#include "kernels/attention/listed_keys_cuda.h"
 #include "kernels/collective/collective_nccl.h"
 #include "kernels/common/backend.h"
 #include "kernels/common/plugin.h"
@@ -32,6 +34,7 @@
 #include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/kv_copy/align_copy_cuda.h"
 #include "kernels/kv_copy/crc32c_cuda.h"
+#include "kernels/kv_copy/fuse_rows_cuda.h"
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
@@ -343,15 +346,20 @@ class CudaBackend final : public Backend {
                      .lse = a.lse,
                      .last_rows = a.last_rows};
     for (const PrefillSequence& sequence : a.sequences) {
-      if (absl::Status s = TakeRules(sequence.heads, &sequence == &a.sequences.front(), false, args.rules); !s.ok())
-        return s;
+      const bool first = &sequence == &a.sequences.front();
+      if (absl::Status s = TakeRules(sequence.heads, first, false, args.rules, &args.skip_heads); !s.ok()) return s;
     }
+    if (args.skip_heads != 0 && a.sequences.size() != 1)
+      return absl::UnimplementedError("cuda: lists of tokens in a pass of several sequences");
     if (a.sequences.size() == 1) {
       if (absl::Status s = TakeLines(a.sequences.front(), a.pool, args); !s.ok()) return s;
     }
     auto workspace = session.Scratch(CudaSession::Use::kPrefillAttention, PrefillWorkspaceBytes());
     if (!workspace.ok()) return workspace.status();
     args.workspace = *workspace;
+    if (args.skip_heads != 0) {
+      if (absl::Status s = AttendLists(session, a, args); !s.ok()) return s;
+    }
     return ToStatus(cuda::PrefillAttention(args, session.stream()), "PrefillAttention");
   }
 
@@ -519,6 +527,19 @@ class CudaBackend final : public Backend {
     CudaSession& session = CudaSession::Of(ctx);
     return ToStatus(cuda::ValueDeviation(a, Rows(session.batch(), a.layer), session.stream()), "ValueDeviation");
   }
+  absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
+    if (absl::Status s = ValidateFuseRows(a); !s.ok()) return s;
+    if (a.row_ids.empty()) return absl::OkStatus();
+    CudaSession& session = CudaSession::Of(ctx);
+    // Both steps of all layers of a pass blend the same rows.
+    auto staged = session.StageChangedArrays(CudaSession::Use::kFuseRows, {std::as_bytes(a.row_ids)});
+    if (!staged.ok()) return staged.status();
+    FuseRowsArgs args = a;
+    args.pool = DevicePool(a.pool);
+    return ToStatus(cuda::FuseRows(args, Rows(session.batch(), a.layer), reinterpret_cast<const int32_t*>((*staged)[0]),
+                                   session.stream()),
+                    "FuseRows");
+  }
 
   absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
     if (absl::Status s = ValidateSelectLines(a); !s.ok()) return s;
@@ -660,12 +681,88 @@ class CudaBackend final : public Backend {
     return parts;
   }
 
-  // The rules of one sequence's heads; those of the later sequences must be the same.
-  static absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, bool has_lists, HeadRules& rules) {
+  // The heads that see lists of positions, as attention over pages with K and V of the lists (listed_keys.h).
+  static absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, PrefillArgs args) {
+    const PrefillSequence& sequence = a.sequences.front();
+    const DeviceBatch& b = session.batch();
+    if (sequence.row_begin != 0 || sequence.row_end != b.num_rows ||
+        sequence.positions.size() != static_cast<size_t>(b.num_rows))
+      return absl::InvalidArgumentError(absl::StrCat("cuda: lists of rows [", sequence.row_begin, ", ",
+                                                     sequence.row_end, ") of a staged pass of ", b.num_rows));
+    const auto last_rows = a.last_rows > 0 ? std::min(a.last_rows, b.num_rows) : b.num_rows;
+    args.rules = {};
+    for (const ListedHeads& group : GroupByList(sequence.heads)) {
+      const auto rows = ListRows(group.list, sequence.positions);
+      if (!rows.ok()) return rows.status();
+      HeadList heads;
+      args.skip_heads = ~uint64_t{0};
+      for (const int32_t h : group.kv_heads) {
+        if (absl::Status s = CheckResident(rows->resident, sequence.heads[static_cast<size_t>(h)].page_table); !s.ok())
+          return s;
+        heads.head[heads.count++] = static_cast<uint8_t>(h);
+        args.skip_heads &= ~(uint64_t{1} << h);
+      }
+      const int32_t num_pages = std::max(rows->num_pages(), 1), kv_len = static_cast<int32_t>(rows->list.size());
+      std::vector<int32_t> tables(sequence.heads.size() * static_cast<size_t>(num_pages), kNoPage);
+      for (int32_t n = 0; n < heads.count; ++n)
+        std::iota(tables.begin() + int64_t{heads.head[n]} * num_pages,
+                  tables.begin() + (int64_t{heads.head[n]} + 1) * num_pages, n * num_pages);
+      constexpr int64_t kNoOffset = 0;
+      auto staged = session.StageChangedArrays(
+          CudaSession::Use::kPrefillLists,
+          {std::as_bytes(rows->list), std::as_bytes(std::span(rows->positions)), std::as_bytes(std::span(tables)),
+           std::as_bytes(std::span(&kv_len, 1)), std::as_bytes(std::span(&kNoOffset, 1))});
+      if (!staged.ok()) return staged.status();
+      const auto total_pages = heads.count * num_pages;
+      auto pages =
+          session.Scratch(CudaSession::Use::kListedPages, static_cast<size_t>(total_pages) * a.pool.page_bytes());
+      if (!pages.ok()) return pages.status();
+      const GatherListedArgs gather{.batch = Batch(b, a.pool, a.layer),
+                                    .heads = heads,
+                                    .list = reinterpret_cast<const int32_t*>((*staged)[0]),
+                                    .count = kv_len,
+                                    .num_pages = num_pages,
+                                    .pages = *pages};
+      if (absl::Status s = ToStatus(GatherListed(gather, session.stream()), "gathering a list's keys"); !s.ok())
+        return s;
+      const EmptyRowsArgs empty{.shape = args.heads,
+                                .heads = heads,
+                                .dtype = args.dtype,
+                                .out = args.out,
+                                .lse = args.lse,
+                                .first_row = b.num_rows - last_rows,
+                                .end_row = rows->num_empty};
+      if (absl::Status s = ToStatus(WriteEmptyRows(empty, session.stream()), "rows that see nothing"); !s.ok())
+        return s;
+      // Attention runs the rows behind those: a tile of rows that see nothing is not for all of its variants.
+      args.last_rows = std::min(last_rows, b.num_rows - rows->num_empty);
+      if (args.last_rows == 0) continue;
+      args.positions = reinterpret_cast<const int32_t*>((*staged)[1]);
+      args.max_kv_len = kv_len;
+      args.batch = {.page_tables = reinterpret_cast<const int32_t*>((*staged)[2]),
+                    .table_offset = reinterpret_cast<const int64_t*>((*staged)[4]),
+                    .head_stride = num_pages,
+                    .kv_len = reinterpret_cast<const int32_t*>((*staged)[3]),
+                    .pool = {static_cast<std::byte*>(*pages), a.pool.dtype, a.pool.head_dim, total_pages},
+                    .num_sequences = 1};
+      if (absl::Status s = ToStatus(cuda::PrefillAttention(args, session.stream()), "PrefillAttention"); !s.ok())
+        return s;
+    }
+    return absl::OkStatus();
+  }
+
+  // The rules of one sequence's heads; those of the later sequences must be the same. With `listed`, heads of rule
+  // kList are taken as kFull, and named there.
+  static absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, bool has_lists, HeadRules& rules,
+                                uint64_t* listed = nullptr) {
     if (heads.size() > kMaxKvHeads)
       return absl::UnimplementedError(absl::StrCat("cuda: ", heads.size(), " KV heads, at most ", kMaxKvHeads));
     for (size_t h = 0; h < heads.size(); ++h) {
-      const HeadVisibility& v = heads[h].visibility;
+      HeadVisibility v = heads[h].visibility;
+      if (v.rule == VisibilityRule::kList && listed != nullptr) {
+        *listed |= uint64_t{1} << h;
+        v = {};
+      }
       if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kLines &&
           !(v.rule == VisibilityRule::kSelected && has_lists))
         return absl::UnimplementedError("cuda: attention over blocks or token lists");

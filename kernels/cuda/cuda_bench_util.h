@@ -81,6 +81,19 @@ double MedianMs(int reps, F launch, P prepare) {
   return ms[reps / 2];
 }
 
+// A graph of launch(0), launch(1), …, launch(count - 1) on `stream`; the caller destroys it.
+template <typename F>
+cudaGraphExec_t Record(cudaStream_t stream, int count, const F& launch) {
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < count; ++i) launch(i);
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  return exec;
+}
+
 template <typename F>
 double MedianMs(int reps, F launch) {
   return MedianMs(reps, launch, [] {});

@@ -499,6 +499,23 @@ absl::StatusOr<std::vector<std::byte*>> CudaSession::StageArrays(
   return staged;
 }
 
+absl::StatusOr<std::vector<std::byte*>> CudaSession::StageChangedArrays(
+    Use use, std::initializer_list<std::span<const std::byte>> arrays) {
+  LastArrays& last = last_arrays_[static_cast<int>(use)];
+  LastArrays now;
+  for (const auto& array : arrays) {
+    now.sizes.push_back(array.size());
+    now.bytes.insert(now.bytes.end(), array.begin(), array.end());
+  }
+  if (now.sizes == last.sizes && now.bytes == last.bytes) return last.staged;
+  last = {};  // what is on the device is neither, should the copy fail
+  auto staged = StageArrays(use, 0, arrays);
+  if (!staged.ok()) return staged.status();
+  now.staged = *staged;
+  last = std::move(now);
+  return staged;
+}
+
 absl::StatusOr<const int32_t*> CudaSession::StageIds(std::span<const int32_t> ids) {
   const size_t bytes = ids.size() * sizeof(int32_t);
   if (bytes > ids_->size())

@@ -76,6 +76,9 @@ class CudaSession final : public Session {
     kColumnScores,
     kSelectTokens,
     kQueryWindow,
+    kPrefillLists,  // lists of positions, and what attention reads beside them
+    kListedPages,   // K and V of such a list
+    kFuseRows,
     kNumUses
   };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
@@ -83,6 +86,9 @@ class CudaSession final : public Session {
   // the block is the same at every call unless it must grow.
   absl::StatusOr<std::vector<std::byte*>> StageArrays(Use use, size_t reserved,
                                                       std::initializer_list<std::span<const std::byte>> arrays);
+  // The same without anything reserved; nothing is copied where the last call with `use` had equal arrays.
+  absl::StatusOr<std::vector<std::byte*>> StageChangedArrays(Use use,
+                                                             std::initializer_list<std::span<const std::byte>> arrays);
   // A device copy of host ids for the operations that follow.
   absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
 
@@ -137,6 +143,12 @@ class CudaSession final : public Session {
   int current_staging_ = 0;
   std::unique_ptr<Buffer> read_back_;
   std::vector<std::unique_ptr<Buffer>> scratch_[static_cast<int>(Use::kNumUses)];
+  struct LastArrays {
+    std::vector<size_t> sizes;
+    std::vector<std::byte> bytes;
+    std::vector<std::byte*> staged;
+  };
+  LastArrays last_arrays_[static_cast<int>(Use::kNumUses)];
 
   struct Recorded {
     int32_t num_runs = 0;

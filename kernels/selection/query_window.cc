@@ -66,7 +66,10 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
                          window.list_tokens(), ", their stride is ", a.lists.stride);
     if (s.step.selects && s.step.refresh && a.scores_stride < s.kv_len)
       return InvalidCall(kOp, ": scores_stride ", a.scores_stride, " is too short for kv_len ", s.kv_len);
-    if (absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages());
+    // What is kept may be all that is resident.
+    const bool reads_keys = s.step.selects && s.step.refresh;
+    if (absl::Status status =
+            ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages(), reads_keys);
         !status.ok())
       return status;
   }

@@ -3,10 +3,10 @@
 // keys backwards, since the last ones read are still in the second-level cache. How keys are split depends on kv_len
 // alone, and all sums have a fixed order: a stream's scores are the same bits in every batch and recording.
 //
-// Products by mma m16n8k16, 16 keys against 8 queries over 16 dimensions. A lane loads 16 bytes of a key's row, 8
+// Products by mma m16n8k16, 16 queries against 8 keys over 16 dimensions. A lane loads 16 bytes of a key's row, 8
 // dimensions, and pairs words 0 and 1, then 2 and 3, for two products: the dimensions of a product may be any as long
-// as both sides take the same ones, so that keys go from memory into registers without shared memory in between.
-// Queries, which all warps share, lie in shared memory.
+// as both sides take the same ones, so that keys go from memory into the registers of a product without shared memory
+// or a move in between. Queries, which all warps share, lie in shared memory.
 #include <algorithm>
 #include <cmath>
 
@@ -27,7 +27,7 @@ constexpr float kLowest = -3.0e38f;  // below every score, and finite: a differe
 constexpr int kSplitKeys = 256;
 constexpr int kMaxSplits = 32;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTileKeys = 32;     // of a warp at a time: two left operands, never across two pages
+constexpr int kTileKeys = 32;     // of a warp at a time: four right operands, never across two pages
 constexpr int kChunkRows = 64;    // queries whose statistics a block keeps in registers
 constexpr int kMaxMmaRows = 512;  // queries that fit in a block's shared memory
 constexpr int kGenericThreads = 128;
@@ -232,63 +232,64 @@ __global__ void __launch_bounds__(kGenericThreads) GenericScoresKernel(const __g
 }
 
 // ---- bf16, tensor cores ---------------------------------------------------------------------------------------------
-// Byte of 16-byte chunk `chunk` of query `row` in shared memory. Eight lanes that load together have four chunks of two
-// rows: the second row's halves of 64 bytes change places, so that these lie in different banks.
+// Queries [first, first + count) of the window, count a multiple of 16; zeros behind the last one, and for one that was
+// not recorded. Of each four chunks of a row, which lie in four lanes' keys, the words of equal number are put side by
+// side: what ldmatrix then gives a lane is the word of the dimensions that its keys have there. sees [count]: as
+// Stream::sees.
 template <int kDim>
-__device__ __forceinline__ int QueryByte(int row, int chunk) {
-  return row * kDim * 2 + ((chunk ^ ((row & 1) * 4)) * 16);
-}
-
-// Queries [first, first + count) of the window; zeros behind the last one, and for one that was not recorded.
-template <int kDim>
-__device__ __forceinline__ void LoadQueries(const Params& p, const Stream& s, int first, int count, uint8_t* to) {
+__device__ __forceinline__ void LoadQueries(const Params& p, const Stream& s, int first, int count, uint8_t* to,
+                                            int32_t* sees) {
   constexpr int kChunks = kDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < count * kChunks; i += kThreads) {
-    const int row = first + i / kChunks, chunk = i % kChunks;
-    const bool valid = s.sees(p, row) > 0;
-    const std::byte* from = valid ? s.query(p, row) + chunk * 16 : p.batch.pool.base;
-    CpAsync16(SmemAddress(to) + QueryByte<kDim>(i / kChunks, chunk), from, valid);
+    const int row = i / kChunks, chunk = i % kChunks;
+    const int seen = s.sees(p, first + row);
+    uint4 x{};
+    if (seen > 0) x = reinterpret_cast<const uint4*>(s.query(p, first + row))[chunk];
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      *reinterpret_cast<uint32_t*>(to + Swizzled<kDim * 2>(row, chunk / 4 * 4 + w) + chunk % 4 * 4) = words[w];
+    }
+    if (chunk == 0) sees[row] = seen;
   }
-  CpAsyncCommit();
 }
 
-// 32 keys: of 16 each, lane (g, c) has 16-byte chunks c, c + 4, ... of rows g and g + 8.
+// 32 keys, the right operands of four products: of each 8, lane (g, c) has 16-byte chunks c, c + 4, ... of row g. The
+// two words of a product are neighbours, as the registers of a right operand must be.
 template <int kDim>
 struct Keys {
   static constexpr int kSteps = kDim / 32;
-  uint4 x[2][kSteps][2];
+  uint4 x[4][kSteps];
 
   __device__ __forceinline__ void Load(const __nv_bfloat16* page, int first_slot) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int n = 0; n < 4; ++n) {
+      const auto* row = reinterpret_cast<const uint4*>(page + (first_slot + 8 * n + g) * kDim);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto* row = reinterpret_cast<const uint4*>(page + (first_slot + 16 * m + 8 * half + g) * kDim);
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) x[m][i][half] = row[4 * i + c];
-      }
+      for (int i = 0; i < kSteps; ++i) x[n][i] = row[4 * i + c];
     }
   }
 
-  // Products with queries 8 tile to 8 tile + 7 of shared memory: lane (g, c) has those of keys g, g + 8 (of each 16)
-  // with queries 2c and 2c + 1.
-  __device__ __forceinline__ void Multiply(const uint8_t* queries, int tile, float (&out)[2][4]) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
+  // Products of queries 16 tile to 16 tile + 15 of shared memory with the keys: out[n] has those of queries g (first
+  // two) and g + 8 with keys 8 n + 2 c and 8 n + 2 c + 1.
+  __device__ __forceinline__ void Multiply(const uint8_t* queries, int tile, float (&out)[4][4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint32_t base = SmemAddress(queries);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) out[m][n] = 0;
+      for (int k = 0; k < 4; ++k) out[n][k] = 0;
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const uint4 q = *reinterpret_cast<const uint4*>(queries + QueryByte<kDim>(8 * tile + g, 4 * i + c));
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint4 &low = x[m][i][0], &high = x[m][i][1];
-        const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-        Mma16816(out[m], first, q.x, q.y);
-        Mma16816(out[m], second, q.z, q.w);
+      for (int half = 0; half < 2; ++half) {
+        uint32_t q[4];
+        LdMatrix4(q, base + Swizzled<kDim * 2>(16 * tile + lane % 16, 4 * i + 2 * half + lane / 16));
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          Mma16816(out[n], q, half == 0 ? x[n][i].x : x[n][i].z, half == 0 ? x[n][i].y : x[n][i].w);
       }
     }
   }
@@ -321,6 +322,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t queries[];
   __shared__ Stats warp_stats[kWarps][kChunkRows];
+  __shared__ int32_t sees[kChunkRows];
   LetNextStart();
   const int split = static_cast<int>(blockIdx.x), chunk = static_cast<int>(blockIdx.y);
   const int stream = static_cast<int>(blockIdx.z);
@@ -333,10 +335,9 @@ __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant
   Keys<kDim> keys;
   int32_t page = tiles.page(1);
   if (tiles.count() > 0) tiles.Load(keys, 0, tiles.page(0));
-  LoadQueries<kDim>(p, s, chunk * kChunkRows, kChunkRows, queries);
-  CpAsyncWait<0>();
+  LoadQueries<kDim>(p, s, chunk * kChunkRows, kChunkRows, queries, sees);
   __syncthreads();
-  Stats stats[kChunkRows / 8][2];
+  Stats stats[kChunkRows / 16][2];
   for (int i = 0; i < tiles.count(); ++i) {
     // The other warps' products hide the time that keys take: registers for the next ones would halve their number.
     if (i > 0) {
@@ -346,33 +347,38 @@ __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant
     const int first = tiles.key(i);
     const bool plain = first + kTileKeys <= s.kv_len - p.window;  // every query sees all of them
 #pragma unroll
-    for (int tile = 0; tile < kChunkRows / 8; ++tile) {
-      if (chunk * kChunkRows + tile * 8 >= p.rows) continue;
-      float out[2][4];
+    for (int tile = 0; tile < kChunkRows / 16; ++tile) {
+      if (chunk * kChunkRows + tile * 16 >= p.rows) continue;
+      float out[4][4];
       keys.Multiply(queries, tile, out);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float x[4] = {out[0][n], out[0][n + 2], out[1][n], out[1][n + 2]};  // keys g, g + 8, g + 16, g + 24
-        const int sees = plain ? 0 : s.sees(p, chunk * kChunkRows + tile * 8 + 2 * c + n);
+      for (int r = 0; r < 2; ++r) {
+        if (!plain) {
+          const int seen = sees[tile * 16 + 8 * r + g];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          x[k] *= p.scale;
-          if (!plain && first + 8 * k + g >= sees) x[k] = -INFINITY;
+          for (int k = 0; k < 8; ++k) {
+            if (first + 8 * (k / 2) + 2 * c + k % 2 >= seen) out[k / 2][2 * r + k % 2] = -INFINITY;
+          }
         }
-        Stats& mine = stats[tile][n];
-        const float most = fmaxf(mine.max, fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
-        mine.sum = mine.sum * Exp2(mine.max - most) +
-                   ((Exp2(x[0] - most) + Exp2(x[1] - most)) + (Exp2(x[2] - most) + Exp2(x[3] - most)));
+        Stats& mine = stats[tile][r];
+        float most = out[0][2 * r];
+#pragma unroll
+        for (int k = 1; k < 8; ++k) most = fmaxf(most, out[k / 2][2 * r + k % 2]);
+        most = fmaxf(mine.max, most * p.scale);
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) sum += Exp2(out[k / 2][2 * r + k % 2] * p.scale - most);
+        mine.sum = mine.sum * Exp2(mine.max - most) + sum;
         mine.max = most;
       }
     }
   }
 #pragma unroll
-  for (int tile = 0; tile < kChunkRows / 8; ++tile) {
+  for (int tile = 0; tile < kChunkRows / 16; ++tile) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      stats[tile][n].AddLanes(4, 32);
-      if (g == 0) warp_stats[warp][tile * 8 + 2 * c + n] = stats[tile][n];
+    for (int r = 0; r < 2; ++r) {
+      stats[tile][r].AddLanes(1, 4);
+      if (c == 0) warp_stats[warp][tile * 16 + 8 * r + g] = stats[tile][r];
     }
   }
   __syncthreads();
@@ -396,8 +402,9 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
   WaitForPrevious();
   if (!s.is_scored() || split >= s.num_splits()) return;
   const int t = static_cast<int>(threadIdx.x), lane = t % 32, g = lane / 4, c = lane % 4;
-  const int query_tiles = (p.rows + 7) / 8;
-  auto* lse = reinterpret_cast<float*>(queries + static_cast<int64_t>(query_tiles) * 8 * kDim * 2);
+  const int query_tiles = (p.rows + 15) / 16;
+  auto* lse = reinterpret_cast<float*>(queries + static_cast<int64_t>(query_tiles) * 16 * kDim * 2);
+  auto* sees = reinterpret_cast<int32_t*>(lse + query_tiles * 16);
   const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
   const WarpTiles<kDim> tiles(p, s, begin, end);
   Keys<kDim> keys;
@@ -405,10 +412,9 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
   const int last = i;
   int32_t page = i > 0 ? tiles.page(i - 1) : 0;
   if (i >= 0) tiles.Load(keys, i, tiles.page(i));
-  LoadQueries<kDim>(p, s, 0, query_tiles * 8, queries);
-  for (int row = t; row < query_tiles * 8; row += kThreads)
+  LoadQueries<kDim>(p, s, 0, query_tiles * 16, queries, sees);
+  for (int row = t; row < query_tiles * 16; row += kThreads)
     lse[row] = row < p.rows ? p.lse[static_cast<int64_t>(stream) * p.rows + row] : INFINITY;
-  CpAsyncWait<0>();
   __syncthreads();
   for (; i >= 0; --i) {
     if (i < last) {
@@ -417,43 +423,41 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
     }
     const int first = tiles.key(i);
     const bool plain = first + kTileKeys <= s.kv_len - p.window;
-    float sums[4] = {};
+    float sums[8] = {};  // of keys 8 (k / 2) + 2 c + k % 2
 #pragma unroll 2
     for (int tile = 0; tile < query_tiles; ++tile) {
-      float out[2][4];
+      float out[4][4];
       keys.Multiply(queries, tile, out);
-      const float2 of = *reinterpret_cast<const float2*>(lse + tile * 8 + 2 * c);
-      if (plain) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          sums[k] += Exp2(out[k / 2][k % 2 * 2] * p.scale - of.x) + Exp2(out[k / 2][k % 2 * 2 + 1] * p.scale - of.y);
+      for (int r = 0; r < 2; ++r) {
+        const int row = tile * 16 + 8 * r + g;
+        const float of = lse[row];
+        const int seen = plain ? 1 << 30 : sees[row];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          const float x = Exp2(out[k / 2][2 * r + k % 2] * p.scale - of);
+          sums[k] += first + 8 * (k / 2) + 2 * c + k % 2 < seen ? x : 0;
         }
-        continue;
-      }
-      const int sees0 = s.sees(p, tile * 8 + 2 * c), sees1 = s.sees(p, tile * 8 + 2 * c + 1);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int j = first + 8 * k + g;
-        if (j < sees0) sums[k] += Exp2(out[k / 2][k % 2 * 2] * p.scale - of.x);
-        if (j < sees1) sums[k] += Exp2(out[k / 2][k % 2 * 2 + 1] * p.scale - of.y);
       }
     }
+    float mine = 0;  // the sum of key k for lanes with g = k
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 1);
-      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 2);
+    for (int k = 0; k < 8; ++k) {
+      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 4);
+      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 8);
+      sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 16);
+      if (g == k) mine = sums[k];
     }
-    const float mine = c == 0 ? sums[0] : c == 1 ? sums[1] : c == 2 ? sums[2] : sums[3];
-    const int j = first + 8 * c + g;
+    const int j = first + 8 * (g / 2) + 2 * c + g % 2;
     if (j < s.kv_len) p.scores[stream * p.scores_stride + j] = mine;
   }
 }
 
 template <int kDim>
 cudaError_t LaunchMma(const Params& p, int splits, int streams, cudaStream_t stream) {
-  const int chunks = (p.rows + kChunkRows - 1) / kChunkRows, padded = (p.rows + 7) / 8 * 8;
+  const int chunks = (p.rows + kChunkRows - 1) / kChunkRows, padded = (p.rows + 15) / 16 * 16;
   constexpr size_t kStatsBytes = size_t{kChunkRows} * kDim * 2;
-  const size_t scores_bytes = static_cast<size_t>(padded) * (kDim * 2 + sizeof(float));
+  const size_t scores_bytes = static_cast<size_t>(padded) * (kDim * 2 + sizeof(float) + sizeof(int32_t));
   cudaError_t e = cudaFuncSetAttribute(StatsKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute(ScoresKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,

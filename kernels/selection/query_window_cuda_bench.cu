@@ -120,13 +120,8 @@ class Setup {
 
   template <typename F>
   double LayerUs(const F& layer) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     const int rounds = std::max(1, 12 / c_.layers);
-    CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < rounds * c_.layers; ++i) layer(i % c_.layers);
-    CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
-    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    cudaGraphExec_t exec = Record(stream_, rounds * c_.layers, [&](int i) { layer(i % c_.layers); });
     cudaEvent_t begin, end;
     CHECK_CUDA(cudaEventCreate(&begin));
     CHECK_CUDA(cudaEventCreate(&end));
@@ -143,7 +138,6 @@ class Setup {
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
     cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     return 1e3 * ms[13] / (rounds * c_.layers);
   }
   void Choose(int layer, WindowVariant variant = WindowVariant::kAuto) {

@@ -38,13 +38,13 @@ absl::Status ValidateTable(const char* op, const char* field, std::span<const in
 }  // namespace
 
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s, const KvPoolView& pool,
-                                     int32_t num_kv_heads, int64_t compact_pages) {
+                                     int32_t num_kv_heads, int64_t compact_pages, bool reads_keys) {
   if (s.kv_len < 1) return InvalidCall(op, ": a sequence that selects has kv_len ", s.kv_len);
   const auto heads = static_cast<size_t>(num_kv_heads);
   if (s.page_tables.size() != heads || s.compact_tables.size() != heads)
     return InvalidCall(op, ": ", s.page_tables.size(), " page_tables and ", s.compact_tables.size(),
                        " compact_tables for ", num_kv_heads, " KV heads");
-  const int64_t pages = (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens;
+  const int64_t pages = reads_keys ? (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens : 0;
   for (size_t h = 0; h < heads; ++h) {
     if (s.compact_tables[h].empty()) continue;
     absl::Status status = ValidateTable(op, "page_tables", s.page_tables[h], pages, pool, s.kv_len);

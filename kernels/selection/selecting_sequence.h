@@ -14,9 +14,10 @@ namespace spl::kernels {
 absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape, const KvPoolView& pool,
                                     int64_t q_row_stride);
 
-// A sequence that selects: kv_len and the tables of the heads that do; each has so many compact pages at least.
+// A sequence that selects: kv_len and the tables of the heads that do; each has so many compact pages at least, and
+// where keys are read all of these.
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
-                                     int32_t num_kv_heads, int64_t compact_pages);
+                                     int32_t num_kv_heads, int64_t compact_pages, bool reads_keys = true);
 
 // A sequence that selects, where compact pages hold something of each position: compact_len, parity, first.
 absl::Status ValidateCompactStep(const char* op, const SelectingSequence& sequence);

@@ -328,16 +328,10 @@ class SparseSetup {
   // Microseconds of a layer; `layer` launches what there is to do in it.
   template <typename F>
   double LayerUs(const F& layer) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     const int rounds = std::max(1, 12 / c_.layers);
-    CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < rounds * c_.layers; ++i) layer(i % c_.layers);
-    CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
-    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    cudaGraphExec_t exec = Record(stream_, rounds * c_.layers, [&](int i) { layer(i % c_.layers); });
     const double ms = MedianMs(11, [&] { CHECK_CUDA(cudaGraphLaunch(exec, nullptr)); });
     CHECK_CUDA(cudaGraphExecDestroy(exec));
-    CHECK_CUDA(cudaGraphDestroy(graph));
     return ms * 1e3 / (rounds * c_.layers);
   }
   void Select(int layer, SelectForm form = {}) { CHECK_CUDA(SelectTokens(select_[layer], stream_, form)); }

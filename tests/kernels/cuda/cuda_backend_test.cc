@@ -9,6 +9,7 @@
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "kernels/kv_copy/crc32c.h"
+#include "tests/kernels/cuda/floats.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/paged_kv.h"
 
@@ -28,20 +29,6 @@ struct Tensor {
   const float* f32() const { return static_cast<const float*>(device->data()); }
 };
 
-std::vector<float> Decode(const std::vector<std::byte>& bytes, DType dtype) {
-  std::vector<float> values(bytes.size() / DTypeBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::kF32) {
-      std::memcpy(&values[i], &bytes[4 * i], 4);
-    } else {
-      bf16 x;
-      std::memcpy(&x, &bytes[2 * i], 2);
-      values[i] = ToFloat(x);
-    }
-  }
-  return values;
-}
-
 class CudaBackendTest : public ::testing::TestWithParam<DType> {
  protected:
   void SetUp() override {
@@ -58,7 +45,7 @@ class CudaBackendTest : public ::testing::TestWithParam<DType> {
   Tensor Upload(std::vector<float> values, DType dtype) {
     Tensor t{.dtype = dtype};
     const std::vector<std::byte> bytes = Encode(values, dtype);
-    t.host = Decode(bytes, dtype);
+    t.host = ToFloats(bytes, dtype);
     t.device = cuda_->Allocate(bytes.size()).value();
     EXPECT_TRUE(cuda_->Copy(CopyKind::kUpload, t.device->data(), bytes.data(), bytes.size()).ok());
     return t;
@@ -78,7 +65,7 @@ class CudaBackendTest : public ::testing::TestWithParam<DType> {
     std::vector<std::byte> bytes(t.device->size());
     EXPECT_TRUE(session_->Synchronize().ok());
     EXPECT_TRUE(cuda_->Copy(CopyKind::kDownload, bytes.data(), t.device->data(), bytes.size()).ok());
-    return Decode(bytes, t.dtype);
+    return ToFloats(bytes, t.dtype);
   }
   std::vector<int32_t> Download(const Buffer& buffer) {
     std::vector<int32_t> values(buffer.size() / 4);
@@ -364,7 +351,7 @@ TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
                 const size_t at = (page * 2 + part) * host_pool.view().half_bytes() +
                                   static_cast<size_t>(p % kPageTokens) * dim * DTypeBytes(dtype);
                 const auto row = [&](const std::byte* base) {
-                  return Decode({base + at, base + at + dim * DTypeBytes(dtype)}, dtype);
+                  return ToFloats({base + at, base + at + dim * DTypeBytes(dtype)}, dtype);
                 };
                 ExpectClose(row(pages.data()), row(host_pool.view().base), dtype, "a row of a page");
                 if (HasFailure()) return;
@@ -517,7 +504,7 @@ TEST_P(CudaBackendTest, AlignCopy) {
     ExpectOk(cuda_->AlignCopy(ctx(), args));
     ExpectOk(session_->Synchronize());
     ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), got.size()));
-    ExpectClose(Decode(got, GetParam()), Decode(want, GetParam()), GetParam(), "pages");
+    ExpectClose(ToFloats(got, GetParam()), ToFloats(want, GetParam()), GetParam(), "pages");
     for (AlignRun& run : runs) run.rotation = AlignRun::kNoRotation;
     args.pool.base = want.data();
     ExpectOk(ref_->AlignCopy({}, args));
@@ -641,6 +628,78 @@ TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
                                            .out = want.data(),
                                            .sequences = {&attended, 1}}));
       ExpectClose(got, want, GetParam(), "attention over lines");
+    }
+  }
+}
+
+// Rows of a pass are blended with what was in their place before; the others stay.
+TEST_P(CudaBackendTest, FuseRows) {
+  Random random(21);
+  for (const int32_t dim : {64, 128, 40}) {
+    const int32_t length = 300, kv_heads = 2, layers = 2, layer = 1, rows = 100, pages = 32;
+    TestPool before(GetParam(), dim, pages), after(GetParam(), dim, pages);
+    std::vector<std::vector<int32_t>> tables;
+    std::vector<std::span<const int32_t>> views;
+    for (int32_t i = 0; i < layers * kv_heads; ++i) {
+      TestStream old_stream = MakeStream(random, length, dim), stream = MakeStream(random, length, dim);
+      if (i % 2 == 0) std::copy_n(old_stream.k.begin(), 50 * dim, stream.k.begin());  // equal ones
+      before.Place(old_stream);
+      after.Place(stream);
+      ASSERT_EQ(stream.page_table, old_stream.page_table);
+      tables.push_back(stream.page_table);
+    }
+    for (int32_t h = 0; h < kv_heads; ++h) views.push_back(tables[layer * kv_heads + h]);
+    std::vector<int32_t> tokens(rows), positions, ids;
+    for (int32_t r = 0; r < rows; ++r) positions.push_back(1 + 2 * r);
+    for (int32_t r = 0; r < rows; r += random.Int(1, 3)) ids.push_back(r);
+    static uint64_t next_id = 5000;
+    const BatchSequence batch{0, rows, length, tables, next_id++};
+    ExpectOk(session_->Stage({tokens, positions, {&batch, 1}}));
+    const size_t bytes = before.view().page_bytes() * pages;
+    const auto memory = cuda_->Allocate(bytes).value();
+    const auto saved = cuda_->Allocate(ids.size() * 2 * kv_heads * dim * DTypeBytes(GetParam())).value();
+    FuseRowsArgs args{.pool = before.view(),
+                      .num_kv_heads = kv_heads,
+                      .rows = {0, rows, positions, views},
+                      .layer = layer,
+                      .row_ids = ids};
+    std::vector<std::byte> host_saved(saved->size());
+    args.saved = host_saved.data();
+    ExpectOk(ref_->FuseRows({}, args));
+    args.step = FuseStep::kBlend;
+    args.pool = after.view();
+    const std::vector<std::byte> fresh(after.view().base, after.view().base + bytes);
+    ExpectOk(ref_->FuseRows({}, args));
+
+    args.saved = saved->data();
+    args.pool.base = static_cast<std::byte*>(memory->data());
+    args.step = FuseStep::kSave;
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), before.view().base, bytes));
+    ExpectOk(cuda_->FuseRows(ctx(), args));
+    ExpectOk(session_->Synchronize());
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), fresh.data(), bytes));
+    args.step = FuseStep::kBlend;
+    ExpectOk(cuda_->FuseRows(ctx(), args));
+    ExpectOk(session_->Synchronize());
+    std::vector<std::byte> got(bytes);
+    ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), bytes));
+    for (int32_t i = 0; i < layers * kv_heads; ++i) {
+      for (int32_t j = 0; j < length; ++j) {
+        for (int half = 0; half < 2; ++half) {
+          const size_t row_bytes = static_cast<size_t>(dim) * DTypeBytes(GetParam());
+          const size_t at = static_cast<size_t>(tables[i][j / 64]) * after.view().page_bytes() +
+                            static_cast<size_t>(half) * after.view().half_bytes() + j % 64 * row_bytes;
+          const std::vector<std::byte> a(got.begin() + at, got.begin() + at + row_bytes);
+          const std::vector<std::byte> b(after.view().base + at, after.view().base + at + row_bytes);
+          const bool blended =
+              i / kv_heads == layer && j % 2 == 1 && j < 2 * rows && std::binary_search(ids.begin(), ids.end(), j / 2);
+          if (!blended || (i % 2 == 0 && half == 0 && j < 50)) {
+            ASSERT_EQ(a, b) << "stream " << i << ", position " << j;
+          } else {
+            ExpectClose(ToFloats(a, GetParam()), ToFloats(b, GetParam()), GetParam(), "fused rows");
+          }
+        }
+      }
     }
   }
 }
