@@ -31,4 +31,15 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   return result;
 }
 
+bool IsLoopback(std::string_view address) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  return parsed.ok() && (parsed->host == "localhost" || parsed->host == "::1" || parsed->host.starts_with("127."));
+}
+
+std::string WithHost(const std::string& address, const std::string& host) {
+  if (host.empty()) return address;
+  const auto parsed = ParseHostPort(address);
+  return parsed.ok() ? HostPort{host, parsed->port}.ToString() : address;
+}
+
 }  // namespace spl

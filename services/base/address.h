@@ -19,4 +19,10 @@ struct HostPort {
 // "127.0.0.1:8000", "localhost:0", "[::1]:80". InvalidArgument names the text and what is wrong with it.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 
+// Whether only this machine can reach a listener at `address`: 127.x.y.z, ::1 or localhost.
+bool IsLoopback(std::string_view address);
+
+// `address`, a valid HOST:PORT, with another host unless that is empty: what peers are told.
+std::string WithHost(const std::string& address, const std::string& host);
+
 }  // namespace spl

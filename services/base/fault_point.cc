@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "services/base/status.h"
 
@@ -77,6 +78,10 @@ FaultOutcome FaultPoint::HitArmed() const {
       break;
     case FaultKind::kDelayUntil:
       outcome.status = DelayUntil(table, lock, action.event);
+      break;
+    case FaultKind::kDelay:
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(action.delay_ms));
       break;
     case FaultKind::kDrop:
       outcome.drop = true;
@@ -175,6 +180,12 @@ absl::StatusOr<FaultAction> ParseFaultAction(std::string_view text) {
   } else if (body == "delay_until" && !argument.empty()) {
     action.kind = FaultKind::kDelayUntil;
     action.event = std::string(argument);
+  } else if (body == "delay") {
+    action.kind = FaultKind::kDelay;
+    const char* const end = argument.data() + argument.size();
+    const auto [parsed_to, error] = std::from_chars(argument.data(), end, action.delay_ms);
+    if (argument.empty() || error != std::errc() || parsed_to != end || action.delay_ms > 60'000)
+      return InvalidArgument("fault action '{}': '{}' is not a number of milliseconds up to 60000", text, argument);
   } else if (body == "drop") {
     action.kind = FaultKind::kDrop;
   } else if (body == "crash") {
@@ -185,7 +196,8 @@ absl::StatusOr<FaultAction> ParseFaultAction(std::string_view text) {
     action.kind = FaultKind::kCorrupt;
   } else {
     return InvalidArgument(
-        "fault action '{}' is not error(CODE), delay_until(EVENT), drop, crash, kill or corrupt, with @N or without",
+        "fault action '{}' is not error(CODE), delay_until(EVENT), delay(MS), drop, crash, kill or corrupt, with @N or "
+        "without",
         text);
   }
   return action;

@@ -6,6 +6,7 @@
 // Armed by a test (Arm) or by the hidden flag --fault NAME=ACTION. ACTION is one of
 //   error(CODE)          Hit().status has that canonical code, e.g. error(UNAVAILABLE)
 //   delay_until(EVENT)   Hit blocks until FireFaultEvent(EVENT), 60 s at most, then DeadlineExceeded
+//   delay(MS)            Hit blocks for so many milliseconds, 60,000 at most
 //   drop                 Hit().drop: the caller leaves the operation out
 //   crash                abort()
 //   kill                 SIGKILL to this process: nothing is flushed, nothing runs at exit
@@ -24,12 +25,13 @@
 
 namespace spl {
 
-enum class FaultKind : uint8_t { kNone, kError, kDelayUntil, kDrop, kCrash, kKill, kCorrupt };
+enum class FaultKind : uint8_t { kNone, kError, kDelayUntil, kDelay, kDrop, kCrash, kKill, kCorrupt };
 
 struct FaultAction {
   FaultKind kind = FaultKind::kNone;
   absl::StatusCode code = absl::StatusCode::kUnavailable;  // of kError
   std::string event;                                       // of kDelayUntil
+  uint32_t delay_ms = 0;                                   // of kDelay
   uint64_t only_hit = 0;                                   // 0: every hit acts
 };
 

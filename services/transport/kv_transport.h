@@ -20,6 +20,7 @@ struct TransportOptions {
   std::string carriers = "auto";
   std::string listen_host = "127.0.0.1";  // address of the listener; port 0 picks a free one
   uint16_t listen_port = 0;
+  std::string advertise_host;  // what peers are told instead, as when listen_host is 0.0.0.0; empty: listen_host
 };
 
 // Memory that peers may write and read. Zeroed, page-aligned, at a fixed address. Must not outlive its transport.
@@ -105,7 +106,7 @@ class KvTransport {
   virtual ~KvTransport() = default;
 
   virtual absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) = 0;
-  virtual std::string listen_address() const = 0;  // "host:port", the real port
+  virtual std::string listen_address() const = 0;  // "host:port" for peers, the real port
   // Unavailable / DeadlineExceeded when the peer cannot be reached within the timeout; FailedPrecondition when the only
   // carrier that works is not one the options allow.
   virtual absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,

@@ -139,7 +139,10 @@ class UcxTransport final : public KvTransport {
 
   absl::Status Start();
   absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) override;
-  std::string listen_address() const override { return public_->address.ToString(); }
+  std::string listen_address() const override {
+    const HostPort& bound = public_->address;
+    return HostPort{options_.advertise_host.empty() ? bound.host : options_.advertise_host, bound.port}.ToString();
+  }
   absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
                                                      std::chrono::nanoseconds timeout) override;
   void Stop() override;

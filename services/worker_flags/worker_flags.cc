@@ -5,6 +5,7 @@
 
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
+#include "services/base/address.h"
 #include "services/base/byte_size.h"
 
 namespace spl {
@@ -36,6 +37,13 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   RequireModelSource(app, flags.model);
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();
+  app.add_option(
+      "--advertise", flags.advertise,
+      "host that routers and other workers reach this one by, for gRPC and KV; needed when it listens on all "
+      "addresses (0.0.0.0)");
+  flags.membership.Register(app);
+  flags.tls_files.Register(app);
+  flags.trace.Register(app);
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
       ->capture_default_str();
   app.add_option("--worker-id", flags.worker_id, "name in logs, metrics and receipts; default: random");
@@ -110,6 +118,20 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
+}
+
+absl::Status CheckAddresses(const WorkerFlags& flags) {
+  const auto listen = ParseHostPort(flags.listen);
+  if (!listen.ok()) return Annotate(listen.status(), "--listen");
+  SPLICE_RETURN_IF_ERROR(Annotate(membership::ParseSpec(flags.membership.discovery).status(), "--discovery"));
+  const auto is_any = [](const std::string& host) { return host == "0.0.0.0" || host == "::"; };
+  if (is_any(flags.advertise))
+    return InvalidArgument("--advertise {} is no address that anybody can reach", flags.advertise);
+  // Without a list to be put on, a worker on all addresses works for routers; only peers cannot call it back.
+  if (is_any(listen->host) && flags.advertise.empty() && flags.membership.discovery != "static")
+    return InvalidArgument("--listen {} with --discovery {}: give --advertise, the host that others reach",
+                           flags.listen, flags.membership.discovery);
+  return absl::OkStatus();
 }
 
 namespace {

@@ -11,9 +11,12 @@
 #include "absl/status/statusor.h"
 #include "services/base/fault_point.h"
 #include "services/base/log.h"
+#include "services/base/otlp_exporter.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/base/tls.h"
 #include "services/engine/engine.h"
+#include "services/membership/membership_flags.h"
 #include "services/transport/kv_transport.h"
 
 namespace spl {
@@ -29,7 +32,12 @@ struct WorkerFlags {
   ModelSource model;
   std::string listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";
+  std::string advertise;  // host; empty: that of listen
   std::string worker_id;
+  membership::MembershipFlags membership;
+  PeerTlsOptions tls_files;
+  TraceOptions trace;
+  std::shared_ptr<const PeerTls> tls;  // loaded from them by RunWorker
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string log_level = "info";
@@ -68,6 +76,9 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string&
 // For `tp` ranks: the CPU that many times, or GPUs N to N + tp - 1. InvalidArgument: there are fewer.
 absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp);
 
+// InvalidArgument: --discovery is none, or nobody could reach what --listen and --advertise say.
+absl::Status CheckAddresses(const WorkerFlags& flags);
+
 // The backend by name and the model from its source. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp = 1);
@@ -93,6 +104,10 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   for (const std::string& fault : flags.faults) {
     if (const absl::Status status = ArmFaultFromFlag(fault); !status.ok()) return fail(status);
   }
+  if (const absl::Status status = CheckAddresses(flags); !status.ok()) return fail(status);
+  auto tls = PeerTls::Load(flags.tls_files);
+  if (!tls.ok()) return fail(tls.status());
+  flags.tls = *std::move(tls);
   auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp);
   if (!model.ok()) return fail(model.status());
   auto server = start(flags, std::move(*model));

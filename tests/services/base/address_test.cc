@@ -32,5 +32,11 @@ TEST(ParseHostPort, RefusesAnythingElseAndNamesIt) {
   }
 }
 
+TEST(WithHost, ReplacesTheHostOnly) {
+  EXPECT_EQ(WithHost("0.0.0.0:7101", ""), "0.0.0.0:7101");
+  EXPECT_EQ(WithHost("0.0.0.0:7101", "10.0.0.7"), "10.0.0.7:7101");
+  EXPECT_EQ(WithHost("[::]:7101", "fd00::7"), "[fd00::7]:7101");
+}
+
 }  // namespace
 }  // namespace spl

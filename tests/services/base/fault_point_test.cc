@@ -55,6 +55,18 @@ TEST(FaultPoint, DelaysUntilItsEvent) {
   EXPECT_TRUE(passed.load());
 }
 
+TEST(FaultPoint, DelaysForATimeAndLetsOthersPassMeanwhile) {
+  ScopedFaults scope;
+  ASSERT_TRUE(ArmFaultFromFlag("base.test=delay(200)@1").ok());
+  const auto start = std::chrono::steady_clock::now();
+  std::thread delayed([&] { EXPECT_TRUE(test_point.Hit().status.ok()); });
+  ASSERT_TRUE(WaitForFaultHits("base.test", 1, 10'000));
+  EXPECT_TRUE(test_point.Hit().status.ok());
+  EXPECT_EQ(FaultHits("base.test"), 2u) << "the table is not locked";
+  delayed.join();
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+}
+
 TEST(FaultPoint, DisarmingLetsDelayedThreadsGo) {
   std::thread delayed;
   {
@@ -78,7 +90,8 @@ TEST(FaultPoint, EndsTheProcess) {
 TEST(FaultPoint, RefusesUnknownNamesAndActions) {
   EXPECT_EQ(ArmFaultFromFlag("no.such.point=drop").code(), absl::StatusCode::kNotFound);
   for (const char* text : {"base.test", "base.test=", "base.test=explode", "base.test=error(NOPE)", "base.test=error",
-                           "base.test=drop@0", "base.test=drop@x", "base.test=delay_until()"}) {
+                           "base.test=drop@0", "base.test=drop@x", "base.test=delay_until()", "base.test=delay",
+                           "base.test=delay()", "base.test=delay(x)", "base.test=delay(60001)"}) {
     EXPECT_EQ(ArmFaultFromFlag(text).code(), absl::StatusCode::kInvalidArgument) << text;
   }
   EXPECT_FALSE(test_point.armed());
