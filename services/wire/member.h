@@ -1,0 +1,16 @@
+// What a worker says of itself in the list of members.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "services/engine/model/model.h"
+#include "services/membership/membership.h"
+
+namespace spl::wire {
+
+// `num_pages`: its KV memory.
+membership::Member MemberOf(membership::Role role, std::string address, std::string worker_id, uint64_t epoch,
+                            const engine::Model& model, int64_t num_pages);
+
+}  // namespace spl::wire
