@@ -13,3 +13,4 @@
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/runtime/logit_agreement.h"
 #include "services/engine/runtime/prefill_engine.h"
+#include "services/engine/selection/kept_tokens_selector.h"

@@ -8,7 +8,7 @@ namespace spl::engine {
 
 absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key,
                                        const Model& model) {
-  SPLICE_CHECK(kv.classes() == nullptr, "a view with head classes is not published");
+  SPLICE_CHECK(kv.is_whole(), "a view is not published");
   SPLICE_CHECK((page_idx + 1) * kernels::kPageTokens <= kv.exact_tokens(), "only full pages of exact KV are published");
   chunk::Chunk chunk;
   chunk.payload.resize(ChunkPayloadBytes(model));
@@ -65,7 +65,7 @@ absl::Status ChunkLanding::Land(size_t index, std::span<const int32_t> pages) {
 FetchedPrefix FetchPrefix(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys, int32_t first_page,
                           const Model& model, SequenceKv& kv, std::chrono::steady_clock::time_point deadline,
                           const std::function<bool()>& stop) {
-  SPLICE_CHECK(kv.classes() == nullptr, "chunks land in sequences that keep everything");
+  SPLICE_CHECK(kv.is_whole(), "chunks land in sequences that keep everything");
   SPLICE_CHECK(first_page * int64_t{kernels::kPageTokens} >= kv.num_tokens(), "written pages stay as they are");
   FetchedPrefix fetched;
   ChunkLanding landing(kv.pool(), ChunkPayloadBytes(model));

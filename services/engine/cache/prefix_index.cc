@@ -11,7 +11,7 @@ PrefixIndex::~PrefixIndex() {
 }
 
 size_t PrefixIndex::AppendLeading(std::span<const chunk::ChunkKey> keys, SequenceKv& kv) {
-  SPLICE_CHECK(kv.classes() == nullptr, "a prefix is shared by sequences that keep everything");
+  SPLICE_CHECK(kv.is_whole(), "a prefix is shared by sequences that keep everything");
   std::lock_guard lock(mutex_);
   std::vector<Entry*> hits;
   for (const chunk::ChunkKey& key : keys) {
@@ -34,7 +34,7 @@ size_t PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys) const {
 }
 
 void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv) {
-  SPLICE_CHECK(kv.classes() == nullptr, "a view with head classes is no source of a prefix");
+  SPLICE_CHECK(kv.is_whole(), "a view is no source of a prefix");
   const size_t full = std::min<size_t>(keys.size(), static_cast<size_t>(kv.exact_tokens() / kernels::kPageTokens));
   std::lock_guard lock(mutex_);
   for (size_t i = full; i-- > 0;) {
@@ -47,6 +47,7 @@ void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv
     pool_.Share(it->second.pages);
     recency_.push_front(keys[i]);
     it->second.recency = recency_.begin();
+    if (observer_ != nullptr) observer_(true, keys.subspan(i, 1));
   }
 }
 
@@ -60,6 +61,7 @@ bool PrefixIndex::EvictUntilFree(int64_t num_free) {
     if (pool_.owners(entry->second.pages.front()) > 1) continue;
     pool_.Release(entry->second.pages);
     entries_.erase(entry);
+    if (observer_ != nullptr) observer_(false, std::span(&*it, 1));
     it = recency_.erase(it);
   }
   return pool_.num_free() >= num_free;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "services/chunk/chunk.h"
@@ -19,7 +21,10 @@ namespace spl::engine {
 // nobody else uses.
 class PrefixIndex {
  public:
-  explicit PrefixIndex(PagePool& pool) : pool_(pool) {}
+  // Told of every chunk that comes and goes, in order, from inside the index: it must not block nor call back.
+  using Observer = std::function<void(bool stored, std::span<const chunk::ChunkKey> keys)>;
+
+  explicit PrefixIndex(PagePool& pool, Observer observer = nullptr) : pool_(pool), observer_(std::move(observer)) {}
   ~PrefixIndex();
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
@@ -45,6 +50,7 @@ class PrefixIndex {
   };
 
   PagePool& pool_;
+  const Observer observer_;
   mutable std::mutex mutex_;            // guards all below
   std::list<chunk::ChunkKey> recency_;  // most recently used first
   std::unordered_map<chunk::ChunkKey, Entry, chunk::ChunkKeyHash> entries_;

@@ -102,6 +102,7 @@ void SegmentIndex::Drop(Sources::iterator source, Dropped& dropped) {
 
 bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source,
                           bool frozen) {
+  SPLICE_CHECK(source->is_whole(), "what lacks KV is nobody else's");
   const std::span<const int32_t> tokens = source->tokens();
   const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, tokens);
   std::vector<uint64_t> hashes;

@@ -52,30 +52,84 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
   return chunk;
 }
 
+namespace {
+
+KvShape ShapeOf(const Model& model) { return {model.config().num_layers, model.config().num_kv_heads}; }
+
+// Pages of one chunk [layer][kv_head], the caller's; empty when there is no room.
+std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
+                                    const std::function<bool(int64_t num_pages)>& make_room) {
+  const KvShape shape = ShapeOf(model);
+  std::vector<int32_t> taken, pages;
+  if (!make_room(shape.num_streams()) || !pool.Allocate(shape.num_streams(), taken).ok()) return pages;
+  const std::vector<int32_t> order = StreamsByRank(shape, pool.view().num_ranks());
+  pages.resize(taken.size());
+  for (size_t i = 0; i < taken.size(); ++i) pages[static_cast<size_t>(order[i])] = taken[i];
+  return pages;
+}
+
+// Chunks on their way into pages of a pool.
+class LandingSegment {
+ public:
+  LandingSegment(PagePool& pool, const Model& model, size_t num_tokens,
+                 const std::function<bool(int64_t num_pages)>& make_room)
+      : pool_(pool),
+        model_(model),
+        num_tokens_(num_tokens),
+        make_room_(make_room),
+        landing_(pool, ChunkPayloadBytes(model)) {}
+  ~LandingSegment() {
+    for (const auto& [chunk, unfilled] : placed_) pool_.Release(unfilled);
+  }
+
+  chunk::Pieces Place(int32_t chunk, const chunk::ChunkHeader& header) {
+    if (!IsOfModel(header, model_) || header.provenance < chunk::Provenance::kCanon ||
+        header.num_tokens != static_cast<uint32_t>(TokensOfChunk(num_tokens_, chunk)))
+      return {};
+    std::vector<int32_t>& pages = placed_[chunk];
+    if (pages.empty()) pages = TakeChunkPages(pool_, model_, make_room_);
+    if (pages.empty()) return {};
+    return landing_.PiecesFor(static_cast<size_t>(chunk), pages);
+  }
+  // Its pages, which are the caller's from here on; empty when it cannot be used: all are of one context.
+  std::vector<int32_t> Take(int32_t chunk, const chunk::ChunkHeader& header, int64_t begin, bool isolated) {
+    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
+        header.first_position != static_cast<uint64_t>(begin) + static_cast<uint64_t>(chunk) * kChunk ||
+        !landing_.Land(static_cast<size_t>(chunk), placed_.at(chunk)).ok())
+      return {};
+    return placed_.extract(chunk).mapped();
+  }
+
+ private:
+  PagePool& pool_;
+  const Model& model_;
+  const size_t num_tokens_;
+  const std::function<bool(int64_t num_pages)>& make_room_;
+  ChunkLanding landing_;
+  std::map<int32_t, std::vector<int32_t>> placed_;  // pages by chunk; perhaps not all will be filled
+};
+
+// One owner each.
+std::vector<int32_t> TakeZeros(PagePool& pool, const Model& model,
+                               const std::function<bool(int64_t num_pages)>& make_room) {
+  std::vector<int32_t> pages = TakeChunkPages(pool, model, make_room);
+  const std::vector<std::byte> zeros(pages.size() * model.page_bytes());
+  if (!pages.empty() && !pool.WritePages(pages, zeros.data()).ok()) {
+    pool.Release(pages);
+    pages.clear();
+  }
+  return pages;
+}
+
+}  // namespace
+
 FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                             std::span<const int32_t> tokens, const Model& model, PagePool& pool,
                             std::chrono::steady_clock::time_point deadline,
                             const std::function<bool(int64_t num_pages)>& make_room) {
-  const int32_t num_streams = model.config().num_layers * model.config().num_kv_heads;
-  std::map<size_t, std::vector<int32_t>> placed;  // pages by chunk; perhaps not all will be filled
-  const std::vector<int32_t> order =
-      StreamsByRank({model.config().num_layers, model.config().num_kv_heads}, pool.view().num_ranks());
-  ChunkLanding landing(pool, ChunkPayloadBytes(model));
-  const auto place = [&](size_t index, const chunk::ChunkHeader& header) -> chunk::Pieces {
-    if (!IsOfModel(header, model) || header.provenance < chunk::Provenance::kCanon ||
-        header.num_tokens != static_cast<uint32_t>(TokensOfChunk(tokens.size(), static_cast<int32_t>(index))))
-      return {};
-    std::vector<int32_t>& pages = placed[index];  // [layer][kv_head]
-    if (pages.empty()) {
-      std::vector<int32_t> taken;
-      if (!make_room(num_streams) || !pool.Allocate(num_streams, taken).ok()) return {};
-      pages.resize(taken.size());
-      for (size_t i = 0; i < taken.size(); ++i) pages[static_cast<size_t>(order[i])] = taken[i];
-    }
-    return landing.PiecesFor(index, pages);
-  };
+  LandingSegment landing(pool, model, tokens.size(), make_room);
   FetchedSegment fetched;
-  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(num_streams));
+  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));
   size_t num_tokens = 0;
   int64_t begin = 0;
   bool isolated = false;
@@ -84,22 +138,64 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
       begin = header.first_position;
       isolated = header.provenance == chunk::Provenance::kCanon;
     }
-    // All of one context, one behind the other.
-    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
-        header.first_position != static_cast<uint64_t>(begin) + index * kChunk ||
-        !landing.Land(index, placed.at(index)).ok())
-      return false;
-    const auto filled = placed.extract(index);
-    for (int32_t s = 0; s < num_streams; ++s) pages[s].push_back(filled.mapped()[static_cast<size_t>(s)]);
+    const std::vector<int32_t> filled = landing.Take(static_cast<int32_t>(index), header, begin, isolated);
+    if (filled.empty()) return false;
+    for (size_t s = 0; s < pages.size(); ++s) pages[s].push_back(filled[s]);
     num_tokens += header.num_tokens;
     fetched.num_bytes += static_cast<int64_t>(header.payload_bytes);
     return true;
   };
-  (void)store.FetchLeading(keys, deadline, place, take);  // a store that fails costs time, never a request
-  for (const auto& [index, unfilled] : placed) pool.Release(unfilled);
+  // A store that fails costs time, never a request.
+  (void)store.FetchLeading(
+      keys, deadline,
+      [&](size_t index, const chunk::ChunkHeader& header) {
+        return landing.Place(static_cast<int32_t>(index), header);
+      },
+      take);
   if (num_tokens > 0)
     fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin),
                                                      tokens.first(num_tokens), isolated);
+  return fetched;
+}
+
+FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                                  std::span<const int32_t> chunks, std::span<const int32_t> tokens, int32_t begin,
+                                  bool isolated, const Model& model, PagePool& pool,
+                                  std::chrono::steady_clock::time_point deadline,
+                                  const std::function<bool(int64_t num_pages)>& make_room) {
+  FetchedSegment fetched;
+  const std::vector<int32_t> zeros = TakeZeros(pool, model, make_room);
+  if (zeros.empty()) return fetched;
+  std::vector<std::vector<int32_t>> pages(zeros.size());  // [stream][chunk]
+  for (size_t s = 0; s < pages.size(); ++s) pages[s].assign(keys.size(), zeros[s]);
+  std::vector<chunk::ChunkKey> wanted;
+  for (const int32_t chunk : chunks) wanted.push_back(keys[static_cast<size_t>(chunk)]);
+  LandingSegment landing(pool, model, tokens.size(), make_room);
+  std::vector<int32_t> taken;
+  size_t num_taken = 0;
+  const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
+    const std::vector<int32_t> filled = landing.Take(chunks[index], header, begin, isolated);
+    if (filled.empty()) return false;
+    for (size_t s = 0; s < pages.size(); ++s) pages[s][static_cast<size_t>(chunks[index])] = filled[s];
+    taken.insert(taken.end(), filled.begin(), filled.end());
+    fetched.num_bytes += static_cast<int64_t>(header.payload_bytes);
+    ++num_taken;
+    return true;
+  };
+  (void)store.FetchLeading(
+      wanted, deadline,
+      [&](size_t index, const chunk::ChunkHeader& header) { return landing.Place(chunks[index], header); }, take);
+  if (num_taken == chunks.size()) {
+    // The zeros have an owner for each place.
+    for (size_t chunk = 0; chunk < keys.size(); ++chunk) {
+      if (std::find(chunks.begin(), chunks.end(), static_cast<int32_t>(chunk)) == chunks.end()) pool.Share(zeros);
+    }
+    fetched.source =
+        std::make_shared<SegmentSource>(pool, std::move(pages), begin, tokens, isolated, chunks.size() == keys.size());
+  } else {
+    pool.Release(taken);
+  }
+  pool.Release(zeros);
   return fetched;
 }
 

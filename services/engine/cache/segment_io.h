@@ -33,4 +33,13 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
                             std::chrono::steady_clock::time_point deadline,
                             const std::function<bool(int64_t num_pages)>& make_room);
 
+// Of a segment only these of its chunks, ascending; in place of the others' KV the source has zeros, and it is not
+// whole. All or nothing: null when one of them does not come. `begin`, `isolated`: as the segment's summary says;
+// chunks that say otherwise are refused. Takes the pages of the chunks and of one more.
+FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                                  std::span<const int32_t> chunks, std::span<const int32_t> tokens, int32_t begin,
+                                  bool isolated, const Model& model, PagePool& pool,
+                                  std::chrono::steady_clock::time_point deadline,
+                                  const std::function<bool(int64_t num_pages)>& make_room);
+
 }  // namespace spl::engine

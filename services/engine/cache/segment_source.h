@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "services/engine/cache/sequence_kv.h"
 
 namespace spl::engine {
+
+struct SegmentSummary;  // segment_summary.h
 
 // A share of the pages that hold positions [begin, begin + tokens.size()) of some sequence. Immutable; any thread.
 // Only KV that was exact where it was computed may be a source (algorithms.md 6.3, P3): the constructor aborts on
@@ -19,9 +22,10 @@ class SegmentSource {
   // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens.
   SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated);
   // Takes over pages [stream][page] that hold the tokens from slot 0 on, one owner each: chunks of a store, which only
-  // takes exact KV. `begin`: the position where tokens[0] was computed.
+  // takes exact KV. `begin`: the position where tokens[0] was computed. `whole` false: some of the tokens' pages hold
+  // zeros instead of their KV; who asked for that knows which.
   SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> pages, int32_t begin, std::span<const int32_t> tokens,
-                bool isolated);
+                bool isolated, bool whole = true);
   ~SegmentSource();
   SegmentSource(const SegmentSource&) = delete;
   SegmentSource& operator=(const SegmentSource&) = delete;
@@ -29,6 +33,7 @@ class SegmentSource {
   std::span<const int32_t> tokens() const { return tokens_; }
   int32_t begin() const { return begin_; }  // position of tokens()[0] where it was computed
   bool isolated() const { return isolated_; }
+  bool is_whole() const { return whole_; }
   // Of the source's token `offset`, in stream [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
     return pages_[static_cast<size_t>(stream)][static_cast<size_t>((first_slot_ + offset) / kernels::kPageTokens)];
@@ -39,13 +44,21 @@ class SegmentSource {
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * (pages_.empty() ? 0 : pages_[0].size())); }
   PagePool& pool() const { return pool_; }
 
+  // Of the whole source; null, or with one of its parts empty, until somebody has computed it.
+  std::shared_ptr<const SegmentSummary> summary() const;
+  // Adds the parts that are not empty, and gives what is known now.
+  std::shared_ptr<const SegmentSummary> KeepSummary(SegmentSummary part) const;
+
  private:
   PagePool& pool_;
   const int32_t begin_;
   const int32_t first_slot_;  // of tokens_[0]
   const std::vector<int32_t> tokens_;
   const bool isolated_;
+  const bool whole_ = true;
   std::vector<std::vector<int32_t>> pages_;  // [stream][page]
+  mutable std::mutex summary_mutex_;         // guards summary_
+  mutable std::shared_ptr<const SegmentSummary> summary_;
 };
 
 // Tokens of a prompt that a source has: prompt positions [target, target + num_tokens) are the source's tokens from

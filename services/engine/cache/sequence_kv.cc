@@ -128,6 +128,21 @@ void SequenceKv::Restore(int32_t stream, std::span<const int32_t> pages) {
   id_ = NextId();
 }
 
+void SequenceKv::KeepOnly(std::shared_ptr<const KeptTokens> kept) {
+  SPLICE_CHECK(is_whole() && kept != nullptr && kept->num_tokens == num_tokens_, "a whole sequence behind its prompt");
+  kept_ = std::move(kept);
+  std::vector<int32_t> left_out;
+  for (int32_t s = 0; s < shape_.num_streams(); ++s) {
+    for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
+      if (!kept_->KeepsPage(s / shape_.num_kv_heads, page))
+        left_out.push_back(
+            std::exchange(streams_[static_cast<size_t>(s)][static_cast<size_t>(page)], kernels::kNoPage));
+    }
+  }
+  num_dropped_ = static_cast<int64_t>(left_out.size());
+  pool_.Release(left_out);
+}
+
 void SequenceKv::FreezeHoles() {
   SPLICE_CHECK(classes_ != nullptr, "a sequence with head classes");
   holes_frozen_ = true;
@@ -142,8 +157,9 @@ void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   SPLICE_CHECK(static_cast<int32_t>(pages.size()) == shape_.num_streams(), "one page per stream is needed");
   SPLICE_CHECK(num_tokens_ == capacity(), "a shared page would follow an unfinished one");
   for (size_t i = 0; i < pages.size(); ++i) {
-    SPLICE_CHECK(pages[i] != kernels::kNoPage || (classes_ != nullptr && !(*classes_)[i].is_global),
+    SPLICE_CHECK(pages[i] != kernels::kNoPage || kept_ != nullptr || (classes_ != nullptr && !(*classes_)[i].is_global),
                  "a page is missing in a stream that keeps everything");
+    num_dropped_ += kept_ != nullptr && pages[i] == kernels::kNoPage;
     streams_[i].push_back(pages[i]);
   }
   pool_.Share(pages);
@@ -160,6 +176,7 @@ void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
 
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) const {
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
+  fork->kept_ = kept_;
   if (holes_frozen_) {
     fork->holes_ = holes_;
     fork->holes_frozen_ = true;
@@ -192,7 +209,7 @@ std::vector<int32_t> SequenceKv::AllPages() const {
 }
 
 int64_t SequenceKv::num_pages() const {
-  int64_t count = static_cast<int64_t>(streams_.size()) * num_pages_per_stream();
+  int64_t count = static_cast<int64_t>(streams_.size()) * num_pages_per_stream() - num_dropped_;
   for (const PageHole& hole : holes_) count -= hole.size();
   return count;
 }
@@ -204,7 +221,8 @@ void SequenceKv::CheckInvariants() const {
     SPLICE_CHECK(static_cast<int32_t>(streams_[s].size()) == num_pages_per_stream(), "streams of different lengths");
     for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
       const int32_t entry = streams_[s][static_cast<size_t>(page)];
-      const bool in_hole = page >= hole.begin && page < hole.end;
+      const bool in_hole = (page >= hole.begin && page < hole.end) ||
+                           (kept_ != nullptr && !kept_->KeepsPage(static_cast<int32_t>(s) / shape_.num_kv_heads, page));
       SPLICE_CHECK((entry == kernels::kNoPage) == in_hole, "a page in a hole, or none outside of it");
       SPLICE_CHECK(in_hole || (pool_.owners(entry) > 0 &&
                                static_cast<size_t>(pool_.view().rank_of(entry)) == RankOf(static_cast<int32_t>(s))),

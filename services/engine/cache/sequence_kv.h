@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
+#include "services/engine/cache/kept_tokens.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/stream_classes.h"
 
@@ -67,6 +68,12 @@ class SequenceKv {
   // From here on only what `classes` keep is kept: gives the other pages back. REQUIRES: no classes so far,
   // and no page behind the one of the last written position.
   void Compress(std::shared_ptr<const StreamClasses> classes);
+  // From here on only pages that hold a token of `kept` are kept, which is never a source afterwards; others go back.
+  // REQUIRES: neither head classes nor kept tokens so far; kept.num_tokens == num_tokens() (ValidateKeptTokens).
+  void KeepOnly(std::shared_ptr<const KeptTokens> kept);
+  const std::shared_ptr<const KeptTokens>& kept() const { return kept_; }  // null: nothing was left out that way
+  // Everything of the sequence is there: it may be a source of prefixes, segments and chunks (P5).
+  bool is_whole() const { return classes_ == nullptr && kept_ == nullptr; }
   // The stream is global from here on: `pages`, one owner's share of each, become the pages of its hole. The sequence
   // gets another id(), because entries come back. REQUIRES: a local stream, and as many pages as its hole has.
   void Restore(int32_t stream, std::span<const int32_t> pages);
@@ -118,6 +125,8 @@ class SequenceKv {
   std::shared_ptr<const StreamClasses> classes_;
   std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages_per_stream]
   std::vector<PageHole> holes_;                // [num_streams]; empty without classes
+  std::shared_ptr<const KeptTokens> kept_;
+  int64_t num_dropped_ = 0;  // pages that kept_ leaves out
   bool holes_frozen_ = false;
   int64_t settled_until_ = 0;  // Reserve of up to as many positions changes nothing
   int64_t num_tokens_ = 0;

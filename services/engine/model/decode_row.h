@@ -19,6 +19,14 @@ struct HeadProbe {
   std::vector<float> outside;  // out, by stream: e-, the largest of the query heads of the KV head
 };
 
+// How much of a step's attention lies on what its selector chose: the same queries over everything, beside it.
+struct MassProbe {
+  TokenSelector* everything = nullptr;  // BeginStep was called for this step
+  // Out, [num_layers, num_qo_heads of the model]: exp(lse of what is chosen - lse of everything), 0 to 1; -1 where the
+  // head saw everything. Sized by the caller.
+  std::vector<float> kept;
+};
+
 struct DecodeRow {
   int32_t token = 0;
   const SequenceKv* kv = nullptr;
@@ -26,6 +34,9 @@ struct DecodeRow {
   // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
   const CompactPages* compact = nullptr;
   HeadProbe* probe = nullptr;  // null: nothing is asked. REQUIRES: host memory; as many outside as summaries
+  // Null: not measured. Costs a second attention, two waits and two small copies in each layer, and the step is not
+  // recorded; what the step computes is the same.
+  MassProbe* mass = nullptr;
   // Positions that the sequence has once the step has written this one.
   int64_t kv_len() const { return kv->num_tokens() + 1; }
 };

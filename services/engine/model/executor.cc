@@ -15,12 +15,9 @@ namespace {
 float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<float*>(buffer->data()); }
 int32_t* Int32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<int32_t*>(buffer->data()); }
 
-constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
-constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
-
 bool ScoresColumns(const ScoreTask* score, int32_t layer) {
   if (score == nullptr || score->kind != ScoreKind::kColumnMass) return false;
-  return score->every_head ? layer >= score->layer : layer == score->layer;
+  return score->every_head || score->all_layers ? layer >= score->layer : layer == score->layer;
 }
 
 }  // namespace
@@ -197,7 +194,14 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
     SPLICE_RETURN_IF_ERROR(
         Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
   SPLICE_RETURN_IF_ERROR(Stage());
-  LayerHooks hooks{.before_kv = [&](int32_t layer) { return ScoreDeviation(slices, layer); },
+  LayerHooks hooks{.before_kv = [&](int32_t layer) -> absl::Status {
+                     SPLICE_RETURN_IF_ERROR(ScoreDeviation(slices, layer));
+                     return FuseRows(slices, layer, kernels::FuseStep::kSave);
+                   },
+                   .after_kv = [&](int32_t layer) -> absl::Status {
+                     SPLICE_RETURN_IF_ERROR(FuseRows(slices, layer, kernels::FuseStep::kBlend));
+                     return AddQueries(slices, layer);
+                   },
                    .on_layer = on_layer,
                    .keys_only_last = pass.keys_only_last,
                    .attention_only_last = pass.attention_only_last,
@@ -502,99 +506,58 @@ absl::Status Executor::ScoreDeviation(std::span<const PrefillSlice> slices, int3
   return absl::OkStatus();
 }
 
-absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
-  spans_.clear();
-  tokens_.clear();
-  positions_.clear();
-  // Equal plans are part of what is recorded; others are read from the staged batch, and one recording serves any mix.
-  bool any_plans = false;
-  for (const DecodeRow& row : rows) {
-    const int32_t begin = static_cast<int32_t>(tokens_.size());
-    tokens_.push_back(row.token);
-    positions_.push_back(static_cast<int32_t>(row.kv->num_tokens()));
-    spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
-    any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
-  }
-  const bool probes = std::any_of(rows.begin(), rows.end(), [](const DecodeRow& row) { return row.probe != nullptr; });
-  if (probes) {
-    SPLICE_CHECK(model_->backend().host_memory(), "heads are probed by the host");
-    SPLICE_RETURN_IF_ERROR(
-        Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
-  }
-  SPLICE_RETURN_IF_ERROR(choices_->Prepare(rows));
-  SPLICE_RETURN_IF_ERROR(Stage(any_plans));
-  SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
-  uint64_t key = kDecodeStep;
-  const auto mix = [&](uint64_t value) { key = (key ^ value) * kDecodeStep + 1; };
-  mix(any_plans ? kAnyPlans : rows[0].selector->plan_key());
-  // The addresses in the step that ever change: a recording holds them.
-  mix(reinterpret_cast<uint64_t>(ws_.logits->data()));
-  mix(choices_->key());
-  const auto step = [&]() -> absl::Status {
-    SPLICE_RETURN_IF_ERROR(Embed());
-    SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
-                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
-    return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
-  };
-  SPLICE_RETURN_IF_ERROR(session_->RunStep(key, step));
-  num_logit_rows_ = num_rows_;
-  return absl::OkStatus();
-}
-
-absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
+absl::Status Executor::AddQueries(std::span<const PrefillSlice> slices, int32_t layer) {
   const ModelConfig& c = model_->config();
-  const int32_t first = model_->first_kv_head();
-  const bool chooses = choices_->any(layer);
-  if (chooses) SPLICE_RETURN_IF_ERROR(choices_->Choose(context(), attention_shape(), query(), query_stride(), layer));
-  stream_views_.clear();
-  for (size_t s = 0; s < rows.size(); ++s) {
-    for (int32_t h = first; h < first + c.num_kv_heads; ++h)
-      stream_views_.push_back(
-          {rows[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), rows[s].selector->Select(layer, h)});
-  }
-  const bool probes = std::any_of(rows.begin(), rows.end(), [](const DecodeRow& row) { return row.probe != nullptr; });
-  SPLICE_RETURN_IF_ERROR(
-      model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
-                                                    .pool = pool_,
-                                                    .q = query(),
-                                                    .q_row_stride = query_stride(),
-                                                    .out = Act(ws_.attention),
-                                                    .lse = probes ? F32(ws_.lse) : nullptr,
-                                                    .streams = stream_views_,
-                                                    .layer = layer,
-                                                    .staged_plans = staged_plans,
-                                                    .lists = chooses ? choices_->lists() : kernels::TokenLists{}}));
-  if (probes) ProbeOutside(rows, layer);
-  return absl::OkStatus();
-}
-
-// Every rank writes what is of its own heads.
-void Executor::ProbeOutside(std::span<const DecodeRow> rows, int32_t layer) {
-  const ModelConfig& c = model_->config();
-  const int32_t group = c.num_qo_heads / c.num_kv_heads;
-  const kernels::ConstActivations q = query();
-  std::vector<float> row_q(static_cast<size_t>(c.head_dim));
-  for (size_t s = 0; s < rows.size(); ++s) {
-    if (rows[s].probe == nullptr) continue;
-    HeadProbe& probe = *rows[s].probe;
-    for (int32_t head = 0; head < c.num_kv_heads; ++head) {
-      const auto stream = static_cast<size_t>(layer * whole_->config().num_kv_heads + model_->first_kv_head() + head);
-      if (probe.summaries[stream] == nullptr) continue;
-      float& most = probe.outside[stream];
-      most = 0;
-      for (int32_t h = head * group; h < (head + 1) * group; ++h) {
-        const int64_t first = static_cast<int64_t>(s) * query_stride() + int64_t{h} * c.head_dim;
-        for (size_t d = 0; d < row_q.size(); ++d) {
-          const size_t at = static_cast<size_t>(first) + d;
-          row_q[d] = q.dtype == kernels::DType::kF32 ? static_cast<const float*>(q.data)[at]
-                                                     : kernels::ToFloat(static_cast<const kernels::bf16*>(q.data)[at]);
+  const auto width = static_cast<size_t>(c.q_size()), stride = static_cast<size_t>(query_stride());
+  const size_t whole = static_cast<size_t>(whole_->config().q_size());
+  const size_t first = static_cast<size_t>(model_->first_kv_head() * (c.num_qo_heads / c.num_kv_heads) * c.head_dim);
+  for (size_t s = 0; s < slices.size(); ++s) {
+    if (slices[s].queries == nullptr) continue;
+    for (const QueryTask::Group& group : slices[s].queries->groups) {
+      const auto rows = static_cast<size_t>(group.end - group.begin);
+      if (rows == 0) continue;
+      const kernels::ConstActivations q = query();
+      const size_t bytes = kernels::DTypeBytes(q.dtype);
+      const std::byte* const from =
+          static_cast<const std::byte*>(q.data) + static_cast<size_t>(spans_[s].begin + group.begin) * stride * bytes;
+      SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(from, ((rows - 1) * stride + width) * bytes));
+      double* const sums = group.sums + static_cast<size_t>(layer) * whole + first;
+      for (size_t row = 0; row < rows; ++row) {
+        for (size_t i = 0; i < width; ++i) {
+          const size_t at = row * stride + i;
+          sums[i] += q.dtype == kernels::DType::kF32 ? static_cast<const float*>(host)[at]
+                                                     : kernels::ToFloat(static_cast<const kernels::bf16*>(host)[at]);
         }
-        const double log_mass = LogMassBelow(*probe.summaries[stream], pool_.dtype, row_q, attention_shape().sm_scale);
-        const float seen = F32(ws_.lse)[s * static_cast<size_t>(c.num_qo_heads) + static_cast<size_t>(h)];
-        most = std::max(most, ShareOutside(log_mass, seen));
       }
     }
   }
+  return absl::OkStatus();
+}
+
+// Of every slice that blends rows: saves what is in their place, or blends it with what is there now.
+absl::Status Executor::FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step) {
+  const ModelConfig& c = model_->config();
+  const size_t row_bytes = static_cast<size_t>(2 * c.kv_size()) * kernels::DTypeBytes(pool_.dtype);
+  size_t saved = 0;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    if (slices[s].fuse.empty()) continue;
+    row_ids_.clear();
+    for (size_t i = 0; i < slices[s].positions.size(); ++i) {
+      if (ContainsPosition(slices[s].fuse, slices[s].positions[i])) row_ids_.push_back(static_cast<int32_t>(i));
+    }
+    ViewPageTables(layer);
+    SPLICE_RETURN_IF_ERROR(Grow(ws_.before_fusion, static_cast<size_t>(options_.max_rows) * row_bytes));
+    SPLICE_RETURN_IF_ERROR(
+        model_->backend().FuseRows(context(), {.step = step,
+                                               .pool = pool_,
+                                               .num_kv_heads = c.num_kv_heads,
+                                               .rows = RopeRows(s),
+                                               .layer = layer,
+                                               .row_ids = row_ids_,
+                                               .saved = static_cast<std::byte*>(ws_.before_fusion->data()) + saved}));
+    saved += row_ids_.size() * row_bytes;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Executor::Embed() {
@@ -621,6 +584,7 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
                                                       .num_rows = num_rows_}));
     if (hooks.before_kv) SPLICE_RETURN_IF_ERROR(hooks.before_kv(layer));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
+    if (hooks.after_kv) SPLICE_RETURN_IF_ERROR(hooks.after_kv(layer));
     // A later stage runs the layer again for the rows that go on, and announces its pages then.
     if (hooks.keys_only_last && layer + 1 == layers.end) return absl::OkStatus();
     if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");

@@ -48,12 +48,22 @@ struct ScoreTask {
   // kColumnMass, of every KV head of the rank by itself, in all layers from `layer` on: scores [num_layers, the rank's
   // KV heads, candidates]; kv_heads is not looked at.
   bool every_head = false;
+  bool all_layers = false;          // kColumnMass: in all layers from `layer` on
   std::span<const int32_t> probes;  // rows of the slice, ascending
   // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
   // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.
   std::span<const PositionRange> candidates;
   std::span<const int32_t> kv_heads;  // kColumnMass: of the model, ascending; empty: all
   float* scores = nullptr;
+};
+
+// Sums of the rotated queries of some rows, which a pass adds to host memory in every layer that it runs.
+struct QueryTask {
+  struct Group {
+    int32_t begin = 0, end = 0;  // rows of the slice
+    double* sums = nullptr;      // [num_layers, num_qo_heads * head_dim] of the model; a rank adds to its own heads'
+  };
+  std::span<const Group> groups;
 };
 
 // What one rank did for a prompt with head classes, over all of its passes.
@@ -72,7 +82,11 @@ struct PrefillSlice {
   // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. Given to
   // a ParallelExecutor, hidden[r] and score[r] are rank r's: what an Executor is given are its own.
   HiddenStates* hidden = nullptr;
-  const ScoreTask* score = nullptr;  // null: none
+  const ScoreTask* score = nullptr;    // null: none
+  const QueryTask* queries = nullptr;  // null: none; the same for all ranks
+  // What rows at these positions write is blended with the K and V that are in its place (kernels/kv_copy/fuse_rows.h);
+  // ascending.
+  std::span<const PositionRange> fuse;
   // As `hidden`: one for each rank. Null where no plan has anything to report.
   HeadClassReport* report = nullptr;
   // As `hidden`: what choosing lines came to. Of a pass that is whole.
@@ -195,6 +209,7 @@ class Executor {
   // What a pass does, whoever asks for it.
   struct LayerHooks {
     std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
+    std::function<absl::Status(int32_t layer)> after_kv;   // the rows' K and V are written; may be null
     OnLayer on_layer;                                      // may be null
     bool keys_only_last = false;
     bool attention_only_last = false;
@@ -208,6 +223,8 @@ class Executor {
   absl::Status AddDelta(int32_t next_layer);
   absl::Status KeepHidden(std::span<const PrefillSlice> slices);
   absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status AddQueries(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step);
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
@@ -222,6 +239,9 @@ class Executor {
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
   void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status MeasureEverything(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status MeasureKept(std::span<const DecodeRow> rows, int32_t layer);
+  float& MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const;
   void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
@@ -305,6 +325,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
     std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
+    std::unique_ptr<kernels::Buffer> before_fusion;   // [max_rows, 2 Hk d] as pages, once rows were blended
     std::unique_ptr<kernels::Buffer> norms;           // f32 [max_rows], once rows were chosen by them
     std::unique_ptr<kernels::Buffer> probe_lse;       // as lse, of the probes
     std::unique_ptr<kernels::Buffer> probe_out;       // as attention; nobody reads it

@@ -85,9 +85,10 @@ absl::Status ParallelExecutor::PlanPrefill(std::span<const PrefillSlice> slices)
       restore_above_.insert(restore_above_.end(), above.begin(), above.end());
       for (int32_t h = 0; h < c.num_kv_heads; ++h) {
         const kernels::HeadVisibility& head = plan.visibility[h];
-        if (head.rule != kernels::VisibilityRule::kFull && head.rule != kernels::VisibilityRule::kBand)
-          return Errorf(absl::StatusCode::kUnimplemented,
-                        "tensor parallelism with policy '{}', which lists blocks or tokens", slice.policy->name());
+        if (head.rule != kernels::VisibilityRule::kFull && head.rule != kernels::VisibilityRule::kBand &&
+            head.rule != kernels::VisibilityRule::kList)
+          return Errorf(absl::StatusCode::kUnimplemented, "tensor parallelism with policy '{}', which lists blocks",
+                        slice.policy->name());
         plans_.push_back(head);
       }
     }
@@ -184,6 +185,22 @@ absl::StatusOr<ParallelExecutor::RankScores> ParallelExecutor::AllocateScores(in
     scores.push_back(std::move(of_rank));
   }
   return scores;
+}
+
+absl::StatusOr<std::vector<float>> ParallelExecutor::ReadScores(const RankScores& scores, int64_t num_scores) {
+  const auto count = static_cast<size_t>(num_scores);
+  std::vector<std::vector<float>> parts(ranks_.size(), std::vector<float>(count));
+  for (size_t r = 0; r < parts.size(); ++r) {
+    SPLICE_RETURN_IF_ERROR(ranks_[r]->context().session->Synchronize());
+    SPLICE_RETURN_IF_ERROR(
+        model_->rank(static_cast<int>(r))
+            .backend()
+            .Copy(kernels::CopyKind::kDownload, parts[r].data(), scores[r]->data(), count * sizeof(float)));
+  }
+  for (size_t r = 1; r < parts.size(); ++r) {
+    for (size_t i = 0; i < count; ++i) parts[0][i] += parts[r][i];
+  }
+  return std::move(parts[0]);
 }
 
 absl::StatusOr<std::vector<int32_t>> ParallelExecutor::SelectTop(const RankScores& scores, int64_t num_scores,

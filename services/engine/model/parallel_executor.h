@@ -42,6 +42,8 @@ class ParallelExecutor {
   absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
   // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
   // Of several ranks it moves all scores to the host, and uses rank 0's for the sums.
+  // Of all ranks together, on the host. [num_scores]
+  absl::StatusOr<std::vector<float>> ReadScores(const RankScores& scores, int64_t num_scores);
   absl::StatusOr<std::vector<int32_t>> SelectTop(const RankScores& scores, int64_t num_scores, int32_t pool_radius,
                                                  int64_t k);
   absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]

@@ -14,6 +14,7 @@
 #include "services/engine/recovery/minference.h"
 #include "services/engine/recovery/naive.h"
 #include "services/engine/recovery/redknot.h"
+#include "services/engine/recovery/samkv.h"
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/recovery/splice.h"
 
@@ -69,6 +70,11 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(CheckShare("rec_frac", o.rec_frac));
   SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
   if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
+  SPLICE_RETURN_IF_ERROR(CheckShare("budget_ratio", o.budget_ratio));
+  if (o.recompute != "samkv" && o.recompute != "none")
+    return InvalidArgument("recompute is '{}', it must be samkv or none", o.recompute);
+  if (o.choose != "attention" && o.choose != "means")
+    return InvalidArgument("choose is '{}', it must be attention or means", o.choose);
   SPLICE_RETURN_IF_ERROR(CheckRange("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
   if (!(o.line_alpha > 0 && o.line_alpha <= 1))
     return InvalidArgument("line_alpha is {}, it must be above 0 and at most 1", o.line_alpha);
@@ -82,7 +88,7 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
 }
 
 std::vector<std::string> RecoveryPolicyNames() {
-  return {"exact", "sparsex",    "splice",    "splice+",    "redknot", "naive",
+  return {"exact", "sparsex",    "splice",    "splice+",    "redknot", "samkv",    "naive",
           "epic",  "cacheblend", "loopserve", "minference", "a-shape", "tri-shape"};
 }
 
@@ -101,6 +107,17 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
   if (name == "cacheblend")
     return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
   if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
+  if (name == "samkv") {
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      if (config.visibility(layer).rule != kernels::VisibilityRule::kFull)
+        return Errorf(
+            absl::StatusCode::kFailedPrecondition,
+            "reuse policy 'samkv' lists the tokens that a layer sees, and layer {} of this model has a sliding "
+            "window: use sparsex",
+            layer);
+    }
+    return std::make_unique<SamKvPolicy>(config, options);
+  }
   if (name == "minference") return std::make_unique<MInferencePolicy>(config, options);
   if (name == "a-shape" || name == "tri-shape") return std::make_unique<BandPolicy>(config, options);
   if (name == "loopserve" && !options.head_classes) return std::make_unique<LoopServePolicy>(config, options, nullptr);
@@ -116,6 +133,13 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
   }
   return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
                 fmt::join(RecoveryPolicyNames(), ", "));
+}
+
+absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
+                                 const HeadClassMap* head_classes) {
+  // What is left whole is decoded without the map, which only the prefill worker then has.
+  if (options.full_kv && head_classes == nullptr) return ValidateReuseOptions(options, config);
+  return MakeRecoveryPolicy(options, config, head_classes).status();
 }
 
 }  // namespace spl::engine

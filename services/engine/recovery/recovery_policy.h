@@ -38,7 +38,7 @@ struct LineTask {
 };
 
 // What one layer does with the rows of one sequence. Spans and pointers are valid until the next PlanLayer of the same
-// policy.
+// policy; lists of tokens (VisibilityRule::kList) until the next stage.
 struct LayerPlan {
   // What the rows of each KV head attend to. [num_kv_heads]
   std::span<const kernels::HeadVisibility> visibility;
@@ -89,6 +89,9 @@ struct ScoreRequest {
   std::vector<int32_t> kv_heads;  // kColumnMass: whose attention counts, ascending; empty: all
   int32_t pool_radius = 0;        // a candidate counts as the best of its neighbours that are as near (PoolScores)
   int64_t k = 0;                  // candidates that the next stage is given, at most all
+  // kColumnMass: over all layers from `layer` on, not in that one alone. What heads see is the model's own.
+  bool all_layers = false;
+  bool give_scores = false;  // the policy is given the scores themselves (TakeScores); k is not looked at
 };
 
 struct PrefillStage {
@@ -105,6 +108,19 @@ struct PrefillStage {
   // queries of all of them. Keeps hidden states, but for the last layer's.
   bool whole = false;
   ScoreRequest score;
+  // Rows of the stage whose mean queries, of every layer, the policy is given behind it (TakeQueryMeans). Disjoint,
+  // ascending.
+  PositionRanges query_means;
+  // >= 0: the stage only finds out the mean query of this copy's last tiles, all of its rows are the copy's, and the
+  // copy is made again behind it. What is found is kept with the copy's source.
+  int32_t summary_of = -1;
+  PositionRanges fuse;  // rows whose K and V are blended with those in their place
+};
+
+// Of a copy without its KV, at the positions where the copy stands; see SegmentSummary.
+struct CopySummary {
+  std::vector<float> tile_means;
+  std::vector<float> local_query;  // empty: not known yet
 };
 
 // One object per request; used by the engine thread only. A policy decides and never allocates pages, copies or runs
@@ -126,6 +142,24 @@ class RecoveryPolicy {
   virtual int32_t RestoreCap(int32_t /*first_kv_head*/, int32_t /*num_kv_heads*/) const { return 0; }
   // The first layer whose cached K and V are read; copies of the layers below are not needed. Asked after FirstStage.
   virtual int32_t first_cached_layer() const { return 0; }
+
+  // Segments that a prompt may mark.
+  virtual int32_t max_segments() const { return INT32_MAX; }
+  // Whether it chooses by summaries of the copies: it is given them in front of FirstStage, one for each of
+  // ReuseLayout::reused.
+  virtual bool wants_summaries() const { return false; }
+  // And by their local queries.
+  virtual bool wants_local_queries() const { return false; }
+  virtual void SetSummaries(std::vector<CopySummary> /*summaries*/) {}
+  // Of a copy of so many 64-token tiles whose summary is known: the tiles whose K and V are read, ascending. Null: all.
+  virtual std::optional<std::vector<int32_t>> TilesRead(int32_t /*num_tiles*/) const { return std::nullopt; }
+  // Behind a stage with query_means, in front of NextStage: [query_means.size(), num_layers, num_qo_heads * head_dim].
+  virtual void TakeQueryMeans(std::vector<float> /*means*/) {}
+  // Behind a stage that scores and says so, in front of NextStage: of each candidate, in their order.
+  virtual void TakeScores(std::vector<float> /*scores*/) {}
+  // Behind the last stage, of a policy that leaves tokens out: what each layer keeps of the prompt. [num_layers];
+  // empty: everything.
+  virtual std::span<const PositionRanges> kept() const { return {}; }
 
   // The model's own: everything before the row, or its sliding window.
   virtual LayerPlan PlanLayer(int32_t layer);
@@ -168,6 +202,12 @@ struct ReuseOptions {
   double blend_share = 0.16;
   // EPIC.
   int32_t epic_tokens = 16;
+  // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio).
+  double budget_ratio = 0.15;
+  bool fusion = false;               // recomputed K and V are blended with the copies', not written over them
+  std::string recompute = "samkv";   // which kept tokens are computed afresh: samkv (all) or none
+  std::string choose = "attention";  // by what tiles are chosen: attention, or means (the paper's), see samkv.h
+  bool personal_bias = true;         // means: documents are asked in the light of each other
   // Head classes: redknot, splice, splice+.
   bool full_kv = false;  // nothing is left out of what is decoded from
   // Which rows run through feed-forward, see FfnSchedule; -1: as the map says.
@@ -212,6 +252,10 @@ absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
                                                                    const ModelConfig& config,
                                                                    const HeadClassMap* head_classes = nullptr);
+// The errors of the same for a worker that only decodes what the policy leaves: nothing is reserved for a prompt that a
+// prefill worker of this model would refuse.
+absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
+                                 const HeadClassMap* head_classes = nullptr);
 std::vector<std::string> RecoveryPolicyNames();
 // What "auto" means for a prompt with segments: splice with a map whose quality was measured and is within the
 // contract, else sparsex.

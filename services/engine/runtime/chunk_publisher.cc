@@ -7,6 +7,7 @@
 #include "services/base/thread_priority.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_io.h"
+#include "services/engine/cache/summary_io.h"
 
 namespace spl::engine {
 namespace {
@@ -75,6 +76,30 @@ absl::Status ChunkPublisher::PutWindow(const ChunkRun& run, size_t begin, size_t
   return absl::OkStatus();
 }
 
+absl::Status ChunkPublisher::PutSummary(const ChunkRun& run, const chunk::PutOptions& put, Deadline deadline) {
+  if (run.source == nullptr) return absl::OkStatus();
+  std::shared_ptr<const SegmentSummary> summary = run.source->summary();
+  if (summary == nullptr || summary->local_query.empty()) return absl::OkStatus();
+  const auto num_tokens = static_cast<int32_t>(run.source->tokens().size());
+  if (summary->tile_means.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(SegmentSummary keys, SummarizeKeys({run.source, 0, run.source->begin(), num_tokens},
+                                                               model_->config(), model_->kv_dtype()));
+    summary = run.source->KeepSummary(std::move(keys));
+  }
+  chunk::Chunk chunk =
+      PackSummary(*run.source, *summary, SummaryKeyOf(run.keys, model_->fingerprint(), run.namespace_key), *model_);
+  chunk.header.namespace_id = run.namespace_key;
+  // Without it the last two tiles run over the whole segment.
+  if (options_.recompute_seconds)
+    chunk.header.recompute_seconds = static_cast<float>(
+        options_.recompute_seconds(run.source->begin(), static_cast<int32_t>(chunk.header.num_tokens)));
+  const chunk::Chunk* const pointer = &chunk;
+  SPLICE_ASSIGN_OR_RETURN(const chunk::PutReport report, options_.store->PutWith({&pointer, 1}, put, deadline));
+  if (report.num_stored + report.num_existing != 1 || (put.durable && report.num_durable != 1))
+    return Errorf(absl::StatusCode::kUnavailable, "the chunk store did not acknowledge the summary of a segment");
+  return absl::OkStatus();
+}
+
 void ChunkPublisher::Released() {
   num_held_.fetch_sub(1);
   if (options_.on_released) options_.on_released();
@@ -87,35 +112,42 @@ void ChunkPublisher::OfferLoop() {
     if (offers_.closed()) return;
     if (!run) continue;
     PublishTally tally;
-    for (size_t begin = run->first_chunk; begin < run->keys.size() && !offers_.closed();) {
+    absl::Status put;
+    for (size_t begin = run->first_chunk; begin < run->keys.size() && !offers_.closed() && put.ok();) {
       const size_t end = WindowEnd(*run, begin);
-      if (!PutWindow(*run, begin, end, {}, Clock::now() + options_.offer_timeout, tally).ok()) break;
+      put = PutWindow(*run, begin, end, {}, Clock::now() + options_.offer_timeout, tally);
       begin = end;
     }
+    if (put.ok() && !offers_.closed()) (void)PutSummary(*run, {}, Clock::now() + options_.offer_timeout);
     run.reset();  // gives the pages back
     Released();
   }
 }
 
 absl::Status ChunkPublisher::Fulfil(const PublishOrder& order, PublishTally& tally) {
+  // One put, with its own time.
+  const auto step = [&](const auto& put) -> absl::Status {
+    if (orders_.closed()) return absl::UnavailableError("the prefill worker is stopping");
+    if (order.cancelled->load(std::memory_order_relaxed)) return absl::CancelledError("the publishing was cancelled");
+    const auto now = Clock::now();
+    if (now >= order.deadline)
+      return Errorf(absl::StatusCode::kDeadlineExceeded, "the deadline passed after {} chunks were stored",
+                    tally.num_chunks);
+    const absl::Status status = put(std::min(order.deadline, now + options_.order_timeout));
+    // Its own time was over, not the caller's.
+    if (status.code() == absl::StatusCode::kDeadlineExceeded && Clock::now() < order.deadline)
+      return Errorf(absl::StatusCode::kUnavailable, "the chunk store did not answer within {} ms: {}",
+                    options_.order_timeout.count(), MessageOf(status));
+    return status;
+  };
   for (const ChunkRun& run : order.runs) {
     for (size_t begin = run.first_chunk; begin < run.keys.size();) {
-      if (orders_.closed()) return absl::UnavailableError("the prefill worker is stopping");
-      if (order.cancelled->load(std::memory_order_relaxed)) return absl::CancelledError("the publishing was cancelled");
-      const auto now = Clock::now();
-      if (now >= order.deadline)
-        return Errorf(absl::StatusCode::kDeadlineExceeded, "the deadline passed after {} chunks were stored",
-                      tally.num_chunks);
       const size_t end = WindowEnd(run, begin);
-      const absl::Status status =
-          PutWindow(run, begin, end, order.put, std::min(order.deadline, now + options_.order_timeout), tally);
-      // Its own time was over, not the caller's.
-      if (status.code() == absl::StatusCode::kDeadlineExceeded && Clock::now() < order.deadline)
-        return Errorf(absl::StatusCode::kUnavailable, "the chunk store did not answer within {} ms: {}",
-                      options_.order_timeout.count(), MessageOf(status));
-      SPLICE_RETURN_IF_ERROR(status);
+      SPLICE_RETURN_IF_ERROR(
+          step([&](Deadline deadline) { return PutWindow(run, begin, end, order.put, deadline, tally); }));
       begin = end;
     }
+    SPLICE_RETURN_IF_ERROR(step([&](Deadline deadline) { return PutSummary(run, order.put, deadline); }));
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,8 @@
 
 namespace spl::engine {
 
-// Chunks keys[first_chunk, …) of a prompt's exact start, or of a segment.
+// Chunks keys[first_chunk, …) of a prompt's exact start, or of a segment; behind a segment's its summary, when the
+// local query is known: the tile means are computed here.
 struct ChunkRun {
   std::shared_ptr<const SequenceKv> kv;         // null for a segment
   std::shared_ptr<const SegmentSource> source;  // null for a prompt
@@ -26,6 +27,7 @@ struct ChunkRun {
   size_t first_chunk = 0;
 };
 
+// Of KV: summaries are not counted.
 struct PublishTally {
   uint64_t num_chunks = 0;
   uint64_t num_existing = 0;  // of these, stored before
@@ -88,6 +90,7 @@ class ChunkPublisher {
   // Chunks [begin, end) of the run in one put.
   absl::Status PutWindow(const ChunkRun& run, size_t begin, size_t end, const chunk::PutOptions& put, Deadline deadline,
                          PublishTally& tally);
+  absl::Status PutSummary(const ChunkRun& run, const chunk::PutOptions& put, Deadline deadline);
   size_t WindowEnd(const ChunkRun& run, size_t begin) const;
 
   const std::shared_ptr<const Model> model_;

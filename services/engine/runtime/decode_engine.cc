@@ -8,6 +8,7 @@
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/selection/dense.h"
+#include "services/engine/selection/kept_tokens_selector.h"
 
 namespace spl::engine {
 namespace {
@@ -108,8 +109,7 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   if (request.sampling.num_forks > options_.executor.max_rows)
     return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
                            options_.executor.max_rows);
-  SPLICE_ASSIGN_OR_RETURN(const auto selector,
-                          MakeTokenSelector(request.decode, model_->config(), request.kv->classes()));
+  SPLICE_ASSIGN_OR_RETURN(const auto selector, MakeSelectorFor(*request.kv, request.decode, *model_));
   if (request.heads != nullptr) {
     SPLICE_RETURN_IF_ERROR(CheckHeadRestore(request.restore, *selector, *model_));
     if (request.kv->classes() == nullptr || model_->head_classes() == nullptr)
@@ -207,6 +207,7 @@ void DecodeEngine::AdmitWaiting() {
       Finish(next, absl::OkStatus());  // every first token ended its continuation
     } else {
       rows += next.num_active();
+      if (next.request.on_start) next.request.on_start();
       running_.push_back(std::move(waiting_.front()));
     }
     waiting_.pop_front();
@@ -235,7 +236,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     fork.last_token = first.token;
     fork.finished = first.finish != FinishReason::kNone;
     if (!fork.finished) {
-      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeTokenSelector(request.decode, config, classes));
+      SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeSelectorFor(*request.kv, request.decode, *model_));
       // What was reserved fits unless heads were restored since.
       if (request.compact != nullptr && CompactNeedsOf(*fork.selector, *model_) == request.compact->needs()) {
         fork.compact = std::move(request.compact);
@@ -243,8 +244,12 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
         request.compact.reset();
         SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, *model_, pool_));
       }
+      const int64_t num_tokens = request.kv->num_tokens();
+      absl::Status listed = BeginLists(*model_, pool_, *fork.selector, num_tokens, fork.compact.get());
+      if (listed.code() == absl::StatusCode::kResourceExhausted)
+        return absl::UnavailableError("preempted: the decode worker's KV pool is full");
+      SPLICE_RETURN_IF_ERROR(listed);
       if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
-        const int64_t num_tokens = request.kv->num_tokens();
         absl::Status status = fork.compact->Reserve(num_tokens + 1);
         if (status.ok() && !kept.has_value()) {
           auto chosen = ChooseOfPrompt(*executor_, request.prompt, *request.kv, *selector);
@@ -259,7 +264,8 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
                                                request.prior_output, num_prompt, config.max_positions);
       fork.sampler->Accept(first.token);
-      fork.watched = fidelity_.Draw(*fork.selector, classes);
+      // What was left out cannot be attended to for comparison.
+      if (request.kv->kept() == nullptr) fork.watched = fidelity_.Draw(*fork.selector, classes);
       if (i + 1 < n) {
         auto copy = request.kv->Fork();
         if (!copy.ok()) return absl::UnavailableError("preempted: the decode worker's KV pool is full");
@@ -281,7 +287,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
 void DecodeEngine::RestoreHeads(Sequence& sequence) {
   for (Fork& fork : sequence.forks) {
     if (fork.finished || fork.restorer == nullptr || !fork.restorer->Apply(*fork.kv, fork.num_output)) continue;
-    auto selector = MakeTokenSelector(sequence.request.decode, model_->config(), fork.kv->classes());
+    auto selector = MakeSelectorFor(*fork.kv, sequence.request.decode, *model_);
     SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
     fork.selector = *std::move(selector);
   }

@@ -31,7 +31,8 @@ struct DecodeToken {
 // A prefilled sequence. The first token of every fork was sampled by the prefill side and is not streamed again.
 struct DecodeRequest {
   std::string id;
-  std::unique_ptr<SequenceKv> kv;  // positions [0, num_tokens) of the prompt, or what its head classes keep of them
+  std::unique_ptr<SequenceKv>
+      kv;  // positions [0, num_tokens) of the prompt, or what its head classes or kept tokens leave
   SamplingParams sampling;
   DecodeOptions decode;
   // Room for what the selector keeps beside the KV; null: it is made when decoding begins.
@@ -44,8 +45,10 @@ struct DecodeRequest {
   // Who has what the holes of `kv` leave out; null: nobody, or nobody is asked. Needs the selector head_classes.
   std::shared_ptr<HeadSource> heads;
   HeadRestoreOptions restore;
-  // All run on the engine thread and must not block; on_done exactly once and last. on_restore with the sums so far,
-  // when they have changed and before the tokens that they concern; may be null.
+  // All run on the engine thread and must not block; on_done exactly once and last. on_start when the sequence joins
+  // the batch; may be null. on_restore with the sums so far, when they have changed and before the tokens that they
+  // concern; may be null.
+  std::function<void()> on_start;
   std::function<void(const HeadRestoreReport&)> on_restore;
   std::function<void(std::vector<DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;

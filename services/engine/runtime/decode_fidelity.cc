@@ -15,6 +15,17 @@ bool Chose(const TokenSelector& selector) {
   return std::any_of(layers.begin(), layers.end(), [](const kernels::LayerSelection& s) { return s.selects; });
 }
 
+double MeanKept(const MassProbe& mass) {
+  double sum = 0;
+  int64_t count = 0;
+  for (const float kept : mass.kept) {
+    if (kept < 0) continue;
+    sum += double{kept};
+    ++count;
+  }
+  return count > 0 ? sum / static_cast<double>(count) : 1;
+}
+
 }  // namespace
 
 std::unique_ptr<WatchedSequence> DecodeFidelity::Draw(const TokenSelector& selector,
@@ -24,10 +35,12 @@ std::unique_ptr<WatchedSequence> DecodeFidelity::Draw(const TokenSelector& selec
   if (!everything.ok() || (*everything)->name() == selector.name()) return nullptr;
   auto watched = std::make_unique<WatchedSequence>();
   watched->everything = *std::move(everything);
+  watched->mass.everything = watched->everything.get();
+  watched->mass.kept.resize(static_cast<size_t>(model_.config().num_layers * model_.config().num_qo_heads));
   return watched;
 }
 
-absl::Status DecodeFidelity::BeforeStep(ParallelExecutor& executor, std::span<const DecodeRow> rows,
+absl::Status DecodeFidelity::BeforeStep(ParallelExecutor& executor, std::span<DecodeRow> rows,
                                         std::span<WatchedSequence* const> watched) {
   compared_.clear();
   std::vector<DecodeRow> over_everything;
@@ -35,6 +48,7 @@ absl::Status DecodeFidelity::BeforeStep(ParallelExecutor& executor, std::span<co
     if (watched[i] == nullptr || ++watched[i]->steps % options_.interval != 0) continue;
     compared_.push_back(i);
     over_everything.push_back({rows[i].token, rows[i].kv, watched[i]->everything.get()});
+    rows[i].mass = &watched[i]->mass;
   }
   if (compared_.empty()) return absl::OkStatus();
   SPLICE_RETURN_IF_ERROR(executor.Decode(over_everything));
@@ -50,8 +64,10 @@ absl::Status DecodeFidelity::AfterStep(ParallelExecutor& executor, std::span<con
   for (size_t i = 0; i < compared_.size(); ++i) {
     const TokenSelector& selector = *rows[compared_[i]].selector;
     if (!Chose(selector)) continue;
-    options_.report(selector.name(), CompareLogits(logits.subspan(compared_[i] * vocab, vocab),
-                                                   std::span<const float>(logits_).subspan(i * vocab, vocab)));
+    options_.report(selector.name(),
+                    CompareLogits(logits.subspan(compared_[i] * vocab, vocab),
+                                  std::span<const float>(logits_).subspan(i * vocab, vocab)),
+                    MeanKept(*rows[compared_[i]].mass));
   }
   return absl::OkStatus();
 }

@@ -19,14 +19,16 @@ namespace spl::engine {
 struct DecodeFidelityOptions {
   double share = 0;       // of the sequences that choose tokens
   int32_t interval = 32;  // steps from one comparison to the next
-  // On the engine thread; must not block.
-  std::function<void(std::string_view selector, const LogitAgreement&)> report;
+  // On the engine thread; must not block. `kept_mass`: the share of the attention over everything that lies on what was
+  // chosen, mean over the heads that chose.
+  std::function<void(std::string_view selector, const LogitAgreement&, double kept_mass)> report;
 };
 
 // Of a sequence that is watched.
 struct WatchedSequence {
   std::unique_ptr<TokenSelector> everything;
   int64_t steps = 0;
+  MassProbe mass;
 };
 
 // Engine thread only.
@@ -39,8 +41,9 @@ class DecodeFidelity {
   std::unique_ptr<WatchedSequence> Draw(const TokenSelector& selector, std::shared_ptr<const StreamClasses> classes);
 
   // Around a step of `rows`; watched[i] is row i's, or null. Before: runs those whose turn it is over everything. What
-  // that writes at the new position, the step writes again. After: compares, where the step did choose.
-  absl::Status BeforeStep(ParallelExecutor& executor, std::span<const DecodeRow> rows,
+  // that writes at the new position, the step writes again; the step's rows are told to measure what they choose.
+  // After: compares, where the step did choose.
+  absl::Status BeforeStep(ParallelExecutor& executor, std::span<DecodeRow> rows,
                           std::span<WatchedSequence* const> watched);
   absl::Status AfterStep(ParallelExecutor& executor, std::span<const DecodeRow> rows);
 

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "services/base/check.h"
+#include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_io.h"
+#include "services/engine/cache/segment_summary.h"
+#include "services/engine/cache/summary_io.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
 
@@ -15,6 +19,10 @@ namespace spl::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+FaultPoint admit_fault("engine.prefill.admit");
+FaultPoint fetch_fault("engine.prefill.fetch");
+FaultPoint step_fault("engine.prefill.step");
 
 // A prompt that waited this long runs before younger, shorter ones: bounds the delay that short prompts can cause.
 constexpr std::chrono::seconds kMaxDelay{2};
@@ -37,6 +45,13 @@ PositionRanges UnmarkedText(const PrefillRequest& request, PositionRange within)
   return ComplementOf(marked, within);
 }
 
+// The mean queries that go into the summaries of these segments.
+PositionRanges LocalTilesOfAll(std::span<const ReuseSpan> segments) {
+  PositionRanges tiles;
+  for (const ReuseSpan& segment : segments) tiles.push_back(LocalTilesOf(segment.range));
+  return tiles;
+}
+
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
@@ -47,13 +62,17 @@ struct PrefillEngine::Job {
   std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
+  // Of request.segments, by number: what is known by its summary, and has the KV that the policy reads. Nobody else's.
+  std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
   std::vector<float> first_logits;
   std::vector<int32_t> restored_heads;
+  std::shared_ptr<const KeptTokens> kept;  // null: everything
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
+  double run_lookup_s = 0;         // of lookup_s, behind `started`
   std::unique_ptr<PromptRun> run;  // once the first pass is near
   int64_t queued = 0;              // its part of queued_tokens_
 
@@ -61,6 +80,13 @@ struct PrefillEngine::Job {
     return run ? run->remaining_work() : static_cast<double>(request.tokens.size()) - static_cast<double>(cached());
   }
   int64_t cached() const { return kv ? kv->num_tokens() : 0; }
+  // Nothing is missing any more that has to be waited for.
+  void Begin() {
+    started = Clock::now();
+    stats.submitted = submitted;
+    stats.started = started;
+    stats.queue_s = Seconds(started - submitted) - stats.lookup_s - stats.fetch_s;
+  }
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
   bool overdue(Clock::time_point now) const { return now - submitted > (behind() ? kMaxPublishDelay : kMaxDelay); }
   // What nobody waits for like for an answer.
@@ -89,7 +115,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
       pool_(pool, model_->backends()),
-      index_(pool_),
+      index_(pool_, options.on_prefix_change),
       segments_(model_->fingerprint()),
       sessions_(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
                 options.session_lease),
@@ -190,6 +216,9 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
         request.segments.empty() && !request.reuse_auto ? "exact" : DefaultReusePolicy(model_->head_classes().get());
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model_->head_classes().get()));
+  if (request.segments.size() > static_cast<size_t>(job->policy->max_segments()))
+    return InvalidArgument("segments has {} entries; reuse policy '{}' takes at most {}", request.segments.size(),
+                           job->policy->name(), job->policy->max_segments());
   if (options_.store && job->policy->reuses_segments()) {
     for (const ReuseSpan& segment : request.segments)
       job->segment_keys.push_back(segments_.KeysOf(segment.namespace_key, TextOf(request.tokens, segment.range)));
@@ -205,7 +234,7 @@ absl::Status PrefillEngine::Publish(PublishRequest request) {
   if (request.segments.empty()) return InvalidArgument("segments is empty: nothing of the context would be stored");
   SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
   auto job = std::make_shared<Job>();
-  job->policy = std::make_unique<ExactPolicy>(model_->config());
+  job->policy = std::make_unique<ExactPolicy>(model_->config(), LocalTilesOfAll(request.segments));
   job->request.id = request.id;
   job->request.tokens = std::move(request.tokens);
   job->request.segments = request.segments;
@@ -315,7 +344,7 @@ void PrefillEngine::CollectInbox() {
   inbox_.clear();
   for (auto& job : fetched_) {
     --num_fetching_;
-    job->started = Clock::now();
+    job->Begin();
     running_.push_back(std::move(job));
   }
   fetched_.clear();
@@ -370,13 +399,14 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
   job->stats.cached_tokens = job->cached();
-  job->stats.queue_s = Seconds(start - job->submitted);
+  job->stats.looked_up = start;
+  (void)admit_fault.Hit();
   job->stats.lookup_s = Seconds(Clock::now() - start);
   if (options_.store && !job->publish && (hits < job->reusable_keys().size() || WantsSegments(*job)) &&
       fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
-    job->started = Clock::now();
+    job->Begin();
     running_.push_back(job);
   }
   return true;
@@ -436,6 +466,9 @@ void PrefillEngine::FetchLoop() {
 void PrefillEngine::Fetch(Job& job) {
   const auto start = Clock::now();
   const auto deadline = std::min(job.request.deadline, start + options_.store_timeout);
+  const TraceScope trace(job.request.fetch_trace);
+  job.stats.fetched = start;
+  (void)fetch_fault.Hit();
   FetchPrefix(job, deadline);
   FetchSegments(job, deadline);
   job.stats.fetch_s = Seconds(Clock::now() - start);
@@ -471,13 +504,59 @@ bool PrefillEngine::WantsSegment(const Job& job, size_t index) const {
 // Into pages of their own, where the lookup finds them as it finds what was computed here.
 void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
   for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
-    if (!WantsSegment(job, i)) continue;
+    std::optional<FetchedSummary> summary;
+    if (!WantsSegment(job, i) || FetchParts(job, i, deadline, summary)) continue;
     const ReuseSpan& segment = job.request.segments[i];
     FetchedSegment fetched =
         FetchSegment(*options_.store, job.segment_keys[i], TextOf(job.request.tokens, segment.range), *model_, pool_,
                      deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
     job.stats.fetched_bytes += fetched.num_bytes;
+    if (fetched.source != nullptr && summary.has_value() && fetched.source->begin() == summary->begin &&
+        static_cast<int32_t>(fetched.source->tokens().size()) == segment.range.size())
+      fetched.source->KeepSummary(std::move(summary->summary));
     if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
+  }
+}
+
+// For a policy that chooses by summaries, which gives `summary`, and the KV that is read of it whatever is chosen.
+// False: the segment is wanted as a whole.
+bool PrefillEngine::FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary) {
+  if (!job.policy->wants_summaries()) return false;
+  const ReuseSpan& segment = job.request.segments[index];
+  const std::span<const chunk::ChunkKey> keys = job.segment_keys[index];
+  summary = FetchSummary(*options_.store, SummaryKeyOf(keys, model_->fingerprint(), segment.namespace_key),
+                         static_cast<size_t>(segment.range.size()), *model_, deadline);
+  if (!summary.has_value()) return false;
+  job.stats.fetched_bytes += summary->num_bytes;
+  const std::optional<std::vector<int32_t>> tiles = job.policy->TilesRead(PagesFor(segment.range.size()));
+  // Of the rest of a segment whose start is a prefix there is no summary.
+  const bool enough = !summary->summary.tile_means.empty() &&
+                      (!job.policy->wants_local_queries() || !summary->summary.local_query.empty());
+  if (!tiles.has_value() || !enough || segment.range.begin < job.cached()) return false;
+  FetchedSegment part = FetchSegmentChunks(*options_.store, keys, *tiles, TextOf(job.request.tokens, segment.range),
+                                           summary->begin, summary->isolated, *model_, pool_, deadline,
+                                           [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
+  job.stats.fetched_bytes += part.num_bytes;
+  if (part.source == nullptr) return false;
+  part.source->KeepSummary(summary->summary);
+  job.parts[index] = std::move(part.source);
+  return true;
+}
+
+// What was computed for want of a summary in the store is there from now on.
+void PrefillEngine::OfferSummaries(const Job& job) {
+  if (publisher_ == nullptr || !options_.publish || job.stats.summaries_computed == 0) return;
+  for (const ReuseSpan& segment : job.request.segments) {
+    const auto hits = segments_.FindSegment(segment.namespace_key, job.request.tokens, segment.range);
+    if (hits.size() != 1 || hits[0].num_tokens != segment.range.size()) continue;
+    const std::shared_ptr<const SegmentSource>& source = hits[0].source;
+    const std::shared_ptr<const SegmentSummary> summary = source->summary();
+    if (source->tokens().size() != static_cast<size_t>(segment.range.size()) || summary == nullptr ||
+        !summary->is_complete())
+      continue;
+    std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, source->tokens());
+    const size_t num_chunks = keys.size();  // which are published with the segment
+    (void)publisher_->Offer({nullptr, source, std::move(keys), segment.namespace_key, num_chunks});
   }
 }
 
@@ -499,8 +578,13 @@ std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
   const PrefillRequest& request = job.request;
   const auto length = static_cast<int32_t>(request.tokens.size()), prefix = static_cast<int32_t>(job.cached());
   std::vector<SegmentHit> hits;
-  for (const ReuseSpan& segment : request.segments) {
+  for (size_t i = 0; i < request.segments.size(); ++i) {
+    const ReuseSpan& segment = request.segments[i];
     if (segment.range.end <= prefix) continue;
+    if (const auto part = job.parts.find(i); part != job.parts.end()) {
+      hits.push_back({part->second, 0, segment.range.begin, segment.range.size()});
+      continue;
+    }
     const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range, segment.frozen);
     hits.insert(hits.end(), found.begin(), found.end());
     const int32_t rest = found.empty() ? segment.range.begin : found.back().target + found.back().num_tokens;
@@ -532,10 +616,11 @@ absl::Status PrefillEngine::StartRun(Job& job) {
   job.stats.aligned_tokens = job.run->reused_tokens();
   job.stats.computed_tokens = job.stats.prompt_tokens - job.stats.cached_tokens - job.stats.aligned_tokens;
   SPLICE_RETURN_IF_ERROR(job.run->Begin(*executor_));
-  job.stats.lookup_s += Seconds(Clock::now() - start);
+  job.run_lookup_s = Seconds(Clock::now() - start);
+  job.stats.lookup_s += job.run_lookup_s;
   if (job.request.on_layer && job.cached() > 0) {
     for (int32_t layer = 0; layer < model_->config().num_layers; ++layer)
-      job.request.on_layer({job.kv, layer, 0, PagesFor(job.cached()), nullptr});
+      job.request.on_layer({job.kv, layer, 0, PagesFor(job.cached()), nullptr, nullptr});
   }
   std::lock_guard lock(mutex_);
   const auto work = static_cast<int64_t>(std::ceil(job.run->remaining_work()));
@@ -546,6 +631,7 @@ absl::Status PrefillEngine::StartRun(Job& job) {
 
 void PrefillEngine::RunStep() {
   const auto start = Clock::now();
+  (void)step_fault.Hit();
   std::vector<std::shared_ptr<Job>> batch;
   std::vector<PrefillSlice> slices;
   PassLayers layers;
@@ -557,6 +643,10 @@ void PrefillEngine::RunStep() {
     if (!batch.empty() && (job->run->alone() || job->run->layers() != layers)) continue;
     const PrefillSlice slice = job->run->Next(room);
     if (slice.tokens.empty()) continue;
+    // Known before the first page is final.
+    if (const auto kept = job->run->kept(); !kept.empty() && job->kept == nullptr)
+      job->kept = std::make_shared<KeptTokens>(
+          KeptTokens{static_cast<int32_t>(job->request.tokens.size()), {kept.begin(), kept.end()}});
     layers = job->run->layers();
     slices.push_back(slice);
     batch.push_back(job);
@@ -569,7 +659,8 @@ void PrefillEngine::RunStep() {
     for (const auto& job : batch) {
       any_alive |= !job->cancelled();
       const auto [first, end] = job->run->final_pages();
-      if (job->request.on_layer && first < end) job->request.on_layer({job->kv, layer, first, end - first, fence});
+      if (job->request.on_layer && first < end)
+        job->request.on_layer({job->kv, layer, first, end - first, fence, job->kept});
     }
     return any_alive;
   };
@@ -592,6 +683,8 @@ void PrefillEngine::RunStep() {
     job.stats.recomputed_tokens = job.run->recomputed_tokens();
     job.stats.ffn_share = job.run->ffn_share();
     job.restored_heads = job.run->restored_heads();
+    job.stats.kept_share = job.run->kept_share();
+    job.stats.summaries_computed = job.run->summaries_computed();
     job.stats.restored_heads = static_cast<int64_t>(job.restored_heads.size());
     job.stats.lines = job.run->lines();
     if (job.publish) {
@@ -655,6 +748,13 @@ void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
   }
 }
 
+// What a context that is published notes of its segments on the way.
+void PrefillEngine::KeepLocalQuery(const Job& job, const PositionRange& segment, const SegmentSource& source) {
+  if (!job.publish) return;
+  const auto& computed = static_cast<const ExactPolicy&>(*job.policy);  // Publish made it
+  source.KeepSummary({{}, computed.QueryMeanOf(LocalTilesOf(segment))});
+}
+
 // Offers what is exact to later requests: the prompt from its start, and its segments wherever they stand. KV behind
 // the first copy is approximate and stays private (algorithms.md 6.3).
 void PrefillEngine::Index(const Job& job) {
@@ -682,6 +782,7 @@ void PrefillEngine::Index(const Job& job) {
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
+    KeepLocalQuery(job, segment.range, *source);
     if (segments_.Insert(segment.namespace_key, source, segment.frozen) && publisher_ && options_.publish &&
         !job.publish)
       (void)publisher_->Offer(
@@ -689,10 +790,11 @@ void PrefillEngine::Index(const Job& job) {
   }
 }
 
-// Pages of its own, so that the sequence that was handed out ends when its push does.
+// Pages of its own, so that the sequence that was handed out ends when its push does. What a policy left out, a next
+// turn would take for seen: such a prompt stays with its request.
 void PrefillEngine::KeepSession(const Job& job) {
   const PrefillRequest& request = job.request;
-  if (request.session.empty()) return;
+  if (request.session.empty() || job.kept != nullptr) return;
   auto kept = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   kept->AppendLeading(*job.kv, static_cast<int32_t>(job.kv->num_tokens() / kernels::kPageTokens));
   sessions_.Keep(request.session, request.namespace_key, request.tokens, job.policy->name(), std::move(kept),
@@ -704,8 +806,9 @@ void PrefillEngine::KeepSession(const Job& job) {
 void PrefillEngine::NoteMissingSegments(const Job& job) {
   if (!options_.canonical_prefill) return;
   size_t num_dropped = 0;
-  for (const ReuseSpan& segment : job.request.segments) {
-    if (segment.range.size() < kSegmentTokensMin) continue;
+  for (size_t i = 0; i < job.request.segments.size(); ++i) {
+    const ReuseSpan& segment = job.request.segments[i];
+    if (segment.range.size() < kSegmentTokensMin || job.parts.contains(i)) continue;  // the store has it
     const auto text = TextOf(job.request.tokens, segment.range);
     std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
     if (segments_.Contains(keys)) continue;
@@ -764,7 +867,9 @@ bool PrefillEngine::StartCanonical() {
       const auto length = static_cast<int64_t>(task->tokens.size());
       auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
       if (MakeRoom(PagesForTokens(model_->config(), length), false) && kv->Reserve(length).ok()) {
-        canonical_.reset(new CanonicalRun{*std::move(task), std::move(kv), ExactPolicy(model_->config()), nullptr});
+        const PositionRange all{0, static_cast<int32_t>(task->tokens.size())};
+        canonical_.reset(new CanonicalRun{*std::move(task), std::move(kv),
+                                          ExactPolicy(model_->config(), {LocalTilesOf(all)}), nullptr});
         canonical_->run = std::make_unique<PromptRun>(canonical_->task.tokens, std::vector<SegmentHit>(),
                                                       *canonical_->kv, canonical_->policy);
         const absl::Status begun = canonical_->run->Begin(*executor_);
@@ -783,6 +888,8 @@ bool PrefillEngine::StartCanonical() {
 void PrefillEngine::FinishCanonical() {
   const CanonicalTask& task = canonical_->task;
   auto source = std::make_shared<SegmentSource>(*canonical_->kv, 0, task.tokens, true);
+  source->KeepSummary(
+      {{}, canonical_->policy.QueryMeanOf(LocalTilesOf({0, static_cast<int32_t>(task.tokens.size())}))});
   if (segments_.Insert(task.namespace_key, source, task.frozen) && publisher_ && options_.publish)
     (void)publisher_->Offer({nullptr, source, task.keys, task.namespace_key, 0});
   const size_t num_tokens = task.tokens.size();
@@ -811,7 +918,8 @@ void PrefillEngine::DropCanonical() {
 }
 
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
-  if (job->started != Clock::time_point{}) job->stats.prefill_s = Seconds(Clock::now() - job->started);
+  if (job->started != Clock::time_point{})
+    job->stats.prefill_s = Seconds(Clock::now() - job->started) - job->run_lookup_s;
   {
     std::lock_guard lock(mutex_);
     queued_tokens_ -= job->queued;
@@ -821,16 +929,18 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     Index(*job);
     KeepSession(*job);
     NoteMissingSegments(*job);
+    OfferSummaries(*job);
   }
   job->run.reset();  // gives its sources back
+  job->parts.clear();
   if (job->publish) {
     const absl::Status ordered = status.ok() ? Order(job) : status;
     if (!ordered.ok()) EndPublish(*job, ordered, {});
     return;
   }
   if (job->kv) handed_out_.push_back(job->kv);
-  PrefillOutcome outcome{std::move(job->first_tokens), std::move(job->kv), job->stats, std::move(job->first_logits),
-                         std::move(job->restored_heads)};
+  PrefillOutcome outcome{std::move(job->first_tokens),   std::move(job->kv),  job->stats, std::move(job->first_logits),
+                         std::move(job->restored_heads), std::move(job->kept)};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
   std::lock_guard lock(mutex_);
@@ -849,11 +959,12 @@ absl::Status PrefillEngine::Order(const std::shared_ptr<Job>& job) {
                      }};
   for (const ReuseSpan& segment : job->publish->segments) {
     const auto text = TextOf(job->request.tokens, segment.range);
-    order.runs.push_back(
-        {.kv = nullptr,
-         .source = std::make_shared<SegmentSource>(*job->kv, segment.range.begin, text, segment.range.begin == 0),
-         .keys = segments_.KeysOf(segment.namespace_key, text),
-         .namespace_key = segment.namespace_key});
+    auto source = std::make_shared<SegmentSource>(*job->kv, segment.range.begin, text, segment.range.begin == 0);
+    KeepLocalQuery(*job, segment.range, *source);
+    order.runs.push_back({.kv = nullptr,
+                          .source = std::move(source),
+                          .keys = segments_.KeysOf(segment.namespace_key, text),
+                          .namespace_key = segment.namespace_key});
   }
   job->kv.reset();  // the sources keep what is needed
   if (publisher_->Order(std::move(order))) return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,9 +17,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
+#include "services/base/trace.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/cache/session_table.h"
+#include "services/engine/cache/summary_io.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
 #include "services/engine/runtime/canonical_queue.h"
@@ -32,14 +35,15 @@ namespace spl::engine {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
-// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final (behind `fence`). `kv` keeps them
-// alive.
+// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final (behind `fence`), but for those that
+// hold nothing of `kept`, which hold anything and are nobody's to send. `kv` keeps them alive.
 struct LayerReady {
   std::shared_ptr<const SequenceKv> kv;
   int32_t layer = 0;
   int32_t first_page = 0;
   int32_t num_pages = 0;
   std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
+  std::shared_ptr<const KeptTokens> kept;       // of PrefillOutcome; null: everything
 };
 
 // Tokens: prompt = cached + aligned + computed.
@@ -54,10 +58,16 @@ struct PrefillStats {
   int64_t recomputed_tokens = 0;  // of these, computed afresh in the layers above the dense ones
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
-  int64_t restored_heads = 0;  // local heads that saw everything again
-  double ffn_share = 1;        // of rows times layers, what ran through feed-forward
-  LineReport lines;            // of loopserve and minference; without heads: no lines were chosen
+  int64_t restored_heads = 0;      // local heads that saw everything again
+  double ffn_share = 1;            // of rows times layers, what ran through feed-forward
+  double kept_share = 1;           // of the aligned tokens times layers, what the policy keeps
+  int64_t summaries_computed = 0;  // segments whose summary no earlier prompt had left (PromptRun)
+  LineReport lines;                // of loopserve and minference; without heads: no lines were chosen
+  // Disjoint, and together all of the time from Submit until the last slice is done: waiting for pages, a fetch thread
+  // and the engine; looking for KV here; bringing chunks from the store; computing, slices of other prompts in between.
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
+  // When they began: the wait, the lookup, the fetch (epoch: there was none), computing.
+  SteadyTime submitted{}, looked_up{}, fetched{}, started{};
 };
 
 struct PrefillOutcome {
@@ -67,6 +77,7 @@ struct PrefillOutcome {
   std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
   // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
   std::vector<int32_t> restored_heads;
+  std::shared_ptr<const KeptTokens> kept;  // what of the prompt is to be decoded with; null: everything
 };
 
 // A part of a prompt that may be found in, and is offered to, the segment index.
@@ -90,6 +101,7 @@ struct PrefillRequest {
   bool publish = true;      // false: nothing of it is kept for later prompts, here or in the store
   bool background = false;  // behind everything that is not
   bool return_first_logits = false;
+  TraceContext fetch_trace;  // of calls to the store (CurrentTrace)
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Both must not block and run on the engine thread, or while that waits on a thread of its executor. on_layer runs
@@ -139,6 +151,7 @@ struct PrefillEngineOptions {
   // Gives back pages that are kept for somebody who can do without; false: there are none. Asked for requests, on any
   // of the engine's threads, before text that was meant to stay is dropped; null: nobody keeps any.
   std::function<bool()> reclaim;
+  PrefixIndex::Observer on_prefix_change;  // null: nobody wants to know
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -218,6 +231,9 @@ class PrefillEngine {
   void Fetch(Job& job);
   void FetchPrefix(Job& job, SteadyTime deadline);
   void FetchSegments(Job& job, SteadyTime deadline);
+  bool FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary);
+  static void KeepLocalQuery(const Job& job, const PositionRange& segment, const SegmentSource& source);
+  void OfferSummaries(const Job& job);
   bool WantsSegments(const Job& job) const;
   bool WantsSegment(const Job& job, size_t index) const;
   void RunStep();

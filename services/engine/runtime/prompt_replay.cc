@@ -1,6 +1,7 @@
 #include "services/engine/runtime/prompt_replay.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -12,54 +13,70 @@
 namespace spl::engine {
 namespace {
 
-// Sums of all streams [layer][kv head][columns], from the layer `first` on; the others are zero.
-absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& kv, int32_t window, int32_t first) {
+// What the rows [begin, begin + rows) pay to the positions [0, columns), added to `sums` [layer][kv head][width], from
+// the layer `first` on.
+absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, int32_t first, int32_t columns,
+                          size_t width, std::vector<float>& sums) {
   const Model& model = executor.model();
   const ModelConfig& config = model.config();
-  const auto columns = static_cast<int32_t>(prompt.size()) - window;
-  SPLICE_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceKv> own, kv.Fork(columns));
-  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = "exact"}, config));
   const int64_t heads_of_rank = config.num_kv_heads / model.num_ranks();
   SPLICE_ASSIGN_OR_RETURN(const ParallelExecutor::RankScores scores,
                           executor.AllocateScores(config.num_layers * heads_of_rank * columns));
   const PositionRange candidates{0, columns};
-  std::vector<int32_t> positions, probes;
-  for (int32_t begin = columns; begin < columns + window; begin += executor.max_rows()) {
-    const int32_t rows = std::min(executor.max_rows(), columns + window - begin);
-    positions.resize(static_cast<size_t>(rows));
-    probes.resize(positions.size());
-    std::iota(positions.begin(), positions.end(), begin);
-    std::iota(probes.begin(), probes.end(), 0);
-    std::vector<ScoreTask> tasks;
-    for (const auto& of_rank : scores)
-      tasks.push_back({.kind = ScoreKind::kColumnMass,
-                       .layer = first,
-                       .every_head = true,
-                       .probes = probes,
-                       .candidates = {&candidates, 1},
-                       .scores = static_cast<float*>(of_rank->data())});
-    const PrefillSlice slice{.tokens = prompt.subspan(static_cast<size_t>(begin), positions.size()),
-                             .positions = positions,
-                             .kv = own.get(),
-                             .policy = policy.get(),
-                             .score = tasks.data()};
-    SPLICE_RETURN_IF_ERROR(
-        executor.Prefill({&slice, 1}, {.layers = {0, config.num_layers}, .attention_only_last = true}));
-  }
-  const auto width = static_cast<size_t>(columns);
-  std::vector<float> all(static_cast<size_t>(config.num_layers * config.num_kv_heads) * width);
+  std::vector<int32_t> probes(rows.tokens.size());
+  std::iota(probes.begin(), probes.end(), 0);
+  std::vector<ScoreTask> tasks;
+  for (const auto& of_rank : scores)
+    tasks.push_back({.kind = ScoreKind::kColumnMass,
+                     .layer = first,
+                     .every_head = true,
+                     .probes = probes,
+                     .candidates = {&candidates, 1},
+                     .scores = static_cast<float*>(of_rank->data())});
+  PrefillSlice slice = rows;
+  slice.score = tasks.data();
+  SPLICE_RETURN_IF_ERROR(
+      executor.Prefill({&slice, 1}, {.layers = {0, config.num_layers}, .attention_only_last = true}));
+  const size_t run = static_cast<size_t>(heads_of_rank * columns);
+  std::vector<float> of_rank(run * static_cast<size_t>(config.num_layers));
   for (int r = 0; r < model.num_ranks(); ++r) {
-    std::vector<kernels::CopyOp> ops;
-    const auto* from = static_cast<const float*>(scores[static_cast<size_t>(r)]->data());
-    const size_t run = static_cast<size_t>(heads_of_rank) * width;
+    const kernels::CopyOp op{of_rank.data(), scores[static_cast<size_t>(r)]->data(), of_rank.size() * sizeof(float)};
+    SPLICE_RETURN_IF_ERROR(model.rank(r).backend().Copy(kernels::CopyKind::kDownload, {&op, 1}));
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-      const auto stream = static_cast<size_t>(layer * config.num_kv_heads + model.rank(r).first_kv_head());
-      ops.push_back({&all[stream * width], from + static_cast<size_t>(layer) * run, run * sizeof(float)});
+      for (int64_t h = 0; h < heads_of_rank; ++h) {
+        const int64_t stream = layer * config.num_kv_heads + model.rank(r).first_kv_head() + h;
+        const float* from = of_rank.data() + static_cast<size_t>(layer) * run + h * columns;
+        float* to = sums.data() + static_cast<size_t>(stream) * width;
+        std::transform(from, from + columns, to, to, std::plus<>());
+      }
     }
-    SPLICE_RETURN_IF_ERROR(model.rank(r).backend().Copy(kernels::CopyKind::kDownload, ops));
   }
-  return all;
+  return absl::OkStatus();
+}
+
+// Sums of all streams [layer][kv head][columns], from the layer where choices begin; the others are zero.
+absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::span<const int32_t> prompt,
+                                             const SequenceKv& kv, const PromptSelector& selector) {
+  const ModelConfig& config = executor.model().config();
+  const auto length = static_cast<int32_t>(prompt.size()), columns = length - selector.window();
+  const auto first_row = static_cast<int32_t>(selector.first_row(length));
+  SPLICE_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceKv> own, kv.Fork(first_row));
+  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = "exact"}, config));
+  const auto width = static_cast<size_t>(columns);
+  std::vector<float> sums(static_cast<size_t>(config.num_layers * config.num_kv_heads) * width);
+  std::vector<int32_t> positions;
+  for (int32_t begin = first_row; begin < length; begin += executor.max_rows()) {
+    const int32_t end = std::min(begin + executor.max_rows(), length);
+    positions.resize(static_cast<size_t>(end - begin));
+    std::iota(positions.begin(), positions.end(), begin);
+    const PrefillSlice rows{.tokens = prompt.subspan(static_cast<size_t>(begin), positions.size()),
+                            .positions = positions,
+                            .kv = own.get(),
+                            .policy = policy.get()};
+    SPLICE_RETURN_IF_ERROR(
+        AddAttention(executor, rows, selector.scoring().first_layer, std::min(columns, end), width, sums));
+  }
+  return sums;
 }
 
 }  // namespace
@@ -75,8 +92,7 @@ absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::sp
   if (!selector.chooses_of(length)) return KeptPositions();
   const int32_t first_layer = selector.scoring().first_layer;
   const auto columns = static_cast<int32_t>(length) - selector.window();
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<float> attention,
-                          Attention(executor, prompt, kv, selector.window(), first_layer));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<float> attention, Attention(executor, prompt, kv, selector));
   KeptPositions kept(static_cast<size_t>(config.num_layers * config.num_kv_heads));
   const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * static_cast<size_t>(columns);
   for (int32_t layer = first_layer; layer < config.num_layers; ++layer) {
@@ -94,26 +110,11 @@ absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::sp
 absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositions& kept, int64_t num_tokens,
                            PromptSelector& selector, const CompactPages& compact) {
   if (kept.empty()) return absl::OkStatus();
-  const size_t page_entries = model.page_bytes() / sizeof(int32_t);
-  std::vector<std::vector<int32_t>> entries(kept.size());  // their number, then the positions
-  std::vector<std::vector<kernels::CopyOp>> ops(static_cast<size_t>(model.num_ranks()));
+  SPLICE_RETURN_IF_ERROR(WriteKeptPositions(model, pool, kept, compact));
   size_t longest = 0;
   for (size_t stream = 0; stream < kept.size(); ++stream) {
-    const std::vector<int32_t>& pages = compact.tables()[stream];
-    if (pages.empty()) continue;
-    longest = std::max(longest, kept[stream].size());
-    std::vector<int32_t>& of_stream = entries[stream];
-    of_stream.push_back(static_cast<int32_t>(kept[stream].size()));
-    of_stream.insert(of_stream.end(), kept[stream].begin(), kept[stream].end());
-    SPLICE_CHECK(of_stream.size() < pages.size() * page_entries, "room for the list and the next position");
-    for (size_t at = 0, page = 0; at < of_stream.size(); at += page_entries, ++page) {
-      const size_t count = std::min(page_entries, of_stream.size() - at);
-      ops[static_cast<size_t>(pool.view().rank_of(pages[page]))].push_back(
-          {pool.view().k(pages[page]), &of_stream[at], count * sizeof(int32_t)});
-    }
+    if (!compact.tables()[stream].empty()) longest = std::max(longest, kept[stream].size());
   }
-  for (int r = 0; r < model.num_ranks(); ++r)
-    SPLICE_RETURN_IF_ERROR(model.rank(r).backend().Copy(kernels::CopyKind::kUpload, ops[static_cast<size_t>(r)]));
   if (longest > 0) selector.SetKept(static_cast<int64_t>(longest) + 1, num_tokens);
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// What a selector that chooses once keeps of a prompt (selection/prompt_selector.h): the prompt's last rows run through
-// the model once more, over KV that is there, for what they attend to; the KV stays as it is.
+// What a selector that chooses once keeps of a prompt (selection/prompt_selector.h): rows of the prompt run through the
+// model once more, over KV that is there, for what they attend to; the KV stays as it is.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,18 @@
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/selection/kept_positions.h"
 #include "services/engine/selection/prompt_selector.h"
 
 namespace spl::engine {
-
-// For each head stream [layer][kv head] the positions that are kept, ascending; of streams that do not choose none.
-// Empty: everything is kept.
-using KeptPositions = std::vector<std::vector<int32_t>>;
 
 // `kv` has the KV of `prompt` and, where a sequence was begun elsewhere, of tokens generated behind it, which are all
 // kept: what is kept is the same wherever it goes on. Rows are written to pages of their own: the sequence's may be
 // shared, and hold what a method made of them. The logits and rows of the executor's last pass are lost.
 // InvalidArgument: prompt is empty or longer than kv. ResourceExhausted: no pages for the rows, or no device memory.
-// Cost: a pass of window rows over the prompt, 4 · prompt.size() bytes of scores a head stream on the device and the
-// host, and on the host a choice of each head, about 0.3 ms for 32K; the engine thread does nothing else meanwhile.
+// Cost: a pass of the selector's rows over the prompt, 4 · prompt.size() bytes of scores a head stream on the device
+// and the host, and on the host a choice of each head, about 0.3 ms for 32K; the engine thread does nothing else
+// meanwhile.
 absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
                                              const SequenceKv& kv, const PromptSelector& selector);
 

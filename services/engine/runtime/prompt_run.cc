@@ -5,6 +5,7 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/cache/segment_summary.h"
 
 namespace spl::engine {
 namespace {
@@ -47,6 +48,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
 }
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
+  if (policy_.wants_summaries() && reuses()) SPLICE_RETURN_IF_ERROR(GiveSummaries(executor.model()));
   PrefillStage first = policy_.FirstStage(layout_);
   if (!policy_.is_exact(layout_)) {
     const Model& model = executor.model();
@@ -58,6 +60,45 @@ absl::Status PromptRun::Begin(ParallelExecutor& executor) {
       MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plans));
   return Enter(executor, std::move(first));
+}
+
+// Of a source that is copied as a whole from what is kept with it, of parts from their pages.
+absl::Status PromptRun::GiveSummaries(const Model& model) {
+  std::vector<CopySummary> summaries;
+  for (const SegmentHit& hit : hits_) {
+    const bool whole = hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size());
+    std::shared_ptr<const SegmentSummary> known = whole ? hit.source->summary() : nullptr;
+    const bool computes = known == nullptr || known->tile_means.empty();
+    if (computes) {
+      SPLICE_ASSIGN_OR_RETURN(SegmentSummary keys, SummarizeKeys(hit, model.config(), model.kv_dtype()));
+      known = whole ? hit.source->KeepSummary(std::move(keys)) : std::make_shared<SegmentSummary>(std::move(keys));
+    }
+    if (computes || (policy_.wants_local_queries() && known->local_query.empty())) ++summaries_computed_;
+    SegmentSummary turned = TurnSummary(*known, hit.distance(), model.config());
+    summaries.push_back({std::move(turned.tile_means), std::move(turned.local_query)});
+  }
+  policy_.SetSummaries(std::move(summaries));
+  return absl::OkStatus();
+}
+
+absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
+  std::vector<float> means(query_sums_.size());
+  const size_t group_size = means.size() / stage_.query_means.size();
+  for (size_t i = 0; i < means.size(); ++i)
+    means[i] = static_cast<float>(query_sums_[i] / stage_.query_means[i / group_size].size());
+  if (stage_.summary_of >= 0) {
+    const SegmentHit& hit = hits_[static_cast<size_t>(stage_.summary_of)];
+    const ModelConfig& config = executor.model().config();
+    // Through what is kept: a prompt that finds it there chooses by the same bits.
+    const SegmentSummary stored = TurnSummary({{}, std::move(means)}, -hit.distance(), config);
+    means = TurnSummary(stored, hit.distance(), config).local_query;
+    if (hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size())) hit.source->KeepSummary(stored);
+    // The stage wrote over the copy.
+    SPLICE_RETURN_IF_ERROR(executor.AlignCopy(
+        MakeAlignPlans({&hit, 1}, kv_, policy_.first_cached_layer(), config, executor.model().num_ranks())));
+  }
+  policy_.TakeQueryMeans(std::move(means));
+  return absl::OkStatus();
 }
 
 absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
@@ -73,6 +114,9 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   if ((stage_.keep_hidden || stage_.whole) && hidden_.empty()) {
     SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
   }
+  query_sums_.assign(stage_.query_means.size() * static_cast<size_t>(num_layers_) *
+                         static_cast<size_t>(executor.model().config().q_size()),
+                     0);
   if (scores()) {
     SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
   }
@@ -127,6 +171,7 @@ PrefillSlice PromptRun::Next(int32_t room) {
   if (stage_.kv_is_final)
     final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
   if (scores()) PrepareScores(pass_positions_);
+  if (!stage_.query_means.empty()) PrepareQueries(pass_positions_);
   // The question's end sees what a head may not leave out; there is nothing to restore in a stage that ends before it.
   const bool probes = !reports_.empty() && last && pass_positions_.back() + 1 == layout_.num_tokens;
   return {.tokens = pass_tokens_,
@@ -135,9 +180,24 @@ PrefillSlice PromptRun::Next(int32_t room) {
           .policy = &policy_,
           .hidden = hidden_.empty() ? nullptr : hidden_.data(),
           .score = scores() ? score_tasks_.data() : nullptr,
+          .queries = stage_.query_means.empty() ? nullptr : &query_task_,
+          .fuse = stage_.fuse,
           .report = reports_.empty() ? nullptr : reports_.data(),
           .lines = stage_.whole ? line_reports_.data() : nullptr,
           .num_probes = probes ? static_cast<int32_t>(std::min<int64_t>(kRestoreProbes, count)) : 0};
+}
+
+void PromptRun::PrepareQueries(std::span<const int32_t> positions) {
+  query_groups_.clear();
+  const size_t group_size = query_sums_.size() / stage_.query_means.size();
+  for (size_t i = 0; i < stage_.query_means.size(); ++i) {
+    const PositionRange& range = stage_.query_means[i];
+    const auto row_of = [&](int32_t position) {
+      return static_cast<int32_t>(std::lower_bound(positions.begin(), positions.end(), position) - positions.begin());
+    };
+    query_groups_.push_back({row_of(range.begin), row_of(range.end), query_sums_.data() + i * group_size});
+  }
+  query_task_ = {query_groups_};
 }
 
 void PromptRun::PrepareScores(std::span<const int32_t> positions) {
@@ -163,6 +223,7 @@ void PromptRun::PrepareScores(std::span<const int32_t> positions) {
   for (const auto& scores : scores_)
     score_tasks_.push_back({.kind = request.kind,
                             .layer = request.layer,
+                            .all_layers = request.all_layers,
                             .probes = pass_probes_,
                             .candidates = pass_candidates_,
                             .kv_heads = request.kv_heads,
@@ -172,6 +233,11 @@ void PromptRun::PrepareScores(std::span<const int32_t> positions) {
 absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& executor) const {
   const ScoreRequest& request = stage_.score;
   if (request.kind == ScoreKind::kNone) return std::vector<int32_t>();
+  if (request.give_scores) {
+    SPLICE_ASSIGN_OR_RETURN(std::vector<float> scores, executor.ReadScores(scores_, CountOf(request.candidates)));
+    policy_.TakeScores(std::move(scores));
+    return std::vector<int32_t>();
+  }
   SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
                           executor.SelectTop(scores_, CountOf(request.candidates), request.pool_radius, request.k));
   // From numbers of candidates to positions; both ascend.
@@ -188,13 +254,15 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& execu
 absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
   if (next_row_ < num_rows_) return absl::OkStatus();
+  if (stage_.layers.end == num_layers_ && !stage_.keys_only_last)
+    recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
+  if (!stage_.query_means.empty()) SPLICE_RETURN_IF_ERROR(GiveQueryMeans(executor));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));
   scores_.clear();
   std::optional<PrefillStage> next = policy_.NextStage(layout_, selected);
   if (next.has_value()) return Enter(executor, *std::move(next));
   SPLICE_CHECK(stage_.layers.end == num_layers_ && stage_.rows.back().end == layout_.num_tokens,
                "the last stage computes the last position");
-  recomputed_ = CountOf(IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
   hidden_.clear();
   kv_.set_num_tokens(layout_.num_tokens);
   done_ = true;
@@ -207,6 +275,14 @@ std::vector<int32_t> PromptRun::restored_heads() const {
     heads.insert(heads.end(), report.restored.begin(), report.restored.end());
   std::sort(heads.begin(), heads.end());
   return heads;
+}
+
+double PromptRun::kept_share() const {
+  if (policy_.kept().empty() || layout_.reused.empty()) return 1;
+  const PositionRanges copies = MergeRanges(layout_.reused);
+  int64_t count = 0;
+  for (const PositionRanges& ranges : policy_.kept()) count += CountOf(IntersectionOf(ranges, copies));
+  return static_cast<double>(count) / static_cast<double>(CountOf(copies) * num_layers_);
 }
 
 LineReport PromptRun::lines() const {

@@ -55,8 +55,15 @@ class PromptRun {
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
-  int64_t recomputed_tokens() const { return recomputed_; }
+  int64_t recomputed_tokens() const { return CountOf(recomputed_rows_); }
   const ReuseLayout& layout() const { return layout_; }
+  // Copies whose summary (keys or local query) no earlier prompt had left with their source.
+  int64_t summaries_computed() const { return summaries_computed_; }
+  // Of a policy that leaves tokens out, when done: what each layer keeps of the prompt, [num_layers]; empty:
+  // everything.
+  std::span<const PositionRanges> kept() const { return policy_.kept(); }
+  // Kept tokens of the copies as a share of them, over all layers.
+  double kept_share() const;
   // Of a policy with head classes, when done: heads that were restored, ascending; rows through feed-forward as a share
   // of all.
   std::vector<int32_t> restored_heads() const;
@@ -70,6 +77,9 @@ class PromptRun {
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
   void PrepareScores(std::span<const int32_t> positions);
+  void PrepareQueries(std::span<const int32_t> positions);
+  absl::Status GiveSummaries(const Model& model);
+  absl::Status GiveQueryMeans(ParallelExecutor& executor);
 
   const std::span<const int32_t> tokens_;
   const std::vector<SegmentHit> hits_;
@@ -79,13 +89,15 @@ class PromptRun {
   const bool prefix_exact_;
   ReuseLayout layout_;
   PrefillStage stage_;
-  int64_t num_rows_ = 0;  // of the stage
-  int64_t next_row_ = 0;  // of the stage
-  int64_t recomputed_ = 0;
+  int64_t num_rows_ = 0;            // of the stage
+  int64_t next_row_ = 0;            // of the stage
+  PositionRanges recomputed_rows_;  // of copies, through all layers
+  int64_t summaries_computed_ = 0;
   bool done_ = false;
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
+  std::vector<double> query_sums_;        // [query_means][num_layers, q_size] of the stage
   std::vector<HeadClassReport> reports_;  // [num_ranks], or none
   std::vector<LineReport> line_reports_;  // [num_ranks], once a stage was whole
 
@@ -93,6 +105,8 @@ class PromptRun {
   std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;
   PositionRanges pass_candidates_;
   std::vector<ScoreTask> score_tasks_;  // [num_ranks]
+  std::vector<QueryTask::Group> query_groups_;
+  QueryTask query_task_;
   FinalPages final_;
 };
 

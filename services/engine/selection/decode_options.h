@@ -11,14 +11,14 @@ namespace spl::engine {
 
 struct DecodeOptions {
   std::string selector;  // "" and "auto": the best that this build has for the sequence
-  // Tokens that a head attends to in a step; -1: 2,048 (sparcas, quest, snapkv), 1,024 (loopserve, streaming, adakv).
-  // algorithms.md sections 4, 5.2 and 7. snapkv, adakv: of the prompt; what is generated comes on top.
+  // Tokens that a head attends to in a step; -1: 2,048 (sparcas, quest, snapkv), 1,024 (loopserve, streaming, adakv,
+  // h2o). algorithms.md sections 4, 5.2 and 7. snapkv, adakv, h2o: of the prompt; what is generated comes on top.
   int32_t budget = -1;
   int32_t dense_layers = 2;  // first layers that attend to everything
   int32_t recent = -1;       // last tokens that are always attended; -1: 64 (sparcas), 16 (quest, loopserve)
   // SparCas.
   int32_t dims = 16;              // of a key, by which tokens are scored
-  int32_t refresh_interval = 64;  // steps between two choices of these
+  int32_t refresh_interval = 64;  // most steps between two choices of these; fewer where an answer begins
   // LoopServe: queries that are asked what to attend to, and steps between two choices. SnapKV, AdaKV: last rows of the
   // prompt that are. -1: 16 (loopserve), 32.
   int32_t window = -1;

@@ -1,6 +1,6 @@
-// What selectors that choose once share: before the first step, by what the last rows of the prompt attend to in front
-// of them, each head keeps positions of the prompt; what is generated joins (SnapKV and AdaKV; algorithms.md section
-// 7). The rows are run once more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
+// What selectors that choose once share: before the first step, by what rows of the prompt attend to, each head keeps
+// positions of the prompt; what is generated joins (SnapKV, AdaKV, H2O; algorithms.md section 7). The rows are run once
+// more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
 #pragma once
 
 #include <span>
@@ -15,13 +15,15 @@ class PromptSelector : public ChoosingSelector {
   // REQUIRES: options.window < options.budget.
   PromptSelector(const ModelConfig& config, const DecodeOptions& options);
 
-  // Last rows of the prompt whose attention decides; they are kept themselves.
+  // Last rows of the prompt, which are kept.
   int32_t window() const { return window_; }
+  // The rows from here on are those whose attention decides.
+  virtual int64_t first_row(int64_t num_prompt) const { return num_prompt - window_; }
   // Whether a prompt of so many tokens is longer than what is kept of it; else every step attends to everything.
   bool chooses_of(int64_t num_prompt) const { return num_prompt > budget_; }
 
-  // attention [num_kv_heads, columns] of one layer: the sum over the window's rows and the group's query heads of what
-  // they pay to position j. Returns for each head the positions kept of [0, columns), ascending; of all heads together
+  // attention [num_kv_heads, columns] of one layer: the sum over these rows and the group's query heads of what they
+  // pay to position j. Returns for each head the positions kept of [0, columns), ascending; of all heads together
   // about budget - window each.
   virtual std::vector<std::vector<int32_t>> Keep(std::span<const float> attention, int32_t columns) const = 0;
 

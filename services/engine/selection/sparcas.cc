@@ -1,9 +1,20 @@
 #include "services/engine/selection/sparcas.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace spl::engine {
+namespace {
+
+constexpr int64_t kFirstInterval = 4;
+
+}  // namespace
+
+int64_t SparCasSelector::IntervalAt(int64_t step) const {
+  return std::min<int64_t>(refresh_interval_,
+                           std::max<int64_t>(kFirstInterval, std::bit_floor(static_cast<uint64_t>(step)) / 4));
+}
 
 SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                                  const DecodeOptions& options)
@@ -18,7 +29,8 @@ SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<cons
 void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) {
   if (selection.refresh) selection.parity ^= 1;  // the last step wrote the other table
   selection.first = step == 0;
-  selection.refresh = step == 0 || step % refresh_interval_ == layer % refresh_interval_;
+  const int64_t interval = IntervalAt(step);
+  selection.refresh = step == 0 || step % interval == layer % interval;
 }
 
 }  // namespace spl::engine

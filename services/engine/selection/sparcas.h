@@ -13,11 +13,16 @@ class SparCasSelector final : public KeyScoringSelector {
   std::string_view name() const override { return "sparcas"; }
 
  protected:
-  // Dimensions are chosen anew every refresh_interval steps, the layers one after the other, so that no step
-  // chooses in more than ceil(layers / interval) of them.
+  // Dimensions are chosen anew every IntervalAt steps, the layers one after the other, so that no step chooses in more
+  // than ceil(layers / interval) of them.
   void PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) override;
 
  private:
+  // Every four steps at first, then every quarter of the steps taken so far, up to refresh_interval. What a query looks
+  // for changes most where an answer begins: with 64 from the first step on, the dimensions that suit the first value
+  // of a list choose the tokens of all the others.
+  int64_t IntervalAt(int64_t step) const;
+
   const int32_t refresh_interval_;
 };
 

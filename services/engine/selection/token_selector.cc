@@ -11,6 +11,7 @@
 #include "services/base/status.h"
 #include "services/engine/selection/adakv.h"
 #include "services/engine/selection/dense.h"
+#include "services/engine/selection/h2o.h"
 #include "services/engine/selection/head_classes_selector.h"
 #include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/quest.h"
@@ -74,7 +75,7 @@ absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelect
 }
 
 std::vector<std::string> TokenSelectorNames() {
-  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv"};
+  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv", "h2o"};
 }
 
 absl::Status ValidateDecodeOptions(const DecodeOptions& o, const ModelConfig& config) {
@@ -106,11 +107,13 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
   if (name == "sparcas") return std::make_unique<SparCasSelector>(config, std::move(classes), options);
   if (name == "loopserve") return std::make_unique<LoopServeSelector>(config, std::move(classes), options);
   if (name == "quest") return std::make_unique<QuestSelector>(config, std::move(classes), options);
-  const bool of_prompt = name == "snapkv" || name == "adakv";
-  if (of_prompt && options.window >= options.budget)
+  const bool by_window = name == "snapkv" || name == "adakv", of_prompt = by_window || name == "h2o";
+  if (by_window && options.window >= options.budget)
     return InvalidArgument(
         "decode_window is {}, {} keeps that many rows of the prompt: it must be less than decode_budget, {}",
         options.window, name, options.budget);
+  if (name == "h2o" && options.budget < 2)
+    return InvalidArgument("decode_budget is {}, h2o takes two halves of it: at least 2", options.budget);
   if (name == "dense" || name == "streaming" || of_prompt) {
     if (classes != nullptr)
       return InvalidArgument(
@@ -120,6 +123,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
     if (name == "streaming") return std::make_unique<StreamingSelector>(config, options);
     if (name == "snapkv") return std::make_unique<SnapKvSelector>(config, options);
     if (name == "adakv") return std::make_unique<AdaKvSelector>(config, options);
+    if (name == "h2o") return std::make_unique<H2oSelector>(config, options);
     return std::make_unique<DenseSelector>(config);
   }
   if (name == "head_classes") {

@@ -16,6 +16,7 @@
 #include "services/engine/cache/stream_classes.h"
 #include "services/engine/model/model.h"
 #include "services/engine/selection/decode_options.h"
+#include "services/engine/selection/kept_positions.h"
 
 namespace spl::engine {
 
@@ -25,7 +26,7 @@ enum class TokenScoring : uint8_t {
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
   kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/query_window.h)
-  kKeptTokens,   // SnapKV, AdaKV: chosen before the first step, and none later (a query window of 0)
+  kKeptTokens,   // SnapKV and its kin, SamKV: chosen before the first step, and none later (a query window of 0)
 };
 
 // What a selector needs computed, the same for all steps of a sequence but for the budget. Sequences of one step have
@@ -67,6 +68,9 @@ class TokenSelector {
   virtual bool shares_plan() const { return true; }
 
   virtual ScoringPlan scoring() const { return {}; }
+  // What streams attend to in the step that writes position `num_tokens`, but for that position, where it is known
+  // without a choice; whoever begins decoding writes it to the compact pages (BeginLists). Empty: nothing is.
+  virtual KeptPositions lists(int64_t /*num_tokens*/) const { return {}; }
   // Null: this selector needs nothing of the prompt (runtime/prompt_replay.h).
   virtual PromptSelector* of_prompt() { return nullptr; }
   // Whether tokens of this stream are ever chosen: it then has compact pages.

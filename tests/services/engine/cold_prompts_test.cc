@@ -15,21 +15,19 @@
 #include "services/engine/recovery/line_policy.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+using test::RelativeL2;
 using test::SeededRandom;
 
 constexpr int32_t kVocab = 512;
 
-Tokens RandomTokens(std::mt19937& random, int64_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % kVocab);
-  return tokens;
-}
+Tokens RandomTokens(std::mt19937& random, int64_t count) { return test::RandomTokens(random, count, kVocab); }
 
 struct Result {
   std::shared_ptr<SequenceKv> kv;
@@ -43,15 +41,6 @@ struct Result {
 bool SameBits(const Result& a, const Result& b) {
   return a.logits.size() == b.logits.size() && a.pages == b.pages &&
          std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
-}
-
-double RelativeL2(const std::vector<float>& got, const std::vector<float>& want) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    error += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
-    norm += double{want[i]} * want[i];
-  }
-  return std::sqrt(error / norm);
 }
 
 std::string Config(const char* dtype, int32_t num_layers, int32_t head_dim,
@@ -74,21 +63,13 @@ class ColdPromptsTest : public testing::TestWithParam<std::string> {
     executor_.reset();
     pool_.reset();
     memory_.reset();
-    Devices devices;
     const bool bf16 = GetParam() == "cuda";
-    for (int rank = 0; rank < (GetParam() == "ranks" ? 2 : 1); ++rank) {
-      if (bf16 || GetParam() == "cuda_f32") {
-        auto cuda = kernels::MakeCudaBackend({.deterministic = true});
-        if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-        devices.push_back(*std::move(cuda));
-      } else {
-        devices.push_back(kernels::MakeCpuBackend());
-      }
-    }
+    const auto devices = test::DevicesOf(GetParam().substr(0, 4), GetParam() == "ranks" ? 2 : 1);
+    if (!devices.ok()) GTEST_SKIP() << devices.status();
     auto config =
         ParseModelConfig(Config(bf16 ? "bfloat16" : "float32", num_layers, bf16 ? 64 : 16, architecture, more), "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, devices);
+    auto model = Model::LoadRandom({*config, 7}, *devices);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     memory_.emplace(AllocateKvMemory(*model_, PagesForTokens(model_->config(), 16 * 1024)).value());

@@ -11,6 +11,7 @@
 #include "services/engine/selection/sparcas.h"
 #include "services/engine/selection/streaming.h"
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -112,7 +113,8 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
                                           Selector("loopserve", 100),
                                           Selector("snapkv", 64),
                                           Selector("adakv", 100),
-                                          Selector("snapkv", 500)};
+                                          Selector("snapkv", 500),
+                                          Selector("h2o", 80)};
   selectors[5].dims = 8;
   std::vector<Answer> alone;
   for (const DecodeOptions& selector : selectors) {
@@ -144,7 +146,7 @@ TEST_F(DecodeSelectionTest, ForksChooseEachForItself) {
   sampling.num_forks = 3;
   LocalGeneratorOptions options;
   options.max_tokens = 4096;
-  for (const char* name : {"sparcas", "snapkv", "adakv"}) {
+  for (const char* name : {"sparcas", "snapkv", "adakv", "h2o"}) {
     options.decode = Selector(name, 64);
     auto generator = *LocalGenerator::Create(model_, options);
     std::vector<std::vector<int32_t>> want(3);
@@ -224,24 +226,31 @@ std::vector<int32_t> Largest(const std::vector<double>& scores, size_t k) {
   return order;
 }
 
-// What SnapKV and AdaKV are defined to keep, in double, from the attention of each head.
+// What SnapKV, AdaKV and H2O rank positions by, in double, from the attention of a head.
+std::vector<double> Ranking(const std::string& name, const std::vector<double>& attention) {
+  const auto columns = static_cast<int32_t>(attention.size());
+  const int32_t radius = name == "h2o" ? 0 : name == "snapkv" ? 2 : 3;
+  std::vector<double> ranking;
+  for (int32_t j = 0; j < columns; ++j) {
+    double sum = 0, best = 0;
+    for (int32_t i = std::max(0, j - radius); i <= std::min(columns - 1, j + radius); ++i) {
+      sum += attention[static_cast<size_t>(i)];
+      best = std::max(best, attention[static_cast<size_t>(i)]);
+    }
+    ranking.push_back(name == "adakv" ? best : sum);
+  }
+  return ranking;
+}
+
+// What they are defined to keep.
 std::vector<std::vector<int32_t>> Kept(const std::string& name, const std::vector<std::vector<double>>& attention,
                                        int32_t budget) {
   const auto columns = static_cast<int32_t>(attention[0].size());
-  const int32_t radius = name == "snapkv" ? 2 : 3;
-  std::vector<std::vector<double>> pooled;
+  std::vector<std::vector<double>> rankings;
   std::vector<double> all;
   for (const std::vector<double>& of_head : attention) {
-    pooled.emplace_back();
-    for (int32_t j = 0; j < columns; ++j) {
-      double sum = 0, best = 0;
-      for (int32_t i = std::max(0, j - radius); i <= std::min(columns - 1, j + radius); ++i) {
-        sum += of_head[static_cast<size_t>(i)] / 5;
-        best = std::max(best, of_head[static_cast<size_t>(i)]);
-      }
-      pooled.back().push_back(name == "snapkv" ? sum : best);
-    }
-    all.insert(all.end(), pooled.back().begin(), pooled.back().end());
+    rankings.push_back(Ranking(name, of_head));
+    all.insert(all.end(), rankings.back().begin(), rankings.back().end());
   }
   const std::vector<int32_t> of_layer = Largest(all, static_cast<size_t>(budget) * attention.size());
   std::vector<std::vector<int32_t>> kept;
@@ -252,7 +261,7 @@ std::vector<std::vector<int32_t>> Kept(const std::string& name, const std::vecto
                                    [&](int32_t i) { return static_cast<size_t>(i / columns) == h; });
       count = std::round(0.5 * static_cast<double>(n) + 0.5 * budget);
     }
-    kept.push_back(Largest(pooled[h], static_cast<size_t>(count)));
+    kept.push_back(Largest(rankings[h], static_cast<size_t>(count)));
   }
   return kept;
 }
@@ -271,16 +280,18 @@ TEST(PromptSelectors, KeepWhatIsDefined) {
     for (size_t h = 0; h < 3; ++h) {
       for (int32_t j = 0; j < columns; ++j) {
         // Heads of different concentration.
-        const double x = std::pow(std::uniform_real_distribution<>(0, 1)(random), 1.0 + 4.0 * static_cast<double>(h));
+        // Whole multiples of 1/4096, so that sums of five are exact in f32, too.
+        const double x =
+            std::ceil(4096 * std::pow(std::uniform_real_distribution<>(0, 1)(random), 1.0 + 4.0 * double(h))) / 4096;
         attention.push_back(static_cast<float>(x));
         exact[h].push_back(attention.back());
       }
     }
-    for (const std::string name : {"snapkv", "adakv"}) {
+    for (const std::string name : {"snapkv", "adakv", "h2o"}) {
       std::vector<std::vector<int32_t>> smaller(3);
       for (const int32_t budget : {1, 7, columns / 4, columns / 2, columns - 1}) {
         DecodeOptions options(name);
-        options.budget = budget + 8;
+        options.budget = name == "h2o" ? 2 * budget : budget + 8;
         options.window = 8;
         const auto selector = *MakeTokenSelector(options, config, nullptr);
         ASSERT_NE(selector->of_prompt(), nullptr);
@@ -289,7 +300,7 @@ TEST(PromptSelectors, KeepWhatIsDefined) {
         size_t sum = 0;
         for (size_t h = 0; h < 3; ++h) {
           sum += kept[h].size();
-          if (name == "snapkv") {
+          if (name != "adakv") {
             EXPECT_TRUE(std::includes(kept[h].begin(), kept[h].end(), smaller[h].begin(), smaller[h].end()));
           }
         }
@@ -302,11 +313,21 @@ TEST(PromptSelectors, KeepWhatIsDefined) {
   }
 }
 
-// What the prompt's last rows attend to, by a way of its own: they run as decode steps, which leave their queries in
-// the compact pages of a `loopserve` sequence, and their attention is computed here from these and the KV.
-TEST_F(DecodeSelectionTest, PromptSelectorsKeepWhatTheLastRowsAttendTo) {
-  std::mt19937 random = SeededRandom("last rows");
-  constexpr int32_t kLength = 300, kWindow = 32;
+// What rows of the prompt attend to, by a way of its own: they run as decode steps, which leave their queries in the
+// compact pages of a `loopserve` sequence, and their attention is computed here from these and the KV.
+class PromptSelectorTest : public DecodeSelectionTest {
+ protected:
+  // The last kRows rows of kLength decide.
+  template <int32_t kLength, int32_t kRows>
+  void Check(std::initializer_list<std::string> names);
+};
+
+TEST_F(PromptSelectorTest, KeepsWhatTheLastRowsAttendTo) { Check<300, 32>({"snapkv", "adakv"}); }
+TEST_F(PromptSelectorTest, KeepsWhatAllRowsAttendTo) { Check<128, 128>({"h2o"}); }
+
+template <int32_t kLength, int32_t kWindow>
+void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
+  std::mt19937 random = SeededRandom("rows that decide");
   const std::vector<int32_t> prompt = RandomPrompt(random, kLength);
   const ModelConfig& config = model_->config();
   const int32_t group = config.num_qo_heads / config.num_kv_heads, dim = config.head_dim;
@@ -320,7 +341,9 @@ TEST_F(DecodeSelectionTest, PromptSelectorsKeepWhatTheLastRowsAttendTo) {
   std::iota(positions.begin(), positions.end(), 0);
   const PrefillSlice slice{
       .tokens = std::span(prompt).first(positions.size()), .positions = positions, .kv = &kv, .policy = policy.get()};
-  ASSERT_TRUE(executor->Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
+  if (kLength > kWindow) {
+    ASSERT_TRUE(executor->Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
+  }
   kv.set_num_tokens(kLength - kWindow);
   DecodeOptions records("loopserve");
   records.window = kWindow;
@@ -346,7 +369,7 @@ TEST_F(DecodeSelectionTest, PromptSelectorsKeepWhatTheLastRowsAttendTo) {
   };
   const auto attention = [&](int32_t layer, int32_t h) {
     const std::vector<int32_t>& pages = compact->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)];
-    std::vector<double> sums(kLength - kWindow);
+    std::vector<double> sums(kLength);
     for (int32_t slot = 0; slot < kWindow; ++slot) {  // the slots are in order: each was written once
       for (int32_t g = 0; g < group; ++g) {
         const int64_t at = int64_t{slot} * group + g;
@@ -361,37 +384,50 @@ TEST_F(DecodeSelectionTest, PromptSelectorsKeepWhatTheLastRowsAttendTo) {
           row.push_back(std::exp(dot / std::sqrt(double(dim))));
           total += row.back();
         }
-        for (size_t j = 0; j < sums.size(); ++j) sums[j] += row[j] / total;
+        for (size_t j = 0; j < row.size(); ++j) sums[j] += row[j] / total;
       }
     }
     return sums;
   };
   const std::vector<std::byte> before(view.base, view.base + static_cast<int64_t>(decode_memory_->size()));
-  for (const std::string name : {"snapkv", "adakv"}) {
+  for (const std::string& name : names) {
     DecodeOptions options(name);
     options.budget = 90;
     options.dense_layers = 1;
     const auto selector = *MakeTokenSelector(options, config, nullptr);
+    const int32_t columns = kLength - selector->of_prompt()->window();
     const int64_t free = pool.num_free();
     const auto kept = ChooseOfPrompt(*executor, prompt, kv, *selector->of_prompt());
     ASSERT_TRUE(kept.ok()) << kept.status();
     EXPECT_EQ(pool.num_free(), free);
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       std::vector<std::vector<double>> exact;
-      for (int32_t h = 0; h < config.num_kv_heads; ++h) exact.push_back(attention(layer, h));
-      auto want = Kept(name, exact, 90 - kWindow);
+      for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+        exact.push_back(attention(layer, h));
+        exact.back().resize(static_cast<size_t>(columns));
+      }
+      auto want = Kept(name, exact, 90 - selector->of_prompt()->window());
       for (int32_t h = 0; h < config.num_kv_heads; ++h) {
         std::vector<int32_t>& list = want[static_cast<size_t>(h)];
-        for (int32_t j = kLength - kWindow; j < kLength; ++j) list.push_back(j);
+        for (int32_t j = columns; j < kLength; ++j) list.push_back(j);
         if (layer == 0) list.clear();
         const std::vector<int32_t>& got = (*kept)[static_cast<size_t>(layer * config.num_kv_heads + h)];
-        // f32 and double may differ on which of two positions of nearly equal attention is the last one; AdaKV's pool
-        // makes of each seven that are equal.
-        const size_t close = name == "adakv" ? 7 : 1;
+        // A head's budget may differ by what AdaKV's pool makes equal, seven positions; and which of several positions
+        // of nearly equal attention are kept by what bf16 makes of rows that run as steps and as a prompt: a head that
+        // looks back by one pays all the same.
+        const double lengths = std::abs(static_cast<double>(got.size()) - static_cast<double>(list.size()));
+        EXPECT_LE(lengths, name == "adakv" ? 7 : 0) << name << ", layer " << layer << ", head " << h;
+        if (lengths > 0) continue;
+        const std::vector<double> ranking = Ranking(name, exact[static_cast<size_t>(h)]);
+        const auto kept_of = [&](const std::vector<int32_t>& positions) {
+          double sum = 0;
+          for (const int32_t j : positions) sum += j < columns ? ranking[static_cast<size_t>(j)] : 0;
+          return sum;
+        };
+        EXPECT_GE(kept_of(got), 0.99 * kept_of(list)) << name << ", layer " << layer << ", head " << h;
         std::vector<int32_t> both;
         std::ranges::set_intersection(got, list, std::back_inserter(both));
-        EXPECT_LE(got.size() - both.size(), close) << name << ", layer " << layer << ", head " << h;
-        EXPECT_LE(list.size() - both.size(), close) << name << ", layer " << layer << ", head " << h;
+        EXPECT_GE(both.size(), list.size() * 8 / 10) << name << ", layer " << layer << ", head " << h;
       }
     }
     // A sequence that goes on elsewhere keeps the same, and what it has generated.
@@ -421,7 +457,7 @@ TEST_F(DecodeSelectionTest, PromptSelectorsOfShortPromptsAreDense) {
   std::mt19937 random = SeededRandom("short prompts");
   const auto prompt = RandomPrompt(random, 300);
   const Answer dense = Local(prompt, "dense", 80);
-  for (const char* name : {"snapkv", "adakv"}) {
+  for (const char* name : {"snapkv", "adakv", "h2o"}) {
     EXPECT_EQ(Local(prompt, Selector(name, 300), 80), dense) << name;
     const Answer chosen = Local(prompt, Selector(name, 64), 80);
     EXPECT_EQ(chosen.tokens[0], dense.tokens[0]) << "the prefill's";
@@ -434,21 +470,15 @@ TEST_F(DecodeSelectionTest, PromptSelectorsOfShortPromptsAreDense) {
 class DecodeDevicesTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    Devices devices;
-    if (GetParam() == "cuda") {
-      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
-      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-      devices.push_back(*std::move(cuda));
-    } else {
-      for (int rank = 0; rank < (GetParam() == "ranks" ? 2 : 1); ++rank) devices.push_back(kernels::MakeCpuBackend());
-    }
+    const auto devices = test::DevicesOf(GetParam(), GetParam() == "ranks" ? 2 : 1);
+    if (!devices.ok()) GTEST_SKIP() << devices.status();
     auto config = ParseModelConfig(R"({"architectures":["LlamaForCausalLM"],"hidden_size":128,"intermediate_size":256,
         "num_hidden_layers":4,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"vocab_size":500,
         "max_position_embeddings":4096,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
         "torch_dtype":"bfloat16"})",
                                    "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, devices);
+    auto model = Model::LoadRandom({*config, 7}, *devices);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
   }
@@ -488,7 +518,7 @@ TEST_P(DecodeDevicesTest, BudgetsBeyondTheContextAreDense) {
   for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 500);
   const Answer dense = Run(prompt, "dense", 70);
   ASSERT_EQ(dense.tokens.size(), 70u);
-  for (const char* name : {"sparcas", "quest", "loopserve", "snapkv", "adakv"}) {
+  for (const char* name : {"sparcas", "quest", "loopserve", "snapkv", "adakv", "h2o"}) {
     EXPECT_EQ(Run(prompt, Selector(name, 784), 70), dense) << name;
     const Answer chosen = Run(prompt, Selector(name, 96), 70);
     EXPECT_NE(chosen.logprobs, dense.logprobs) << name;
@@ -532,11 +562,16 @@ TEST(SparCasSelector, RefreshesTakeTurns) {
         if (!s.refresh) continue;
         ++refreshed;
         valid[static_cast<size_t>(layer)] ^= 1;
-        EXPECT_LE(step - last[static_cast<size_t>(layer)], interval) << layer;
+        // Where the interval grows from 4 to 5, turns do not meet.
+        EXPECT_LE(step - last[static_cast<size_t>(layer)], interval == 5 ? 8 : interval) << layer;
+        if (step < 32) {
+          EXPECT_LE(step - last[static_cast<size_t>(layer)], 4) << layer;
+        }
         last[static_cast<size_t>(layer)] = step;
       }
       if (step == 0) continue;
-      EXPECT_LE(refreshed, (12 + interval - 1) / interval) << "step " << step;
+      const int32_t now = std::min(interval, step < 32 ? 4 : step < 64 ? 8 : step < 128 ? 16 : 32);
+      EXPECT_LE(refreshed, (12 + now - 1) / now) << "step " << step;
     }
   }
 }
@@ -566,10 +601,11 @@ TEST(DecodeOptions, BadOnesAreNamed) {
   EXPECT_THAT(error([](DecodeOptions& o) { o.sinks = -1; }, "streaming"), HasSubstr("decode_sinks is -1"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.window = 0; }, "snapkv"), HasSubstr("decode_window is 0"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 32; }, "adakv"), HasSubstr("less than decode_budget, 32"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 1; }, "h2o"), HasSubstr("at least 2"));
   const absl::Status unknown = MakeTokenSelector("other", config, nullptr).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(unknown.message()),
-              HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming, snapkv, adakv"));
+              HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming, snapkv, adakv, h2o"));
 }
 
 }  // namespace

@@ -105,6 +105,10 @@ class FakeStore final : public chunk::ChunkStore {
     const auto it = chunks_.find(key);
     return it == chunks_.end() ? std::nullopt : std::optional(it->second);
   }
+  void Remove(const chunk::ChunkKey& key) {
+    std::lock_guard lock(mutex_);
+    chunks_.erase(key);
+  }
   size_t size() const {
     std::lock_guard lock(mutex_);
     return chunks_.size();

@@ -1,5 +1,9 @@
 // Comparing steps that choose tokens with the same steps over everything.
+#include <numeric>
+
+#include "services/engine/model/parallel_executor.h"
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -24,18 +28,130 @@ TEST(LogitAgreement, ByHand) {
   EXPECT_NEAR(CompareLogits(shifted, falling).top10, 0.7, 1e-12);
 }
 
+// What a step's attention pays to what a selector leaves, by hand: the step's own queries and the keys.
+class KeptMassTest : public testing::TestWithParam<std::string> {
+ protected:
+  static constexpr int32_t kLayers = 3, kKvHeads = 2, kQueryHeads = 8, kDim = 64, kLength = 300;
+
+  void SetUp() override {
+    const auto devices = test::DevicesOf(GetParam(), GetParam() == "ranks" ? 2 : 1);
+    if (!devices.ok()) GTEST_SKIP() << devices.status();
+    auto config = ParseModelConfig(R"({"architectures":["LlamaForCausalLM"],"hidden_size":128,"intermediate_size":256,
+        "num_hidden_layers":3,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"vocab_size":512,
+        "max_position_embeddings":4096,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
+        "torch_dtype":"bfloat16"})",
+                                   "test");
+    model_ = *Model::LoadRandom({*config, 7}, *devices);
+    memory_.emplace(*AllocateKvMemory(*model_, PagesForTokens(*config, 4096)));
+    pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
+    executor_ = *ParallelExecutor::Create(model_, memory_->pages, {.num_threads = 2, .max_rows = 512});
+  }
+  std::unique_ptr<TokenSelector> Selector(const char* name, int32_t budget) const {
+    DecodeOptions options(name);
+    options.budget = budget;
+    options.recent = 8;
+    options.dense_layers = 0;
+    return *MakeTokenSelector(options, model_->config(), nullptr);
+  }
+  std::unique_ptr<SequenceKv> Sequence(const std::vector<int32_t>& prompt) {
+    auto kv = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+    EXPECT_TRUE(kv->Reserve(kLength + 1).ok());
+    std::vector<int32_t> positions(prompt.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    const auto exact = *MakeRecoveryPolicy({.policy = "exact"}, model_->config());
+    const PrefillSlice slice{.tokens = prompt, .positions = positions, .kv = kv.get(), .policy = exact.get()};
+    EXPECT_TRUE(executor_->Prefill({&slice, 1}).ok());
+    kv->set_num_tokens(kLength);
+    return kv;
+  }
+  // Row `row` of a page whose rows have kDim elements; `second`: of its second half.
+  std::vector<double> PageRow(int32_t page, int64_t row, kernels::DType dtype, bool second = false) const {
+    std::vector<std::byte> bytes(model_->page_bytes());
+    EXPECT_TRUE(pool_->ReadPages({&page, 1}, bytes.data()).ok());
+    const std::byte* const at = bytes.data() + (second ? bytes.size() / 2 : 0);
+    std::vector<double> out;
+    for (int64_t i = row * kDim; i < (row + 1) * kDim; ++i)
+      out.push_back(dtype == kernels::DType::kF32
+                        ? double{reinterpret_cast<const float*>(at)[i]}
+                        : double{kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[i])});
+    return out;
+  }
+
+  std::shared_ptr<const Model> model_;
+  std::optional<KvMemory> memory_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<ParallelExecutor> executor_;
+};
+
+TEST_P(KeptMassTest, IsTheAttentionOnWhatIsKept) {
+  std::mt19937 random = SeededRandom("kept mass");
+  const auto kv = Sequence(test::RandomTokens(random, kLength)), other = Sequence(test::RandomTokens(random, kLength));
+  const auto everything = Selector("dense", 64), recorder = Selector("loopserve", 4096),
+             some = Selector("streaming", 64), more = Selector("streaming", 128), quest = Selector("quest", 96),
+             whole = Selector("streaming", 4096);
+  // The queries of this very step, which the recorder keeps; layer 0's are the same whatever is chosen.
+  const auto compact = *MakeCompactPages(*recorder, *model_, *pool_);
+  ASSERT_TRUE(compact->Reserve(1).ok());
+  const DecodeRow record{77, kv.get(), recorder.get(), compact.get()};
+  ASSERT_TRUE(executor_->Decode({&record, 1}).ok());
+  const kernels::DType query_type = model_->rank(0).backend().activation_dtype(model_->config().dtype);
+  const auto measure = [&](TokenSelector& selector, bool beside) {
+    MassProbe probe{.everything = everything.get(), .kept = std::vector<float>(size_t{kLayers} * kQueryHeads)};
+    const auto pages = *MakeCompactPages(selector, *model_, *pool_);
+    EXPECT_TRUE(pages == nullptr || pages->Reserve(kLength + 1).ok());
+    everything->BeginStep(kLength + 1);
+    std::vector<DecodeRow> rows = {{77, kv.get(), &selector, pages.get(), nullptr, &probe}};
+    if (beside) rows.insert(rows.begin(), DecodeRow{5, other.get(), whole.get()});
+    EXPECT_TRUE(executor_->Decode(rows).ok());
+    return probe.kept;
+  };
+  const auto kept = measure(*some, false);
+  for (int32_t head = 0; head < kQueryHeads; ++head) {
+    const int32_t kv_head = head / (kQueryHeads / kKvHeads), g = head % (kQueryHeads / kKvHeads);
+    const auto q = PageRow(compact->tables()[static_cast<size_t>(kv_head)][0], g, query_type);
+    const auto rule = some->Select(0, kv_head);
+    double seen = 0, total = 0;
+    for (int32_t j = 0; j <= kLength; ++j) {
+      const auto k = PageRow(kv->stream(0, kv_head)[static_cast<size_t>(j / kernels::kPageTokens)],
+                             j % kernels::kPageTokens, model_->kv_dtype());
+      const double weight = std::exp(std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / std::sqrt(double{kDim}));
+      total += weight;
+      if (j < rule.num_sinks || j > kLength - rule.window) seen += weight;
+    }
+    EXPECT_NEAR(kept[static_cast<size_t>(head)], seen / total, 2e-3) << "head " << head;
+  }
+  // Beside another sequence, and in front of it; of more; of everything.
+  EXPECT_EQ(measure(*some, true), kept);
+  const auto larger = measure(*more, false);
+  for (size_t i = 0; i < kQueryHeads; ++i) EXPECT_GT(larger[i], kept[i]);
+  for (const float share : measure(*whole, false)) EXPECT_NEAR(share, 1, 1e-5);
+  for (const float share : measure(*Selector("dense", 64), false)) EXPECT_EQ(share, -1) << "it saw everything";
+  // Eight recent tokens and five times the best sixteen have more than their share, in layer 0 with these queries.
+  const auto best = measure(*quest, false);
+  for (const float share : best) {
+    EXPECT_GT(share, 0);
+    EXPECT_LT(share, 1);
+  }
+  EXPECT_GT(std::accumulate(best.begin(), best.begin() + kQueryHeads, 0.0) / kQueryHeads, 88.0 / (kLength + 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, KeptMassTest, testing::Values("ref", "cpu", "ranks", "cuda"),
+                         [](const auto& info) { return info.param; });
+
 class DecodeFidelityTest : public EnginesTest {
  protected:
   struct Seen {
     std::string selector;
     LogitAgreement agreement;
+    double kept_mass;
   };
   void StartWatched(double share) {
     DecodeEngineOptions options;
-    options.fidelity = {
-        .share = share, .interval = 4, .report = [this](std::string_view selector, const LogitAgreement& agreement) {
-          seen_.push_back({std::string(selector), agreement});
-        }};
+    options.fidelity = {.share = share,
+                        .interval = 4,
+                        .report = [this](std::string_view selector, const LogitAgreement& agreement, double kept_mass) {
+                          seen_.push_back({std::string(selector), agreement, kept_mass});
+                        }};
     Start(8192, 8192, {}, options);
   }
   std::vector<Seen> seen_;  // by the engine thread; read when it has stopped
@@ -68,6 +184,8 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
       EXPECT_GT(s.agreement.cosine, 0.2) << name;
       EXPECT_LE(s.agreement.cosine, 1 + 1e-9);
       EXPECT_LT(s.agreement.cosine, 1 - 1e-12) << name << ": compared with itself?";
+      EXPECT_GT(s.kept_mass, 0.05) << name;
+      EXPECT_LT(s.kept_mass, 1) << name;
     }
   }
 }

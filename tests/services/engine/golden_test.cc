@@ -8,10 +8,13 @@
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {
 namespace {
+
+using test::RelativeL2;
 
 enum class Arithmetic {
   kReference,  // the reference backend, K and V cached in f32
@@ -57,15 +60,6 @@ std::vector<float> Floats(const SafetensorsFile& file, const std::string& name) 
   std::vector<float> values(tensor->bytes / 4);
   std::memcpy(values.data(), tensor->data, tensor->bytes);
   return values;
-}
-
-double RelativeL2(std::span<const float> got, std::span<const float> want) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    difference += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
-    norm += double(want[i]) * want[i];
-  }
-  return std::sqrt(difference / norm);
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {

@@ -14,12 +14,15 @@
 #include "services/engine/recovery/ffn_rows.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+using test::RandomTokens;
+using test::RelativeL2;
 using test::SeededRandom;
 
 constexpr int32_t kLayers = 6, kHeads = 2;
@@ -27,12 +30,6 @@ constexpr const char* kConfig = R"({"architectures":["LlamaForCausalLM"],"hidden
     "num_hidden_layers":6,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":512,
     "max_position_embeddings":4096,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
     "torch_dtype":"float32"})";
-
-Tokens RandomTokens(std::mt19937& random, int64_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 512);
-  return tokens;
-}
 
 // Everything that makes a method with head classes one: off.
 ReuseOptions Whole(const char* policy) {
@@ -50,15 +47,6 @@ struct Result {
 bool SameBits(const Result& a, const Result& b) {
   return a.logits.size() == b.logits.size() && a.pages == b.pages &&
          std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
-}
-
-double RelativeL2(const std::vector<float>& got, const std::vector<float>& want) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    error += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
-    norm += double{want[i]} * want[i];
-  }
-  return std::sqrt(error / norm);
 }
 
 HeadClassMap RandomMap(std::mt19937& random, int32_t window_max) {
@@ -82,19 +70,11 @@ class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
   static int num_ranks() { return GetParam() == "ranks" ? 2 : 1; }
 
   void SetUp() override {
-    Devices devices;
-    if (GetParam() == "cuda") {
-      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
-      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-      devices.push_back(*std::move(cuda));
-    } else if (GetParam() == "ref") {
-      devices.push_back(kernels::MakeReferenceBackend());
-    } else {
-      for (int rank = 0; rank < num_ranks(); ++rank) devices.push_back(kernels::MakeCpuBackend());
-    }
+    const auto devices = test::DevicesOf(GetParam(), num_ranks());
+    if (!devices.ok()) GTEST_SKIP() << devices.status();
     auto config = ParseModelConfig(kConfig, "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, devices);
+    auto model = Model::LoadRandom({*config, 7}, *devices);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     memory_.emplace(AllocateKvMemory(*model_, PagesForTokens(model_->config(), 16 * 1024)).value());

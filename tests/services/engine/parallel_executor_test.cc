@@ -15,11 +15,14 @@
 #include "services/engine/engine.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/selection/dense.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {
 namespace {
+
+using test::RelativeL2;
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -87,15 +90,6 @@ TEST(Shard, TheModelIsTheSameForEveryNumberOfRanks) {
   EXPECT_EQ(one->page_bytes(), four->page_bytes());
   EXPECT_EQ(four->num_ranks(), 4);
   EXPECT_EQ(four->rank(3).config().num_kv_heads * 4, one->config().num_kv_heads);
-}
-
-double RelativeL2(std::span<const float> got, std::span<const float> want) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    difference += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
-    norm += double(want[i]) * want[i];
-  }
-  return std::sqrt(difference / norm);
 }
 
 std::vector<int32_t> Prompt(size_t length, int32_t vocab) {

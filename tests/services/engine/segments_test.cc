@@ -14,12 +14,14 @@
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+using test::RandomTokens;
 using test::SeededRandom;
 
 std::string Config(const std::string& more) {
@@ -34,12 +36,6 @@ const char* const kLlama3Scaling =
         "original_max_position_embeddings":1024})";
 const char* const kYarnScaling =
     R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":2048})";
-
-Tokens RandomTokens(std::mt19937& random, int64_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 512);
-  return tokens;
-}
 
 int32_t Between(std::mt19937& random, int32_t low, int32_t high) {
   return std::uniform_int_distribution<int32_t>(low, high)(random);
@@ -62,17 +58,11 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
   // False: skipped.
   void Load(const std::string& more, std::optional<kernels::DType> kv_dtype = std::nullopt, int32_t max_rows = 192) {
     pool_.reset();
-    Devices devices;
-    if (GetParam() == "cuda") {
-      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
-      if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-      devices.push_back(*std::move(cuda));
-    } else {
-      for (int rank = 0; rank < num_ranks(); ++rank) devices.push_back(kernels::MakeCpuBackend());
-    }
+    const auto devices = test::DevicesOf(GetParam(), num_ranks());
+    if (!devices.ok()) GTEST_SKIP() << devices.status();
     auto config = ParseModelConfig(Config(more), "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, devices, {.kv_dtype = kv_dtype});
+    auto model = Model::LoadRandom({*config, 7}, *devices, {.kv_dtype = kv_dtype});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     const int64_t pages = PagesForTokens(model_->config(), kPoolTokens);

@@ -1,0 +1,88 @@
+#include "services/engine/cache/segment_summary.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/dtype.h"
+#include "services/base/status.h"
+
+namespace spl::engine {
+namespace {
+
+// Half-split pairs, as in the model's own table.
+void Turn(std::span<float> heads, std::span<const double> cos, std::span<const double> sin) {
+  const size_t half = cos.size(), head_dim = 2 * half;
+  for (size_t head = 0; head < heads.size(); head += head_dim) {
+    for (size_t c = 0; c < half; ++c) {
+      const double x = heads[head + c], y = heads[head + half + c];
+      heads[head + c] = static_cast<float>(x * cos[c] - y * sin[c]);
+      heads[head + half + c] = static_cast<float>(y * cos[c] + x * sin[c]);
+    }
+  }
+}
+
+double ElementOf(const std::byte* k, kernels::DType dtype, size_t at) {
+  return dtype == kernels::DType::kF32 ? double{reinterpret_cast<const float*>(k)[at]}
+                                       : double{kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(k)[at])};
+}
+
+}  // namespace
+
+PositionRange LocalTilesOf(const PositionRange& segment) {
+  const int32_t first = std::max(0, PagesFor(segment.size()) - kLocalTiles);
+  return {segment.begin + first * kernels::kPageTokens, segment.end};
+}
+
+absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelConfig& config,
+                                             kernels::DType kv_dtype) {
+  const auto d = static_cast<size_t>(config.head_dim), heads = static_cast<size_t>(config.num_kv_heads);
+  const size_t page_bytes = 2 * kernels::kPageTokens * d * kernels::DTypeBytes(kv_dtype);
+  const auto num_tiles = static_cast<size_t>(PagesFor(hit.num_tokens));
+  const int32_t first_slot = hit.source->slot(hit.offset);
+  const int32_t num_pages = PagesFor(first_slot + hit.num_tokens);
+  SegmentSummary summary;
+  summary.tile_means.resize(static_cast<size_t>(config.num_layers) * num_tiles * heads * d);
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::vector<std::byte> read(pages.size() * page_bytes);
+  std::vector<double> sum(d);
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    for (size_t head = 0; head < heads; ++head) {
+      const int32_t stream = layer * config.num_kv_heads + static_cast<int32_t>(head);
+      for (int32_t i = 0; i < num_pages; ++i)
+        pages[static_cast<size_t>(i)] =
+            hit.source->page(stream, std::min(hit.offset + i * kernels::kPageTokens - (i > 0 ? first_slot : 0),
+                                              hit.offset + hit.num_tokens - 1));
+      SPLICE_RETURN_IF_ERROR(hit.source->pool().ReadPages(pages, read.data()));
+      for (size_t tile = 0; tile < num_tiles; ++tile) {
+        const int32_t begin = static_cast<int32_t>(tile) * kernels::kPageTokens;
+        const int32_t end = std::min(hit.num_tokens, begin + kernels::kPageTokens);
+        std::fill(sum.begin(), sum.end(), 0);
+        for (int32_t token = first_slot + begin; token < first_slot + end; ++token) {
+          const std::byte* const k = read.data() + static_cast<size_t>(token / kernels::kPageTokens) * page_bytes;
+          const size_t row = static_cast<size_t>(token % kernels::kPageTokens) * d;
+          for (size_t c = 0; c < d; ++c) sum[c] += ElementOf(k, kv_dtype, row + c);
+        }
+        float* const to =
+            summary.tile_means.data() + ((static_cast<size_t>(layer) * num_tiles + tile) * heads + head) * d;
+        for (size_t c = 0; c < d; ++c) to[c] = static_cast<float>(sum[c] / (end - begin));
+      }
+    }
+  }
+  return summary;
+}
+
+SegmentSummary TurnSummary(const SegmentSummary& summary, int32_t distance, const ModelConfig& config) {
+  SegmentSummary turned = summary;
+  if (distance == 0) return turned;
+  std::vector<double> cos, sin;
+  for (const float frequency : InverseFrequencies(config.rope, config.head_dim)) {
+    const double angle = static_cast<double>(distance) * frequency;
+    cos.push_back(std::cos(angle));
+    sin.push_back(std::sin(angle));
+  }
+  Turn(turned.tile_means, cos, sin);
+  Turn(turned.local_query, cos, sin);
+  return turned;
+}
+
+}  // namespace spl::engine

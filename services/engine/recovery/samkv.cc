@@ -1,0 +1,254 @@
+#include "services/engine/recovery/samkv.h"
+
+#include <algorithm>
+
+#include "services/engine/cache/segment_summary.h"
+
+namespace spl::engine {
+namespace {
+
+// Of a longer question the last tokens choose: its scores cost their number times the documents.
+constexpr int32_t kChoosingTokens = 64;
+
+int32_t NumTiles(const PositionRange& document) { return (document.size() + kSamKvTileTokens - 1) / kSamKvTileTokens; }
+
+}  // namespace
+
+SamKvPolicy::SamKvPolicy(const ModelConfig& config, const ReuseOptions& options)
+    : RecoveryPolicy(config),
+      options_(options),
+      shape_{config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim},
+      by_attention_(options.choose == "attention"),
+      visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+
+// What is written over is not read: of the copies only what the question is first asked over.
+std::optional<std::vector<int32_t>> SamKvPolicy::TilesRead(int32_t num_tiles) const {
+  if (by_attention_) return std::nullopt;
+  if (options_.recompute != "samkv" || options_.fusion) return std::nullopt;
+  std::vector<int32_t> fixed;
+  for (int32_t tile = 0; tile < num_tiles; ++tile) {
+    if (tile < kSamKvInitialTiles || tile >= num_tiles - kSamKvLocalTiles) fixed.push_back(tile);
+  }
+  return fixed;
+}
+
+LayerPlan SamKvPolicy::PlanLayer(int32_t layer) {
+  if (sees_all_) return RecoveryPolicy::PlanLayer(layer);
+  const std::vector<int32_t>& list = lists_[lists_.size() == 1 ? 0 : static_cast<size_t>(layer)];
+  std::fill(visibility_.begin(), visibility_.end(),
+            kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList, .indices = list});
+  return {.visibility = visibility_};
+}
+
+PositionRange SamKvPolicy::QuestionOf(const ReuseLayout& layout) {
+  const PositionRange& last = layout.reused.back();
+  if (last.end < layout.num_tokens) return {last.end, layout.num_tokens};
+  return {std::max(last.begin, last.end - kSamKvTileTokens), last.end};
+}
+
+PositionRange SamKvPolicy::TilesOf(const PositionRange& document, int32_t begin, int32_t end) {
+  return {std::min(document.end, document.begin + begin * kSamKvTileTokens),
+          std::min(document.end, document.begin + end * kSamKvTileTokens)};
+}
+
+PositionRanges SamKvPolicy::AlwaysSeen(const ReuseLayout& layout) {
+  return ComplementOf(layout.reused, {0, layout.num_tokens});
+}
+
+PositionRanges SamKvPolicy::FixedTiles(const ReuseLayout& layout) {
+  PositionRanges fixed;
+  for (const PositionRange& document : layout.reused) {
+    fixed.push_back(TilesOf(document, 0, kSamKvInitialTiles));
+    fixed.push_back(LocalTilesOf(document));
+  }
+  return MergeRanges(std::move(fixed));
+}
+
+void SamKvPolicy::See(const ReuseLayout& layout, std::span<const PositionRanges> visible) {
+  lists_.clear();
+  sees_all_ = true;
+  for (const PositionRanges& ranges : visible) {
+    std::vector<int32_t>& list = lists_.emplace_back();
+    list.reserve(static_cast<size_t>(CountOf(ranges)));
+    for (const PositionRange& range : ranges) {
+      for (int32_t p = range.begin; p < range.end; ++p) list.push_back(p);
+    }
+    sees_all_ &= static_cast<int32_t>(list.size()) == layout.num_tokens;
+  }
+}
+
+PositionRanges SamKvPolicy::AlwaysKept(const ReuseLayout& layout) const {
+  if (!by_attention_) return UnionOf(AlwaysSeen(layout), FixedTiles(layout));
+  PositionRanges kept = AlwaysSeen(layout);
+  for (const PositionRange& document : layout.reused) {
+    const PositionRange initial = PageTiles(document).front();
+    kept = UnionOf(kept, {&initial, 1});
+  }
+  const PositionRange question = QuestionOf(layout);  // perhaps the last document's end
+  return UnionOf(kept, {&question, 1});
+}
+
+PositionRanges SamKvPolicy::PageTiles(const PositionRange& document) {
+  constexpr int32_t kTile = kSamKvTileTokens;
+  PositionRanges tiles;
+  int32_t begin = document.begin, end = (begin + kTile / 2 + kTile - 1) / kTile * kTile;
+  for (; begin < document.end; begin = end, end += kTile) tiles.push_back({begin, std::min(end, document.end)});
+  return tiles;
+}
+
+PositionRanges SamKvPolicy::Candidates(const ReuseLayout& layout) {
+  const int32_t question = QuestionOf(layout).begin;
+  PositionRanges candidates;
+  for (const PositionRange& document : layout.reused) {
+    const PositionRange rest{PageTiles(document).front().end, std::min(document.end, question)};
+    if (rest.size() > 0) candidates.push_back(rest);
+  }
+  return candidates;
+}
+
+std::vector<std::vector<int32_t>> SamKvPolicy::TilesByAttention(const ReuseLayout& layout) const {
+  std::vector<std::vector<float>> tiles;
+  auto next = scores_.begin();
+  const PositionRanges candidates = Candidates(layout);
+  for (const PositionRange& document : layout.reused) {
+    std::vector<float>& of_document = tiles.emplace_back();
+    for (const PositionRange& tile : PageTiles(document)) {
+      float& score = of_document.emplace_back(0);
+      for (int64_t i = CountOf(IntersectionOf(candidates, {&tile, 1})); i > 0; --i) score += *next++;
+    }
+  }
+  return BestTiles(tiles, options_.budget_ratio);
+}
+
+bool SamKvPolicy::HasChoice(const ReuseLayout& layout) const {
+  if (options_.budget_ratio >= 1) return false;
+  if (!by_attention_) return MiddleBudget(Documents(layout), {.ratio = options_.budget_ratio}) > 0;
+  std::vector<int32_t> tiles;
+  for (const PositionRange& document : layout.reused) tiles.push_back(static_cast<int32_t>(PageTiles(document).size()));
+  return BestTilesBudget(tiles, options_.budget_ratio) > 0 && !Candidates(layout).empty();
+}
+
+std::vector<SamKvDocument> SamKvPolicy::Documents(const ReuseLayout& layout) const {
+  std::vector<SamKvDocument> documents;
+  for (size_t i = 0; i < layout.reused.size(); ++i)
+    documents.push_back({NumTiles(layout.reused[i]), summaries_[i].tile_means, summaries_[i].local_query});
+  return documents;
+}
+
+PrefillStage SamKvPolicy::FirstReuseStage(const ReuseLayout& layout) {
+  if (!HasChoice(layout)) return Chosen(layout);
+  return Composite(layout);
+}
+
+// The next document without a local query over itself alone. Behind the composite stage, because attention reads whole
+// pages, and fresh text that nobody has written yet may hold anything.
+PrefillStage SamKvPolicy::NextUnknown(const ReuseLayout& layout) {
+  const bool asked = !by_attention_ && layout.reused.size() > 1;  // a single document has nobody to tell
+  while (asked && unknown_ < summaries_.size() && !summaries_[unknown_].local_query.empty()) ++unknown_;
+  if (!asked || unknown_ == summaries_.size()) return Chosen(layout);
+  at_ = At::kLocal;
+  const PositionRange& document = layout.reused[unknown_];
+  const PositionRange local = LocalTilesOf(document);
+  const PositionRanges alone = {document};
+  See(layout, {&alone, 1});
+  return {.rows = {local},
+          .layers = {0, config().num_layers},
+          .keys_only_last = true,
+          .kv_is_final = false,
+          .query_means = {local},
+          .summary_of = static_cast<int32_t>(unknown_)};
+}
+
+PrefillStage SamKvPolicy::Composite(const ReuseLayout& layout) {
+  at_ = At::kComposite;
+  const PositionRange question = QuestionOf(layout);
+  if (by_attention_) {
+    const PositionRanges all = {{0, layout.num_tokens}};
+    See(layout, {&all, 1});
+    return {.rows = UnionOf(layout.fresh(), {&question, 1}),
+            .layers = {0, config().num_layers},
+            .kv_is_final = false,
+            .score = {.kind = ScoreKind::kColumnMass,
+                      .candidates = Candidates(layout),
+                      .probes = {{std::max(question.begin, question.end - kChoosingTokens), question.end}},
+                      .all_layers = true,
+                      .give_scores = true}};
+  }
+  const PositionRanges visible = UnionOf(AlwaysSeen(layout), FixedTiles(layout));
+  See(layout, {&visible, 1});
+  return {.rows = UnionOf(layout.fresh(), {&question, 1}),
+          .layers = {0, config().num_layers},
+          .keys_only_last = true,
+          .kv_is_final = false,
+          .query_means = {question}};
+}
+
+void SamKvPolicy::Choose(const ReuseLayout& layout) {
+  const auto num_layers = static_cast<size_t>(config().num_layers);
+  const PositionRanges always = AlwaysKept(layout);
+  kept_.assign(num_layers, always);
+  if (options_.budget_ratio >= 1) kept_.assign(num_layers, {{0, layout.num_tokens}});
+  if (question_.empty() && scores_.empty()) return;
+  std::vector<std::vector<std::vector<int32_t>>> tiles;  // [num_layers][num_documents], besides those
+  if (by_attention_) {
+    tiles.assign(num_layers, TilesByAttention(layout));
+  } else {
+    tiles = ChooseTiles(shape_, question_, Documents(layout),
+                        {.ratio = options_.budget_ratio, .personal = options_.personal_bias})
+                .middle;
+  }
+  for (size_t layer = 0; layer < num_layers; ++layer) {
+    PositionRanges middle;
+    for (size_t i = 0; i < layout.reused.size(); ++i) {
+      const PositionRanges pages = by_attention_ ? PageTiles(layout.reused[i]) : PositionRanges();
+      for (const int32_t tile : tiles[layer][i])
+        middle.push_back(by_attention_ ? pages[static_cast<size_t>(tile)] : TilesOf(layout.reused[i], tile, tile + 1));
+    }
+    kept_[layer] = UnionOf(always, middle);
+  }
+}
+
+// Which tokens are kept is known from here on.
+PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
+  Choose(layout);
+  PositionRanges all;  // of any layer
+  for (const PositionRanges& of_layer : kept_) all = UnionOf(all, of_layer);
+  const PositionRange question = QuestionOf(layout), active = layout.active();
+  const PositionRange before{active.begin, question.begin};
+  const PositionRanges rows = IntersectionOf(all, {&before, 1});
+  if (options_.recompute != "samkv" || rows.empty()) return Question(layout);
+  at_ = At::kRecompute;
+  See(layout, {&all, 1});
+  PrefillStage stage{.rows = rows, .layers = {0, config().num_layers}, .kv_is_final = false};
+  if (options_.fusion) stage.fuse = IntersectionOf(rows, MergeRanges(layout.reused));
+  return stage;
+}
+
+PrefillStage SamKvPolicy::Question(const ReuseLayout& layout) {
+  const bool recomputed = at_ == At::kRecompute;
+  at_ = At::kQuestion;
+  See(layout, kept_);
+  const PositionRange question = QuestionOf(layout);
+  PositionRanges rows = {question};
+  if (!recomputed) rows = UnionOf(layout.fresh(), rows);
+  return {.rows = std::move(rows), .layers = {0, config().num_layers}};
+}
+
+std::optional<PrefillStage> SamKvPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t>) {
+  if (layout.reused.empty()) return std::nullopt;
+  switch (at_) {
+    case At::kLocal:
+      summaries_[unknown_].local_query = std::move(means_);
+      return NextUnknown(layout);
+    case At::kComposite:
+      question_ = std::move(means_);
+      return NextUnknown(layout);
+    case At::kRecompute:
+      return Question(layout);
+    case At::kQuestion:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace spl::engine

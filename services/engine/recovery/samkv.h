@@ -1,0 +1,92 @@
+// Policy `samkv`: of many documents only the tiles that the question needs are kept, layer by layer, and what is kept
+// is computed afresh with all of it in sight (SamKV; algorithms.md section 3). A document is one copied run.
+//
+// Stages, each from layer 0 on:
+// choose=means, the paper's:
+//  1. fresh text over initial and local tiles: gives the question's mean query of every layer;
+//  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
+//     the tiles are chosen (samkv_choice.h); left out where there is nothing to choose.
+// choose=attention, in their place: fresh text over everything, and the attention that the question's last tokens pay
+// to the documents in all layers and heads (kernels/selection/column_scores.h).
+// Then
+//  3. recompute=samkv: kept tokens of all layers together and the fresh text in front of the question, each seeing what
+//     stands before it of these (rules 1 and 2 for the union over the layers);
+//  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
+//
+// Text that is in no document (fresh text, the exact prefix) is always seen. Positions keep their gaps. With
+// budget_ratio 1 nothing is left out, and recompute=samkv is a full prefill. Behind a prompt without a copy KV is
+// exact.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/recovery/samkv_choice.h"
+
+namespace spl::engine {
+
+class SamKvPolicy final : public RecoveryPolicy {
+ public:
+  SamKvPolicy(const ModelConfig& config, const ReuseOptions& options);
+  std::string_view name() const override { return "samkv"; }
+  bool reuses_segments() const override { return true; }
+  bool runs_alone(const ReuseLayout& layout) const override { return !layout.reused.empty(); }
+  int32_t max_segments() const override { return kSamKvMaxDocuments; }
+  bool wants_summaries() const override { return !by_attention_; }
+  bool wants_local_queries() const override { return !by_attention_; }
+  std::optional<std::vector<int32_t>> TilesRead(int32_t num_tiles) const override;
+  void SetSummaries(std::vector<CopySummary> summaries) override { summaries_ = std::move(summaries); }
+  void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
+  void TakeScores(std::vector<float> scores) override { scores_ = std::move(scores); }
+  LayerPlan PlanLayer(int32_t layer) override;
+  std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
+  std::span<const PositionRanges> kept() const override { return kept_; }
+
+ protected:
+  PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
+
+ private:
+  enum class At : uint8_t { kComposite, kLocal, kRecompute, kQuestion };
+
+  PrefillStage NextUnknown(const ReuseLayout& layout);
+  PrefillStage Composite(const ReuseLayout& layout);
+  PrefillStage Chosen(const ReuseLayout& layout);
+  PrefillStage Question(const ReuseLayout& layout);
+  void Choose(const ReuseLayout& layout);
+  std::vector<SamKvDocument> Documents(const ReuseLayout& layout) const;
+  // The text behind the documents; of a prompt that ends with one its last tile.
+  static PositionRange QuestionOf(const ReuseLayout& layout);
+  // Tiles [begin, end) of a document as positions.
+  static PositionRange TilesOf(const PositionRange& document, int32_t begin, int32_t end);
+  // Everything but the documents.
+  static PositionRanges AlwaysSeen(const ReuseLayout& layout);
+  static PositionRanges FixedTiles(const ReuseLayout& layout);
+  PositionRanges AlwaysKept(const ReuseLayout& layout) const;
+  // By attention: the tiles of a document, which end where pages of the prompt do, so that what is kept is whole pages.
+  // The first has up to half a page more, or less.
+  static PositionRanges PageTiles(const PositionRange& document);
+  // By attention: tokens that may be left out.
+  static PositionRanges Candidates(const ReuseLayout& layout);
+  std::vector<std::vector<int32_t>> TilesByAttention(const ReuseLayout& layout) const;
+  bool HasChoice(const ReuseLayout& layout) const;
+  // What the rows of the next stage see: in every layer the same, or [num_layers].
+  void See(const ReuseLayout& layout, std::span<const PositionRanges> visible);
+
+  const ReuseOptions options_;
+  const SamKvShape shape_;
+  const bool by_attention_;  // ReuseOptions::choose
+  std::vector<CopySummary> summaries_;
+  std::vector<float> means_;     // of the stage before
+  std::vector<float> question_;  // the question's mean queries; empty: nothing is to be chosen
+  std::vector<float> scores_;    // by attention: of the candidates' tokens; empty: nothing is to be chosen
+  At at_ = At::kComposite;
+  size_t unknown_ = 0;                       // document of a kLocal stage
+  std::vector<PositionRanges> kept_;         // [num_layers] once chosen
+  std::vector<std::vector<int32_t>> lists_;  // one for all layers, or [num_layers]
+  bool sees_all_ = true;                     // nothing is left out of the stage: the model's own visibility
+  std::vector<kernels::HeadVisibility> visibility_;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,666 @@
+// Policy samkv on whole models: the oracles of algorithms.md section 3, on the CPU, against the reference backend and,
+// where there is one, on a GPU. Models are small and random; what counts is that two ways to a result agree.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <tuple>
+
+#include "kernels/common/backend.h"
+#include "kernels/common/tolerance.h"
+#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/kv_copy/fuse_rows.h"
+#include "services/engine/cache/segment_summary.h"
+#include "services/engine/engine.h"
+#include "services/engine/recovery/samkv_choice.h"
+#include "services/engine/runtime/prompt_run.h"
+#include "services/engine/selection/kept_tokens_selector.h"
+#include "tests/services/engine/prompt_runs.h"
+#include "tests/support/engine_devices.h"
+#include "tests/support/seeded_random.h"
+
+namespace spl::engine {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using test::RandomTokens;
+using test::RelativeL2;
+using test::SeededRandom;
+
+constexpr int32_t kLayers = 4, kHeads = 2;
+constexpr const char* kConfig = R"({"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":96,
+    "num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":512,
+    "max_position_embeddings":8192,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
+    "torch_dtype":"float32"})";
+// Of the shape and types that tensor cores serve.
+constexpr const char* kConfigBf16 = R"({"architectures":["LlamaForCausalLM"],"hidden_size":128,"intermediate_size":192,
+    "num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"vocab_size":512,
+    "max_position_embeddings":8192,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,
+    "torch_dtype":"bfloat16"})";
+
+// One device with the model on it: cpu, ref, cuda; with _bf16 the model of bf16. ranks: two of the CPU.
+struct Machine {
+  static constexpr int32_t kMaxRows = 512;
+
+  explicit Machine(const std::string& kind) {
+    const bool bf16 = kind.ends_with("_bf16");
+    const auto devices = test::DevicesOf(kind.substr(0, kind.find('_')), kind == "ranks" ? 2 : 1);
+    if (!devices.ok()) return;
+    model = Model::LoadRandom({ParseModelConfig(bf16 ? kConfigBf16 : kConfig, "test").value(), 7}, *devices).value();
+    memory.emplace(AllocateKvMemory(*model, PagesForTokens(model->config(), 24 * 1024)).value());
+    Poison(*model, *memory);  // what is read beyond what was written shows
+    pool = std::make_unique<PagePool>(memory->pages, model->backends());
+    executor = ParallelExecutor::Create(model, memory->pages, {.num_threads = 2, .max_rows = kMaxRows}).value();
+  }
+  bool there() const { return model != nullptr; }
+  int32_t dim() const { return model->config().head_dim; }
+  kernels::DType dtype() const { return model->kv_dtype(); }
+  size_t row_bytes() const { return static_cast<size_t>(dim()) * kernels::DTypeBytes(dtype()); }
+
+  std::shared_ptr<const Model> model;
+  std::optional<KvMemory> memory;
+  std::unique_ptr<PagePool> pool;
+  std::unique_ptr<ParallelExecutor> executor;
+};
+
+struct Result {
+  std::shared_ptr<SequenceKv> kv;
+  std::vector<float> logits;
+  std::vector<PositionRanges> kept;
+  double kept_share = 1;
+  int64_t recomputed = 0, summaries_computed = 0;
+};
+
+Result Prefill(Machine& machine, const Tokens& tokens, const ReuseOptions& reuse,
+               const std::vector<SegmentHit>& hits = {}, int32_t room = Machine::kMaxRows) {
+  Result result;
+  result.kv = std::make_shared<SequenceKv>(*machine.pool, KvShapeOf(machine.model->config()));
+  EXPECT_TRUE(result.kv->Reserve(static_cast<int64_t>(tokens.size())).ok());
+  auto policy = MakeRecoveryPolicy(reuse, machine.model->config());
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  PromptRun run(tokens, hits, *result.kv, **policy);
+  result.logits = RunToEnd(run, *machine.executor, room);
+  result.kept.assign(run.kept().begin(), run.kept().end());
+  result.kept_share = run.kept_share();
+  result.recomputed = run.recomputed_tokens();
+  result.summaries_computed = run.summaries_computed();
+  return result;
+}
+
+// K or V of one token.
+std::vector<float> Row(Machine& machine, const Result& result, int32_t layer, int32_t head, int32_t position,
+                       bool value) {
+  const int32_t page = result.kv->stream(layer, head)[static_cast<size_t>(position / 64)];
+  std::vector<std::byte> bytes(machine.model->page_bytes());
+  EXPECT_TRUE(machine.pool->ReadPages({&page, 1}, bytes.data()).ok());
+  const std::byte* const at =
+      bytes.data() + (value ? bytes.size() / 2 : 0) + static_cast<size_t>(position % 64) * machine.row_bytes();
+  std::vector<float> row;
+  for (int32_t c = 0; c < machine.dim(); ++c)
+    row.push_back(machine.dtype() == kernels::DType::kF32
+                      ? reinterpret_cast<const float*>(at)[c]
+                      : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[c]));
+  return row;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Documents that were computed by themselves, and a prompt of an instruction, the documents, and a question.
+struct Prompt {
+  Tokens tokens;
+  std::vector<SegmentHit> hits;
+  std::vector<Result> sources;  // keeps the pages
+
+  Prompt(Machine& machine, std::mt19937& random, int num_documents, int32_t length_min, int32_t length_max,
+         int32_t question, int32_t between = 3) {
+    tokens = RandomTokens(random, between);
+    for (int i = 0; i < num_documents; ++i) {
+      const Tokens text = RandomTokens(random, std::uniform_int_distribution<int32_t>(length_min, length_max)(random));
+      sources.push_back(Prefill(machine, text, {.policy = "exact"}));
+      hits.push_back({std::make_shared<SegmentSource>(*sources.back().kv, 0, text, true), 0,
+                      static_cast<int32_t>(tokens.size()), static_cast<int32_t>(text.size())});
+      tokens.insert(tokens.end(), text.begin(), text.end());
+      const Tokens fresh = RandomTokens(random, i + 1 < num_documents ? between : question);
+      tokens.insert(tokens.end(), fresh.begin(), fresh.end());
+    }
+  }
+};
+
+class SamKvPolicyTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!machine_.there()) GTEST_SKIP() << "no such device";
+  }
+  Machine machine_{GetParam()};
+};
+
+// budget = 1, overwrite, everything recomputed: a full prefill, bit by bit, also in small slices.
+TEST_P(SamKvPolicyTest, WithNothingLeftOutItIsAFullPrefill) {
+  std::mt19937 random = SeededRandom("full prefill");
+  for (const int32_t question : {0, 1, 40}) {
+    const Prompt prompt(machine_, random, 3, 100, 500, question);
+    const Result want = Prefill(machine_, prompt.tokens, {.policy = "exact"});
+    for (const int32_t room : {Machine::kMaxRows, 128}) {
+      const Result got = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1}, prompt.hits, room);
+      EXPECT_TRUE(SameBits(got.logits, want.logits)) << question << ", " << room;
+      EXPECT_EQ(got.kept_share, 1);
+      EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox);  // it happens to be right, nobody proved it
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (int32_t p = 0; p < static_cast<int32_t>(prompt.tokens.size()); p += 7)
+          EXPECT_TRUE(SameBits(Row(machine_, got, layer, 1, p, true), Row(machine_, want, layer, 1, p, true)));
+      }
+    }
+  }
+}
+
+// Nothing left out, nothing recomputed: copies as they are.
+TEST_P(SamKvPolicyTest, WithoutRecomputationItIsNaive) {
+  std::mt19937 random = SeededRandom("naive");
+  const Prompt prompt(machine_, random, 3, 100, 500, 30);
+  const Result got =
+      Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1, .recompute = "none"}, prompt.hits);
+  EXPECT_TRUE(SameBits(got.logits, Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits).logits));
+  EXPECT_EQ(got.recomputed, 0);
+}
+
+TEST_P(SamKvPolicyTest, WithoutACopyItIsExact) {
+  std::mt19937 random = SeededRandom("no copy");
+  const Tokens tokens = RandomTokens(random, 300);
+  const Result got = Prefill(machine_, tokens, {.policy = "samkv"});
+  EXPECT_TRUE(SameBits(got.logits, Prefill(machine_, tokens, {.policy = "exact"}).logits));
+  EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kExact);
+  EXPECT_TRUE(got.kept.empty());
+}
+
+// Initial and local tiles always, the middle by the budget, the rest of the prompt whole; recomputed is what some layer
+// keeps.
+TEST_P(SamKvPolicyTest, KeepsWhatTheBudgetAllows) {
+  std::mt19937 random = SeededRandom("budget");
+  const Prompt prompt(machine_, random, 6, 700, 900, 30);
+  const auto length = static_cast<int32_t>(prompt.tokens.size());
+  double before = 0;
+  for (const double budget : {0.2, 0.4, 0.6}) {
+    const Result got =
+        Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = budget, .choose = "means"}, prompt.hits);
+    ASSERT_EQ(got.kept.size(), static_cast<size_t>(kLayers));
+    PositionRanges any, documents;
+    int64_t tiles = 0;
+    for (const SegmentHit& hit : prompt.hits) {
+      documents.push_back({hit.target, hit.target + hit.num_tokens});
+      tiles += (hit.num_tokens + 63) / 64;
+    }
+    for (const PositionRanges& kept : got.kept) {
+      any = UnionOf(any, kept);
+      for (const PositionRange& document : documents) {
+        const PositionRange first{document.begin, document.begin + 64};
+        const PositionRange last{document.begin + (document.size() - 1) / 64 * 64 - 64, document.end};
+        EXPECT_EQ(CountOf(IntersectionOf(kept, {&first, 1})), 64);
+        EXPECT_EQ(CountOf(IntersectionOf(kept, {&last, 1})), last.size());
+      }
+      const int64_t kept_of_documents = CountOf(IntersectionOf(kept, documents));
+      EXPECT_EQ(CountOf(kept) - kept_of_documents, length - CountOf(documents));
+      EXPECT_LE(kept_of_documents, std::max<int64_t>(18, std::llround(budget * static_cast<double>(tiles))) * 64);
+    }
+    EXPECT_EQ(got.recomputed, CountOf(IntersectionOf(any, documents)));
+    EXPECT_GE(got.kept_share, before);
+    before = got.kept_share;
+    for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x));
+  }
+  EXPECT_GT(before, 0.2);  // some middle tile was chosen
+  EXPECT_LT(before, 1);
+}
+
+// By attention: the first tile of each document, and of all others those to which the question attends, the same in
+// every layer; recomputed is what is kept. The attention is that over the copies as they are.
+TEST_P(SamKvPolicyTest, AttentionKeepsTheTilesThatTheQuestionSees) {
+  std::mt19937 random = SeededRandom("attention");
+  for (const int32_t question : {0, 30, 100}) {
+    const Prompt prompt(machine_, random, 4, 500, 900, question);
+    const auto length = static_cast<int32_t>(prompt.tokens.size());
+    const Result got = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.3}, prompt.hits);
+    ASSERT_EQ(got.kept.size(), static_cast<size_t>(kLayers));
+    PositionRanges documents;
+    int64_t tiles = 0;
+    int64_t kept_tiles = 0, tokens_kept = 0;
+    for (const SegmentHit& hit : prompt.hits) {
+      const PositionRange document{hit.target, hit.target + hit.num_tokens};
+      documents.push_back(document);
+      // Tiles are pages of the prompt, the first one what is left of the page behind at least half a page.
+      for (int32_t begin = document.begin, end = (begin + 95) / 64 * 64; begin < document.end; begin = end, end += 64) {
+        const PositionRange tile{begin, std::min(document.end, end)};
+        const int64_t of_tile = CountOf(IntersectionOf(got.kept[0], {&tile, 1}));
+        EXPECT_TRUE(of_tile == 0 || of_tile == tile.size() || (question == 0 && tile.end > length - 64))
+            << "whole tiles";
+        if (begin == document.begin) {
+          EXPECT_EQ(of_tile, tile.size());
+        }
+        ++tiles;
+        kept_tiles += of_tile > 0;
+        tokens_kept += of_tile;
+      }
+    }
+    const int64_t budget = std::llround(0.3 * static_cast<double>(tiles));
+    EXPECT_GE(kept_tiles, budget);
+    EXPECT_LE(kept_tiles, budget + (question == 0 ? 2 : 0));  // the question is kept whatever it scores
+    for (const PositionRanges& kept : got.kept) {
+      EXPECT_EQ(kept, got.kept[0]);
+      EXPECT_EQ(CountOf(kept) - CountOf(IntersectionOf(kept, documents)), length - CountOf(documents));
+    }
+    EXPECT_EQ(got.recomputed, tokens_kept);
+    EXPECT_EQ(got.summaries_computed, 0);
+  }
+}
+
+// What a layer does not keep is not seen by what follows: other bytes in its place change nothing.
+TEST_P(SamKvPolicyTest, WhatIsNotKeptDoesNotMatter) {
+  std::mt19937 random = SeededRandom("not kept");
+  for (const char* recompute : {"none", "samkv"}) {
+    const Prompt prompt(machine_, random, 4, 500, 900, 30);
+    const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.5, .recompute = recompute, .choose = "means"};
+    const Result want = Prefill(machine_, prompt.tokens, reuse, prompt.hits);  // leaves summaries with the sources
+    int64_t changed = 0;
+    for (const SegmentHit& hit : prompt.hits) {
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (int32_t tile = 0; tile * 64 < hit.num_tokens; ++tile) {
+          // Recomputation sees what any layer keeps.
+          bool kept = false;
+          for (int32_t l = 0; l < kLayers; ++l)
+            kept |= (l == layer || std::string(recompute) == "samkv") &&
+                    ContainsPosition(want.kept[static_cast<size_t>(l)], hit.target + tile * 64);
+          if (kept) continue;
+          ++changed;
+          for (int32_t head = 0; head < kHeads; ++head) {
+            const int32_t page = hit.source->page(layer * kHeads + head, tile * 64);
+            std::vector<float> garbage(machine_.model->page_bytes() / sizeof(float), 1000.0f);
+            EXPECT_TRUE(machine_.pool->WritePages({&page, 1}, reinterpret_cast<const std::byte*>(garbage.data())).ok());
+          }
+        }
+      }
+    }
+    EXPECT_GT(changed, 0);
+    const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    EXPECT_EQ(got.kept, want.kept);
+    EXPECT_TRUE(SameBits(got.logits, want.logits)) << recompute;
+  }
+}
+
+// The first prompt with a document finds out what is known of it, later ones read it, and choose by the same bits.
+TEST_P(SamKvPolicyTest, SummariesAreComputedOnce) {
+  std::mt19937 random = SeededRandom("summaries");
+  const Prompt prompt(machine_, random, 5, 400, 900, 30);
+  const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.5, .choose = "means"};
+  const Result first = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+  EXPECT_EQ(first.summaries_computed, 5);
+  for (const SegmentHit& hit : prompt.hits) {
+    ASSERT_NE(hit.source->summary(), nullptr);
+    EXPECT_EQ(hit.source->summary()->local_query.size(), static_cast<size_t>(kLayers * 4 * machine_.dim()));
+  }
+  const Result second = Prefill(machine_, prompt.tokens, reuse, prompt.hits, 256);
+  EXPECT_EQ(second.summaries_computed, 0);
+  EXPECT_EQ(second.kept, first.kept);
+  EXPECT_TRUE(SameBits(second.logits, first.logits));
+}
+
+// The mean keys of a document that was turned are those of its turned keys.
+TEST_P(SamKvPolicyTest, SummariesTurnWithTheKeys) {
+  if (machine_.dtype() != kernels::DType::kF32) GTEST_SKIP() << "turned keys are rounded";
+  std::mt19937 random = SeededRandom("turned");
+  const Prompt prompt(machine_, random, 2, 300, 400, 20, 37);
+  const Result naive = Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits);
+  const SegmentHit& hit = prompt.hits[1];
+  const ModelConfig& config = machine_.model->config();
+  const auto keys = SummarizeKeys(hit, config, machine_.model->kv_dtype());
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  const SegmentSummary turned = TurnSummary(*keys, hit.distance(), config);
+  const int32_t tiles = (hit.num_tokens + 63) / 64;
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      for (int32_t head = 0; head < kHeads; ++head) {
+        std::vector<double> mean(static_cast<size_t>(machine_.dim()));
+        const int32_t begin = tile * 64, end = std::min(hit.num_tokens, begin + 64);
+        for (int32_t t = begin; t < end; ++t) {
+          const auto row = Row(machine_, naive, layer, head, hit.target + t, false);
+          for (size_t c = 0; c < mean.size(); ++c) mean[c] += row[c] / (end - begin);
+        }
+        const size_t at = static_cast<size_t>(((layer * tiles + tile) * kHeads + head) * machine_.dim());
+        for (size_t c = 0; c < mean.size(); ++c) EXPECT_NEAR(turned.tile_means[at + c], mean[c], 1e-4);
+      }
+    }
+  }
+}
+
+// theta = 1: a document in its own context gets the K and V that it has, and blending changes nothing.
+TEST_P(SamKvPolicyTest, FusionOfEqualRowsIsOverwriting) {
+  std::mt19937 random = SeededRandom("theta one");
+  const Tokens text = RandomTokens(random, 500);
+  const Result want = Prefill(machine_, text, {.policy = "exact"});
+  const auto source = std::make_shared<SegmentSource>(*want.kv, 0, std::span(text).first(450), true);
+  for (const bool fusion : {false, true}) {
+    const Result got =
+        Prefill(machine_, text, {.policy = "samkv", .budget_ratio = 1, .fusion = fusion}, {{source, 0, 0, 450}});
+    EXPECT_TRUE(SameBits(got.logits, want.logits)) << fusion;
+  }
+}
+
+// In layer 0 fresh K and V depend on the token alone: there the blend can be told from outside.
+TEST_P(SamKvPolicyTest, FusionBlendsWithTheCopy) {
+  std::mt19937 random = SeededRandom("blend");
+  const Prompt prompt(machine_, random, 3, 300, 500, 20);
+  ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.15, .choose = "means"};
+  const Result fresh = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+  reuse.fusion = true;
+  const Result fused = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+  const Result copies = Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits);
+  const int32_t first = prompt.hits[1].target;  // of an initial tile
+  for (int32_t p = first; p < first + 64; ++p) {
+    for (const bool value : {false, true}) {
+      std::vector<float> want = Row(machine_, fresh, 0, 0, p, value);
+      kernels::FuseRow(Row(machine_, copies, 0, 0, p, value), want);
+      const auto row = Row(machine_, fused, 0, 0, p, value);
+      // On a GPU theta, a sum of lanes, differs in its last bits; and pages of bf16 are rounded.
+      if (GetParam() != "cpu") {
+        EXPECT_LE(RelativeL2(row, want), kernels::ToleranceFor(machine_.dtype()).relative_l2) << p;
+      } else {
+        EXPECT_TRUE(SameBits(row, want)) << p;
+      }
+    }
+  }
+  EXPECT_FALSE(SameBits(fused.logits, fresh.logits));
+}
+
+TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
+  std::mt19937 random = SeededRandom("layouts");
+  for (int round = 0; round < 25 && !HasFailure(); ++round) {
+    const Prompt prompt(machine_, random, 1 + static_cast<int>(random() % 5), 40, 600,
+                        static_cast<int32_t>(random() % 3 * 20), static_cast<int32_t>(random() % 70));
+    const ReuseOptions reuse{.policy = "samkv",
+                             .budget_ratio = static_cast<double>(random() % 5) / 4,
+                             .fusion = random() % 2 == 0,
+                             .recompute = random() % 3 == 0 ? "none" : "samkv",
+                             .choose = random() % 2 == 0 ? "attention" : "means"};
+    const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits, round % 2 == 0 ? 512 : 192);
+    EXPECT_EQ(got.kv->num_tokens(), static_cast<int64_t>(prompt.tokens.size()));
+    for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << round;
+  }
+}
+
+// What a sequence decodes with.
+struct Decoding {
+  Decoding(Machine& machine, SequenceKv& sequence) : kv(&sequence) {
+    auto made = MakeSelectorFor(sequence, {}, *machine.model);
+    EXPECT_TRUE(made.ok()) << made.status();
+    Begin(machine, *std::move(made));
+  }
+  Decoding(Machine& machine, SequenceKv& sequence, std::unique_ptr<TokenSelector> made) : kv(&sequence) {
+    Begin(machine, std::move(made));
+  }
+  void Begin(Machine& machine, std::unique_ptr<TokenSelector> made) {
+    selector = std::move(made);
+    auto pages = MakeCompactPages(*selector, *machine.model, *machine.pool);
+    EXPECT_TRUE(pages.ok()) << pages.status();
+    compact = *std::move(pages);
+    EXPECT_TRUE(BeginLists(*machine.model, *machine.pool, *selector, kv->num_tokens(), compact.get()).ok());
+  }
+  // Of the next step, with room for it.
+  DecodeRow Row(int32_t token) const {
+    EXPECT_TRUE(kv->Reserve(kv->num_tokens() + 1).ok());
+    if (compact != nullptr) {
+      EXPECT_TRUE(compact->Reserve(kv->num_tokens() + 1).ok());
+    }
+    return {token, kv, selector.get(), compact.get()};
+  }
+
+  SequenceKv* const kv;
+  std::unique_ptr<TokenSelector> selector;
+  std::unique_ptr<CompactPages> compact;
+};
+
+// Logits of `steps` decode steps with these tokens.
+std::vector<std::vector<float>> Decode(Machine& machine, SequenceKv& kv, const Tokens& next) {
+  std::vector<std::vector<float>> logits;
+  Decoding decoding(machine, kv);
+  for (const int32_t token : next) {
+    const DecodeRow row = decoding.Row(token);
+    const absl::Status status = machine.executor->Decode({&row, 1});
+    EXPECT_TRUE(status.ok()) << status;
+    kv.set_num_tokens(kv.num_tokens() + 1);
+    const auto row_logits = machine.executor->Logits();
+    EXPECT_TRUE(row_logits.ok());
+    logits.emplace_back(row_logits->begin(), row_logits->end());
+  }
+  return logits;
+}
+
+std::shared_ptr<const KeptTokens> KeptOf(const Result& result) {
+  return std::make_shared<KeptTokens>(KeptTokens{static_cast<int32_t>(result.kv->num_tokens()), result.kept});
+}
+
+// What no layer keeps of a page is given back, and what is kept decides alone: forks and the sequence itself go on
+// alike, and other bytes in what a layer leaves out change nothing.
+TEST_P(SamKvPolicyTest, DecodingSeesWhatEachLayerKeeps) {
+  std::mt19937 random = SeededRandom("decoding");
+  const Prompt prompt(machine_, random, 5, 600, 900, 30);
+  const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.3};
+  const Result first = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+  const Result second = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+  ASSERT_TRUE(ValidateKeptTokens(*KeptOf(first), kLayers, first.kv->num_tokens()).ok());
+  const Tokens next = RandomTokens(random, 80);  // past a page's end
+  const int64_t all = first.kv->num_pages(), free = machine_.pool->num_free();
+  first.kv->KeepOnly(KeptOf(first));
+  first.kv->CheckInvariants();
+  EXPECT_LT(first.kv->num_pages(), all / 2);
+  EXPECT_EQ(machine_.pool->num_free() - free, all - first.kv->num_pages());
+  auto fork = first.kv->Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  (*fork)->CheckInvariants();
+  EXPECT_EQ((*fork)->num_pages(), first.kv->num_pages());
+  // The second keeps its pages, with other bytes in every token that is not kept.
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    for (int32_t head = 0; head < kHeads; ++head) {
+      for (size_t i = 0; i < second.kv->stream(layer, head).size(); ++i) {
+        const int32_t page = second.kv->stream(layer, head)[i];
+        std::vector<std::byte> bytes(machine_.model->page_bytes());
+        ASSERT_TRUE(machine_.pool->ReadPages({&page, 1}, bytes.data()).ok());
+        for (int32_t slot = 0; slot < 64; ++slot) {
+          const int32_t position = static_cast<int32_t>(i) * 64 + slot;
+          if (position >= second.kv->num_tokens() ||
+              ContainsPosition(second.kept[static_cast<size_t>(layer)], position))
+            continue;
+          for (const size_t half : {size_t{0}, bytes.size() / 2}) {  // some large number
+            std::fill_n(
+                bytes.begin() + static_cast<std::ptrdiff_t>(half + static_cast<size_t>(slot) * machine_.row_bytes()),
+                machine_.row_bytes(), std::byte{0x45});
+          }
+        }
+        ASSERT_TRUE(machine_.pool->WritePages({&page, 1}, bytes.data()).ok());
+      }
+    }
+  }
+  Decoding with_holes(machine_, *second.kv,
+                      std::make_unique<KeptTokensSelector>(machine_.model->config(), KeptOf(second)));
+  const auto want = Decode(machine_, *first.kv, next), forked = Decode(machine_, **fork, next);
+  for (size_t step = 0; step < next.size(); ++step) {
+    ASSERT_TRUE(SameBits(forked[step], want[step])) << step;
+    const DecodeRow row = with_holes.Row(next[step]);
+    ASSERT_TRUE(machine_.executor->Decode({&row, 1}).ok());
+    second.kv->set_num_tokens(second.kv->num_tokens() + 1);
+    const auto got = machine_.executor->Logits();
+    ASSERT_TRUE(got.ok());
+    ASSERT_TRUE(SameBits({got->begin(), got->end()}, want[step])) << step;
+  }
+  first.kv->CheckInvariants();
+}
+
+// With everything kept, decoding is dense decoding.
+TEST_P(SamKvPolicyTest, WithNothingLeftOutDecodingIsDense) {
+  std::mt19937 random = SeededRandom("dense decoding");
+  const Prompt prompt(machine_, random, 3, 300, 500, 30);
+  const Result kept = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1}, prompt.hits);
+  const Result exact = Prefill(machine_, prompt.tokens, {.policy = "exact"});
+  kept.kv->KeepOnly(KeptOf(kept));
+  EXPECT_EQ(kept.kv->num_pages(), exact.kv->num_pages());
+  const Tokens next = RandomTokens(random, 5);
+  const auto got = Decode(machine_, *kept.kv, next), want = Decode(machine_, *exact.kv, next);
+  for (size_t step = 0; step < next.size(); ++step)
+    EXPECT_LE(RelativeL2(got[step], want[step]), kernels::ToleranceFor(machine_.dtype()).relative_l2) << step;
+  const auto refused = MakeSelectorFor(*kept.kv, {"sparcas"}, *machine_.model);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("decode is 'sparcas'"));
+}
+
+// A step of sequences with lists and of one without is for each of them what it is alone, recorded or not.
+TEST_P(SamKvPolicyTest, MixedStepsAreAsAlone) {
+  std::mt19937 random = SeededRandom("mixed steps");
+  std::vector<std::shared_ptr<SequenceKv>> together, alone;
+  for (const double budget : {0.3, 1.0, 0.6}) {  // the second one dense
+    const Prompt prompt(machine_, random, 3, 400, 700, 30);
+    const bool dense = budget == 1.0;
+    const Result result =
+        dense ? Prefill(machine_, prompt.tokens, {.policy = "exact"})
+              : Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = budget}, prompt.hits);
+    if (!dense) result.kv->KeepOnly(KeptOf(result));
+    auto fork = result.kv->Fork();
+    ASSERT_TRUE(fork.ok()) << fork.status();
+    together.push_back(result.kv);
+    alone.push_back(*std::move(fork));
+  }
+  std::vector<std::unique_ptr<Decoding>> decodings;
+  for (const auto& kv : together) decodings.push_back(std::make_unique<Decoding>(machine_, *kv));
+  const Tokens next = RandomTokens(random, 70);
+  std::vector<std::vector<std::vector<float>>> got(together.size()), want;
+  for (const int32_t token : next) {
+    std::vector<DecodeRow> rows;
+    for (const auto& decoding : decodings) rows.push_back(decoding->Row(token));
+    const absl::Status status = machine_.executor->Decode(rows);
+    ASSERT_TRUE(status.ok()) << status;
+    const auto logits = machine_.executor->Logits();
+    ASSERT_TRUE(logits.ok());
+    const size_t vocab = logits->size() / rows.size();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      got[i].emplace_back(logits->begin() + static_cast<std::ptrdiff_t>(i * vocab),
+                          logits->begin() + static_cast<std::ptrdiff_t>((i + 1) * vocab));
+      together[i]->set_num_tokens(together[i]->num_tokens() + 1);
+    }
+  }
+  for (const auto& kv : alone) want.push_back(Decode(machine_, *kv, next));
+  for (size_t i = 0; i < want.size(); ++i) {
+    for (size_t step = 0; step < next.size(); ++step)
+      ASSERT_TRUE(SameBits(got[i][step], want[i][step])) << "sequence " << i << ", step " << step;
+  }
+}
+
+TEST(KeptTokensTest, BadListsAreRefused) {
+  const auto check = [](std::vector<PositionRanges> layers) {
+    return std::string(ValidateKeptTokens({100, std::move(layers)}, 2, 100).message());
+  };
+  EXPECT_EQ(check({{{0, 100}}, {{0, 10}, {20, 100}}}), "");
+  EXPECT_THAT(check({{{0, 100}}}), testing::HasSubstr("1 layers"));
+  EXPECT_THAT(check({{{0, 100}}, {{0, 99}}}), testing::HasSubstr("layer 1 end at 99"));
+  EXPECT_THAT(check({{{0, 100}}, {{20, 100}, {0, 10}}}), testing::HasSubstr("layer 1"));
+  EXPECT_THAT(check({{{0, 101}}, {{0, 100}}}), testing::HasSubstr("layer 0"));
+  EXPECT_THAT(check({{{-5, 100}}, {{0, 100}}}), testing::HasSubstr("layer 0"));
+  EXPECT_THAT(check({{}, {{0, 100}}}), testing::HasSubstr("layer 0"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SamKvPolicyTest, testing::Values("cpu", "cpu_bf16", "ranks", "cuda", "cuda_bf16"),
+                         [](const auto& param) { return param.param; });
+
+// Naive reuse restricted to kept tiles, against plain loops with sums in double; what is recomputed and blended, too;
+// and decoding from it.
+class SamKvReferenceTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(SamKvReferenceTest, AgreesWithTheDefinitions) {
+  Machine fast(GetParam()), plain("ref");
+  if (!fast.there()) GTEST_SKIP() << "no such device";
+  constexpr const char* kChoices[] = {"attention", "means"};
+  for (const char* recompute : {"none", "samkv"}) {
+    for (const char* choose : kChoices) {
+      std::mt19937 a(11), b(11);
+      const Prompt prompt(fast, a, 3, 300, 450, 20), same(plain, b, 3, 300, 450, 20);
+      ASSERT_EQ(prompt.tokens, same.tokens);
+      const ReuseOptions reuse{.policy = "samkv",
+                               .budget_ratio = 0.7,
+                               .fusion = std::string(choose) == "means",
+                               .recompute = recompute,
+                               .choose = choose};
+      const Result got = Prefill(fast, prompt.tokens, reuse, prompt.hits),
+                   want = Prefill(plain, same.tokens, reuse, same.hits);
+      EXPECT_EQ(got.kept, want.kept);
+      EXPECT_LT(got.kept_share, 1);
+      // Whole models on a GPU: as the golden ones.
+      const double tolerance = GetParam() == "cuda" ? 1e-4 : kernels::ToleranceFor(kernels::DType::kF32).relative_l2;
+      EXPECT_LE(RelativeL2(got.logits, want.logits), tolerance) << recompute << ", " << choose;
+      got.kv->KeepOnly(KeptOf(got));
+      want.kv->KeepOnly(KeptOf(want));
+      Tokens next;  // what the definitions would say next
+      next.push_back(
+          static_cast<int32_t>(std::max_element(want.logits.begin(), want.logits.end()) - want.logits.begin()));
+      Decoding of_fast(fast, *got.kv), of_plain(plain, *want.kv);
+      for (int step = 0; step < 6; ++step) {
+        std::vector<float> logits[2];
+        for (const auto& [machine, decoding, to] :
+             {std::tuple{&fast, &of_fast, &logits[0]}, std::tuple{&plain, &of_plain, &logits[1]}}) {
+          const DecodeRow row = decoding->Row(next.back());
+          ASSERT_TRUE(machine->executor->Decode({&row, 1}).ok());
+          decoding->kv->set_num_tokens(decoding->kv->num_tokens() + 1);
+          const auto span = machine->executor->Logits();
+          ASSERT_TRUE(span.ok());
+          to->assign(span->begin(), span->end());
+        }
+        EXPECT_LE(RelativeL2(logits[0], logits[1]), tolerance) << "step " << step;
+        const auto most = [](const std::vector<float>& of) {
+          return std::max_element(of.begin(), of.end()) - of.begin();
+        };
+        EXPECT_EQ(most(logits[0]), most(logits[1])) << "step " << step;
+        next.push_back(static_cast<int32_t>(most(logits[1])));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SamKvReferenceTest, testing::Values("cpu", "ranks", "cuda"),
+                         [](const auto& param) { return param.param; });
+
+// bf16 and tensor cores against the definitions over the same weights; no tile is chosen by scores, so that both keep
+// the same.
+TEST(SamKvBf16Test, AgreesWithTheDefinitions) {
+  Machine fast("cuda_bf16"), plain("ref_bf16");
+  if (!fast.there()) GTEST_SKIP() << "no such device";
+  for (const char* recompute : {"none", "samkv"}) {
+    std::mt19937 a(12), b(12);
+    const Prompt prompt(fast, a, 4, 300, 700, 200), same(plain, b, 4, 300, 700, 200);
+    const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.01, .recompute = recompute};
+    const Result got = Prefill(fast, prompt.tokens, reuse, prompt.hits),
+                 want = Prefill(plain, same.tokens, reuse, same.hits);
+    EXPECT_EQ(got.kept, want.kept);
+    EXPECT_LT(got.kept_share, 0.5);
+    // What the same model differs by when nothing is left out: lists add nothing to that.
+    const double dense = RelativeL2(Prefill(fast, prompt.tokens, {.policy = "exact"}).logits,
+                                    Prefill(plain, same.tokens, {.policy = "exact"}).logits);
+    EXPECT_LE(RelativeL2(got.logits, want.logits),
+              std::max(2 * dense, kernels::ToleranceFor(kernels::DType::kBF16).relative_l2))
+        << recompute << ", dense " << dense;
+  }
+}
+
+TEST(SamKvRefusalTest, SaysWhatItDoesNotServe) {
+  const auto refuse = [](const ReuseOptions& reuse) {
+    const ModelConfig config = ParseModelConfig(kConfig, "test").value();
+    return MakeRecoveryPolicy(reuse, config).status();
+  };
+  const absl::Status budget = refuse({.policy = "samkv", .budget_ratio = 1.5});
+  EXPECT_EQ(budget.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(budget.message(), testing::HasSubstr("budget_ratio is 1.5"));
+  EXPECT_THAT(refuse({.policy = "samkv", .choose = "luck"}).message(), testing::HasSubstr("choose is 'luck'"));
+  const absl::Status recompute = refuse({.policy = "samkv", .recompute = "all"});
+  EXPECT_EQ(recompute.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'all'"));
+}
+
+}  // namespace
+}  // namespace spl::engine
