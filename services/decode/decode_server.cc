@@ -1,10 +1,13 @@
 #include "services/decode/decode_server.h"
 
+#include "services/base/address.h"
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/wire/convert.h"
 #include "services/wire/fidelity_metrics.h"
+#include "services/wire/member.h"
+#include "services/wire/version.h"
 
 namespace spl::decode {
 namespace {
@@ -13,6 +16,12 @@ namespace {
 constexpr uint64_t kScratchBytes = 1 << 20;
 constexpr std::chrono::milliseconds kGaugePeriod{250};
 
+transport::TransportOptions TransportOptionsOf(const DecodeServerOptions& options) {
+  transport::TransportOptions transport = options.transport;
+  if (transport.advertise_host.empty()) transport.advertise_host = options.advertise;
+  return transport;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
@@ -20,7 +29,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
   server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
-  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
+  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
   const kernels::Backend& backend = model->backend();
   const bool on_host = backend.host_memory();
   const uint64_t registered_pages =
@@ -43,8 +52,10 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
   engine::DecodeEngineOptions engine_options = options.engine;
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
-                                       std::string_view selector, const engine::LogitAgreement& agreement) {
+                                       std::string_view selector, const engine::LogitAgreement& agreement,
+                                       double kept_mass) {
     metrics->Observe(std::string(selector), agreement);
+    metrics->ObserveKeptMass(std::string(selector), kept_mass);
   };
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
@@ -71,22 +82,34 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   endpoint.set_scratch_offset(registered_bytes);
   endpoint.set_scratch_bytes(kScratchBytes);
   endpoint.set_host_id(transport::HostId());
+  *endpoint.mutable_wire() = wire::OwnVersions();
 
+  DecodeServiceOptions service_options = options.service;
+  service_options.leases.tls = options.tls;
+  SPLICE_ASSIGN_OR_RETURN(server->tracer_,
+                          MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, server->landing_.get(), endpoint,
-                                                     options.service, server->metrics_);
+                                                     service_options, server->metrics_, *server->tracer_);
   ServiceHostOptions host;
   host.name = "decode";
   host.listen = options.listen;
   host.metrics_listen = options.metrics_listen;
+  if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
   host.drain = [service = server->service_.get()](std::chrono::steady_clock::time_point deadline) {
     service->Drain(deadline);
   };
   SPLICE_ASSIGN_OR_RETURN(server->host_,
                           ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
-  server->service_->set_grpc_address(server->host_->grpc_address());
+  const std::string address = WithHost(server->host_->grpc_address(), options.advertise);
+  server->service_->set_grpc_address(address);
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);
+  if (options.join != nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(server->registration_,
+                            options.join(wire::MemberOf(membership::Role::kDecode, address, endpoint.worker_id(),
+                                                        endpoint.epoch(), *model, num_pages)));
+  }
   log::Info("decode.ready", log::F("worker", endpoint.worker_id()), log::F("grpc", server->grpc_address()),
             log::F("ucx", endpoint.ucx_address()), log::F("pages", num_pages),
             log::F("tokens", num_pages / engine::KvShapeOf(model->config()).num_streams() * kernels::kPageTokens),
@@ -98,6 +121,7 @@ DecodeServer::~DecodeServer() { Stop(); }
 
 // Intake, drain, service, engine, transport: each step only needs what is still there.
 void DecodeServer::Stop() {
+  if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
   if (service_) service_->Stop();

@@ -2,16 +2,20 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "services/base/metrics.h"
+#include "services/base/otlp_exporter.h"
 #include "services/base/periodic.h"
 #include "services/base/service_host.h"
+#include "services/base/tls.h"
 #include "services/decode/decode_service.h"
 #include "services/engine/engine.h"
+#include "services/membership/membership.h"
 #include "services/transport/kv_transport.h"
 
 namespace spl::decode {
@@ -19,14 +23,20 @@ namespace spl::decode {
 struct DecodeServerOptions {
   std::string listen = "127.0.0.1:0";          // gRPC
   std::string metrics_listen = "127.0.0.1:0";  // empty: none
+  std::shared_ptr<const PeerTls> tls;          // between the programs, in both directions; null: without
   std::string worker_id;                       // empty: decode-<random>
   uint64_t kv_bytes = 1ull << 30;              // of the page pool; on the host registered with the transport
   // A pool on a GPU: host memory that remote prefill workers write, and from which commits are copied to the GPU.
   uint64_t landing_bytes = 1ull << 30;
+  TraceOptions trace;
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
+  // Host that routers and peers are told to reach this worker by, for gRPC and KV; empty: the one it listens on.
+  std::string advertise;
+  // Puts the worker on the list of members once it serves; null: nobody has to be told.
+  std::function<absl::StatusOr<std::unique_ptr<membership::Registration>>(const membership::Member&)> join;
 };
 
 // Owns everything of one decode worker. Stop() before destruction.
@@ -36,7 +46,7 @@ class DecodeServer {
                                                              const DecodeServerOptions& options);
   ~DecodeServer();
 
-  std::string grpc_address() const { return host_->grpc_address(); }
+  std::string grpc_address() const { return host_->grpc_address(); }  // that it listens on
   std::string metrics_address() const { return host_->metrics_address(); }
   const engine::PagePool& pool() const { return *pool_; }
   void Stop();  // drains, then ends; idempotent
@@ -46,6 +56,7 @@ class DecodeServer {
 
   std::shared_ptr<const engine::Model> model_;
   Metrics metrics_;
+  std::unique_ptr<Tracer> tracer_;
   std::unique_ptr<transport::KvTransport> transport_;
   std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or with a pool on a GPU the landing memory
   std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
@@ -55,6 +66,7 @@ class DecodeServer {
   std::unique_ptr<engine::DecodeEngine> engine_;
   std::unique_ptr<ServiceHost> host_;
   std::unique_ptr<Periodic> gauges_;
+  std::unique_ptr<membership::Registration> registration_;
 };
 
 }  // namespace spl::decode

@@ -4,18 +4,32 @@
 #include <numeric>
 
 #include "kernels/kv_copy/crc32c_shifter.h"
+#include "services/base/clock.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
 #include "services/decode/leave_out.h"
 #include "services/wire/convert.h"
+#include "services/wire/ticket_metrics.h"
+#include "services/wire/version.h"
 
 namespace spl::decode {
 namespace {
 
+// Of the pages that the sequence holds.
+uint64_t HeldBytes(const engine::SequenceKv& kv, const engine::CompactPages* compact) {
+  auto pages = static_cast<uint64_t>(kv.num_pages());
+  if (compact != nullptr) {
+    for (const std::vector<int32_t>& of_stream : compact->tables()) pages += of_stream.size();
+  }
+  return pages * kv.pool().view().page_bytes();
+}
+
 FaultPoint landing_fault("decode.land");
+FaultPoint reserve_fault("decode.reserve");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
 prometheus::Counter& MissCounter(Metrics& metrics, const char* reason) {
@@ -81,8 +95,10 @@ void DescribeHoles(const Ticket& ticket, const engine::SpareNeed& spares, v1::Ti
 }  // namespace
 
 DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
-                             const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics)
-    : engine_(engine),
+                             const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics,
+                             const Tracer& tracer)
+    : tracer_(tracer),
+      engine_(engine),
       pool_(pool),
       landing_pool_(landing),
       options_(options),
@@ -103,6 +119,9 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
           metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "checksum"}})),
       expired_(metrics.Counter(metric::kKvLeasesExpiredTotal, "Tickets that expired before commit.")),
       preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")),
+      refused_unknown_(wire::RefusedTicketsCounter(metrics, "unknown")),
+      refused_generation_(wire::RefusedTicketsCounter(metrics, "generation")),
+      refused_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
       heads_restored_(
           metrics.Counter("splice_decode_heads_restored_total", "Local heads that were restored while decoding.")),
       misses_lease_(MissCounter(metrics, "lease")),
@@ -145,6 +164,13 @@ void DecodeService::UpdateGauges() {
     expired_.Increment(behind);
 }
 
+grpc::ServerUnaryReactor* DecodeService::SetDraining(grpc::CallbackServerContext* context,
+                                                     const v1::SetDrainingRequest* request, v1::SetDrainingResponse*) {
+  draining_by_operator_ = request->draining();
+  log::Info("decode.draining", log::F("on", request->draining()));
+  return Answer(context, absl::OkStatus());
+}
+
 grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest*,
                                                  v1::DecodeInfo* response) {
   const engine::DecodeLoad load = engine_.load();
@@ -163,7 +189,9 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   response->set_total_pages(static_cast<uint64_t>(pool_.num_pages()));
   response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
   response->set_step_seconds(load.step_s);
-  response->set_draining(draining_);
+  response->set_draining(draining());
+  response->set_unix_nanos(UnixNanos());
+  *response->mutable_wire() = wire::OwnVersions();
   response->set_max_sequence_tokens(static_cast<uint64_t>(
       std::min<int64_t>(config.max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
   response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * engine_.model().page_bytes() /
@@ -173,7 +201,12 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* context,
                                                  const v1::ReserveRequest* request, v1::Ticket* response) {
-  const absl::Status status = DoReserve(*request, *response);
+  const auto start = std::chrono::steady_clock::now();
+  Span span(tracer_, "decode.reserve", AcceptTrace(tracer_, *context), SpanKind::kServer, start);
+  absl::Status status = reserve_fault.Hit().status;
+  if (status.ok()) status = DoReserve(*request, *response);
+  span.SetStatus(status);
+  response->set_reserve_seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (status.code() == absl::StatusCode::kResourceExhausted)
     SetRetryAfter(*context, std::chrono::milliseconds(static_cast<int64_t>(engine_.load().step_s * 32'000) + 50));
   return Answer(context, status);
@@ -181,16 +214,18 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
 
 absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
   const engine::Model& model = engine_.model();
-  if (draining_) return absl::UnavailableError("the decode worker is draining");
+  if (draining()) return absl::UnavailableError("the decode worker is draining");
   SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), model));
   auto ticket = std::make_unique<Ticket>();
   ticket->sampling = wire::FromProto(request.sampling());
   SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
   const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
+  SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, model.config(), model.head_classes().get()));
   ticket->decode = wire::DecodeOptionsOf(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(const auto selector,
                           engine::MakeTokenSelector(ticket->decode, model.config(), ticket->classes));
+  SPLICE_RETURN_IF_ERROR(engine::CheckSelectorBehind(reuse.policy, ticket->decode, model));
   ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
   if (ticket->restore.enabled && ticket->classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *selector, model));
@@ -274,23 +309,29 @@ grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* con
                                                 v1::CommitResponse*) {
   auto* reactor = context->DefaultReactor();
   const auto done = [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); };
-  if (const absl::Status status = DoCommit(*request, done); !status.ok()) done(status);
+  Span span(tracer_, "decode.land", AcceptTrace(tracer_, *context), SpanKind::kServer);
+  if (const absl::Status status = DoCommit(*request, done, std::move(span)); !status.ok()) done(status);
   return reactor;
 }
 
 // OK: `done` will be called by the landing thread.
-absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done) {
+absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done,
+                                     Span span) {
   SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.ticket_id()));
   absl::StatusOr<Ticket*> ticket = tickets_.BeginLanding(id, request.generation());
-  if (ticket.status().code() == absl::StatusCode::kAlreadyExists) {
-    done(absl::OkStatus());
-    return absl::OkStatus();
-  }
+  CountRefusal(ticket.status());
   SPLICE_RETURN_IF_ERROR(ticket.status());
-  if (landing_.TryPush({*ticket, request, std::move(done)})) return absl::OkStatus();
+  if (landing_.TryPush({*ticket, request, std::move(done), std::move(span)})) return absl::OkStatus();
   const absl::Status full = absl::UnavailableError("the decode worker is stopping");
   tickets_.Drop(id, full);
   return full;
+}
+
+// Of what TicketTable answers.
+void DecodeService::CountRefusal(const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kNotFound) refused_unknown_.Increment();
+  if (status.code() == absl::StatusCode::kFailedPrecondition) refused_generation_.Increment();
+  if (status.code() == absl::StatusCode::kAlreadyExists) refused_replayed_.Increment();
 }
 
 void DecodeService::LandingLoop() {
@@ -307,7 +348,9 @@ void DecodeService::LandingLoop() {
 void DecodeService::Land(LandingTask task) {
   const RandomId id = task.ticket->id;
   absl::Status status = Verify(*task.ticket, task.request);
-  if (status.ok()) status = Launch(*task.ticket, task.request);
+  if (status.ok()) status = Launch(*task.ticket, task.request, task.span.context());
+  task.span.SetStatus(status);
+  task.span.End();
   if (!status.ok()) {
     log::Warning("decode.landing_failed", log::F("request", task.ticket->request_id), log::F("status", status));
     tickets_.Drop(id, status);
@@ -339,6 +382,41 @@ absl::Status DecodeService::RestoreHeads(Ticket& ticket, const v1::CommitRequest
   return absl::OkStatus();
 }
 
+namespace {
+
+// Null: everything is kept.
+absl::StatusOr<std::shared_ptr<const engine::KeptTokens>> KeptTokensOf(const v1::CommitRequest& request,
+                                                                       int64_t prompt_tokens,
+                                                                       const engine::ModelConfig& config) {
+  if (request.kept().empty()) return nullptr;
+  engine::KeptTokens kept{static_cast<int32_t>(prompt_tokens), {}};
+  for (const v1::KeptPositions& positions : request.kept()) {
+    if (positions.bounds_size() % 2 != 0)
+      return InvalidArgument("commit: kept has {} bounds in layer {}, a range takes two", positions.bounds_size(),
+                             kept.layers.size());
+    engine::PositionRanges& ranges = kept.layers.emplace_back();
+    for (int i = 0; i < positions.bounds_size(); i += 2)
+      ranges.push_back({static_cast<int32_t>(positions.bounds(i)), static_cast<int32_t>(positions.bounds(i + 1))});
+  }
+  SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(kept, config.num_layers, prompt_tokens));
+  return std::make_shared<const engine::KeptTokens>(std::move(kept));
+}
+
+}  // namespace
+
+// What was not sent is given back before anything is checked.
+absl::Status DecodeService::KeepOnly(Ticket& ticket, const v1::CommitRequest& request) {
+  ticket.kv->set_num_tokens(ticket.prompt_tokens);
+  SPLICE_ASSIGN_OR_RETURN(const auto kept, KeptTokensOf(request, ticket.prompt_tokens, engine_.model().config()));
+  if (kept == nullptr) return absl::OkStatus();
+  if (ticket.classes != nullptr) return InvalidArgument("commit of kept tokens for a ticket with head classes");
+  ticket.kv->KeepOnly(kept);
+  if (ticket.landing == nullptr) return absl::OkStatus();
+  ticket.landing->set_num_tokens(ticket.prompt_tokens);
+  ticket.landing->KeepOnly(kept);
+  return absl::OkStatus();
+}
+
 // The writer has flushed before it committed, so the bytes are all here: in the pool, or in landing pages.
 absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& request) {
   const engine::KvShape& shape = ticket.kv->shape();
@@ -350,6 +428,7 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
   if (request.in_landing_pages() && ticket.landing == nullptr)
     return InvalidArgument("commit of landing pages, the ticket has none");
   SPLICE_RETURN_IF_ERROR(RestoreHeads(ticket, request));
+  SPLICE_RETURN_IF_ERROR(KeepOnly(ticket, request));
   const bool landed = request.in_landing_pages();
   const FaultOutcome fault = landing_fault.Hit();
   SPLICE_RETURN_IF_ERROR(fault.status);
@@ -369,7 +448,9 @@ absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& requ
   auto next = crcs.begin();
   for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
     uint32_t crc = 0;
-    for (int32_t i = kv.num_pages_per_stream() - kv.hole(stream).size(); i > 0; --i) crc = over_a_page(crc) ^ *next++;
+    for (const int32_t page : kv.streams()[static_cast<size_t>(stream)]) {
+      if (page != kernels::kNoPage) crc = over_a_page(crc) ^ *next++;
+    }
     if (crc == request.crc32c(stream)) continue;
     checksum_failures_.Increment();
     return Errorf(absl::StatusCode::kDataLoss,
@@ -412,11 +493,38 @@ absl::Status DecodeService::FlipAByte(const engine::SequenceKv& kv) {
   return kv.pool().WritePages({&page, 1}, bytes.data());
 }
 
-absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request) {
+namespace {
+
+// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Engine thread.
+struct SequenceSpans {
+  SequenceSpans(const Tracer& tracer, const TraceContext& parent)
+      : tracer(tracer), whole(tracer, "decode.sequence", parent), part(tracer, "decode.admission", whole.context()) {}
+  void Begin(std::string_view name) {
+    part.End();
+    part = Span(tracer, name, whole.context());
+  }
+  void OnTokens(size_t num) {
+    if (num_tokens == 0) Begin("decode.stream");
+    num_tokens += static_cast<int64_t>(num);
+  }
+  void End(const absl::Status& status) {
+    part.End();
+    whole.Set("splice.tokens", num_tokens);
+    whole.SetStatus(status);
+    whole.End();
+  }
+
+  const Tracer& tracer;
+  Span whole, part;
+  int64_t num_tokens = 0;
+};
+
+}  // namespace
+
+absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace) {
   engine::DecodeRequest decode;
   decode.id = ticket.request_id;
   decode.kv = std::move(ticket.kv);
-  decode.kv->set_num_tokens(ticket.prompt_tokens);
   if (ticket.classes != nullptr && decode.kv->classes() == nullptr) decode.kv->Compress(ticket.classes);
   const RandomId id = ticket.id;
   const std::shared_ptr<TokenStream> stream = ticket.stream;
@@ -450,7 +558,16 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
       return InvalidArgument("first token {} is outside the vocabulary", decode.first_tokens.back().token);
   }
   decode.cancelled = ticket.cancelled;
-  decode.on_tokens = [this, stream](std::vector<engine::DecodeToken> tokens) {
+  v1::StreamChunk held;
+  held.set_kv_bytes(HeldBytes(*decode.kv, decode.compact.get()));
+  std::shared_ptr<SequenceSpans> spans;
+  if (tracer_.Records(trace)) {
+    spans = std::make_shared<SequenceSpans>(tracer_, trace);
+    spans->whole.Set("splice.request", ticket.request_id);
+    decode.on_start = [spans] { spans->Begin("decode.first_token"); };
+  }
+  decode.on_tokens = [this, stream, spans](std::vector<engine::DecodeToken> tokens) {
+    if (spans != nullptr) spans->OnTokens(tokens.size());
     v1::StreamChunk chunk;
     for (const engine::DecodeToken& token : tokens) {
       auto* out = chunk.add_tokens();
@@ -460,11 +577,13 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
     generated_tokens_.Increment(static_cast<double>(tokens.size()));
     stream->Push(chunk);
   };
-  decode.on_done = [this, id](const absl::Status& status) {
+  decode.on_done = [this, id, spans](const absl::Status& status) {
+    if (spans != nullptr) spans->End(status);
     if (status.code() == absl::StatusCode::kUnavailable) preemptions_.Increment();
     tickets_.Drop(id, status);
   };
   if (!tickets_.MarkRunning(id)) return absl::CancelledError("the ticket was released");
+  stream->Push(held);
   return engine_.Submit(std::move(decode));
 }
 
@@ -479,6 +598,7 @@ grpc::ServerWriteReactor<v1::StreamChunk>* DecodeService::Stream(grpc::CallbackS
   const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
   if (!id.ok()) return new Refusal(id.status());
   const auto stream = tickets_.FindStream(*id, request->generation());
+  CountRefusal(stream.status());
   if (!stream.ok()) return new Refusal(stream.status());
   if (auto* reactor = (*stream)->Attach()) return reactor;
   return new Refusal(absl::FailedPreconditionError("the ticket's stream has a reader already"));

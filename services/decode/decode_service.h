@@ -11,6 +11,7 @@
 
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
+#include "services/base/trace.h"
 #include "services/decode/head_lease_client.h"
 #include "services/decode/ticket_table.h"
 #include "services/engine/engine.h"
@@ -30,9 +31,12 @@ class DecodeService final : public v1::Decode::CallbackService {
  public:
   // `landing` is null unless the pool is on a GPU.
   DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
-                const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics);
+                const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics,
+                const Tracer& tracer);
   ~DecodeService() override;
 
+  grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,
+                                        v1::SetDrainingResponse* response) override;
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest* request,
                                     v1::DecodeInfo* response) override;
   grpc::ServerUnaryReactor* Reserve(grpc::CallbackServerContext* context, const v1::ReserveRequest* request,
@@ -57,19 +61,23 @@ class DecodeService final : public v1::Decode::CallbackService {
     Ticket* ticket = nullptr;  // in state kLanding: nobody else touches its kv
     v1::CommitRequest request;
     std::function<void(absl::Status)> done;
+    Span span;  // of the commit
   };
 
   absl::Status DoReserve(const v1::ReserveRequest& request, v1::Ticket& response);
-  absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done);
+  absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done, Span span);
+  void CountRefusal(const absl::Status& status);
   void LandingLoop();
   void Land(LandingTask task);
+  absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status RestoreHeads(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);
   std::shared_ptr<engine::HeadSource> OpenLease(const Ticket& ticket, const v1::CommitRequest& request);
   void CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted);
   static absl::Status FlipAByte(const engine::SequenceKv& kv);
-  absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request);
+  absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace);
 
+  const Tracer& tracer_;
   engine::DecodeEngine& engine_;
   engine::PagePool& pool_;
   engine::PagePool* const landing_pool_;
@@ -80,7 +88,10 @@ class DecodeService final : public v1::Decode::CallbackService {
   TicketTable tickets_;
   BoundedQueue<LandingTask> landing_;
   std::thread landing_thread_;
-  std::atomic<bool> draining_{false};
+  bool draining() const { return draining_ || draining_by_operator_; }
+
+  std::atomic<bool> draining_{false};              // for good: the process ends
+  std::atomic<bool> draining_by_operator_{false};  // until further notice
 
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
@@ -93,6 +104,9 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& checksum_failures_;
   prometheus::Counter& expired_;
   prometheus::Counter& preemptions_;
+  prometheus::Counter& refused_unknown_;
+  prometheus::Counter& refused_generation_;
+  prometheus::Counter& refused_replayed_;
   prometheus::Counter& heads_restored_;
   prometheus::Counter& misses_lease_;
   prometheus::Counter& misses_pages_;

@@ -120,7 +120,7 @@ std::shared_ptr<HeadLeaseClient::Stub> HeadLeaseClient::StubOf(const std::string
   std::lock_guard lock(mutex_);
   if (const auto known = stubs_.find(address); known != stubs_.end()) return known->second;
   if (stubs_.size() >= kMaxStubs) stubs_.clear();
-  std::shared_ptr<Stub> stub = v1::Prefill::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  std::shared_ptr<Stub> stub = v1::Prefill::NewStub(MakePeerChannel(address, options_.tls.get()));
   stubs_.emplace(address, stub);
   return stub;
 }

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
+#include "services/base/tls.h"
 #include "services/engine/engine.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
@@ -23,6 +24,7 @@ struct HeadLeaseOptions {
   // prefill worker may still be writing.
   std::chrono::milliseconds fetch_timeout{5'000};
   std::chrono::milliseconds rpc_timeout{2'000};  // of renewals and releases
+  std::shared_ptr<const PeerTls> tls;            // of all calls; null: without
 };
 
 // Owns one thread, on which renewals are sent and checksums compared. Any thread may call Open; leases are used and

@@ -1,11 +1,13 @@
 // splice-decode: see services/decode/decode_server.h.
 #include "services/base/crash_handler.h"
+#include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/decode/decode_server.h"
 #include "services/worker_flags/worker_flags.h"
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
+  spl::RaiseOpenFileLimit();
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode",
                         "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
@@ -14,7 +16,13 @@ int main(int argc, char** argv) {
                           spl::decode::DecodeServerOptions options;
                           options.listen = flags.listen;
                           options.metrics_listen = flags.metrics_listen;
+                          options.tls = flags.tls;
+                          options.trace = flags.trace;
                           options.worker_id = flags.worker_id;
+                          options.advertise = flags.advertise;
+                          options.join = [membership = flags.membership](const spl::membership::Member& member) {
+                            return membership.MakeRegistration(member);
+                          };
                           options.kv_bytes = flags.kv_bytes;
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.fidelity.share = flags.fidelity_share;

@@ -15,6 +15,10 @@ absl::Status UnknownTicket() {
   return absl::NotFoundError("the ticket is unknown: it has expired, was released, or belongs to an earlier process");
 }
 
+absl::Status OtherGeneration() {
+  return absl::FailedPreconditionError("the ticket's generation differs: it is not the one that was reserved");
+}
+
 }  // namespace
 
 TicketTable::TicketTable(size_t max_tickets) : max_tickets_(max_tickets), thread_([this] { ExpireLoop(); }) {}
@@ -35,12 +39,19 @@ absl::Status TicketTable::Add(std::unique_ptr<Ticket> ticket) {
 }
 
 absl::StatusOr<Ticket*> TicketTable::BeginLanding(const RandomId& id, uint64_t generation) {
+  std::unique_ptr<Ticket> gone;  // its pages go back without the lock
   std::lock_guard lock(mutex_);
   const auto it = tickets_.find(id);
-  if (it == tickets_.end() || it->second->state == TicketState::kQuarantined) return UnknownTicket();
+  if (it == tickets_.end()) return UnknownTicket();
   Ticket& ticket = *it->second;
-  if (ticket.generation != generation)
-    return absl::FailedPreconditionError("the ticket's generation differs: a stale commit");
+  if (ticket.generation != generation) return OtherGeneration();
+  if (ticket.state == TicketState::kQuarantined) {
+    // Too late to be decoded, but the writer has flushed before it committed.
+    gone = std::move(it->second);
+    tickets_.erase(it);
+    changed_.notify_all();
+    return UnknownTicket();
+  }
   if (ticket.state != TicketState::kReserved) return absl::AlreadyExistsError("the ticket was committed before");
   ticket.state = TicketState::kLanding;
   return &ticket;
@@ -57,8 +68,8 @@ bool TicketTable::MarkRunning(const RandomId& id) {
 absl::StatusOr<std::shared_ptr<TokenStream>> TicketTable::FindStream(const RandomId& id, uint64_t generation) const {
   std::lock_guard lock(mutex_);
   const auto it = tickets_.find(id);
-  if (it == tickets_.end() || it->second->generation != generation || it->second->state == TicketState::kQuarantined)
-    return UnknownTicket();
+  if (it == tickets_.end() || it->second->state == TicketState::kQuarantined) return UnknownTicket();
+  if (it->second->generation != generation) return OtherGeneration();
   return it->second->stream;
 }
 

@@ -63,13 +63,14 @@ class TicketTable {
   // Takes the ticket over and gives it generation. ResourceExhausted when there are too many.
   absl::Status Add(std::unique_ptr<Ticket> ticket);
 
-  // kReserved → kLanding; the caller verifies and then calls Launch or Drop. NotFound: unknown, expired or given up.
-  // FailedPrecondition: another generation. AlreadyExists: committed before (answer the repeat with OK).
+  // kReserved → kLanding; the caller verifies and then calls Launch or Drop. NotFound: unknown, expired or given up;
+  // the pages of one in quarantine are free then, because a commit says that its writer is quiet. FailedPrecondition:
+  // another generation. AlreadyExists: committed before; the repeat changes nothing.
   absl::StatusOr<Ticket*> BeginLanding(const RandomId& id, uint64_t generation);
   // kLanding → kRunning. False when the ticket was released meanwhile: it is dropped and freed.
   bool MarkRunning(const RandomId& id);
 
-  // The stream of a ticket in any state but quarantined.
+  // The stream of a ticket in any state but quarantined. NotFound, FailedPrecondition: as BeginLanding says.
   absl::StatusOr<std::shared_ptr<TokenStream>> FindStream(const RandomId& id, uint64_t generation) const;
 
   // Gives a ticket up. Reserved: freed when the writer is quiet, else quarantined. Landing or running: cancelled, the

@@ -71,6 +71,7 @@ struct KvStoreServer::Parts {
   }
 
   Metrics metrics;
+  std::unique_ptr<Tracer> tracer;
   prometheus::Gauge& leases_outstanding;
   prometheus::Counter& leases_expired;
   prometheus::Gauge& quarantined;
@@ -118,15 +119,18 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   PutTableOptions puts;
   puts.max_bytes = options.memory_bytes / 4;
   parts->puts = std::make_unique<PutTable>(puts, Clock::Real());
-  parts->service = std::make_unique<KvStoreService>(*parts->store, *parts->leases, *parts->puts, parts->pool);
-  parts->rma =
-      std::make_unique<RmaService>(*parts->store, *parts->leases, *parts->puts, parts->pool, parts->transport.get());
+  SPLICE_ASSIGN_OR_RETURN(parts->tracer, MakeTracer(options.trace, "splice-kvstore", options.listen, parts->metrics));
+  parts->service =
+      std::make_unique<KvStoreService>(*parts->store, *parts->leases, *parts->puts, parts->pool, *parts->tracer);
+  parts->rma = std::make_unique<RmaService>(*parts->store, *parts->leases, *parts->puts, parts->pool,
+                                            parts->transport.get(), *parts->tracer);
   parts->admin = std::make_unique<AdminService>(*parts->store, parts->pool);
   parts->records_service = std::make_unique<RecordsService>(*parts->records, parts->pool);
   ServiceHostOptions host;
   host.name = "kvstore";
   host.listen = options.listen;
   host.metrics_listen = options.metrics_listen;
+  if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
   host.drain = [s = parts->store.get()](std::chrono::steady_clock::time_point deadline) {
     if (!s->Drain(deadline)) log::Warning("kvstore.drain_incomplete");

@@ -6,12 +6,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/base/otlp_exporter.h"
+#include "services/base/tls.h"
 
 namespace spl::kvstore {
 
 struct KvStoreOptions {
   std::string listen = "127.0.0.1:0";          // gRPC, HOST:PORT
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics endpoint
+  std::shared_ptr<const PeerTls> tls;          // required of all clients; null: none
   std::string data_dir;                        // empty: memory only, everything is gone with the process
   uint64_t memory_bytes = 1ull << 30;
   uint64_t disk_bytes = 16ull << 30;  // of payloads; the index comes on top (about 100 bytes a chunk)
@@ -21,6 +24,7 @@ struct KvStoreOptions {
   // streams.
   std::string kv_transport = "none";
   std::string kv_listen_host = "127.0.0.1";
+  TraceOptions trace;
   int num_threads = 4;                              // that may wait for the disk at the same time
   std::chrono::milliseconds drain_timeout{30'000};  // for what memory has and the disk has not yet
 };

@@ -5,6 +5,7 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
 
@@ -21,8 +22,8 @@ constexpr std::chrono::milliseconds kRetryAfter{100};
 class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
  public:
   GetReactor(TieredStore& store, WorkPool& pool, grpc::CallbackServerContext& context,
-             const v1::GetChunksRequest& request)
-      : store_(store), pool_(pool), context_(context), skip_missing_(request.skip_missing()) {
+             const v1::GetChunksRequest& request, Span span)
+      : store_(store), pool_(pool), context_(context), skip_missing_(request.skip_missing()), span_(std::move(span)) {
     absl::StatusOr<std::vector<chunk::ChunkKey>> keys = chunk::KeysFromWire(request.keys());
     if (!keys.ok()) {
       Finish(ToGrpcStatus(keys.status()));
@@ -85,6 +86,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
   std::optional<chunk::ChunkCutter> cutter_;
   v1::ChunkPart part_;
   std::atomic<bool> cancelled_{false};
+  const Span span_;  // ends with the call
 };
 
 // Takes chunk after chunk and answers when all are stored, or, of a durable put, on disk. While more than a few tens of
@@ -209,7 +211,9 @@ grpc::ServerUnaryReactor* KvStoreService::Contains(grpc::CallbackServerContext* 
 
 grpc::ServerWriteReactor<v1::ChunkPart>* KvStoreService::Get(grpc::CallbackServerContext* context,
                                                              const v1::GetChunksRequest* request) {
-  return new GetReactor(store_, pool_, *context, *request);
+  Span span(tracer_, "store.get", AcceptTrace(tracer_, *context), SpanKind::kServer);
+  span.Set("splice.keys", int64_t{request->keys_size()});
+  return new GetReactor(store_, pool_, *context, *request, std::move(span));
 }
 
 grpc::ServerReadReactor<v1::ChunkPart>* KvStoreService::Put(grpc::CallbackServerContext* context,

@@ -1,6 +1,7 @@
 // spl.v1.KvStore over a TieredStore.
 #pragma once
 
+#include "services/base/trace.h"
 #include "services/kvstore/lease_table.h"
 #include "services/kvstore/put_table.h"
 #include "services/kvstore/tiered_store.h"
@@ -13,8 +14,9 @@ namespace spl::kvstore {
 // may wait for the disk, run on the pool.
 class KvStoreService final : public v1::KvStore::CallbackService {
  public:
-  KvStoreService(TieredStore& store, const LeaseTable& leases, const PutTable& puts, WorkPool& pool)
-      : store_(store), leases_(leases), puts_(puts), pool_(pool) {}
+  KvStoreService(TieredStore& store, const LeaseTable& leases, const PutTable& puts, WorkPool& pool,
+                 const Tracer& tracer)
+      : store_(store), leases_(leases), puts_(puts), pool_(pool), tracer_(tracer) {}
 
   grpc::ServerUnaryReactor* Contains(grpc::CallbackServerContext* context, const v1::ContainsRequest* request,
                                      v1::ContainsResponse* response) override;
@@ -30,6 +32,7 @@ class KvStoreService final : public v1::KvStore::CallbackService {
   const LeaseTable& leases_;  // for GetStats
   const PutTable& puts_;
   WorkPool& pool_;
+  const Tracer& tracer_;
 };
 
 }  // namespace spl::kvstore

@@ -6,6 +6,7 @@
 #include "services/base/crash_handler.h"
 #include "services/base/fault_point.h"
 #include "services/base/log.h"
+#include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
 #include "services/kvstore/kvstore_server.h"
@@ -25,12 +26,14 @@ absl::Status Serve(const spl::kvstore::KvStoreOptions& options, spl::ShutdownSig
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
+  spl::RaiseOpenFileLimit();
   spl::ShutdownSignal stop;
   spl::kvstore::KvStoreOptions options;
   options.listen = "127.0.0.1:7004";
   options.metrics_listen = "127.0.0.1:9004";
   std::string memory = "1GiB", disk = "16GiB", log_level = "info";
   std::vector<std::string> faults;
+  spl::PeerTlsOptions tls;
   CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
   app.footer(
       "Example:\n  splice-kvstore --listen 0.0.0.0:7004 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "
@@ -38,6 +41,8 @@ int main(int argc, char** argv) {
   app.add_option("--listen", options.listen, "gRPC address HOST:PORT; port 0 picks a free one")->capture_default_str();
   app.add_option("--metrics-listen", options.metrics_listen, "HTTP address of /metrics, /healthz and /readyz")
       ->capture_default_str();
+  tls.Register(app);
+  options.trace.Register(app);
   app.add_option("--data-dir", options.data_dir, "directory of the disk tier; without it chunks live in memory only");
   app.add_option("--memory-bytes", memory, "memory tier, for example 512MiB")->capture_default_str();
   app.add_option("--disk-bytes", disk, "disk tier")->capture_default_str();
@@ -66,10 +71,13 @@ int main(int argc, char** argv) {
   usage.Update(disk_bytes.status());
   usage.Update(spl::log::SetLevel(log_level));
   for (const std::string& fault : faults) usage.Update(spl::ArmFaultFromFlag(fault));
+  auto peer_tls = spl::PeerTls::Load(tls);
+  usage.Update(peer_tls.status());
   if (!usage.ok()) {
     std::fprintf(stderr, "splice-kvstore: %s\n", spl::MessageOf(usage).c_str());
     return 2;
   }
+  options.tls = *std::move(peer_tls);
   options.memory_bytes = *memory_bytes;
   options.disk_bytes = *disk_bytes;
   if (const absl::Status status = Serve(options, stop); !status.ok()) {

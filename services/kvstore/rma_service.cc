@@ -5,6 +5,7 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
 
@@ -76,7 +77,15 @@ grpc::ServerUnaryReactor* RmaService::GetDataEndpoint(grpc::CallbackServerContex
 
 grpc::ServerUnaryReactor* RmaService::Lease(grpc::CallbackServerContext* context, const v1::LeaseRequest* request,
                                             v1::LeaseResponse* response) {
-  return OnPool(context, [=, this] { return DoLease(*request, *response); });
+  const auto span = std::make_shared<Span>(tracer_, "store.lease", AcceptTrace(tracer_, *context), SpanKind::kServer);
+  span->Set("splice.keys", int64_t{request->keys_size()});
+  return OnPool(context, [=, this] {
+    const absl::Status status = DoLease(*request, *response);
+    span->Set("splice.chunks", int64_t{response->chunks_size()});
+    span->SetStatus(status);
+    span->End();
+    return status;
+  });
 }
 
 absl::Status RmaService::DoLease(const v1::LeaseRequest& request, v1::LeaseResponse& response) {

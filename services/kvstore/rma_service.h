@@ -1,6 +1,7 @@
 // spl.v1.KvStoreRma: the control half of moving chunks by remote memory access.
 #pragma once
 
+#include "services/base/trace.h"
 #include "services/kvstore/lease_table.h"
 #include "services/kvstore/put_table.h"
 #include "services/kvstore/tiered_store.h"
@@ -15,8 +16,8 @@ namespace spl::kvstore {
 class RmaService final : public v1::KvStoreRma::CallbackService {
  public:
   RmaService(TieredStore& store, LeaseTable& leases, PutTable& puts, WorkPool& pool,
-             const transport::KvTransport* transport)
-      : store_(store), leases_(leases), puts_(puts), pool_(pool), transport_(transport) {}
+             const transport::KvTransport* transport, const Tracer& tracer)
+      : store_(store), leases_(leases), puts_(puts), pool_(pool), transport_(transport), tracer_(tracer) {}
 
   grpc::ServerUnaryReactor* GetDataEndpoint(grpc::CallbackServerContext* context,
                                             const v1::GetDataEndpointRequest* request,
@@ -48,6 +49,7 @@ class RmaService final : public v1::KvStoreRma::CallbackService {
   PutTable& puts_;
   WorkPool& pool_;
   const transport::KvTransport* const transport_;
+  const Tracer& tracer_;
   const std::string instance_id_ = RandomId::Make().ToBytes();
 };
 

@@ -24,6 +24,9 @@ void FidelitySampler::Watch(engine::PrefillRequest& request) {
                         const absl::Status& status, engine::PrefillOutcome outcome) mutable {
     const std::string method = outcome.stats.policy;
     const bool compare = status.ok() && !outcome.stats.exact;
+    // Of methods that choose lines the attention measures it, on rows that did not choose.
+    if (compare && outcome.stats.lines.held_out_heads > 0)
+      state->metrics.ObserveKeptMass(method, outcome.stats.lines.held_out_share());
     std::vector<float> logits;
     if (compare) logits = outcome.first_logits;
     if (!wanted) outcome.first_logits.clear();

@@ -6,6 +6,7 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
@@ -124,7 +125,8 @@ PushMetrics::PushMetrics(Metrics& metrics)
                                 buckets::Stage())) {}
 
 KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket,
-               const engine::Model& model, std::shared_ptr<const engine::StreamClasses> classes, std::string request_id)
+               const engine::Model& model, std::shared_ptr<const engine::StreamClasses> classes,
+               std::unique_ptr<TicketGuard::Hold> hold, std::string request_id)
     : worker_(worker),
       peer_(std::move(peer)),
       ticket_(ticket),
@@ -132,6 +134,7 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       page_bytes_(model.page_bytes()),
       over_a_page_(page_bytes_),
       classes_(std::move(classes)),
+      hold_(std::move(hold)),
       request_id_(std::move(request_id)),
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
       sender_(peer_->MakeSender()),
@@ -147,9 +150,10 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
 absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
                                                        const v1::Ticket& ticket, const engine::Model& model,
                                                        std::shared_ptr<const engine::StreamClasses> classes,
+                                                       std::unique_ptr<TicketGuard::Hold> hold,
                                                        std::string request_id) {
   auto push = std::shared_ptr<KvPush>(
-      new KvPush(worker, std::move(peer), ticket, model, std::move(classes), std::move(request_id)));
+      new KvPush(worker, std::move(peer), ticket, model, std::move(classes), std::move(hold), std::move(request_id)));
   if (push->sender_->uses_landing_pages() && ticket.landing_page_ids().empty()) {
     worker.PushEnded();
     return Errorf(absl::StatusCode::kResourceExhausted, "the landing memory of decode worker '{}' is full",
@@ -159,7 +163,7 @@ absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::
 }
 
 int64_t KvPush::num_bytes() const {
-  return (ticket_.page_ids_size() + restored_pages_) * static_cast<int64_t>(page_bytes_);
+  return (ticket_.page_ids_size() + restored_pages_ - left_out_pages_) * static_cast<int64_t>(page_bytes_);
 }
 
 void KvPush::Fail(const absl::Status& status) {
@@ -173,6 +177,7 @@ absl::Status KvPush::status() const {
 }
 
 void KvPush::OnLayer(const engine::LayerReady& ready) {
+  hold_->NoteWriting();
   if (!worker_.Enqueue([self = shared_from_this(), ready] { self->DoLayer(ready); }))
     Fail(absl::ResourceExhaustedError("the prefill worker's push queue is full"));
 }
@@ -192,8 +197,7 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   Pages all;
   for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
     Pages& head = heads[static_cast<size_t>(h)];
-    AddKept(*ready.kv, ready.layer * shape_.num_kv_heads + h, ready.first_page, ready.first_page + ready.num_pages,
-            head);
+    AddKept(ready, ready.layer * shape_.num_kv_heads + h, head);
     all.local.insert(all.local.end(), head.local.begin(), head.local.end());
     all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
   }
@@ -217,14 +221,14 @@ engine::PageHole KvPush::HoleOf(int32_t stream) const {
   return {static_cast<int32_t>(ticket_.hole_begin(stream)), static_cast<int32_t>(ticket_.hole_end(stream))};
 }
 
-// What of pages [first_page, end_page) of a stream is kept, and where it goes.
-void KvPush::AddKept(const engine::SequenceKv& kv, int32_t stream, int32_t first_page, int32_t end_page,
-                     Pages& pages) const {
+// What of the pages is kept of a stream, and where it goes.
+void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const {
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
-  const std::vector<int32_t>& local = kv.streams()[static_cast<size_t>(stream)];
+  const std::vector<int32_t>& local = ready.kv->streams()[static_cast<size_t>(stream)];
   const engine::PageHole hole = HoleOf(stream);
-  for (int32_t page = first_page; page < end_page; ++page) {
+  for (int32_t page = ready.first_page; page < ready.first_page + ready.num_pages; ++page) {
     if (page >= hole.begin && page < hole.end) continue;
+    if (ready.kept != nullptr && !ready.kept->KeepsPage(ready.layer, page)) continue;
     pages.local.push_back(local[static_cast<size_t>(page)]);
     pages.remote.push_back(
         targets[first_target_[static_cast<size_t>(stream)] + page - (page >= hole.end ? hole.size() : 0)]);
@@ -276,12 +280,23 @@ absl::Status KvPush::SendRestored() {
 }
 
 void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-                    const std::vector<int32_t>& restored_heads, std::unique_ptr<PushLease> lease) {
+                    const std::vector<int32_t>& restored_heads, const engine::KeptTokens* kept_tokens,
+                    std::unique_ptr<PushLease> lease) {
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(kv->num_tokens()));
   for (const engine::SampledToken& token : first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
   commit.mutable_restored_heads()->Assign(restored_heads.begin(), restored_heads.end());
   for (const int32_t stream : restored_heads) restored_pages_ += HoleOf(stream).size();
+  for (size_t layer = 0; kept_tokens != nullptr && layer < kept_tokens->layers.size(); ++layer) {
+    v1::KeptPositions& positions = *commit.add_kept();
+    for (const engine::PositionRange& range : kept_tokens->layers[layer]) {
+      positions.add_bounds(static_cast<uint32_t>(range.begin));
+      positions.add_bounds(static_cast<uint32_t>(range.end));
+    }
+    for (int32_t page = 0; page < kv->num_pages_per_stream(); ++page) {
+      if (!kept_tokens->KeepsPage(static_cast<int32_t>(layer), page)) left_out_pages_ += shape_.num_kv_heads;
+    }
+  }
   const auto computed = Clock::now();
   const std::shared_ptr<PushLease> kept = std::move(lease);
   const bool queued = worker_.Enqueue([self = shared_from_this(), kv, commit, computed, kept] {
@@ -294,6 +309,7 @@ void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vec
   if (!queued) {
     kv.reset();
     if (kept != nullptr) kept->release();
+    hold_->EndUnflushed();
     worker_.PushEnded();
   }
 }
@@ -314,6 +330,9 @@ void KvPush::DropLease() {
 }
 
 void KvPush::DoCommit() {
+  push_span_ = Span(*tracer_, "prefill.push", trace_, SpanKind::kInternal, computed_);
+  push_span_.Set("splice.bytes", num_bytes());
+  push_span_.Set("splice.transport", peer_->carrier());
   if (status().ok()) {
     if (const absl::Status sent = SendRestored(); !sent.ok()) Fail(sent);
   }
@@ -340,6 +359,7 @@ void KvPush::DoCommit() {
 }
 
 void KvPush::SendCommit() {
+  hold_->EndFlushed();
   struct Call {
     grpc::ClientContext context;
     v1::CommitResponse response;
@@ -357,9 +377,14 @@ void KvPush::SendCommit() {
   }
   auto call = std::make_shared<Call>();
   call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
+  commit_span_ = Span(*tracer_, "prefill.commit", push_span_.context(), SpanKind::kClient);
+  AddTrace(call->context, commit_span_.context());
   peer_->decode->async()->Commit(
       &call->context, &commit_, &call->response, [self = shared_from_this(), call](const grpc::Status& grpc_status) {
         const absl::Status status = FromGrpcStatus(grpc_status);
+        self->commit_span_.SetStatus(status);
+        self->commit_span_.End();
+        self->push_span_.End();
         if (status.ok()) {
           self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
           self->worker_.metrics().seconds.Observe(
@@ -382,11 +407,14 @@ void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Sta
     self->DoAbort(why, done);
   });
   if (queued) return;
+  hold_->EndUnflushed();
   worker_.PushEnded();
   done();
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  push_span_.SetStatus(why);
+  push_span_.End();
   DropLease();
   sender_->Finish();
   const auto finish = [self = shared_from_this(), done = std::move(done)] {
@@ -395,11 +423,15 @@ void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
     done();
   };
   const auto flushed = [self = shared_from_this(), why, finish](const absl::Status& flush_status) {
+    flush_status.ok() ? self->hold_->EndFlushed() : self->hold_->EndUnflushed();
     (void)self->worker_.Enqueue(
         [self, why, finish, quiet = flush_status.ok()] { self->SendRelease(MessageOf(why), quiet, finish); });
   };
   // A lost peer needs no release: its pages went with it.
-  if (!peer_->channel->Flush(flushed).ok()) finish();
+  if (!peer_->channel->Flush(flushed).ok()) {
+    hold_->EndUnflushed();
+    finish();
+  }
 }
 
 void KvPush::SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done) {

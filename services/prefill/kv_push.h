@@ -14,10 +14,12 @@
 #include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
+#include "services/base/trace.h"
 #include "services/engine/engine.h"
 #include "services/prefill/head_lease_table.h"
 #include "services/prefill/page_sender.h"
 #include "services/prefill/peer_table.h"
+#include "services/prefill/ticket_guard.h"
 #include "spl/v1/decode.pb.h"
 
 namespace spl::prefill {
@@ -47,37 +49,47 @@ struct PushLease {
 
 // One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
 // worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
-// What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit.
+// What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit; nor
+// are pages without a kept token (LayerReady::kept), whose places the decode worker takes back with the commit.
 class KvPush : public std::enable_shared_from_this<KvPush> {
  public:
   // ResourceExhausted: the only way to this decode worker leads through landing pages, and the ticket has none.
-  // `classes`: of the request, null: none.
+  // `classes`: of the request, null: none. `hold`: ends when the last write has been flushed.
   static absl::StatusOr<std::shared_ptr<KvPush>> Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
                                                         const v1::Ticket& ticket, const engine::Model& model,
                                                         std::shared_ptr<const engine::StreamClasses> classes,
+                                                        std::unique_ptr<TicketGuard::Hold> hold,
                                                         std::string request_id);
 
+  // Before the first call: spans of what is behind the last layer are children of `trace`. The tracer outlives this.
+  void SetTrace(const Tracer& tracer, const TraceContext& trace) {
+    tracer_ = &tracer;
+    trace_ = trace;
+  }
   void OnLayer(const engine::LayerReady& ready);
   // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
-  // `restored_heads`: of PrefillOutcome. `lease`: may be null.
+  // `restored_heads`, `kept`: of PrefillOutcome. `lease`: may be null.
   void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-              const std::vector<int32_t>& restored_heads, std::unique_ptr<PushLease> lease = nullptr);
+              const std::vector<int32_t>& restored_heads, const engine::KeptTokens* kept = nullptr,
+              std::unique_ptr<PushLease> lease = nullptr);
   // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 
-  int64_t num_bytes() const;  // what the whole push moves; of restored heads once they are known (Commit)
+  // What the whole push moves; of restored heads, and without pages that hold nothing that is kept, from Commit on.
+  int64_t num_bytes() const;
   const Peer& peer() const { return *peer_; }
 
  private:
   KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
-         std::shared_ptr<const engine::StreamClasses> classes, std::string request_id);
+         std::shared_ptr<const engine::StreamClasses> classes, std::unique_ptr<TicketGuard::Hold> hold,
+         std::string request_id);
   // Of one stream.
   struct Pages {
     std::vector<int32_t> local;
     std::vector<uint32_t> remote;
     std::vector<uint32_t> crcs;
   };
-  void AddKept(const engine::SequenceKv& kv, int32_t stream, int32_t first_page, int32_t end_page, Pages& pages) const;
+  void AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const;
   engine::PageHole HoleOf(int32_t stream) const;
   void DoLayer(const engine::LayerReady& ready);
   // Starts to write the pages and fills in their checksums.
@@ -99,8 +111,12 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const size_t page_bytes_;
   const kernels::Crc32cShifter over_a_page_;
   const std::shared_ptr<const engine::StreamClasses> classes_;
+  const std::unique_ptr<TicketGuard::Hold> hold_;
   const std::string request_id_;
   const std::chrono::steady_clock::time_point lease_end_;
+
+  const Tracer* tracer_ = &Tracer::None();
+  TraceContext trace_;
 
   // Push thread only.
   const std::unique_ptr<PageSender> sender_;
@@ -111,9 +127,11 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   std::shared_ptr<PushLease> lease_;  // until it is told
   std::shared_ptr<const engine::SequenceKv> kv_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was there
+  Span push_span_, commit_span_;                    // from then until the commit is answered; the call of it
 
-  int64_t restored_pages_ = 0;  // what the commit adds; written before it is queued
-  mutable std::mutex mutex_;    // guards status_
+  // What the commit adds, and what was left out; written before it is queued.
+  int64_t restored_pages_ = 0, left_out_pages_ = 0;
+  mutable std::mutex mutex_;  // guards status_
   absl::Status status_;
 };
 

@@ -1,11 +1,13 @@
 // splice-prefill: see services/prefill/prefill_server.h.
 #include "services/base/crash_handler.h"
+#include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/prefill/prefill_server.h"
 #include "services/worker_flags/worker_flags.h"
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
+  spl::RaiseOpenFileLimit();
   spl::ShutdownSignal stop;  // before any thread
   return spl::RunWorker(
       argc, argv, stop, spl::WorkerRole::kPrefill, "splice-prefill",
@@ -15,7 +17,13 @@ int main(int argc, char** argv) {
         spl::prefill::PrefillServerOptions options;
         options.listen = flags.listen;
         options.metrics_listen = flags.metrics_listen;
+        options.tls = flags.tls;
+        options.trace = flags.trace;
         options.worker_id = flags.worker_id;
+        options.advertise = flags.advertise;
+        options.join = [membership = flags.membership](const spl::membership::Member& member) {
+          return membership.MakeRegistration(member);
+        };
         options.kv_bytes = flags.kv_bytes;
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;

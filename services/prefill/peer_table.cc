@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/wire/convert.h"
+#include "services/wire/version.h"
 
 namespace spl::prefill {
 namespace {
@@ -79,6 +80,8 @@ void PeerTable::Loop() {
 
 absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::DecodeEndpoint& endpoint) {
   if (auto peer = Find(endpoint.worker_id(), endpoint.epoch()); peer.ok()) return peer;
+  SPLICE_RETURN_IF_ERROR(wire::CheckVersions(endpoint.wire(), fmt::format("decode worker '{}'", endpoint.worker_id()),
+                                             "this prefill worker"));
   SPLICE_RETURN_IF_ERROR(wire::CheckLayout(endpoint.layout_digest(), *model_));
   SPLICE_RETURN_IF_ERROR(wire::CheckHeadClasses(endpoint.head_class_digest(), *model_,
                                                 fmt::format("decode worker '{}'", endpoint.worker_id())));
@@ -125,16 +128,22 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                   "KV reaches decode worker '{}' over {} at {:.2f} GB/s, less than the {:.2f} GB/s that "
                   "--kv-min-gb-per-s asks for",
                   endpoint.worker_id(), carrier, peer->bytes_per_s / 1e9, options_.min_bytes_per_s / 1e9);
-  peer->decode = v1::Decode::NewStub(grpc::CreateChannel(endpoint.grpc_address(), grpc::InsecureChannelCredentials()));
+  peer->decode = v1::Decode::NewStub(MakePeerChannel(endpoint.grpc_address(), options_.tls.get()));
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
             log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9),
             log::F("write_us", peer->write_s * 1e6));
-  std::shared_ptr<const Peer> old;
+  // With the one that this one replaces go those of workers that are no more: ids may be new after every restart.
+  std::vector<std::shared_ptr<const Peer>> gone;
   {
     std::lock_guard lock(mutex_);
-    old = std::exchange(peers_[endpoint.worker_id()], peer);
+    if (auto old = std::exchange(peers_[endpoint.worker_id()], peer); old != nullptr) gone.push_back(std::move(old));
+    std::erase_if(peers_, [&](const auto& entry) {
+      if (entry.second->channel->status().ok()) return false;
+      gone.push_back(entry.second);
+      return true;
+    });
   }
-  if (old) old->Close();
+  for (const auto& old : gone) old->Close();
   return std::shared_ptr<const Peer>(peer);
 }
 

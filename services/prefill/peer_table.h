@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
+#include "services/base/tls.h"
 #include "services/engine/engine.h"
 #include "services/prefill/page_sender.h"
 #include "services/transport/bandwidth.h"
@@ -40,10 +41,11 @@ struct Peer {
 };
 
 struct PeerOptions {
-  StagingPages* staging = nullptr;  // needed when the model is on a GPU; outlives the table
-  bool use_device = true;           // write a pool on a GPU directly where that is possible
-  bool require_device = false;      // and refuse every other way
-  double min_bytes_per_s = 0;       // a slower way is an error when the decode worker is connected
+  StagingPages* staging = nullptr;     // needed when the model is on a GPU; outlives the table
+  bool use_device = true;              // write a pool on a GPU directly where that is possible
+  bool require_device = false;         // and refuse every other way
+  std::shared_ptr<const PeerTls> tls;  // of the calls (Commit, Release); null: without
+  double min_bytes_per_s = 0;          // a slower way is an error when the decode worker is connected
 };
 
 // Owns the channels and one thread that connects and closes, because both may take seconds. Any thread may call.

@@ -1,15 +1,23 @@
 #include "services/prefill/prefill_server.h"
 
+#include "services/base/address.h"
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/wire/convert.h"
+#include "services/wire/member.h"
 
 namespace spl::prefill {
 namespace {
 
 constexpr std::chrono::milliseconds kGaugePeriod{250};
+
+transport::TransportOptions TransportOptionsOf(const PrefillServerOptions& options) {
+  transport::TransportOptions transport = options.transport;
+  if (transport.advertise_host.empty()) transport.advertise_host = options.advertise;
+  return transport;
+}
 
 }  // namespace
 
@@ -18,13 +26,14 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   auto server = std::unique_ptr<PrefillServer>(new PrefillServer);
   server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
-  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(options.transport));
+  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
   const bool on_host = model->backend().host_memory();
   const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
   // Registered, so that the transport need not pin or copy what it sends.
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
   PeerOptions peer_options{.use_device = options.use_device_transfer,
                            .require_device = options.require_device_transfer,
+                           .tls = options.tls,
                            .min_bytes_per_s = options.min_transfer_bytes_per_s};
   if (!on_host) {
     SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
@@ -38,12 +47,16 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;
     remote.transport = server->transport_.get();
+    remote.tls = options.tls;
     chunk::ClusterStoreOptions cluster;
     cluster.metrics = &server->metrics_;
     SPLICE_ASSIGN_OR_RETURN(engine_options.store,
                             chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
   server->leases_ = std::make_unique<HeadLeaseTable>(options.leases, Clock::Real());
+  engine_options.on_prefix_change = [events = &server->cache_events_](bool stored, auto keys) {
+    events->Report(stored, keys);
+  };
   engine_options.reclaim = [leases = server->leases_.get()] { return leases->ReclaimOne(); };
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
   server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);
@@ -54,24 +67,34 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   uint64_t epoch_number = 0;
   for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
   const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
-  server->service_ =
-      std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_, *server->leases_, worker_id,
-                                       epoch_number, options.fidelity_share, server->metrics_);
+  server->cache_streams_ = std::make_unique<CacheStreams>(server->cache_events_, epoch_number);
+  SPLICE_ASSIGN_OR_RETURN(server->tracer_, MakeTracer(options.trace, "splice-prefill", worker_id, server->metrics_));
+  server->service_ = std::make_unique<PrefillService>(
+      *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
+      worker_id, epoch_number, options.fidelity_share, server->metrics_, *server->tracer_);
   ServiceHostOptions host;
   host.name = "prefill";
   host.listen = options.listen;
   host.metrics_listen = options.metrics_listen;
+  if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
   host.drain = [s = server.get()](std::chrono::steady_clock::time_point deadline) {
     s->service_->set_draining(true);
     s->engine_->WaitIdle(deadline);
     s->pushes_->WaitIdle(deadline);
+    s->cache_streams_->Close();
   };
   SPLICE_ASSIGN_OR_RETURN(server->host_,
                           ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
-  server->service_->set_grpc_address(server->host_->grpc_address());
+  const std::string address = WithHost(server->host_->grpc_address(), options.advertise);
+  server->service_->set_grpc_address(address);
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);
+  if (options.join != nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(
+        server->registration_,
+        options.join(wire::MemberOf(membership::Role::kPrefill, address, worker_id, epoch_number, *model, num_pages)));
+  }
   log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),
             log::F("pages", num_pages), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),
             log::F("tokens_per_s", server->engine_->load().tokens_per_s),
@@ -84,8 +107,10 @@ PrefillServer::~PrefillServer() { Stop(); }
 
 // Intake and drain, then the engine (ends what is left), the pushes it started, the channels, the transport.
 void PrefillServer::Stop() {
+  if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
+  if (cache_streams_) cache_streams_->Close();
   if (engine_) engine_->Stop();
   if (leases_) leases_->Close();
   if (pushes_) pushes_->Stop();

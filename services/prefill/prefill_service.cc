@@ -4,13 +4,17 @@
 #include <cstring>
 #include <utility>
 
+#include "services/base/clock.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
 #include "services/prefill/head_push.h"
 #include "services/wire/convert.h"
+#include "services/wire/ticket_metrics.h"
+#include "services/wire/version.h"
 
 namespace spl::prefill {
 namespace {
@@ -86,6 +90,8 @@ void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
   receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
   receipt.set_ffn_share(stats.ffn_share);
+  receipt.set_kept_share(stats.kept_share);
+  receipt.set_summaries_computed(static_cast<uint32_t>(stats.summaries_computed));
   if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
@@ -102,7 +108,22 @@ template <typename Request, typename Response>
 class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
  public:
   EngineCall(PrefillService& service, grpc::CallbackServerContext* context, const Request* request, Response* response)
-      : service(service), context(context), request(request), response(response) {}
+      : service(service),
+        context(context),
+        request(request),
+        response(response),
+        span(service.tracer_, std::is_same_v<Request, v1::PrefillRequest> ? "prefill.run" : "prefill.publish",
+             AcceptTrace(service.tracer_, *context), SpanKind::kServer) {
+    span.Set("splice.request", request->request_id());
+    span.Set("splice.worker", service.worker_id_);
+  }
+
+  // Instead of Finish.
+  void End(const absl::Status& status) {
+    span.SetStatus(status);
+    span.End();
+    this->Finish(ToGrpcStatus(status));
+  }
 
   void OnCancel() override {
     cancelled->store(true);
@@ -115,21 +136,33 @@ class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
   const Request* const request;
   Response* const response;
   const engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  Span span;
+  const std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
 };
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
-                               HeadLeaseTable& leases, std::string worker_id, uint64_t epoch, double fidelity_share,
-                               Metrics& metrics)
+                               TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
+                               std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics,
+                               const Tracer& tracer)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
+      tickets_(tickets),
       leases_(leases),
+      cache_streams_(cache_streams),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
+      tracer_(tracer),
       fidelity_(engine, fidelity_share, metrics),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
+      tickets_revoked_(metrics.Gauge("splice_prefill_tickets_revoked",
+                                     "Given-up tickets that are remembered: a call that comes late is refused.")),
+      late_runs_(metrics.Counter("splice_prefill_late_runs_total",
+                                 "Calls that came after their ticket had been revoked, and were refused.")),
+      tickets_invalid_(wire::RefusedTicketsCounter(metrics, "invalid")),
+      tickets_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
       frozen_sources_(metrics.Gauge("splice_prefill_frozen_sources", "Segments of knowledge bases in local pages.")),
       frozen_tokens_(metrics.Gauge("splice_prefill_frozen_tokens", "Tokens of these segments.")),
       frozen_dropped_(metrics.Counter("splice_prefill_frozen_dropped_total",
@@ -203,6 +236,9 @@ void PrefillService::UpdateGauges() {
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool.num_pages())));
   pages_used_.Set(used);
+  const TicketGuard::Stats tickets = tickets_.stats();
+  tickets_revoked_.Set(static_cast<double>(tickets.num_revoked));
+  RaiseTo(late_runs_, tickets.num_refused);
   const engine::SegmentIndex::Stats segments = engine_.segment_stats();
   frozen_sources_.Set(static_cast<double>(segments.num_frozen));
   frozen_tokens_.Set(static_cast<double>(segments.frozen_tokens));
@@ -220,6 +256,13 @@ void PrefillService::UpdateGauges() {
   RaiseTo(sessions_expired_, sessions.num_expired);
 }
 
+grpc::ServerUnaryReactor* PrefillService::SetDraining(grpc::CallbackServerContext* context,
+                                                      const v1::SetDrainingRequest* request, v1::SetDrainingResponse*) {
+  draining_by_operator_ = request->draining();
+  log::Info("prefill.draining", log::F("on", request->draining()));
+  return Answer(context, absl::OkStatus());
+}
+
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
                                                   const v1::GetPrefillInfoRequest* request, v1::PrefillInfo* response) {
   if (static_cast<size_t>(request->probe_keys_size()) > kMaxProbeKeys)
@@ -235,7 +278,9 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_free_pages(static_cast<uint64_t>(engine_.pool().num_free()));
   response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
   response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));
-  response->set_draining(draining_);
+  response->set_draining(draining());
+  response->set_unix_nanos(UnixNanos());
+  *response->mutable_wire() = wire::OwnVersions();
   for (const std::string& id : peers_.ConnectedIds()) response->add_connected_peers(id);
   std::vector<chunk::ChunkKey> keys;
   for (const std::string& bytes : request->probe_keys()) {
@@ -245,6 +290,11 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   }
   response->set_probed_tokens(static_cast<uint32_t>(engine_.CountCachedLeading(keys) * chunk::kChunkTokens));
   return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerWriteReactor<v1::CacheEvents>* PrefillService::WatchCache(grpc::CallbackServerContext*,
+                                                                      const v1::WatchCacheRequest* request) {
+  return cache_streams_.Open(*request);
 }
 
 grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContext* context,
@@ -267,16 +317,33 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
 template <typename Call>
 Call* PrefillService::Begin(Call* call, absl::Status (PrefillService::*start)(Call&)) {
   const absl::Status status =
-      draining_ ? absl::UnavailableError("the prefill worker is draining") : (this->*start)(*call);
+      draining() ? absl::UnavailableError("the prefill worker is draining") : (this->*start)(*call);
   if (status.ok()) return call;
   if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(*call->context, kRetryAfter);
-  call->Finish(ToGrpcStatus(status));
+  call->End(status);
   return call;
 }
 
 grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                               v1::PrefillResponse* response) {
   return Begin(new RunCall(*this, context, request, response), &PrefillService::StartRun);
+}
+
+grpc::ServerUnaryReactor* PrefillService::RevokeTicket(grpc::CallbackServerContext* context,
+                                                       const v1::RevokeTicketRequest* request,
+                                                       v1::RevokeTicketResponse*) {
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
+  if (!id.ok()) return Answer(context, id.status());
+  if (request->epoch() != epoch_)
+    return Answer(context, Errorf(absl::StatusCode::kFailedPrecondition,
+                                  "this is epoch {} of worker '{}', the ticket was given to {}: what that one wrote is "
+                                  "not known here",
+                                  epoch_, worker_id_, request->epoch()));
+  auto* reactor = context->DefaultReactor();
+  tickets_.Revoke(*id, std::chrono::milliseconds(request->ttl_ms()),
+                  [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
+  engine_.Wake();  // what was cancelled ends at once
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* PrefillService::Publish(grpc::CallbackServerContext* context,
@@ -303,7 +370,7 @@ absl::Status PrefillService::StartPublish(PublishCall& call) {
     call.response->set_bytes(outcome.stored.num_bytes);
     call.response->set_computed_tokens(static_cast<uint64_t>(outcome.stats.computed_tokens));
     call.response->set_prefill_seconds(outcome.stats.prefill_s);
-    call.Finish(ToGrpcStatus(status));
+    call.End(status);
   };
   return engine_.Publish(std::move(publish));
 }
@@ -373,13 +440,24 @@ grpc::ServerUnaryReactor* PrefillService::ReleaseHeadLease(grpc::CallbackServerC
 absl::Status PrefillService::StartRun(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
+  // First: whatever happens below, nobody asks in vain whether something is being written.
+  SPLICE_ASSIGN_OR_RETURN(const RandomId ticket_id, RandomId::FromBytes(request.ticket().ticket_id()));
+  SPLICE_ASSIGN_OR_RETURN(auto hold, tickets_.Begin(ticket_id, call.cancelled));
   SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
   engine::PrefillRequest prefill;
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
   SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(wire::FromProto(request.reuse()), engine_.model()));
-  SPLICE_RETURN_IF_ERROR(ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
-                                        static_cast<int64_t>(prefill.tokens.size()), classes.get()));
+  if (const absl::Status status = ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
+                                                 static_cast<int64_t>(prefill.tokens.size()), classes.get());
+      !status.ok()) {
+    tickets_invalid_.Increment();
+    return status;
+  }
+  if (const absl::Status status = hold->Use(); !status.ok()) {
+    tickets_replayed_.Increment();
+    return status;
+  }
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
   prefill.reuse = wire::FromProto(request.reuse());
@@ -396,20 +474,25 @@ absl::Status PrefillService::StartRun(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
-  SPLICE_ASSIGN_OR_RETURN(auto push,
-                          KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes, prefill.id));
+  SPLICE_ASSIGN_OR_RETURN(auto push, KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes,
+                                                    std::move(hold), prefill.id));
   prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
   const bool keeps_heads = restore.enabled && classes != nullptr;
-  prefill.on_done = [this, push, &call, keeps_heads, classes, selector = std::string(token_selector->name())](
-                        const absl::Status& status, engine::PrefillOutcome outcome) {
+  push->SetTrace(tracer_, call.span.context());
+  const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
+  prefill.fetch_trace = fetch_trace;
+  prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace,
+                     selector = std::string(token_selector->name())](const absl::Status& status,
+                                                                     engine::PrefillOutcome outcome) {
     if (!status.ok()) {
-      push->Abort(std::move(outcome.kv), status, [&call, status] { call.Finish(ToGrpcStatus(status)); });
+      push->Abort(std::move(outcome.kv), status, [&call, status] { call.End(status); });
       return;
     }
     Count(outcome.stats);
+    TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
-    receipt.set_decode_selector(selector);
+    receipt.set_decode_selector(outcome.kept != nullptr ? "kept_tokens" : selector);
     receipt.set_prefill_worker(worker_id_);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().carrier());
@@ -418,14 +501,44 @@ absl::Status PrefillService::StartRun(RunCall& call) {
       *call.response->add_first_tokens() = wire::ToProto(token);
     std::unique_ptr<PushLease> lease = keeps_heads ? GiveLease(outcome, *classes) : nullptr;
     receipt.set_head_lease(lease != nullptr);
-    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads, std::move(lease));
+    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads, outcome.kept.get(),
+                 std::move(lease));
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
-    call.Finish(grpc::Status::OK);  // the first token does not wait for the commit
+    call.response->set_run_seconds(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - call.arrived).count());
+    call.End(absl::OkStatus());  // the first token does not wait for the commit
   };
   fidelity_.Watch(prefill);
   const absl::Status status = engine_.Submit(std::move(prefill));
   if (!status.ok()) pushes_.PushEnded();  // nothing was pushed, nothing is to be undone
   return status;
+}
+
+// What the engine did for a prompt, as spans.
+void PrefillService::TraceStages(const TraceContext& run, const TraceContext& fetch,
+                                 const engine::PrefillStats& stats) const {
+  if (!tracer_.Records(run)) return;
+  const auto record = [&](const TraceContext& own, std::string_view name, engine::SteadyTime start,
+                          std::optional<double> seconds, std::vector<std::pair<std::string, SpanValue>> attributes) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto length =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds.value_or(0)));
+    tracer_.Record(own, run,
+                   {.name = name,
+                    .start = start,
+                    .end = seconds.has_value() ? start + length : now,
+                    .attributes = std::move(attributes)});
+  };
+  const auto child = [&] { return tracer_.MakeChild(run); };
+  const auto waited = std::chrono::duration<double>(stats.looked_up - stats.submitted).count();
+  record(child(), "prefill.queue", stats.submitted, waited, {});
+  record(child(), "prefill.match", stats.looked_up, stats.lookup_s, {{"splice.cached_tokens", stats.cached_tokens}});
+  if (stats.fetched != engine::SteadyTime{})
+    record(fetch, "prefill.fetch", stats.fetched, stats.fetch_s, {{"splice.bytes", stats.fetched_bytes}});
+  record(child(), "prefill.compute", stats.started, std::nullopt,
+         {{"splice.computed_tokens", stats.computed_tokens},
+          {"splice.aligned_tokens", stats.aligned_tokens},
+          {"splice.reuse", stats.policy}});
 }
 
 void PrefillService::Count(const engine::PrefillStats& stats) {

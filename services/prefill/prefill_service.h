@@ -8,10 +8,13 @@
 #include <string>
 
 #include "services/base/metrics.h"
+#include "services/base/trace.h"
 #include "services/engine/engine.h"
+#include "services/prefill/cache_streams.h"
 #include "services/prefill/fidelity_sampler.h"
 #include "services/prefill/kv_push.h"
 #include "services/prefill/peer_table.h"
+#include "services/prefill/ticket_guard.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
 namespace spl::prefill {
@@ -19,15 +22,20 @@ namespace spl::prefill {
 // Borrows everything; gRPC threads only validate and enqueue.
 class PrefillService final : public v1::Prefill::CallbackService {
  public:
-  PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, HeadLeaseTable& leases,
-                 std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics);
+  PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
+                 HeadLeaseTable& leases, CacheStreams& cache_streams, std::string worker_id, uint64_t epoch,
+                 double fidelity_share, Metrics& metrics, const Tracer& tracer);
 
+  grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,
+                                        v1::SetDrainingResponse* response) override;
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest* request,
                                     v1::PrefillInfo* response) override;
   grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext* context, const v1::ConnectPeerRequest* request,
                                         v1::ConnectPeerResponse* response) override;
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                 v1::PrefillResponse* response) override;
+  grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request,
+                                         v1::RevokeTicketResponse* response) override;
   grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
                                     v1::PublishResponse* response) override;
 
@@ -39,6 +47,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
   grpc::ServerUnaryReactor* ReleaseHeadLease(grpc::CallbackServerContext* context,
                                              const v1::ReleaseHeadLeaseRequest* request,
                                              v1::ReleaseHeadLeaseResponse* response) override;
+
+  grpc::ServerWriteReactor<v1::CacheEvents>* WatchCache(grpc::CallbackServerContext* context,
+                                                        const v1::WatchCacheRequest* request) override;
 
   // The worker's gRPC address, known once its server listens; part of every lease.
   void set_grpc_address(const std::string& address);
@@ -56,6 +67,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
   absl::Status StartRun(RunCall& call);
   absl::Status StartPublish(PublishCall& call);
   void Count(const engine::PrefillStats& stats);
+  void TraceStages(const TraceContext& run, const TraceContext& fetch, const engine::PrefillStats& stats) const;
   std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes);
   absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
                             std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
@@ -63,10 +75,16 @@ class PrefillService final : public v1::Prefill::CallbackService {
   engine::PrefillEngine& engine_;
   PeerTable& peers_;
   PushWorker& pushes_;
+  TicketGuard& tickets_;
   HeadLeaseTable& leases_;
+  CacheStreams& cache_streams_;
   const std::string worker_id_;
   const uint64_t epoch_;
-  std::atomic<bool> draining_{false};
+  const Tracer& tracer_;
+  bool draining() const { return draining_ || draining_by_operator_; }
+
+  std::atomic<bool> draining_{false};              // for good: the process ends
+  std::atomic<bool> draining_by_operator_{false};  // until further notice
   FidelitySampler fidelity_;
   mutable std::mutex address_mutex_;  // guards grpc_address_
   std::string grpc_address_;
@@ -74,6 +92,10 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;
   prometheus::Gauge& pages_used_;
+  prometheus::Gauge& tickets_revoked_;
+  prometheus::Counter& late_runs_;
+  prometheus::Counter& tickets_invalid_;
+  prometheus::Counter& tickets_replayed_;
   prometheus::Gauge& frozen_sources_;
   prometheus::Gauge& frozen_tokens_;
   prometheus::Counter& frozen_dropped_;

@@ -75,6 +75,11 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (proto.has_score_all_heads()) reuse.score_all_heads = proto.score_all_heads();
   if (proto.has_restore_share()) reuse.restore_share = proto.restore_share();
   if (proto.has_restore_threshold()) reuse.restore_threshold = proto.restore_threshold();
+  if (proto.has_budget_ratio()) reuse.budget_ratio = proto.budget_ratio();
+  reuse.fusion = proto.fusion();
+  if (!proto.recompute().empty()) reuse.recompute = proto.recompute();
+  if (!proto.choose().empty()) reuse.choose = proto.choose();
+  if (proto.has_personal_bias()) reuse.personal_bias = proto.personal_bias();
   reuse.head_classes = proto.head_classes();
   if (proto.has_line_alpha()) reuse.line_alpha = proto.line_alpha();
   if (proto.has_line_samples()) reuse.line_samples = Bounded(proto.line_samples());
@@ -177,7 +182,14 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
   identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
-  if (model.head_classes() != nullptr) identity.set_head_class_digest(ToBytes(model.head_classes()->digest()));
+  if (const auto& map = model.head_classes(); map != nullptr) {
+    identity.set_head_class_digest(ToBytes(map->digest()));
+    for (int32_t layer = 0; layer < map->num_layers(); ++layer) {
+      for (int32_t h = 0; h < map->num_kv_heads(); ++h)
+        identity.mutable_global_heads()->push_back(map->served(layer, h).is_global ? 1 : 0);
+    }
+    identity.set_num_kv_heads(static_cast<uint32_t>(map->num_kv_heads()));
+  }
   return identity;
 }
 

@@ -14,6 +14,11 @@ const std::vector<double>& TenthBuckets() {
   return bounds;
 }
 
+const std::vector<double>& KeptMassBuckets() {
+  static const std::vector<double> bounds = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999};
+  return bounds;
+}
+
 }  // namespace
 
 void FidelityMetrics::Observe(const std::string& method, const engine::LogitAgreement& agreement) {
@@ -31,6 +36,13 @@ void FidelityMetrics::Observe(const std::string& method, const engine::LogitAgre
       .Increment();
   metrics_.Counter("splice_fidelity_top1_equal_total", "Of these, those whose most likely token is the same.", labels)
       .Increment(agreement.top1 ? 1 : 0);
+}
+
+void FidelityMetrics::ObserveKeptMass(const std::string& method, double share) {
+  metrics_
+      .Histogram("splice_fidelity_kept_mass", "Share of exact attention that lies on what the method looks at.",
+                 KeptMassBuckets(), {{"stage", stage_}, {"method", method}})
+      .Observe(share);
 }
 
 void FidelityMetrics::Skip(const std::string& method) {

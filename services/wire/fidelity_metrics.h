@@ -13,6 +13,8 @@ class FidelityMetrics {
  public:
   FidelityMetrics(Metrics& metrics, std::string stage) : metrics_(metrics), stage_(std::move(stage)) {}
   void Observe(const std::string& method, const engine::LogitAgreement& agreement);
+  // The share of exact attention that lies on what the method looks at, 0 to 1.
+  void ObserveKeptMass(const std::string& method, double share);
   // A request was to be compared and was not, for want of room.
   void Skip(const std::string& method);
 

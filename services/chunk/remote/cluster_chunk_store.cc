@@ -11,6 +11,7 @@
 #include "services/base/log.h"
 #include "services/base/periodic.h"
 #include "services/base/status.h"
+#include "services/base/trace.h"
 #include "services/chunk/rendezvous.h"
 
 namespace spl::chunk {
@@ -146,11 +147,13 @@ absl::Status Cluster::RunAll(const Shares& shares, Lost& lost, Deadline deadline
   const bool in_time = std::chrono::steady_clock::now() < deadline;
   std::vector<std::pair<size_t, absl::Status>> results(shares.size());
   std::vector<std::thread> threads;
+  const TraceContext& trace = CurrentTrace();
   size_t at = 0;
   for (const auto& [node, indices] : shares) {
     auto& result = results[at++];
     result.first = node;
-    const auto run = [&work, &result, &indices = indices, this] {
+    const auto run = [&work, &result, &trace, &indices = indices, this] {
+      const TraceScope scope(trace);
       result.second = work(*nodes_[result.first], indices);
     };
     if (at == shares.size()) {

@@ -1,7 +1,5 @@
 #include "services/chunk/remote/namespace_client.h"
 
-#include <grpcpp/create_channel.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -77,13 +75,12 @@ Request RequestOf(const Digest& id, const NamespaceSettings& settings) {
 
 class GrpcNamespaceClient final : public NamespaceClient {
  public:
-  explicit GrpcNamespaceClient(const std::vector<std::string>& addresses) {
+  GrpcNamespaceClient(const std::vector<std::string>& addresses, const PeerTls* tls) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     for (const std::string& address : addresses) {
-      members_.push_back({address, v1::KvStoreAdmin::NewStub(grpc::CreateCustomChannel(
-                                       address, grpc::InsecureChannelCredentials(), arguments))});
+      members_.push_back({address, v1::KvStoreAdmin::NewStub(MakePeerChannel(address, tls, arguments))});
     }
   }
 
@@ -208,9 +205,10 @@ class GrpcNamespaceClient final : public NamespaceClient {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NamespaceClient>> NamespaceClient::Connect(const std::string& addresses) {
+absl::StatusOr<std::unique_ptr<NamespaceClient>> NamespaceClient::Connect(const std::string& addresses,
+                                                                          const PeerTls* tls) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string> members, ParseMemberList(addresses));
-  return std::make_unique<GrpcNamespaceClient>(members);
+  return std::make_unique<GrpcNamespaceClient>(members, tls);
 }
 
 }  // namespace spl::chunk

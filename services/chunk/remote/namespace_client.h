@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/base/tls.h"
 #include "services/chunk/chunk.h"
 
 namespace spl::chunk {
@@ -36,8 +37,9 @@ struct NamespaceInfo {
 // them are idempotent. Blocking; any thread may call.
 class NamespaceClient {
  public:
-  // `addresses` as RecordClient takes them.
-  static absl::StatusOr<std::unique_ptr<NamespaceClient>> Connect(const std::string& addresses);
+  // Arguments as RecordClient takes them.
+  static absl::StatusOr<std::unique_ptr<NamespaceClient>> Connect(const std::string& addresses,
+                                                                  const PeerTls* tls = nullptr);
   virtual ~NamespaceClient() = default;
 
   using Deadline = std::chrono::steady_clock::time_point;

@@ -1,7 +1,5 @@
 #include "services/chunk/remote/record_client.h"
 
-#include <grpcpp/create_channel.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -48,15 +46,14 @@ Request RequestOf(const Digest& owner, const std::string& name) {
 
 class GrpcRecordClient final : public RecordClient {
  public:
-  explicit GrpcRecordClient(const std::vector<std::string>& addresses) : rendezvous_(addresses) {
+  GrpcRecordClient(const std::vector<std::string>& addresses, const PeerTls* tls) : rendezvous_(addresses) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
     arguments.SetMaxSendMessageSize(kMaxMessageBytes);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     for (const std::string& address : addresses) {
-      members_.push_back({address, v1::KvStoreRecords::NewStub(grpc::CreateCustomChannel(
-                                       address, grpc::InsecureChannelCredentials(), arguments))});
+      members_.push_back({address, v1::KvStoreRecords::NewStub(MakePeerChannel(address, tls, arguments))});
     }
   }
 
@@ -186,9 +183,9 @@ class GrpcRecordClient final : public RecordClient {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RecordClient>> RecordClient::Connect(const std::string& addresses) {
+absl::StatusOr<std::unique_ptr<RecordClient>> RecordClient::Connect(const std::string& addresses, const PeerTls* tls) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string> members, ParseMemberList(addresses));
-  return std::make_unique<GrpcRecordClient>(members);
+  return std::make_unique<GrpcRecordClient>(members, tls);
 }
 
 }  // namespace spl::chunk

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/base/tls.h"
 #include "services/chunk/chunk.h"
 
 namespace spl::chunk {
@@ -32,8 +33,9 @@ struct StoredRecord {
 class RecordClient {
  public:
   // `addresses`: "HOST:PORT" or "HOST:PORT,HOST:PORT,…". Does not wait for connections. InvalidArgument: malformed,
-  // none, or one twice.
-  static absl::StatusOr<std::unique_ptr<RecordClient>> Connect(const std::string& addresses);
+  // none, or one twice. `tls` as MakePeerChannel takes it.
+  static absl::StatusOr<std::unique_ptr<RecordClient>> Connect(const std::string& addresses,
+                                                               const PeerTls* tls = nullptr);
   virtual ~RecordClient() = default;
 
   using Deadline = std::chrono::steady_clock::time_point;

@@ -1,11 +1,10 @@
 #include "services/chunk/remote/remote_chunk_store.h"
 
-#include <grpcpp/create_channel.h>
-
 #include <deque>
 
 #include "services/base/address.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/chunk_header.h"
@@ -23,7 +22,7 @@ class GrpcChunkStore final : public RemoteChunkStore {
   GrpcChunkStore(const std::string& address, const RemoteStoreOptions& options)
       : address_(address),
         options_(options),
-        channel_(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), Arguments())),
+        channel_(MakePeerChannel(address, options.tls.get(), Arguments())),
         stub_(v1::KvStore::NewStub(channel_)) {
     if (options.transport != nullptr) rma_.emplace(channel_, *options.transport, address);
   }
@@ -82,6 +81,7 @@ absl::StatusOr<size_t> GrpcChunkStore::CountLeading(std::span<const ChunkKey> ke
   if (keys.empty()) return 0;
   grpc::ClientContext context;
   context.set_deadline(ToGrpcDeadline(deadline));
+  AddTrace(context, CurrentTrace());
   v1::ContainsResponse response;
   SPLICE_RETURN_IF_ERROR(Explain(stub_->Contains(&context, RequestFor<v1::ContainsRequest>(keys), &response)));
   if (response.num_leading() > keys.size()) {
@@ -152,6 +152,7 @@ absl::StatusOr<size_t> GrpcChunkStore::StreamLeading(std::span<const ChunkKey> k
   if (keys.empty()) return 0;
   grpc::ClientContext context;
   context.set_deadline(ToGrpcDeadline(deadline));
+  AddTrace(context, CurrentTrace());
   const auto reader = stub_->Get(&context, RequestFor<v1::GetChunksRequest>(keys));
   ChunkAssembler assembler;
   v1::ChunkPart part;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "services/base/tls.h"
 #include "services/chunk/chunk.h"
 #include "services/transport/kv_transport.h"
 
@@ -14,6 +15,7 @@ struct RemoteStoreOptions {
   // Payloads travel by RMA where the store has registered memory that this transport reaches, else as gRPC streams.
   // Borrowed; null: streams only.
   transport::KvTransport* transport = nullptr;
+  std::shared_ptr<const PeerTls> tls;  // of the gRPC channel; null: without
   // Chunks of another model or page layout end a call with FailedPrecondition, which names both.
   struct Model {
     Digest fingerprint{};

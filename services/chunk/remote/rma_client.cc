@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/chunk_header.h"
@@ -121,6 +122,7 @@ class RmaClient::FetchRun {
       pending_->request.add_keys(keys_[i].bytes.data(), keys_[i].bytes.size());
     }
     pending_->request.set_max_bytes(kLeaseBytes);
+    AddTrace(pending_->context, CurrentTrace());
     pending_->context.set_deadline(ToGrpcDeadline(deadline_));
     client_.stub_->async()->Lease(&pending_->context, &pending_->request, &pending_->response,
                                   [p = pending_.get()](grpc::Status status) { p->done.Set(FromGrpcStatus(status)); });

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <future>
@@ -18,6 +19,7 @@
 #include <tuple>
 
 #include "kernels/common/backend.h"
+#include "kernels/cuda/cuda_plugin.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
 #include "services/base/ids.h"
@@ -32,7 +34,8 @@ namespace spl {
 
 using namespace std::chrono_literals;
 
-// Which way the KV goes. With a device the pools cannot be reached by the host.
+// Which way the KV goes. With a device the pools cannot be reached by the host; the device is a GPU where
+// SPLICE_BACKEND is cuda, and else one that the CPU plays.
 struct Way {
   const char* kv_transport;
   bool device;
@@ -43,8 +46,12 @@ struct Way {
   bool f32() const { return prefill_ranks * decode_ranks > 1; }
 };
 
-class WorkersTest : public testing::TestWithParam<Way> {
+class WorkersTest : public ::testing::TestWithParam<Way> {
  protected:
+  static bool OnGpu() {
+    const char* backend = std::getenv("SPLICE_BACKEND");
+    return backend != nullptr && std::string_view(backend) == "cuda";
+  }
   static std::shared_ptr<const engine::Model> LoadOnce(int ranks, const std::string& head_classes = "none") {
     const bool device = GetParam().device, f32 = GetParam().f32();
     static std::map<std::tuple<bool, bool, int, std::string>, std::shared_ptr<const engine::Model>> models;
@@ -56,7 +63,9 @@ class WorkersTest : public testing::TestWithParam<Way> {
       options.head_classes = head_classes;
       engine::Devices devices;
       for (int rank = 0; rank < ranks; ++rank) {
-        if (device)
+        if (device && OnGpu())
+          devices.push_back(kernels::MakeCudaBackend({.deterministic = true}).value());
+        else if (device)
           devices.push_back(std::make_shared<test::FakeDeviceBackend>(cpu));
         else
           devices.push_back(kernels::MakeCpuBackend(cpu));
@@ -75,7 +84,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     const uint64_t twice = GetParam().f32() ? 2 : 1;  // pages are twice as large
     decode::DecodeServerOptions d;
     d.worker_id = "d";
-    d.metrics_listen = "";
+    d.metrics_listen = metrics_listen_;
     d.kv_bytes = twice * (128 << 20);
     d.drain_timeout = 500ms;
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
@@ -86,7 +95,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     decode_ = std::move(*decode);
     prefill::PrefillServerOptions p;
     p.worker_id = "p";
-    p.metrics_listen = "";
+    p.metrics_listen = metrics_listen_;
     p.kv_bytes = twice * (128 << 20);
     p.SetKvTransport(GetParam().kv_transport);
     p.staging_bytes = 4 << 20;  // less than one prompt: it is used in turns
@@ -163,6 +172,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     *request.mutable_ticket() = ticket;
     request.set_namespace_key(std::string(32, 'n'));
     *request.mutable_reuse() = reuse_;
+    request.mutable_segments()->Assign(segments_.begin(), segments_.end());
     return request;
   }
 
@@ -172,6 +182,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     std::vector<int32_t> tokens;
     v1::Receipt receipt;
     v1::StreamChunk::Restores restores;
+    uint64_t kv_bytes = 0;  // that the decode worker held
   };
   Result Generate(const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling) {
     Result result;
@@ -197,6 +208,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
     v1::StreamChunk chunk;
     while (reader->Read(&chunk)) {
       result.restores.MergeFrom(chunk.restores());
+      if (chunk.has_kv_bytes()) result.kv_bytes = chunk.kv_bytes();
       if (on_chunk_) on_chunk_();
       for (const auto& token : chunk.tokens()) result.tokens.push_back(static_cast<int32_t>(token.token().token_id()));
     }
@@ -240,7 +252,9 @@ class WorkersTest : public testing::TestWithParam<Way> {
   std::unique_ptr<v1::Decode::Stub> decode_stub_;
   std::unique_ptr<v1::Prefill::Stub> prefill_stub_;
   std::string carrier_;
-  v1::ReuseOptions reuse_;  // of all requests
+  std::string metrics_listen_;              // empty: none
+  v1::ReuseOptions reuse_;                  // of all requests
+  std::vector<v1::TokenSegment> segments_;  // of the next requests
   v1::ConnectPeerResponse connected_;
   prefill::HeadLeaseOptions head_leases_;
   decode::HeadLeaseOptions head_fetches_;
@@ -248,7 +262,7 @@ class WorkersTest : public testing::TestWithParam<Way> {
   double kv_bytes_per_s_ = 0, kv_write_s_ = 0;  // of reservations: the way of the KV, not known
 };
 
-inline std::string WayName(const testing::TestParamInfo<Way>& info) {
+inline std::string WayName(const ::testing::TestParamInfo<Way>& info) {
   std::string name = info.param.carrier;
   std::replace(name.begin(), name.end(), '+', '_');
   if (info.param.prefill_ranks * info.param.decode_ranks > 1)

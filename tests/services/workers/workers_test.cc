@@ -16,6 +16,10 @@ TEST_P(WorkersTest, TokensEqualThePlainModelForEveryPageEdge) {
     EXPECT_EQ(result.receipt.computed_tokens(), length);
     EXPECT_EQ(result.receipt.bytes_moved(),
               engine::PagesForTokens(model_->config(), static_cast<int64_t>(length)) * model_->page_bytes());
+    // What was sent, and where it ends with a page the one for the next position.
+    EXPECT_GE(result.kv_bytes, result.receipt.bytes_moved());
+    EXPECT_LE(result.kv_bytes,
+              engine::PagesForTokens(model_->config(), static_cast<int64_t>(length) + 1) * model_->page_bytes());
   }
   EXPECT_TRUE(PagesComeBack());
 }

@@ -1,0 +1,13 @@
+// The counter of refused tickets, which prefill and decode workers share.
+#pragma once
+
+#include "services/base/metrics.h"
+
+namespace spl::wire {
+
+// `reason`: unknown, generation, replayed, invalid; see docs/metrics.md.
+inline prometheus::Counter& RefusedTicketsCounter(Metrics& metrics, const char* reason) {
+  return metrics.Counter("splice_kv_tickets_refused_total", "Tickets that were not honoured.", {{"reason", reason}});
+}
+
+}  // namespace spl::wire

@@ -1,0 +1,170 @@
+// Requests with samkv through a prefill and a decode worker: tokens are those of one process, and the decode worker
+// keeps what the layers keep.
+#include "services/engine/runtime/prompt_run.h"
+#include "tests/services/workers/workers_fixture.h"
+
+namespace spl {
+namespace {
+
+class SamKvWorkersTest : public WorkersTest {
+ protected:
+  struct Documents {
+    std::vector<std::vector<int32_t>> texts;
+    std::vector<int32_t> prompt;
+    std::vector<engine::PositionRange> ranges;
+  };
+  static Documents MakeDocuments() {
+    Documents documents;
+    documents.prompt = Prompt(1, 10);
+    for (const size_t length : {700, 650, 800}) {
+      documents.texts.push_back(Prompt(static_cast<uint32_t>(length), length));
+      const auto begin = static_cast<int32_t>(documents.prompt.size());
+      documents.ranges.push_back({begin, begin + static_cast<int32_t>(length)});
+      documents.prompt.insert(documents.prompt.end(), documents.texts.back().begin(), documents.texts.back().end());
+    }
+    const auto question = Prompt(2, 25);
+    documents.prompt.insert(documents.prompt.end(), question.begin(), question.end());
+    return documents;
+  }
+  void Mark(const std::vector<engine::PositionRange>& ranges) {
+    segments_.clear();
+    for (const engine::PositionRange& range : ranges) {
+      v1::TokenSegment& segment = segments_.emplace_back();
+      segment.set_begin(static_cast<uint32_t>(range.begin));
+      segment.set_end(static_cast<uint32_t>(range.end));
+      segment.set_namespace_key(std::string(32, 'd'));
+    }
+  }
+  // Computes each document by itself, which makes it reusable.
+  void Publish(const Documents& documents) {
+    const v1::ReuseOptions reuse = reuse_;
+    reuse_.Clear();
+    reuse_.set_policy("exact");
+    for (const auto& text : documents.texts) {
+      Mark({{0, static_cast<int32_t>(text.size())}});
+      const Result result = Generate(text, Sampling(1));
+      ASSERT_TRUE(result.run.ok()) << result.run;
+    }
+    reuse_ = reuse;
+    Mark(documents.ranges);
+  }
+
+  // The same in one process, and the pages that its sequence has behind the prompt.
+  struct Alone {
+    std::vector<int32_t> tokens;
+    int64_t pages = 0;
+    double kept_share = 1;
+  };
+  Alone RunAlone(const Documents& documents, int steps) {
+    const engine::ModelConfig& config = model_->config();
+    auto memory = engine::AllocateKvMemory(*model_, engine::PagesForTokens(config, 8192));
+    EXPECT_TRUE(memory.ok());
+    engine::PagePool pool(memory->pages, model_->backends());
+    auto executor = engine::ParallelExecutor::Create(model_, memory->pages, {.max_rows = 512});
+    EXPECT_TRUE(executor.ok()) << executor.status();
+    int32_t last_row = 0;
+    const auto run_all = [&](engine::PromptRun& run) {
+      EXPECT_TRUE(run.Begin(**executor).ok());
+      while (!run.done()) {
+        const engine::PrefillSlice slice = run.Next(512);
+        last_row = static_cast<int32_t>(slice.tokens.size()) - 1;
+        EXPECT_TRUE((*executor)->Prefill({&slice, 1}, run.layers()).ok());
+        EXPECT_TRUE(run.Finish(**executor).ok());
+      }
+    };
+    std::vector<std::unique_ptr<engine::SequenceKv>> sources;
+    std::vector<engine::SegmentHit> hits;
+    for (size_t i = 0; i < documents.texts.size(); ++i) {
+      const auto& text = documents.texts[i];
+      sources.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(config)));
+      EXPECT_TRUE(sources.back()->Reserve(static_cast<int64_t>(text.size())).ok());
+      auto exact = engine::MakeRecoveryPolicy({.policy = "exact"}, config);
+      engine::PromptRun run(text, {}, *sources.back(), **exact);
+      run_all(run);
+      hits.push_back({std::make_shared<engine::SegmentSource>(*sources.back(), 0, text, true), 0,
+                      documents.ranges[i].begin, documents.ranges[i].size()});
+    }
+    engine::SequenceKv kv(pool, engine::KvShapeOf(config));
+    EXPECT_TRUE(kv.Reserve(static_cast<int64_t>(documents.prompt.size())).ok());
+    auto policy = engine::MakeRecoveryPolicy(wire::FromProto(reuse_), config);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    engine::PromptRun run(documents.prompt, hits, kv, **policy);
+    run_all(run);
+    EXPECT_TRUE((*executor)->ComputeLogits({&last_row, 1}).ok());
+    Alone alone;
+    alone.tokens.push_back((*executor)->Argmax().value()[0]);
+    alone.kept_share = run.kept_share();
+    kv.KeepOnly(std::make_shared<engine::KeptTokens>(
+        engine::KeptTokens{static_cast<int32_t>(documents.prompt.size()), {run.kept().begin(), run.kept().end()}}));
+    alone.pages = kv.num_pages();
+    auto selector = engine::MakeSelectorFor(kv, {}, *model_);
+    EXPECT_TRUE(selector.ok()) << selector.status();
+    auto compact = engine::MakeCompactPages(**selector, *model_, pool);
+    EXPECT_TRUE(compact.ok()) << compact.status();
+    EXPECT_TRUE(engine::BeginLists(*model_, pool, **selector, kv.num_tokens(), compact->get()).ok());
+    for (int step = 1; step < steps; ++step) {
+      EXPECT_TRUE(kv.Reserve(kv.num_tokens() + 1).ok());
+      EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
+      const engine::DecodeRow row{alone.tokens.back(), &kv, selector->get(), compact->get()};
+      EXPECT_TRUE((*executor)->Decode({&row, 1}).ok());
+      kv.set_num_tokens(kv.num_tokens() + 1);
+      alone.tokens.push_back((*executor)->Argmax().value()[0]);
+    }
+    return alone;
+  }
+};
+
+TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
+  const Documents documents = MakeDocuments();
+  reuse_.set_policy("samkv");
+  reuse_.set_budget_ratio(0.4);
+  Publish(documents);
+  for (const char* recompute : {"samkv", "none"}) {
+    for (const bool fusion : {false, true}) {
+      reuse_.set_recompute(recompute);
+      reuse_.set_fusion(fusion);
+      const Alone alone = RunAlone(documents, 20);
+      const Result result = Generate(documents.prompt, Sampling(20));
+      ASSERT_TRUE(result.run.ok()) << result.run;
+      ASSERT_TRUE(result.stream.ok()) << result.stream;
+      EXPECT_EQ(result.tokens, alone.tokens) << recompute << ", fusion " << fusion;
+      EXPECT_EQ(result.receipt.reuse_policy(), "samkv");
+      EXPECT_EQ(result.receipt.decode_selector(), "kept_tokens");
+      EXPECT_DOUBLE_EQ(result.receipt.kept_share(), alone.kept_share);
+      EXPECT_LT(result.receipt.kept_share(), 1);
+      EXPECT_EQ(result.receipt.aligned_tokens(), 700u + 650 + 800);
+      // Sent is what is decoded with, in whole pages.
+      EXPECT_EQ(result.receipt.bytes_moved(), static_cast<uint64_t>(alone.pages) * model_->page_bytes());
+      EXPECT_LT(alone.pages, engine::PagesForTokens(model_->config(), static_cast<int64_t>(documents.prompt.size())));
+    }
+  }
+}
+
+TEST_P(SamKvWorkersTest, WhatIsNotServedSaysWhich) {
+  const Documents documents = MakeDocuments();
+  reuse_.set_policy("samkv");
+  Mark(documents.ranges);
+  reuse_.set_decode("sparcas");
+  const absl::Status selector = Generate(documents.prompt, Sampling(2)).run;
+  EXPECT_EQ(selector.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(selector.message(), testing::HasSubstr("decode is 'sparcas'"));
+  reuse_.clear_decode();
+  reuse_.set_budget_ratio(2);
+  // Nothing is reserved for what a prefill worker would refuse.
+  const absl::Status budget = Reserve(documents.prompt, Sampling(2)).status();
+  EXPECT_EQ(budget.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(budget.message(), testing::HasSubstr("budget_ratio is 2"));
+  reuse_.clear_budget_ratio();
+  reuse_.set_recompute("sparsex");
+  const absl::Status recompute = Reserve(documents.prompt, Sampling(2)).status();
+  EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'sparsex'"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, SamKvWorkersTest,
+                         testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},
+                                         Way{"device", true, "device"}, Way{"shm", false, "shm", 2, 1},
+                                         Way{"shm", false, "shm", 1, 2}),
+                         WayName);
+
+}  // namespace
+}  // namespace spl

@@ -1,0 +1,168 @@
+// Tickets that are not what a decode worker gave, or that come a second time: refused, counted, and without an effect
+// on the sequence that the ticket belongs to.
+#include <charconv>
+
+#include "tests/services/base/http_client.h"
+#include "tests/services/workers/workers_fixture.h"
+#include "tests/support/eventually.h"
+
+namespace spl {
+namespace {
+
+using absl::StatusCode;
+
+class TicketsTest : public WorkersTest {
+ protected:
+  void SetUp() override {
+    metrics_listen_ = "127.0.0.1:0";
+    StartWorkers("none");
+  }
+
+  absl::Status Commit(const std::string& id, uint64_t generation) {
+    grpc::ClientContext context;
+    v1::CommitRequest request;
+    request.set_ticket_id(id);
+    request.set_generation(generation);
+    v1::CommitResponse response;
+    return FromGrpcStatus(decode_stub_->Commit(&context, request, &response));
+  }
+  absl::Status Stream(const std::string& id, uint64_t generation) {
+    grpc::ClientContext context;
+    v1::StreamRequest request;
+    request.set_ticket_id(id);
+    request.set_generation(generation);
+    const auto reader = decode_stub_->Stream(&context, request);
+    v1::StreamChunk chunk;
+    while (reader->Read(&chunk)) ADD_FAILURE() << "tokens without a ticket";
+    return FromGrpcStatus(reader->Finish());
+  }
+  void Release(const v1::Ticket& ticket, uint64_t generation) {
+    grpc::ClientContext context;
+    v1::ReleaseRequest request;
+    request.set_ticket_id(ticket.ticket_id());
+    request.set_generation(generation);
+    request.set_writer_quiet(true);
+    v1::ReleaseResponse response;
+    EXPECT_TRUE(decode_stub_->Release(&context, request, &response).ok());
+  }
+  absl::Status Run(const std::vector<int32_t>& prompt, uint32_t max_tokens, const v1::Ticket& ticket,
+                   v1::PrefillResponse* response) {
+    grpc::ClientContext context;
+    return FromGrpcStatus(prefill_stub_->Run(&context, RunRequest(prompt, Sampling(max_tokens), ticket), response));
+  }
+
+  // splice_kv_tickets_refused_total of one worker.
+  static int Refused(const std::string& metrics_address, const std::string& reason) {
+    const std::string text =
+        spl::testing::Exchange(metrics_address, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    const std::string series = "splice_kv_tickets_refused_total{reason=\"" + reason + "\"} ";
+    const size_t at = text.find(series);
+    if (at == std::string::npos) return -1;
+    return std::stoi(text.substr(at + series.size()));
+  }
+  int RefusedByDecode(const std::string& reason) { return Refused(decode_->metrics_address(), reason); }
+  int RefusedByPrefill(const std::string& reason) { return Refused(prefill_->metrics_address(), reason); }
+
+  int UsedPages() const { return decode_->pool().num_pages() - decode_->pool().num_free(); }
+};
+
+TEST_P(TicketsTest, UnknownAndForgedTicketsAreRefused) {
+  const auto prompt = Prompt(31, 200);
+  const auto ticket = Reserve(prompt, Sampling(10));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  const int used = UsedPages();
+  const std::string other(ticket->ticket_id().size(), 'x');
+  const uint64_t generation = ticket->generation();
+
+  EXPECT_EQ(Commit(other, generation).code(), StatusCode::kNotFound);
+  EXPECT_EQ(Stream(other, generation).code(), StatusCode::kNotFound);
+  EXPECT_EQ(RefusedByDecode("unknown"), 2);
+  EXPECT_EQ(Commit("short", generation).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Commit(ticket->ticket_id(), generation + 1).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Stream(ticket->ticket_id(), generation + 1).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(RefusedByDecode("generation"), 2);
+  Release(*ticket, generation + 1);
+  EXPECT_EQ(UsedPages(), used);  // it is still reserved
+
+  // A prompt that is run for a forged generation does not start to decode.
+  v1::Ticket forged = *ticket;
+  forged.set_generation(generation + 1);
+  v1::PrefillResponse response;
+  EXPECT_TRUE(Run(prompt, 10, forged, &response).ok());  // the first token is not the decode worker's
+  EXPECT_TRUE(test::Eventually([&] { return RefusedByDecode("generation") == 3; }));
+  EXPECT_EQ(UsedPages(), used);
+  Release(*ticket, generation);
+  EXPECT_TRUE(PagesComeBack());
+  EXPECT_EQ(RefusedByDecode("replayed"), 0);
+  EXPECT_EQ(Generate(prompt, Sampling(10)).tokens, Expected(prompt, Sampling(10)));
+}
+
+TEST_P(TicketsTest, AReplayChangesNothingOfTheSequenceThatRuns) {
+  const auto prompt = Prompt(32, 300), others = Prompt(33, 300);
+  const auto ticket = Reserve(prompt, Sampling(200));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  grpc::ClientContext context;
+  v1::StreamRequest stream;
+  stream.set_ticket_id(ticket->ticket_id());
+  stream.set_generation(ticket->generation());
+  const auto reader = decode_stub_->Stream(&context, stream);
+  v1::PrefillResponse response;
+  ASSERT_TRUE(Run(prompt, 200, *ticket, &response).ok());
+  std::vector<int32_t> tokens = {static_cast<int32_t>(response.first_tokens(0).token_id())};
+  v1::StreamChunk chunk;
+  const auto take = [&] {
+    for (const auto& token : chunk.tokens()) tokens.push_back(static_cast<int32_t>(token.token().token_id()));
+  };
+  while (tokens.size() < 5 && reader->Read(&chunk)) take();
+  ASSERT_GE(tokens.size(), 5u);
+  ASSERT_LT(tokens.size(), 200u);
+
+  // Another prompt for the pages of the one that decodes; and the commit once more.
+  v1::PrefillResponse ignored;
+  EXPECT_EQ(Run(others, 200, *ticket, &ignored).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(RefusedByPrefill("replayed"), 1);
+  EXPECT_EQ(Commit(ticket->ticket_id(), ticket->generation()).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(RefusedByDecode("replayed"), 1);
+
+  while (reader->Read(&chunk)) take();
+  const absl::Status end = FromGrpcStatus(reader->Finish());
+  EXPECT_TRUE(end.ok()) << end;
+  EXPECT_EQ(tokens, Expected(prompt, Sampling(200)));
+  EXPECT_TRUE(PagesComeBack());
+
+  // It is over: its pages may be somebody else's.
+  EXPECT_EQ(Commit(ticket->ticket_id(), ticket->generation()).code(), StatusCode::kNotFound);
+  EXPECT_EQ(Run(others, 200, *ticket, &ignored).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(RefusedByPrefill("replayed"), 2);
+  EXPECT_TRUE(PagesComeBack());
+}
+
+TEST_P(TicketsTest, ReleasedAndExpiredTicketsAreOver) {
+  const auto prompt = Prompt(34, 200);
+  const auto released = Reserve(prompt, Sampling(5));
+  ASSERT_TRUE(released.ok()) << released.status();
+  Release(*released, released->generation());
+  EXPECT_EQ(Commit(released->ticket_id(), released->generation()).code(), StatusCode::kNotFound);
+  const auto expired = Reserve(prompt, Sampling(5), /*ttl_ms=*/200);
+  ASSERT_TRUE(expired.ok()) << expired.status();
+  EXPECT_TRUE(PagesComeBack());  // after two ttl
+  EXPECT_EQ(Commit(expired->ticket_id(), expired->generation()).code(), StatusCode::kNotFound);
+  EXPECT_EQ(Stream(expired->ticket_id(), expired->generation()).code(), StatusCode::kNotFound);
+  EXPECT_EQ(RefusedByDecode("unknown"), 3);
+}
+
+TEST_P(TicketsTest, TicketsOfOtherPagesAreCounted) {
+  const auto prompt = Prompt(35, 200);
+  auto ticket = Reserve(prompt, Sampling(5));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  ticket->set_page_ids(0, 1u << 30);
+  v1::PrefillResponse response;
+  EXPECT_EQ(Run(prompt, 5, *ticket, &response).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(RefusedByPrefill("invalid"), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Carriers, TicketsTest, ::testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"}),
+                         WayName);
+
+}  // namespace
+}  // namespace spl
