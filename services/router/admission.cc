@@ -13,33 +13,43 @@ Admission::Admission(const AdmissionOptions& options, Metrics& metrics)
       running_gauge_(metrics.Gauge(metric::kNumRequestsRunning, "Requests dispatched and not finished.")),
       waiting_gauge_(metrics.Gauge(metric::kNumRequestsWaiting, "Requests that wait for room.")),
       depth_gauge_(metrics.Gauge(metric::kRouterQueueDepth, "Requests in the router's admission queue.")),
-      rejections_(metrics.Counter(metric::kAdmissionRejectionTotal, "Requests refused because the queue was full.")) {}
+      rejections_(metrics.Counter(metric::kAdmissionRejectionTotal, "Requests refused because the queue was full.")),
+      queue_(options.order) {}
 
-absl::Status Admission::Enter(uint64_t id, std::function<void()> start) {
+absl::Status Admission::Enter(QueuedRequest request) {
+  std::function<void()> start;
+  std::optional<QueuedRequest> displaced;
+  absl::Status full;
   {
     std::lock_guard lock(mutex_);
     if (closed_) return Errorf(absl::StatusCode::kUnavailable, "the router is shutting down");
     const bool waits = blocked_ || !queue_.empty() || running_.size() >= options_.max_running;
     if (waits) {
-      if (queue_.size() >= options_.max_queue) return FullLocked();
-      queue_.push_back({id, std::move(start)});
+      if (queue_.size() >= options_.max_queue) {
+        full = FullLocked();
+        displaced = queue_.Displace(request.tenant);
+        if (!displaced.has_value()) return full;
+      }
+      queue_.Push(std::move(request), options_.now());
       start = NextLocked();
     } else {
-      running_[id] = Clock::now();
+      running_[request.id] = options_.now();
+      start = std::move(request.start);
     }
     UpdateGaugesLocked();
   }
+  if (displaced.has_value() && displaced->refuse) displaced->refuse(full);
   if (start) start();
   return absl::OkStatus();
 }
 
-absl::Status Admission::WaitForRoom(uint64_t id, std::function<void()> start) {
+absl::Status Admission::WaitForRoom(QueuedRequest request) {
   std::lock_guard lock(mutex_);
-  if (probing_ == id) probing_.reset();
+  if (probing_ == request.id) probing_.reset();
   if (queue_.size() >= options_.max_queue) return FullLocked();
   blocked_ = true;
-  running_.erase(id);
-  queue_.push_front({id, std::move(start)});
+  running_.erase(request.id);
+  queue_.PushFront(std::move(request));
   UpdateGaugesLocked();
   return absl::OkStatus();
 }
@@ -63,12 +73,12 @@ void Admission::Leave(uint64_t id) {
     if (probing_ == id) probing_.reset();
     const auto it = running_.find(id);
     if (it != running_.end()) {
-      const double seconds = std::chrono::duration<double>(Clock::now() - it->second).count();
+      const double seconds = std::chrono::duration<double>(options_.now() - it->second).count();
       mean_seconds_ = 0.9 * mean_seconds_ + 0.1 * seconds;
       running_.erase(it);
       blocked_ = false;
     } else {
-      std::erase_if(queue_, [id](const Waiting& w) { return w.id == id; });
+      queue_.Remove(id);
     }
     next = NextLocked();
     UpdateGaugesLocked();
@@ -99,10 +109,9 @@ bool Admission::closed() const {
 
 std::function<void()> Admission::NextLocked() {
   if (blocked_ || probing_.has_value() || queue_.empty() || running_.size() >= options_.max_running) return nullptr;
-  Waiting next = std::move(queue_.front());
-  queue_.pop_front();
+  QueuedRequest next = *queue_.Pop();
   probing_ = next.id;
-  running_[next.id] = Clock::now();
+  running_[next.id] = options_.now();
   return std::move(next.start);
 }
 

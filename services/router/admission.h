@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,16 +10,20 @@
 
 #include "absl/status/status.h"
 #include "services/base/metrics.h"
+#include "services/router/fair_queue.h"
 
 namespace spl::router {
 
 struct AdmissionOptions {
   size_t max_running = 4096;  // dispatched and not finished; a cap on memory, the decode workers refuse on their own
   size_t max_queue = 1024;    // waiting for room
+  FairQueueOptions order;
+  // Read for ageing and for Retry-After.
+  std::function<std::chrono::steady_clock::time_point()> now = [] { return std::chrono::steady_clock::now(); };
 };
 
-// First come, first served. Thread-safe; callbacks run on the thread that made room, outside the lock, and must only
-// post.
+// Who waits goes in the order of FairQueue. Thread-safe; callbacks run on the thread that made room, outside the lock,
+// and must only post.
 //
 // A request is admitted at once while nobody waits. When every decode worker refuses one for lack of room it goes to
 // the head of the queue (WaitForRoom) and the queue stands still until room may have become free: a request has left,
@@ -30,10 +33,12 @@ class Admission {
  public:
   Admission(const AdmissionOptions& options, Metrics& metrics);
 
-  // Calls `start` now or later. ResourceExhausted with a retry-after when the queue is full; Unavailable when closed.
-  absl::Status Enter(uint64_t id, std::function<void()> start);
+  // Calls request.start now or later. ResourceExhausted with a retry-after when the queue is full of the requests of
+  // this tenant, or of many: a tenant with fewer of them takes the place of the last of the one with the most, whose
+  // `refuse` gets that status; it then still has to Leave. Unavailable when closed.
+  absl::Status Enter(QueuedRequest request);
   // The request that runs found no room. ResourceExhausted as above; the request then still has to Leave.
-  absl::Status WaitForRoom(uint64_t id, std::function<void()> start);
+  absl::Status WaitForRoom(QueuedRequest request);
   // The request that runs has its place.
   void Reserved(uint64_t id);
   // The request is over, wherever it was.
@@ -49,11 +54,6 @@ class Admission {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Waiting {
-    uint64_t id;
-    std::function<void()> start;
-  };
-
   // Takes the next request from the queue if one may go. Caller holds mutex_ and runs the result after unlocking.
   std::function<void()> NextLocked();
   absl::Status FullLocked() const;
@@ -66,7 +66,7 @@ class Admission {
   prometheus::Counter& rejections_;
   mutable std::mutex mutex_;                       // guards all below
   std::map<uint64_t, Clock::time_point> running_;  // id → since when
-  std::deque<Waiting> queue_;
+  FairQueue queue_;
   std::optional<uint64_t> probing_;  // came from the queue and has not found a place yet
   bool blocked_ = false;             // the last probe found no room
   bool closed_ = false;

@@ -3,8 +3,10 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <openssl/sha.h>
+#include <sys/stat.h>
 
 #include <array>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -44,27 +46,94 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
+// True: the word is a limit. InvalidArgument: it looks like one, and its value is none.
+absl::StatusOr<bool> ReadLimit(std::string_view word, double* weight, CallerLimits* limits) {
+  const size_t equals = word.find('=');
+  if (equals == std::string_view::npos) return false;
+  const std::string_view name = word.substr(0, equals), text = word.substr(equals + 1);
+  const auto read = [&](auto* value) -> absl::StatusOr<bool> {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+    if (error == std::errc() && end == text.data() + text.size() && *value > 0) return true;
+    return InvalidArgument("{} needs a positive number, got \"{}\"", name, text);
+  };
+  if (name == "rpm") return read(&limits->requests_per_minute);
+  if (name == "tpm") return read(&limits->tokens_per_minute);
+  if (name == "concurrent") return read(&limits->max_concurrent);
+  if (name != "weight") return false;
+  SPLICE_RETURN_IF_ERROR(read(weight).status());
+  if (!(*weight >= 0.01 && *weight <= 100))
+    return InvalidArgument("weight must be between 0.01 and 100, got {}", *weight);
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   ApiKeys keys;
+  keys.table_ = std::make_shared<Table>();
+  keys.table_->path = path;
+  keys.table_->stamp = StampOf(path);
+  SPLICE_ASSIGN_OR_RETURN(keys.table_->holders, Read(path));
+  return keys;
+}
+
+absl::StatusOr<std::shared_ptr<const ApiKeys::Holders>> ApiKeys::Read(const std::string& path) {
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  auto holders = std::make_shared<Holders>();
   std::istringstream lines(text);
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
-    const std::string_view entry = Trim(line);
+    std::string_view entry = Trim(line);
     if (entry.empty() || entry.front() == '#') continue;
     const size_t space = entry.find_first_of(" \t");
     const std::string_view key = entry.substr(0, space);
+    entry = space == std::string_view::npos ? std::string_view() : Trim(entry.substr(space));
+    Holder holder;
+    // From the end: what stands in front of the last limit is the name, which may have spaces.
+    while (!entry.empty()) {
+      const size_t last = entry.find_last_of(" \t");
+      const std::string_view word = last == std::string_view::npos ? entry : entry.substr(last + 1);
+      if (word.starts_with("role=")) {
+        if (word != "role=operator") return InvalidArgument("{}:{}: {}: the one role is operator", path, number, word);
+        holder.is_operator = true;
+        entry = last == std::string_view::npos ? std::string_view() : Trim(entry.substr(0, last));
+        continue;
+      }
+      const absl::StatusOr<bool> is_limit = ReadLimit(word, &holder.weight, &holder.limits);
+      if (!is_limit.ok()) return InvalidArgument("{}:{}: {}", path, number, MessageOf(is_limit.status()));
+      if (!*is_limit) break;
+      entry = last == std::string_view::npos ? std::string_view() : Trim(entry.substr(0, last));
+    }
     const std::string digest = Sha256Hex(key);
-    std::string name(space == std::string_view::npos ? std::string_view() : Trim(entry.substr(space)));
-    if (name.empty()) name = "key-" + digest.substr(0, 8);
-    if (!keys.names_.emplace(digest, name).second) {
+    holder.name = entry.empty() ? "key-" + digest.substr(0, 8) : std::string(entry);
+    if (!holders->emplace(digest, std::move(holder)).second) {
       return InvalidArgument("{}:{}: the key stands in the file twice", path, number);
     }
   }
-  if (keys.names_.empty()) return InvalidArgument("{}: holds no key; give one \"key [name]\" per line", path);
-  return keys;
+  if (holders->empty()) return InvalidArgument("{}: holds no key; give one \"key [name]\" per line", path);
+  return std::shared_ptr<const Holders>(std::move(holders));
+}
+
+// Mounted secrets change through a link: the file behind it is another one then.
+std::string ApiKeys::StampOf(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return "";
+  return fmt::format("{}:{}:{}:{}.{}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                     info.st_mtim.tv_nsec);
+}
+
+absl::StatusOr<bool> ApiKeys::ReloadIfChanged() {
+  if (table_ == nullptr) return false;
+  const std::string stamp = StampOf(table_->path);
+  {
+    std::lock_guard lock(table_->mutex);
+    if (stamp == table_->stamp) return false;
+    table_->stamp = stamp;
+  }
+  SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const Holders> holders, Read(table_->path));
+  std::lock_guard lock(table_->mutex);
+  table_->holders = std::move(holders);
+  return true;
 }
 
 absl::StatusOr<Caller> ApiKeys::Authenticate(std::string_view authorization) const {
@@ -78,9 +147,18 @@ absl::StatusOr<Caller> ApiKeys::Authenticate(std::string_view authorization) con
   }
   const std::string_view key = Trim(authorization.substr(kScheme.size()));
   // Looking up the digest instead of the key leaves nothing for a timing attack to climb.
-  const auto it = names_.find(Sha256Hex(key));
-  if (it == names_.end()) return refuse("the API key is not valid here");
-  return Caller{.name = it->second, .secret = std::string(key)};
+  const std::shared_ptr<const Holders> holders = [this] {
+    std::lock_guard lock(table_->mutex);
+    return table_->holders;
+  }();
+  const auto it = holders->find(Sha256Hex(key));
+  if (it == holders->end()) return refuse("the API key is not valid here");
+  const Holder& holder = it->second;
+  return Caller{.name = holder.name,
+                .secret = std::string(key),
+                .weight = holder.weight,
+                .limits = holder.limits,
+                .is_operator = holder.is_operator};
 }
 
 absl::StatusOr<NamespaceKeys> NamespaceKeys::Load(const std::string& secret_path) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -14,21 +16,46 @@
 
 namespace spl::router {
 
-// The API keys that are accepted. Immutable after Load; any thread.
+// The API keys that are accepted, and what each may do. Any thread; copies share one table.
 class ApiKeys {
  public:
   // No keys: everyone is the anonymous caller.
   ApiKeys() = default;
-  // One "key [name]" per line; "#" starts a comment line. InvalidArgument names file and line.
+  // One "key [name] [limits]" per line; "#" starts a comment line. Limits stand at the end, separated by spaces:
+  //   rpm=N         requests per minute         tpm=N     tokens per minute, prompt and output
+  //   concurrent=N  requests at once            weight=W  share in the queue, 1 by default
+  // and role=operator, which may see and end requests of all callers and drain workers (http/control_api.h).
+  // InvalidArgument names file and line.
   static absl::StatusOr<ApiKeys> Load(const std::string& path);
 
   // The caller of an Authorization header ("Bearer KEY"). Unauthenticated when keys are configured and the header is
   // missing or holds none of them.
   absl::StatusOr<Caller> Authenticate(std::string_view authorization) const;
-  bool enabled() const { return !names_.empty(); }
+  bool enabled() const { return table_ != nullptr; }
+
+  // Reads the file again if it has changed since: true when the new keys apply from now on. With an error the old ones
+  // stay, until the file changes once more.
+  absl::StatusOr<bool> ReloadIfChanged();
 
  private:
-  std::map<std::string, std::string> names_;  // SHA-256 of a key (hex) → its name; the keys themselves are not kept
+  struct Holder {
+    std::string name;
+    double weight = 1;
+    CallerLimits limits;
+    bool is_operator = false;
+  };
+  using Holders = std::map<std::string, Holder>;  // by SHA-256 of the key (hex): the keys themselves are not kept
+  struct Table {
+    std::mutex mutex;  // guards the two below
+    std::shared_ptr<const Holders> holders;
+    std::string stamp;  // of the file that was read
+    std::string path;   // set once
+  };
+
+  static absl::StatusOr<std::shared_ptr<const Holders>> Read(const std::string& path);
+  static std::string StampOf(const std::string& path);
+
+  std::shared_ptr<Table> table_;  // null: no keys
 };
 
 // Derives the salt of every chunk key: HMAC-SHA256 over caller and namespace name. It is the trust boundary between

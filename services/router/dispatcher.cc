@@ -18,26 +18,44 @@ uint64_t DrawSeed() {
   return (static_cast<uint64_t>(device()) << 32 | device()) >> 11;
 }
 
+FleetOptions WithCaches(FleetOptions options, std::shared_ptr<CacheView> caches) {
+  options.caches = std::move(caches);
+  return options;
+}
+
 }  // namespace
 
 Dispatcher::Dispatcher(boost::asio::io_context& io, DispatchOptions options, const ServedModel& model,
-                       const NamespaceKeys& namespace_keys, Metrics& metrics)
+                       const NamespaceKeys& namespace_keys, Metrics& metrics, const Tracer& tracer)
     : io_(io),
       options_(std::move(options)),
       model_(model),
       namespace_keys_(namespace_keys),
       metrics_(metrics),
-      fleet_(Fleet::Create(io, options_.fleet, calls_, metrics)),
+      tracer_(tracer),
+      caches_(std::make_shared<CacheView>(options_.cache_view, metrics)),
+      fleet_(Fleet::Create(io, WithCaches(options_.fleet, caches_), calls_, metrics)),
       placement_(options_.placement),
       prefix_index_(options_.prefix_index),
+      recent_index_({.capacity = options_.prefix_index.capacity, .ttl = options_.guess_ttl}),
+      planner_(options_.planner, options_.plan_interval, metrics),
+      breakers_(options_.breaker, metrics),
+      retry_budget_(options_.retry_budget),
       admission_(options_.admission, metrics) {}
 
 void Dispatcher::Start() {
   fleet_->Start({.on_lost =
                      [this](const std::string& worker_id) {
+                       breakers_.Forget(worker_id);
                        for (const auto& generation : Active()) generation->OnWorkerLost(worker_id);
                      },
-                 .on_refresh = [this] { admission_.OnRoom(); }});
+                 .on_refresh =
+                     [this] {
+                       foreign_load_.Update(fleet_->snapshot(), *loads_);
+                       planner_.Tick(*fleet_->snapshot(), *loads_, admission_.num_waiting(),
+                                     std::chrono::steady_clock::now());
+                       admission_.OnRoom();
+                     }});
 }
 
 void Dispatcher::Drain(std::chrono::steady_clock::time_point deadline) {
@@ -59,10 +77,18 @@ void Dispatcher::Stop() {
   if (!calls_->CancelAllAndWait(std::chrono::seconds(5))) log::Error("router.calls_left_open");
 }
 
+void Dispatcher::BeginTrace(GenerationRequest& request, std::string_view traceparent,
+                            std::string_view tracestate) const {
+  request.parent_trace = tracer_.Accept(traceparent, tracestate);
+  request.trace = tracer_.MakeChild(request.parent_trace);
+}
+
 std::shared_ptr<Generation> Dispatcher::Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+  if (!request.trace.valid()) BeginTrace(request, "", "");
   if (request.request_id.empty()) request.request_id = RandomId::Make().ToHex();
   if (!request.sampling.seed.has_value()) request.sampling.seed = DrawSeed();
   request.deadline = std::min(request.deadline, std::chrono::steady_clock::now() + options_.request_timeout);
+  retry_budget_.OnRequest(std::chrono::steady_clock::now());
   std::lock_guard lock(mutex_);
   const uint64_t id = next_id_++;
   auto generation = std::make_shared<Generation>(*this, id, std::move(request), std::move(sink));
@@ -75,9 +101,38 @@ uint32_t Dispatcher::max_context() const {
   return fleet->model.known && fleet->model.max_context > 0 ? fleet->model.max_context : model_.max_context();
 }
 
+size_t Dispatcher::Cancel(const std::string& request_id, const absl::Status& reason) {
+  size_t cancelled = 0;
+  for (const auto& generation : Active()) {
+    if (generation->request_id() != request_id) continue;
+    generation->Cancel(reason);
+    ++cancelled;
+  }
+  return cancelled;
+}
+
 size_t Dispatcher::num_active() const {
   std::lock_guard lock(mutex_);
   return active_.size();
+}
+
+std::vector<PredictedReuse> Dispatcher::PredictReuse(const PromptKeys& keys,
+                                                     std::span<const PrefixIndex::Holder> holders) {
+  const auto now = std::chrono::steady_clock::now();
+  const std::vector<size_t> recent = recent_index_.CountLeading(keys.prefix, holders, now);
+  std::vector<std::optional<size_t>> known(holders.size());
+  for (size_t i = 0; i < holders.size(); ++i) {
+    size_t real = 0;
+    if (caches_->CountLeading(holders[i].worker_id, holders[i].epoch, keys.prefix, &real))
+      known[i] = std::max(real, recent[i]);
+  }
+  return prefix_index_.Predict(keys, holders, now, known);
+}
+
+void Dispatcher::NoteSent(const PromptKeys& keys, const PrefixIndex::Holder& holder, uint32_t exact_tokens) {
+  const auto now = std::chrono::steady_clock::now();
+  prefix_index_.Insert(keys, holder, exact_tokens, now);
+  recent_index_.Insert(keys, holder, exact_tokens, now);
 }
 
 void Dispatcher::OnFinished(uint64_t id) { admission_.Leave(id); }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <limits>
 #include <utility>
 
+#include "services/base/fault_point.h"
 #include "services/base/log.h"
 #include "services/router/api_error.h"
 #include "services/router/wire.h"
@@ -11,17 +13,29 @@
 namespace spl::router {
 namespace {
 
+FaultPoint tokenize_fault("router.tokenize");
+FaultPoint place_fault("router.place");
+FaultPoint deliver_fault("router.deliver");
+
 // The request itself is at fault: another worker would say the same.
 bool IsRequestsFault(absl::StatusCode code) {
   return code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kUnimplemented ||
          code == absl::StatusCode::kOutOfRange || code == absl::StatusCode::kPermissionDenied;
 }
 
-// The prefill worker answered this itself, so its writes have ended; other codes may come from a broken connection.
-bool AnsweredByWorker(absl::StatusCode code) {
-  return code == absl::StatusCode::kOk || IsRequestsFault(code) || code == absl::StatusCode::kResourceExhausted ||
+// The prefill worker gave up and said so itself, so its writes have ended; other codes may come from a broken
+// connection.
+bool GivenUpByWorker(absl::StatusCode code) {
+  return IsRequestsFault(code) || code == absl::StatusCode::kResourceExhausted ||
          code == absl::StatusCode::kFailedPrecondition || code == absl::StatusCode::kAborted ||
          code == absl::StatusCode::kDataLoss;
+}
+
+// A failure that tells something about the worker. A full one, one that has not this model, and a request that ran out
+// of time do not.
+bool IsWorkersFault(absl::StatusCode code) {
+  return code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kInternal ||
+         code == absl::StatusCode::kUnknown || code == absl::StatusCode::kDataLoss;
 }
 
 // What the client sees of a failure inside the cluster: it may try again.
@@ -58,7 +72,8 @@ Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request,
       sink_(std::move(sink)),
       strand_(boost::asio::make_strand(core.io())),
       deadline_timer_(strand_),
-      retry_timer_(strand_) {}
+      retry_timer_(strand_),
+      arrived_(request_.received == Clock::time_point() ? Clock::now() : request_.received) {}
 
 Generation::~Generation() {
   if (done_) return;
@@ -69,17 +84,49 @@ Generation::~Generation() {
 // ---- preparation
 
 void Generation::Start() {
+  core_.requests().Begin(id_, {.request_id = request_.request_id,
+                               .caller = request_.caller.name,
+                               .api = request_.api,
+                               .reuse = request_.reuse.policy,
+                               .decode = request_.reuse.decode,
+                               .stage = "tokenizing"});
+  absl::StatusOr<RateLimits::Lease> lease = core_.limits().Admit(request_.caller, Clock::now());
+  if (!lease.ok()) {
+    core_.metrics().CountLimited();
+    return Post([this, status = lease.status()] { Fail(status); });
+  }
+  lease_ = *std::move(lease);
+  EndStage(TtftStage::kAccept);
+  (void)tokenize_fault.Hit();
   absl::StatusOr<TokenizedPrompt> tokens = [&]() -> absl::StatusOr<TokenizedPrompt> {
     SPLICE_RETURN_IF_ERROR(ValidateRequest(request_));
     SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request_.model));
     return core_.model().Tokenize(request_.prompt, request_.add_special_tokens);
   }();
   namespace_key_ = core_.namespace_keys().Derive(request_.caller, request_.namespace_name);
-  if (tokens.ok()) {
-    const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
-    if (fleet->model.known) prefix_keys_ = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, tokens->ids);
-  }
+  if (tokens.ok()) MakeKeys(*tokens);
   Post([this, tokens = std::move(tokens)]() mutable { OnPrepared(std::move(tokens)); });
+}
+
+chunk::Digest Generation::SegmentNamespace(const TokenSegment& segment) const {
+  chunk::Digest key{};
+  if (segment.namespace_key.size() == key.size()) {
+    std::copy(segment.namespace_key.begin(), segment.namespace_key.end(), key.begin());
+    return key;
+  }
+  return core_.namespace_keys().Derive(
+      request_.caller, segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name);
+}
+
+void Generation::MakeKeys(const TokenizedPrompt& prompt) {
+  const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  if (!fleet->model.known) return;
+  keys_.prefix = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, prompt.ids);
+  for (const TokenSegment& s : prompt.segments) {
+    const auto tokens = std::span(prompt.ids).subspan(s.begin, s.end - s.begin);
+    keys_.segments.push_back(
+        {.key = MakeSegmentKey(fleet->model.fingerprint, SegmentNamespace(s), tokens), .begin = s.begin, .end = s.end});
+  }
 }
 
 void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
@@ -94,13 +141,17 @@ void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   std::string& policy = request_.reuse.policy;
   if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments))
     policy = fleet->model.default_reuse;
+  if (policy.empty() || policy == "exact" || request_.reuse.quality == "strict") keys_.segments.clear();
   const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
   for (uint32_t i = 0; i < request_.sampling.n; ++i) {
     continuations_.push_back(std::make_unique<Continuation>(core_.model().tokenizer(), request_,
                                                             fleet->model.known ? fleet->model.vocab_size : 0));
   }
+  lease_.Take(prompt_.size());
   ArmDeadline();
+  EndStage(TtftStage::kTokenize);
+  Note("queued");
   EnterQueue();
 }
 
@@ -150,14 +201,25 @@ void Generation::ArmDeadline() {
   });
 }
 
-std::function<void()> Generation::PostDispatch() {
-  return [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->Post([raw = self.get()] { raw->Dispatch(); });
-  };
+QueuedRequest Generation::Queued() {
+  const std::weak_ptr<Generation> weak = weak_from_this();
+  return {.id = id_,
+          .tenant = request_.caller.name,
+          .weight = request_.caller.weight,
+          .priority = request_.priority,
+          .tokens = static_cast<uint32_t>(prompt_.size()),
+          .start =
+              [weak] {
+                if (const auto self = weak.lock()) self->Post([raw = self.get()] { raw->Dispatch(); });
+              },
+          .refuse =
+              [weak](const absl::Status& status) {
+                if (const auto self = weak.lock()) self->Cancel(status);
+              }};
 }
 
 void Generation::EnterQueue() {
-  const absl::Status entered = core_.admission().Enter(id_, PostDispatch());
+  const absl::Status entered = core_.admission().Enter(Queued());
   if (!entered.ok()) Fail(entered);
 }
 
@@ -165,6 +227,7 @@ void Generation::EnterQueue() {
 
 void Generation::Dispatch() {
   if (done_) return;
+  EndStage(waiting_in_);
   if (admitted_ == Clock::time_point()) {
     admitted_ = Clock::now();
     queue_seconds_ = SecondsSince(arrived_);
@@ -175,7 +238,8 @@ void Generation::Dispatch() {
   if (candidate.ok()) return Reserve(*fleet);
   if (candidate.status().code() == absl::StatusCode::kResourceExhausted) {
     full_.clear();
-    const absl::Status waiting = core_.admission().WaitForRoom(id_, PostDispatch());
+    waiting_in_ = TtftStage::kQueue;
+    const absl::Status waiting = core_.admission().WaitForRoom(Queued());
     if (!waiting.ok()) Fail(waiting);
     return;
   }
@@ -186,32 +250,45 @@ void Generation::Dispatch() {
 
 absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
   const Clock::time_point start = Clock::now();
+  (void)place_fault.Hit();
   std::vector<PrefixIndex::Holder> holders;
   for (const PrefillView& p : fleet.prefill) holders.push_back({p.worker_id, p.epoch});
-  std::vector<uint64_t> cached;
-  for (const size_t chunks : core_.prefix_index().CountLeading(prefix_keys_, holders, start)) {
-    cached.push_back(chunks * chunk::kChunkTokens);
-  }
+  const std::vector<PredictedReuse> reuse = core_.PredictReuse(keys_, holders);
+  const auto foreign = core_.foreign_load().Of(fleet);
+  const auto leaving = core_.planner().leaving();
+  const RequestCost cost = core_.costs().Of(request_.reuse);
   const uint32_t tokens = static_cast<uint32_t>(prompt_.size() + output_.size());
+  // Workers whose calls keep failing are avoided as those that have failed this request are.
+  std::set<std::string> avoided = core_.breakers().Blocked(start);
+  avoided.insert(failed_.begin(), failed_.end());
   const PlacementQuery query{.fleet = fleet,
                              .loads = core_.loads(),
                              .prompt_tokens = tokens,
                              .total_tokens = tokens + 1,
-                             .cached_tokens = cached,
+                             .reuse = reuse,
+                             .foreign_tokens = foreign != nullptr ? *foreign : std::span<const uint64_t>(),
+                             .wire_share = cost.wire_share,
+                             .aligned_cost = cost.aligned_cost,
+                             .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              .full = &full_,
-                             .failed = &failed_};
+                             .leaving = leaving.get(),
+                             .failed = &avoided};
   absl::StatusOr<Candidate> candidate = core_.placement().Place(query);
   if (candidate.ok()) {
-    core_.prefix_index().Insert(prefix_keys_, holders[candidate->prefill_idx], start);
     attempt_ = std::make_shared<Attempt>();
+    attempt_->exact_tokens = reuse[candidate->prefill_idx].exact_tokens;
+    if (request_.reuse.publish) core_.NoteSent(keys_, holders[candidate->prefill_idx], attempt_->exact_tokens);
+    core_.breakers().OnSent(candidate->prefill->worker_id, start);
+    core_.breakers().OnSent(candidate->decode->worker_id, start);
     attempt_->prefill = *candidate->prefill;
     attempt_->decode = *candidate->decode;
     attempt_->link = *candidate->link;
-    attempt_->expected_seconds = candidate->cost_s;
-    const uint64_t hit = cached[candidate->prefill_idx];
-    const uint64_t computed = tokens > hit ? tokens - hit : 1;
+    attempt_->expected_seconds = candidate->expected_s;
+    const auto computed = static_cast<uint64_t>(ComputeScorer::TokensToCompute(query, candidate->prefill_idx));
+    core_.planner().OnPlaced(static_cast<double>(computed));
     attempt_->prefill_load = core_.loads().Add(candidate->prefill->worker_id, {.prefill_tokens = computed});
-    attempt_->decode_load = core_.loads().Add(candidate->decode->worker_id, {.sequences = request_.sampling.n});
+    attempt_->decode_load =
+        core_.loads().Add(candidate->decode->worker_id, {.prefill_tokens = tokens, .sequences = request_.sampling.n});
   }
   core_.metrics().decision_seconds.Observe(SecondsSince(start));
   return candidate;
@@ -244,6 +321,9 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
   request.set_kv_write_seconds(attempt->link.write_s);
   const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + core_.options().reserve_timeout);
+  EndStage(TtftStage::kDispatch);
+  attempt->reserve_span = CallSpan("router.reserve", attempt->decode.worker_id);
+  AddTrace(call->context, attempt->reserve_span.context());
   // Never cancelled: its answer may be a ticket, which has to be given back.
   ReserveCall::Start(call, *attempt->decode.worker, &v1::Decode::Stub::async_interface::Reserve, deadline,
                      [self = shared_from_this(), attempt](const absl::Status& status, ReserveCall& finished) {
@@ -254,6 +334,8 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
 }
 
 void Generation::OnReserved(const AttemptPtr& attempt, const absl::Status& status, v1::Ticket ticket) {
+  attempt->reserve_span.SetStatus(status);
+  attempt->reserve_span.End();
   if (status.ok()) {
     attempt->ticket = std::move(ticket);
     attempt->reserved = true;
@@ -269,13 +351,17 @@ void Generation::OnReserved(const AttemptPtr& attempt, const absl::Status& statu
     return OnAttemptFailed(Annotate(status, "reserving on " + decode_id), decode_id);
   }
   core_.admission().Reserved(id_);
+  if (!started_output_) stages_.EndCall(TtftStage::kReserve, attempt->ticket.reserve_seconds());
   OpenStream(attempt);
   RunPrefill(attempt);
 }
 
 void Generation::OnDecodeFull(const std::string& worker_id) {
+  core_.breakers().OnNeither(attempt_->prefill.worker_id);
+  core_.breakers().OnNeither(attempt_->decode.worker_id);
   attempt_.reset();
   full_.insert(worker_id);
+  waiting_in_ = TtftStage::kQueue;  // the answer was that there is no room
   Dispatch();
 }
 
@@ -284,8 +370,9 @@ void Generation::OpenStream(const AttemptPtr& attempt) {
   request.set_ticket_id(attempt->ticket.ticket_id());
   request.set_generation(attempt->ticket.generation());
   const auto self = shared_from_this();
+  attempt->decode_span = CallSpan("router.decode", attempt->decode.worker_id);
   attempt->stream = TokenStream::Start(
-      *attempt->decode.worker, std::move(request), request_.deadline,
+      *attempt->decode.worker, std::move(request), request_.deadline, attempt->decode_span.context(),
       {.on_chunk =
            [self, attempt](v1::StreamChunk chunk) {
              self->Post([raw = self.get(), attempt, chunk = std::move(chunk)]() mutable {
@@ -314,12 +401,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     out.set_begin(segment.begin);
     out.set_end(segment.end);
     out.set_frozen(segment.frozen);
-    if (!segment.namespace_key.empty()) {
-      out.set_namespace_key(segment.namespace_key);
-      continue;
-    }
-    const std::string& name = segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name;
-    const chunk::Digest key = core_.namespace_keys().Derive(request_.caller, name);
+    const chunk::Digest key = SegmentNamespace(segment);
     out.set_namespace_key(key.data(), key.size());
   }
   request.set_session(request_.session);
@@ -327,6 +409,10 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
+  attempt->prefill_span = CallSpan("router.prefill", attempt->prefill.worker_id);
+  AddTrace(call->context, attempt->prefill_span.context());
+  EndStage(TtftStage::kDispatch);
+  Note("prefill");
   PrefillCall::Start(
       call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
       [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
@@ -338,10 +424,13 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
 
 void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response) {
   attempt->prefill_call.reset();
+  attempt->prefill_span.SetStatus(status);
+  attempt->prefill_span.End();
   attempt->prefill_load.Reset();
   if (done_ || attempt != attempt_) return;
-  attempt->writer_quiet = AnsweredByWorker(status.code());
+  if (GivenUpByWorker(status.code())) attempt->writer_quiet = true;
   if (!status.ok()) {
+    if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().Look(attempt->prefill.worker_id);
     return OnAttemptFailed(Annotate(status, "prefill on " + attempt->prefill.worker_id), attempt->prefill.worker_id);
   }
   if (response.first_tokens_size() != static_cast<int>(continuations_.size())) {
@@ -351,6 +440,16 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
         attempt->prefill.worker_id);
   }
   attempt->prefilled = true;
+  if (!started_output_) {
+    const v1::Receipt& receipt = response.receipt();
+    stages_.EndPrefillCall({.run_s = response.run_seconds(),
+                            .queue_s = receipt.queue_seconds(),
+                            .lookup_s = receipt.lookup_seconds(),
+                            .fetch_s = receipt.fetch_seconds(),
+                            .prefill_s = receipt.prefill_seconds()});
+  }
+  core_.breakers().OnSuccess(attempt->prefill.worker_id);
+  Learn(*attempt, FromProto(response.receipt()));
   DeliverFirst(response);
   std::vector<v1::StreamChunk> early = std::move(attempt->early);
   for (const v1::StreamChunk& chunk : early) {
@@ -361,7 +460,18 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
   if (!paused_ && !early.empty()) attempt->stream->ReadNext();
 }
 
+// Of what really happened, for the placement of others.
+void Generation::Learn(const Attempt& attempt, const RequestReceipt& receipt) {
+  core_.costs().Observe(
+      request_.reuse, receipt,
+      {.tokens_per_s = attempt.prefill.tokens_per_s, .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
+  if (!core_.options().has_store || !request_.reuse.publish) return;
+  const uint32_t exact = receipt.aligned_tokens == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
+  core_.prefix_index().InsertStored(keys_, exact, Clock::now());
+}
+
 void Generation::OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk) {
+  attempt->writer_quiet = true;  // it was committed, and checked
   if (done_ || attempt != attempt_) {
     if (attempt->stream != nullptr) attempt->stream->Cancel();
     return;
@@ -370,12 +480,15 @@ void Generation::OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk) {
     attempt->early.push_back(std::move(chunk));
     return;
   }
+  core_.breakers().OnSuccess(attempt->decode.worker_id);
   Deliver(chunk);
   if (!paused_ && attempt->stream != nullptr) attempt->stream->ReadNext();
 }
 
 void Generation::OnStreamEnded(const AttemptPtr& attempt, const absl::Status& status) {
   attempt->stream.reset();
+  attempt->decode_span.SetStatus(status);
+  attempt->decode_span.End();
   attempt->stream_ended = true;
   attempt->early_end = status;
   if (done_ || attempt != attempt_) return;
@@ -399,6 +512,9 @@ void Generation::OnWorkerLost(const std::string& worker_id) {
 // Decides whether the request goes on elsewhere. `worker_id` may be empty: no worker was found.
 void Generation::OnAttemptFailed(const absl::Status& status, const std::string& worker_id) {
   const bool lost_stream = attempt_ != nullptr && attempt_->prefilled;
+  waiting_in_ = TtftStage::kRetry;
+  if (!worker_id.empty() && IsWorkersFault(status.code())) core_.breakers().OnFailure(worker_id, Clock::now());
+  NoteKill(status, worker_id);
   Abandon("the attempt failed");
   if (!worker_id.empty()) failed_.insert(worker_id);
   if (IsRequestsFault(status.code())) return Fail(status);
@@ -411,6 +527,11 @@ void Generation::OnAttemptFailed(const absl::Status& status, const std::string& 
   if (lost_stream ? migrations_ >= core_.options().max_migrations : failures_ + 1 >= core_.options().max_attempts) {
     return Fail(ToClientStatus(status, std::max(attempts_, 1U)));
   }
+  if (!core_.retry_budget().TakeRetry(Clock::now())) {
+    core_.metrics().budget_refusals.Increment();
+    return Fail(Annotate(ToClientStatus(status, std::max(attempts_, 1U)),
+                         "too many requests are being retried; this one is not"));
+  }
   if (lost_stream) {
     ++migrations_;
     core_.metrics().migrations.Increment();
@@ -422,8 +543,38 @@ void Generation::OnAttemptFailed(const absl::Status& status, const std::string& 
   RetryLater();
 }
 
+// The worker broke off in the middle of this request: perhaps because of it.
+void Generation::NoteKill(const absl::Status& status, const std::string& worker_id) {
+  if (status.code() != absl::StatusCode::kUnavailable || attempt_ == nullptr || !attempt_->reserved) return;
+  const bool is_prefill = attempt_->prefill.worker_id == worker_id;
+  if (!is_prefill && attempt_->decode.worker_id != worker_id) return;
+  suspects_.push_back({worker_id, is_prefill ? attempt_->prefill.epoch : attempt_->decode.epoch, Clock::now()});
+}
+
 // At once when there is a pair that has not failed this request; else after a pause, so that a worker can come back.
 void Generation::RetryLater() {
+  uint32_t killed = 0, unknown = 0;
+  for (const Suspect& suspect : suspects_) {
+    const Fleet::Fate fate = core_.fleet().FateOf(suspect.worker_id, suspect.epoch, suspect.since);
+    killed += fate == Fleet::Fate::kLost;
+    unknown += fate == Fleet::Fate::kUnknown;
+  }
+  const uint32_t most = core_.options().max_kills;
+  if (killed >= most) {
+    core_.metrics().poisoned.Increment();
+    return Fail(SetErrorCode(
+        Errorf(absl::StatusCode::kInvalidArgument,
+               "{} workers were lost while they worked on this request; it is not tried on another one", killed),
+        "request_killed_workers"));
+  }
+  // It goes nowhere before it is known what it has done.
+  if (killed + unknown >= most && Clock::now() < suspects_.back().since + core_.options().fate_timeout) {
+    retry_timer_.expires_after(std::chrono::milliseconds(20));
+    retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+      if (!error && !self->done_) self->RetryLater();
+    });
+    return;
+  }
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   const auto fresh = [&](const auto& workers) {
     return std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return !failed_.contains(w.worker_id); });
@@ -442,21 +593,49 @@ void Generation::Abandon(const char* reason) {
   if (attempt == nullptr) return;
   if (attempt->prefill_call != nullptr) attempt->prefill_call->Cancel();
   if (attempt->stream != nullptr) attempt->stream->Cancel();
+  core_.breakers().OnNeither(attempt->prefill.worker_id);
+  core_.breakers().OnNeither(attempt->decode.worker_id);
   Release(*attempt, reason);
 }
+
+namespace {
+
+// If it fails the worker is gone, or the ticket expires there.
+void SendRelease(DecodeWorker& worker, const v1::Ticket& ticket, const char* reason, bool writer_quiet,
+                 std::chrono::milliseconds timeout) {
+  using Call = UnaryCall<v1::ReleaseRequest, v1::ReleaseResponse>;
+  auto call = std::make_shared<Call>();
+  call->request.set_ticket_id(ticket.ticket_id());
+  call->request.set_generation(ticket.generation());
+  call->request.set_reason(reason);
+  call->request.set_writer_quiet(writer_quiet);
+  Call::Start(call, worker, &v1::Decode::Stub::async_interface::Release, std::chrono::steady_clock::now() + timeout,
+              [](const absl::Status&, Call&) {});
+}
+
+}  // namespace
 
 void Generation::Release(Attempt& attempt, const char* reason) {
   if (!attempt.reserved) return;
   attempt.reserved = false;
-  using Call = UnaryCall<v1::ReleaseRequest, v1::ReleaseResponse>;
+  SendRelease(*attempt.decode.worker, attempt.ticket, reason, attempt.writer_quiet, core_.options().release_timeout);
+  if (!attempt.writer_quiet) AskWriter(attempt, reason);
+}
+
+// Until the prefill worker has said that it does not write, now or later, the pages are of no use to anybody: the call
+// may have been cancelled before it arrived there, or behind its end. Without an answer they wait for the ticket's end.
+void Generation::AskWriter(const Attempt& attempt, const char* reason) {
+  using Call = UnaryCall<v1::RevokeTicketRequest, v1::RevokeTicketResponse>;
   auto call = std::make_shared<Call>();
   call->request.set_ticket_id(attempt.ticket.ticket_id());
-  call->request.set_generation(attempt.ticket.generation());
-  call->request.set_reason(reason);
-  call->request.set_writer_quiet(attempt.writer_quiet);
-  // If it fails the worker is gone, or the ticket expires there.
-  Call::Start(call, *attempt.decode.worker, &v1::Decode::Stub::async_interface::Release,
-              Clock::now() + core_.options().release_timeout, [](const absl::Status&, Call&) {});
+  call->request.set_epoch(attempt.prefill.epoch);
+  call->request.set_ttl_ms(attempt.ticket.ttl_ms());
+  Call::Start(call, *attempt.prefill.worker, &v1::Prefill::Stub::async_interface::RevokeTicket,
+              Clock::now() + core_.options().revoke_timeout,
+              [decode = attempt.decode.worker, ticket = attempt.ticket, reason,
+               timeout = core_.options().release_timeout](const absl::Status& status, Call&) {
+                if (status.ok()) SendRelease(*decode, ticket, reason, true, timeout);
+              });
 }
 
 // ---- output
@@ -465,8 +644,6 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
   if (!started_output_) {
     receipt_ = FromProto(response.receipt());
     receipt_.prefill_worker = attempt_->prefill.worker_id;
-    ttft_seconds_ = SecondsSince(arrived_);
-    core_.metrics().ttft_seconds.Observe(ttft_seconds_);
   }
   receipt_.decode_worker = attempt_->decode.worker_id;
   if (receipt_.transport.empty()) receipt_.transport = attempt_->link.transport;
@@ -484,6 +661,7 @@ void Generation::Deliver(const v1::StreamChunk& chunk) {
     receipt_.decode_restored_heads = restores.restored_heads();
     receipt_.restore_misses = restores.missed_lease() + restores.missed_pages() + restores.missed_fetch();
   }
+  if (chunk.has_kv_bytes()) receipt_.decode_kv_bytes = chunk.kv_bytes();
   std::vector<Delta> deltas;
   for (const v1::StreamChunk::Token& token : chunk.tokens()) {
     const absl::Status taken = Take(token.index(), token.token(), &deltas);
@@ -519,7 +697,9 @@ absl::Status Generation::Take(uint32_t index, const v1::SampledToken& sampled, s
 
 void Generation::Emit(std::vector<Delta> deltas) {
   ObserveLatency();
+  if (!started_output_) ObserveFirst();
   started_output_ = true;
+  Note("decoding");
   if (AllFinished()) {
     const FinalInfo final = MakeFinal();
     const std::shared_ptr<GenerationSink> sink = sink_;
@@ -532,6 +712,51 @@ void Generation::Emit(std::vector<Delta> deltas) {
     return d.text.empty() && d.tokens.empty() && d.finish_reason == FinishReason::kNone;
   });
   if (!deltas.empty() && !sink_->OnOutput(deltas, nullptr)) paused_ = true;
+}
+
+// Until the first token; behind it a retry is a span and no stage.
+void Generation::EndStage(TtftStage stage) {
+  const TtftStages::Clock::time_point start = stages_.cursor();
+  if (started_output_) return;
+  stages_.End(stage);
+  if (!core_.tracer().Records(request_.trace)) return;
+  const std::string name = std::string("router.") + TtftStageName(stage);
+  core_.tracer().Record(request_.trace, {.name = name, .start = start, .end = stages_.cursor()});
+}
+
+Span Generation::CallSpan(std::string_view name, const std::string& worker_id) const {
+  Span span(core_.tracer(), name, request_.trace, SpanKind::kClient);
+  span.Set("splice.worker", worker_id);
+  return span;
+}
+
+void Generation::RecordTrace(const absl::Status& status) const {
+  if (!core_.tracer().Records(request_.trace)) return;
+  core_.tracer().Record(request_.trace, request_.parent_trace,
+                        {.name = "router.request",
+                         .kind = SpanKind::kServer,
+                         .start = arrived_,
+                         .end = Clock::now(),
+                         .attributes = {{"splice.request", request_.request_id},
+                                        {"splice.api", request_.api},
+                                        {"splice.caller", request_.caller.name},
+                                        {"splice.prompt_tokens", static_cast<int64_t>(prompt_.size())},
+                                        {"splice.cached_tokens", static_cast<int64_t>(receipt_.cached_tokens)},
+                                        {"splice.output_tokens", static_cast<int64_t>(completion_tokens_)},
+                                        {"splice.attempts", static_cast<int64_t>(attempts_)},
+                                        {"splice.ttft_seconds", ttft_seconds_}},
+                         .status = status});
+}
+
+// The first token's text is ready for the client's stream.
+void Generation::ObserveFirst() {
+  (void)deliver_fault.Hit();
+  EndStage(TtftStage::kDeliver);
+  ttft_seconds_ = SecondsSince(arrived_);
+  core_.metrics().ttft_seconds.Observe(ttft_seconds_);
+  core_.metrics().ObserveStages(stages_);
+  core_.planner().OnTtft(ttft_seconds_);
+  receipt_.ttft_stages = stages_.ToMap();
 }
 
 void Generation::ObserveLatency() {
@@ -566,10 +791,13 @@ void Generation::Succeed() {
   if (worker_knows && attempt_ != nullptr) {
     // The decode worker ends the sequence and the stream by itself; only take note of it.
     if (attempt_->stream != nullptr) attempt_->stream->ReadNext();
+    core_.breakers().OnNeither(attempt_->decode.worker_id);
     attempt_.reset();
   } else {
     Abandon("a stop string was found");
   }
+  const uint32_t steps = completion_tokens_ / static_cast<uint32_t>(continuations_.size());
+  if (steps > 1) core_.planner().OnTpot((SecondsSince(arrived_) - ttft_seconds_) / (steps - 1));
   core_.metrics().prompt_tokens.Increment(static_cast<double>(prompt_.size()));
   core_.metrics().prompt_tokens_per_request.Observe(static_cast<double>(prompt_.size()));
   core_.metrics().reuse_prefix_tokens.Increment(receipt_.cached_tokens);
@@ -592,10 +820,17 @@ void Generation::Fail(const absl::Status& status) {
 
 void Generation::Finish(const absl::Status& status) {
   done_ = true;
+  lease_.Take(completion_tokens_);
+  lease_.Reset();
   deadline_timer_.cancel();
   retry_timer_.cancel();
   core_.metrics().e2e_seconds.Observe(SecondsSince(arrived_));
   LogLine(status);
+  RecordTrace(status);
+  core_.requests().End(id_, [&](RequestRecord& record) {
+    Describe(record);
+    record.status = status.ok() ? "OK" : status.ToString();
+  });
   sink_.reset();
   core_.OnFinished(id_);
 }
@@ -618,13 +853,38 @@ FinalInfo Generation::MakeFinal() const {
 void Generation::LogLine(const absl::Status& status) const {
   const std::string outcome = absl::StatusCodeToString(status.code());
   const std::string message = MessageOf(status);
-  log::Info("router.request", log::F("request", request_.request_id), log::F("api", request_.api),
-            log::F("caller", request_.caller.name), log::F("status", outcome), log::F("message", message),
-            log::F("prompt_tokens", prompt_.size()), log::F("cached_tokens", receipt_.cached_tokens),
-            log::F("output_tokens", completion_tokens_), log::F("n", request_.sampling.n),
-            log::F("queue_ms", queue_seconds_ * 1e3), log::F("ttft_ms", ttft_seconds_ * 1e3),
-            log::F("e2e_ms", SecondsSince(arrived_) * 1e3), log::F("prefill", receipt_.prefill_worker),
-            log::F("decode", receipt_.decode_worker), log::F("attempts", attempts_), log::F("migrations", migrations_));
+  const std::string trace = request_.trace.TraceIdHex();
+  log::Info("router.request", log::F("request", request_.request_id), log::F("trace", trace),
+            log::F("api", request_.api), log::F("caller", request_.caller.name), log::F("status", outcome),
+            log::F("message", message), log::F("prompt_tokens", prompt_.size()),
+            log::F("cached_tokens", receipt_.cached_tokens), log::F("output_tokens", completion_tokens_),
+            log::F("n", request_.sampling.n), log::F("queue_ms", queue_seconds_ * 1e3),
+            log::F("ttft_ms", ttft_seconds_ * 1e3), log::F("e2e_ms", SecondsSince(arrived_) * 1e3),
+            log::F("prefill", receipt_.prefill_worker), log::F("decode", receipt_.decode_worker),
+            log::F("attempts", attempts_), log::F("migrations", migrations_));
+}
+
+void Generation::Note(const char* stage) {
+  core_.requests().Update(id_, [&](RequestRecord& record) {
+    record.stage = stage;
+    Describe(record);
+  });
+}
+
+void Generation::Describe(RequestRecord& record) const {
+  record.reuse = request_.reuse.policy;
+  if (attempt_ != nullptr) {
+    record.prefill_worker = attempt_->prefill.worker_id;
+    record.decode_worker = attempt_->decode.worker_id;
+  }
+  record.queue_seconds = queue_seconds_;
+  record.ttft_seconds = ttft_seconds_;
+  record.ttft_stages = receipt_.ttft_stages;
+  record.prompt_tokens = static_cast<uint32_t>(prompt_.size());
+  record.cached_tokens = receipt_.cached_tokens + receipt_.aligned_tokens;
+  record.completion_tokens = completion_tokens_;
+  record.attempts = attempts_;
+  record.migrations = migrations_;
 }
 
 double Generation::SecondsSince(Clock::time_point start) const {

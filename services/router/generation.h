@@ -18,6 +18,7 @@
 #include "services/router/continuation.h"
 #include "services/router/dispatcher.h"
 #include "services/router/fleet/workers.h"
+#include "services/router/ttft_stages.h"
 
 namespace spl::router {
 
@@ -52,17 +53,22 @@ class Generation : public std::enable_shared_from_this<Generation> {
     DecodeView decode;
     PeerLink link;                              // between the two
     double expected_seconds = 0;                // until the prompt's KV is at the decode worker
+    uint32_t exact_tokens = 0;                  // see PredictedReuse
     std::shared_ptr<PrefillCall> prefill_call;  // while it runs
     std::shared_ptr<TokenStream> stream;        // while it is open
     v1::Ticket ticket;
     bool reserved = false;
     bool prefilled = false;
-    bool writer_quiet = true;  // no prefill write to the ticket's pages can be on its way
-    absl::Status early_end;    // the stream ended before prefill answered
+    // No prefill write to the ticket's pages can be on its way: none was asked for, the prefill worker says that it
+    // failed, or decoding has begun. Prefill's answer alone does not say so: it comes before the last write has
+    // arrived.
+    bool writer_quiet = true;
+    absl::Status early_end;  // the stream ended before prefill answered
     bool stream_ended = false;
     std::vector<v1::StreamChunk> early;  // at most one: the next is read after prefill has answered
     LoadTracker::Hold prefill_load;
     LoadTracker::Hold decode_load;
+    Span reserve_span, prefill_span, decode_span;  // of its calls
   };
   using AttemptPtr = std::shared_ptr<Attempt>;
 
@@ -70,9 +76,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnPrepared(absl::StatusOr<TokenizedPrompt> tokens);
   absl::Status CheckAndClamp(const FleetSnapshot& fleet);
   absl::Status CheckTokenIds(uint32_t vocab_size) const;
+  chunk::Digest SegmentNamespace(const TokenSegment& segment) const;
+  void MakeKeys(const TokenizedPrompt& prompt);
   void ArmDeadline();
   void EnterQueue();
-  std::function<void()> PostDispatch();
+  QueuedRequest Queued();
 
   // Attempts.
   void Dispatch();
@@ -82,20 +90,27 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OpenStream(const AttemptPtr& attempt);
   void RunPrefill(const AttemptPtr& attempt);
   void OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response);
+  void Learn(const Attempt& attempt, const RequestReceipt& receipt);
   void OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk);
   void OnStreamEnded(const AttemptPtr& attempt, const absl::Status& status);
   void OnDecodeFull(const std::string& worker_id);
   void OnAttemptFailed(const absl::Status& status, const std::string& worker_id);
+  void NoteKill(const absl::Status& status, const std::string& worker_id);
   void RetryLater();
   void Abandon(const char* reason);
   void Release(Attempt& attempt, const char* reason);
+  void AskWriter(const Attempt& attempt, const char* reason);
 
   // Output.
   void Deliver(const v1::StreamChunk& chunk);
   void DeliverFirst(const v1::PrefillResponse& response);
   absl::Status Take(uint32_t index, const v1::SampledToken& sampled, std::vector<Delta>* deltas);
   void Emit(std::vector<Delta> deltas);
+  void EndStage(TtftStage stage);
+  Span CallSpan(std::string_view name, const std::string& worker_id) const;
+  void RecordTrace(const absl::Status& status) const;
   void ObserveLatency();
+  void ObserveFirst();
   bool AllFinished() const;
 
   // End.
@@ -103,6 +118,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Fail(const absl::Status& status);
   void Finish(const absl::Status& status);
   void LogLine(const absl::Status& status) const;
+  // What operators see (RequestLog).
+  void Note(const char* stage);
+  void Describe(RequestRecord& record) const;
   FinalInfo MakeFinal() const;
   std::vector<uint32_t> CurrentTokens() const;
   double SecondsSince(Clock::time_point start) const;
@@ -118,7 +136,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   boost::asio::steady_timer deadline_timer_;
   boost::asio::steady_timer retry_timer_;
 
-  const Clock::time_point arrived_ = Clock::now();
+  const Clock::time_point arrived_;
+  TtftStages stages_{arrived_};               // until the first token
+  TtftStage waiting_in_ = TtftStage::kQueue;  // what time until the next Dispatch is
   Clock::time_point admitted_;
   Clock::time_point last_output_;
   double ttft_seconds_ = 0;
@@ -126,7 +146,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   std::vector<TokenId> prompt_;
   std::vector<TokenSegment> segments_;  // of the prompt
-  std::vector<chunk::ChunkKey> prefix_keys_;
+  PromptKeys keys_;
+  RateLimits::Lease lease_;
   chunk::Digest namespace_key_{};
   std::vector<std::unique_ptr<Continuation>> continuations_;
   std::vector<TokenId> output_;  // of a single continuation: what a new decode worker has to go on from
@@ -139,6 +160,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   uint32_t migrations_ = 0;
   std::set<std::string> full_;    // decode workers that had no room since the last wait
   std::set<std::string> failed_;  // workers that failed this request
+  // Lives of workers that broke off while this request was there. Whether they are lost is the fleet's to say.
+  struct Suspect {
+    std::string worker_id;
+    uint64_t epoch = 0;
+    Clock::time_point since;
+  };
+  std::vector<Suspect> suspects_;
   bool started_output_ = false;
   bool paused_ = false;
   bool done_ = false;

@@ -138,8 +138,8 @@ absl::StatusOr<std::unique_ptr<KnowledgeBases>> KnowledgeBases::Create(const Kno
                                                                        const NamespaceKeys& keys, Metrics& metrics) {
   auto bases = std::unique_ptr<KnowledgeBases>(new KnowledgeBases(options, keys, metrics));
   if (options.store.empty()) return bases;
-  SPLICE_ASSIGN_OR_RETURN(auto records, chunk::RecordClient::Connect(options.store));
-  SPLICE_ASSIGN_OR_RETURN(auto namespaces, chunk::NamespaceClient::Connect(options.store));
+  SPLICE_ASSIGN_OR_RETURN(auto records, chunk::RecordClient::Connect(options.store, options.tls.get()));
+  SPLICE_ASSIGN_OR_RETURN(auto namespaces, chunk::NamespaceClient::Connect(options.store, options.tls.get()));
   bases->store_ = std::make_unique<KbStore>(std::move(records), std::move(namespaces), options.store_timeout);
   bases->publisher_ = std::make_unique<KbPublisher>(*bases->store_, model, fleet, keys, options.publisher);
   bases->cache_ = std::make_unique<KbCache>(*bases->store_, options.cache);

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/base/metrics.h"
+#include "services/base/tls.h"
 #include "services/chunk/remote/namespace_client.h"
 #include "services/router/kb_cache.h"
 #include "services/router/kb_publisher.h"
@@ -22,7 +23,8 @@
 namespace spl::router {
 
 struct KnowledgeBaseOptions {
-  std::string store;  // chunk stores, "HOST:PORT,…"; empty: none, every call is refused
+  std::string store;                   // chunk stores, "HOST:PORT,…"; empty: none, every call is refused
+  std::shared_ptr<const PeerTls> tls;  // null: stores are called without
   std::chrono::milliseconds store_timeout{5'000};
   KbCacheOptions cache;
   KbPublisherOptions publisher;

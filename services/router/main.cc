@@ -7,6 +7,7 @@
 
 #include "services/base/crash_handler.h"
 #include "services/base/log.h"
+#include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
 #include "services/router/router_flags.h"
@@ -14,6 +15,7 @@
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
+  spl::RaiseOpenFileLimit();
   CLI::App app("splice-router: the front door of a Splice cluster (OpenAI-compatible HTTP and gRPC)");
   app.footer(
       "Example:\n"

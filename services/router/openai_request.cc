@@ -127,6 +127,11 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.Number("rec_frac", &reuse.rec_frac);
   inner.Number("restore_share", &reuse.restore_share);
   inner.Number("restore_threshold", &reuse.restore_threshold);
+  inner.Number("budget_ratio", &reuse.budget_ratio);
+  inner.Bool("fusion", &reuse.fusion);
+  inner.String("recompute", &reuse.recompute);
+  inner.String("choose", &reuse.choose);
+  inner.Bool("personal_bias", &reuse.personal_bias);
   inner.Bool("decode_restore", &reuse.decode_restore);
   inner.Uint32("decode_restore_interval", &reuse.decode_restore_interval);
   inner.Number("decode_restore_threshold", &reuse.decode_restore_threshold);
@@ -160,7 +165,17 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
 }
 
 // Fields of OpenAI's API that change nothing here, and those that would change the answer and so are refused.
-void ReadCommonRest(ObjectReader& reader) {
+void ReadCommonRest(ObjectReader& reader, GenerationRequest* request) {
+  std::optional<double> priority;
+  reader.Number("priority", &priority);
+  if (priority.has_value()) {
+    const bool whole = std::floor(*priority) == *priority && std::abs(*priority) <= kMaxPriority;
+    if (whole) {
+      request->priority = static_cast<int32_t>(*priority);
+    } else {
+      reader.Fail(ParamError("priority", "must be an integer between {} and {}", -kMaxPriority, kMaxPriority));
+    }
+  }
   reader.Ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "parallel_tool_calls"});
   reader.Refuse({"tools", "functions", "function_call", "audio", "prediction", "web_search_options", "reasoning_effort",
@@ -318,7 +333,7 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body) {
   ReadChatLogprobs(reader, &request.sampling.logprobs);
   ReadStream(reader, &out.stream);
   ReadSplice(reader, &request, nullptr);
-  ReadCommonRest(reader);
+  ReadCommonRest(reader, &request);
   reader.Bool("echo", &request.echo);
   bool add_generation_prompt = true;
   reader.Bool("add_generation_prompt", &add_generation_prompt);
@@ -352,7 +367,7 @@ absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body) {
   ReadStream(reader, &out.stream);
   std::vector<TokenSegment> token_segments;
   ReadSplice(reader, &request, &token_segments);
-  ReadCommonRest(reader);
+  ReadCommonRest(reader, &request);
   const Json* prompt = reader.Raw("prompt");
   SPLICE_RETURN_IF_ERROR(reader.Finish());
   SPLICE_ASSIGN_OR_RETURN(request.prompt, ReadPrompt(prompt, std::move(token_segments)));

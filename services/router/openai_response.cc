@@ -46,15 +46,18 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   // Of the methods with head classes.
   if (r.ffn_share < 1 || r.restored_heads > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};
+  if (r.reuse_policy == "samkv")
+    out["samkv"] = {{"kept_share", r.kept_share}, {"summaries_computed", r.summaries_computed}};
   if (r.head_lease)
     out["decode_restore"] = {{"restored_heads", r.decode_restored_heads}, {"restore_misses", r.restore_misses}};
   if (r.lines.has_value())
     out["lines"] = {{"heads", r.lines->heads},       {"dense_heads", r.lines->dense_heads},
                     {"covered", r.lines->covered},   {"cells", r.lines->cells},
                     {"held_out", r.lines->held_out}, {"held_out_lowest", r.lines->held_out_lowest}};
-  out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}};
+  out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}, {"decode_kv", r.decode_kv_bytes}};
   out["seconds"] = {{"queue", r.queue_seconds},     {"lookup", r.lookup_seconds},     {"fetch", r.fetch_seconds},
                     {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};
+  out["ttft_stages"] = r.ttft_stages;
   out["seed"] = r.seed;
   out["workers"] = {{"prefill", r.prefill_worker}, {"decode", r.decode_worker}};
   out["transport"] = r.transport;

@@ -1,52 +1,212 @@
 #include "services/router/prefix_index.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace spl::router {
+namespace {
 
-bool PrefixIndex::Holds(const Entry& entry, const Holder& holder, Clock::time_point now) {
-  return std::any_of(entry.holders.begin(), entry.holders.end(),
-                     [&](const Presence& p) { return p.holder == holder && p.expires > now; });
+constexpr size_t kPresencesPerChunk = 4;
+// Worker names may be new after every restart. Forgetting all of them makes the index empty, once in a long life.
+constexpr uint32_t kMaxHolders = 65'536;
+
+std::span<const chunk::ChunkKey> ExactPrefix(const PromptKeys& keys, uint32_t exact_tokens) {
+  return std::span(keys.prefix).first(std::min<size_t>(keys.prefix.size(), exact_tokens / chunk::kChunkTokens));
 }
 
-std::vector<size_t> PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys, std::span<const Holder> holders,
-                                              Clock::time_point now) {
-  std::vector<size_t> leading(holders.size(), 0);
-  std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const auto it = entries_.find(keys[i]);
-    if (it == entries_.end()) break;
+}  // namespace
+
+chunk::ChunkKey MakeSegmentKey(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
+                               std::span<const int32_t> tokens) {
+  std::optional<chunk::ChunkKey> last;
+  while (!tokens.empty()) {
+    const auto piece = tokens.first(std::min<size_t>(tokens.size(), chunk::kChunkTokens));
+    last = chunk::MakeChunkKey(chunk::ChainKind::kSegment, model_fingerprint, namespace_key,
+                               last.has_value() ? &*last : nullptr, piece);
+    tokens = tokens.subspan(piece.size());
+  }
+  return last.value_or(chunk::ChunkKey());
+}
+
+PrefixIndex::Seconds PrefixIndex::SecondsAt(Clock::time_point time) const {
+  return static_cast<Seconds>(
+      std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::seconds>(time - options_.epoch).count()));
+}
+
+uint32_t PrefixIndex::InternLocked(const Holder& holder) {
+  const auto it = holders_.find(holder.worker_id);
+  if (it != holders_.end() && it->second.epoch == holder.epoch) return it->second.id;
+  if (next_holder_ >= kMaxHolders) {
+    entries_.clear();
+    newest_ = oldest_ = nullptr;
+    num_presences_ = 0;
+    holders_.clear();
+    next_holder_ = 0;
+  }
+  holders_[holder.worker_id] = {.epoch = holder.epoch, .id = next_holder_};
+  return next_holder_++;
+}
+
+// Interned id → place in `holders`, or -1.
+std::vector<int32_t> PrefixIndex::PositionsLocked(std::span<const Holder> holders) const {
+  std::vector<int32_t> positions(next_holder_, -1);
+  for (size_t i = 0; i < holders.size(); ++i) {
+    const auto it = holders_.find(holders[i].worker_id);
+    if (it != holders_.end() && it->second.epoch == holders[i].epoch) positions[it->second.id] = static_cast<int>(i);
+  }
+  return positions;
+}
+
+PrefixIndex::Leading PrefixIndex::CountLeadingLocked(std::span<const chunk::ChunkKey> keys,
+                                                     const std::vector<int32_t>& positions, size_t num_holders,
+                                                     Seconds now) {
+  Leading leading{.of_holder = std::vector<uint32_t>(num_holders, 0)};
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    Entry* const entry = FindLocked(keys[i]);
+    if (entry == nullptr) break;
     bool held = false;
-    for (size_t h = 0; h < holders.size(); ++h) {
-      if (leading[h] != i || !Holds(it->second, holders[h], now)) continue;
-      leading[h] = i + 1;
+    for (const Presence& presence : entry->holders) {
+      const int32_t position = positions[presence.holder];
+      if (position < 0 || presence.expires <= now || leading.of_holder[position] != i) continue;
+      leading.of_holder[position] = i + 1;
+      held = true;
+    }
+    if (leading.stored == i && entry->stored_until > now) {
+      leading.stored = i + 1;
       held = true;
     }
     if (!held) break;
-    by_age_.splice(by_age_.begin(), by_age_, it->second.age);
+    MakeNewestLocked(*entry);
   }
   return leading;
 }
 
+std::vector<size_t> PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> keys, std::span<const Holder> holders,
+                                              Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  const Leading leading = CountLeadingLocked(keys, PositionsLocked(holders), holders.size(), SecondsAt(now));
+  return {leading.of_holder.begin(), leading.of_holder.end()};
+}
+
+std::vector<PredictedReuse> PrefixIndex::Predict(const PromptKeys& keys, std::span<const Holder> holders,
+                                                 Clock::time_point now_point,
+                                                 std::span<const std::optional<size_t>> known) {
+  const Seconds now = SecondsAt(now_point);
+  std::vector<PredictedReuse> reuse(holders.size());
+  std::lock_guard lock(mutex_);
+  const std::vector<int32_t> positions = PositionsLocked(holders);
+  const Leading leading = CountLeadingLocked(keys.prefix, positions, holders.size(), now);
+  for (size_t i = 0; i < holders.size(); ++i) {
+    const uint32_t own =
+        !known.empty() && known[i].has_value() ? static_cast<uint32_t>(*known[i]) : leading.of_holder[i];
+    reuse[i].prefix_tokens = std::max(own, leading.stored) * chunk::kChunkTokens;
+    if (leading.stored > own) reuse[i].fetched_tokens = (leading.stored - own) * chunk::kChunkTokens;
+  }
+  std::vector<uint8_t> held(holders.size());
+  for (const SegmentKey& segment : keys.segments) {
+    Entry* const entry = FindLocked(segment.key);
+    if (entry == nullptr) continue;
+    std::fill(held.begin(), held.end(), uint8_t{0});
+    for (const Presence& presence : entry->holders) {
+      const int32_t position = positions[presence.holder];
+      if (position >= 0 && presence.expires > now) held[position] = 1;
+    }
+    const bool stored = entry->stored_until > now;
+    for (size_t i = 0; i < holders.size(); ++i) {
+      if (held[i] == 0 && !stored) continue;
+      const uint32_t begin = std::max(segment.begin, reuse[i].prefix_tokens);
+      const uint32_t tokens = segment.end > begin ? segment.end - begin : 0;
+      if (tokens == 0) continue;
+      reuse[i].aligned_tokens += tokens;
+      reuse[i].exact_tokens = std::min(reuse[i].exact_tokens, begin);
+      if (held[i] == 0) reuse[i].fetched_tokens += tokens;
+    }
+    MakeNewestLocked(*entry);
+  }
+  return reuse;
+}
+
 void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const Holder& holder, Clock::time_point now) {
   std::lock_guard lock(mutex_);
-  for (const chunk::ChunkKey& key : keys) {
-    const auto [it, added] = entries_.try_emplace(key);
-    Entry& entry = it->second;
-    if (added) {
-      by_age_.push_front(key);
-      entry.age = by_age_.begin();
-    } else {
-      by_age_.splice(by_age_.begin(), by_age_, entry.age);
-    }
-    // A worker is in the list once: an earlier life of it, and what has expired, makes room.
-    std::erase_if(entry.holders,
-                  [&](const Presence& p) { return p.holder.worker_id == holder.worker_id || p.expires <= now; });
-    entry.holders.push_back({holder, now + options_.ttl});
+  const uint32_t id = InternLocked(holder);
+  for (const chunk::ChunkKey& key : keys) AddPresenceLocked(key, id, SecondsAt(now));
+  EvictLocked();
+}
+
+void PrefixIndex::Insert(const PromptKeys& keys, const Holder& holder, uint32_t exact_tokens, Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  const uint32_t id = InternLocked(holder);
+  for (const chunk::ChunkKey& key : ExactPrefix(keys, exact_tokens)) AddPresenceLocked(key, id, SecondsAt(now));
+  for (const SegmentKey& segment : keys.segments) AddPresenceLocked(segment.key, id, SecondsAt(now));
+  EvictLocked();
+}
+
+void PrefixIndex::InsertStored(const PromptKeys& keys, uint32_t exact_tokens, Clock::time_point now) {
+  const Seconds until = SecondsAt(now) + static_cast<Seconds>(options_.stored_ttl.count());
+  std::lock_guard lock(mutex_);
+  for (const chunk::ChunkKey& key : ExactPrefix(keys, exact_tokens)) AddLocked(key).stored_until = until;
+  for (const SegmentKey& segment : keys.segments) {
+    if (segment.end <= exact_tokens) AddLocked(segment.key).stored_until = until;
   }
-  while (entries_.size() > options_.capacity) {
-    entries_.erase(by_age_.back());
-    by_age_.pop_back();
+  EvictLocked();
+}
+
+void PrefixIndex::AddPresenceLocked(const chunk::ChunkKey& key, uint32_t holder, Seconds now) {
+  const Seconds expires = now + static_cast<Seconds>(options_.ttl.count());
+  Entry& entry = AddLocked(key);
+  Presence* stale = nullptr;
+  for (Presence& presence : entry.holders) {
+    if (presence.holder == holder) {
+      presence.expires = expires;
+      return;
+    }
+    if (presence.expires <= now) stale = &presence;
+  }
+  if (stale != nullptr) {
+    *stale = {.holder = holder, .expires = expires};
+    return;
+  }
+  entry.holders.push_back({.holder = holder, .expires = expires});
+  ++num_presences_;
+}
+
+PrefixIndex::Entry* PrefixIndex::FindLocked(const chunk::ChunkKey& key) {
+  const auto it = entries_.find(key);
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
+PrefixIndex::Entry& PrefixIndex::AddLocked(const chunk::ChunkKey& key) {
+  const auto [it, added] = entries_.try_emplace(key);
+  Entry& entry = it->second;
+  if (added) entry.key = &it->first;
+  MakeNewestLocked(entry);
+  return entry;
+}
+
+void PrefixIndex::MakeNewestLocked(Entry& entry) {
+  if (newest_ == &entry) return;
+  UnlinkLocked(entry);
+  entry.older = newest_;
+  if (newest_ != nullptr) newest_->newer = &entry;
+  newest_ = &entry;
+  if (oldest_ == nullptr) oldest_ = &entry;
+}
+
+// Nothing happens to an entry that is in no list yet.
+void PrefixIndex::UnlinkLocked(Entry& entry) {
+  if (entry.newer != nullptr) entry.newer->older = entry.older;
+  if (entry.older != nullptr) entry.older->newer = entry.newer;
+  if (newest_ == &entry) newest_ = entry.older;
+  if (oldest_ == &entry) oldest_ = entry.newer;
+  entry.newer = entry.older = nullptr;
+}
+
+void PrefixIndex::EvictLocked() {
+  while (entries_.size() > options_.capacity || num_presences_ > kPresencesPerChunk * options_.capacity) {
+    Entry& victim = *oldest_;
+    UnlinkLocked(victim);
+    num_presences_ -= victim.holders.size();
+    entries_.erase(entries_.find(*victim.key));
   }
 }
 

@@ -54,12 +54,12 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
   return absl::OkStatus();
 }
 
-constexpr std::string_view kReusePolicies[] = {"auto",       "exact",   "sparsex",  "naive",   "cacheblend",
-                                               "epic",       "redknot", "splice",   "splice+", "loopserve",
-                                               "minference", "a-shape", "tri-shape"};
+constexpr std::string_view kReusePolicies[] = {"auto",       "exact",   "sparsex",   "naive",   "cacheblend",
+                                               "epic",       "redknot", "splice",    "splice+", "loopserve",
+                                               "minference", "a-shape", "tri-shape", "samkv"};
 
 constexpr std::string_view kSelectors[] = {"auto",  "dense",     "head_classes", "sparcas", "loopserve",
-                                           "quest", "streaming", "snapkv",       "adakv"};
+                                           "quest", "streaming", "snapkv",       "adakv",   "h2o"};
 
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
@@ -144,6 +144,9 @@ absl::Status CheckSource(const PromptSegment& segment, bool has_text) {
 }
 
 absl::Status ValidateRequest(const GenerationRequest& request) {
+  if (request.priority < -kMaxPriority || request.priority > kMaxPriority) {
+    return ParamError("priority", "must be between {} and {}, got {}", -kMaxPriority, kMaxPriority, request.priority);
+  }
   if (request.request_id.size() > kMaxNameBytes) {
     return ParamError("request_id", "may have {} bytes at most, got {}", kMaxNameBytes, request.request_id.size());
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "services/base/trace.h"
 #include "services/router/segment_marks.h"
 #include "services/tokenizer/chat_template.h"
 #include "services/tokenizer/tokenizer.h"
@@ -54,6 +55,7 @@ inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxSegments = 4096;
+inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
 
 struct ChatPrompt {
   std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them
@@ -94,6 +96,9 @@ struct ReuseRequest {
   bool return_first_logits = false;
   bool full_kv = false;
   bool decode_restore = false;
+  bool fusion = false;
+  std::string recompute, choose;
+  std::optional<bool> personal_bias;
   bool head_classes = false;
   std::optional<bool> score_all_heads;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
@@ -101,19 +106,34 @@ struct ReuseRequest {
       decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks, decode_restore_interval,
       line_samples, line_min_span, line_columns, line_slashes, band_sinks, band_window, band_last_rows;
   std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
-      restore_share, restore_threshold, decode_restore_threshold, line_alpha;
+      restore_share, restore_threshold, decode_restore_threshold, line_alpha, budget_ratio;
 
   // The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
-  bool DecodeReadsPrompt() const { return decode == "snapkv" || decode == "adakv"; }
+  bool DecodeReadsPrompt() const { return decode == "snapkv" || decode == "adakv" || decode == "h2o"; }
+};
+
+// Of one API key; 0: no limit.
+struct CallerLimits {
+  uint32_t requests_per_minute = 0;
+  uint32_t tokens_per_minute = 0;  // prompt and output
+  uint32_t max_concurrent = 0;
+  bool any() const { return requests_per_minute > 0 || tokens_per_minute > 0 || max_concurrent > 0; }
 };
 
 // Who calls. Two callers never share cached KV unless they are the same identity.
 struct Caller {
   std::string name;    // for logs; never the key itself
   std::string secret;  // the API key; empty when the router runs without keys
+  double weight = 1;   // share in the queue, against that of other callers
+  CallerLimits limits = {};
+  bool is_operator = false;  // may see and end requests of all callers, and drain workers
 };
 
 struct GenerationRequest {
+  // When the request was here whole; unset: when its Generation is made.
+  std::chrono::steady_clock::time_point received{};
+  // Its span, and the one that the client names (Dispatcher::BeginTrace).
+  TraceContext trace, parent_trace;
   std::string request_id;
   std::string api;  // "chat", "completions" or "grpc"; for the log line
   std::string model;
@@ -126,6 +146,7 @@ struct GenerationRequest {
   bool skip_special_tokens = true;
   ReuseRequest reuse;
   std::string namespace_name;
+  int32_t priority = 0;                             // among the caller's own requests; lower goes first
   std::string session;                              // a conversation that this is a turn of; empty: none
   std::map<std::string, uint64_t> knowledge_bases;  // see RequestReceipt; set by KnowledgeBases::Resolve
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
@@ -174,6 +195,8 @@ struct RequestReceipt {
   uint32_t decode_restored_heads = 0;
   uint32_t restore_misses = 0;
   double ffn_share = 1;
+  double kept_share = 1;
+  uint32_t summaries_computed = 0;
   struct Lines {  // see LineReceipt
     uint64_t heads = 0, dense_heads = 0;
     double covered = 1, cells = 1, held_out = 1, held_out_lowest = 1;
@@ -181,12 +204,14 @@ struct RequestReceipt {
   std::optional<Lines> lines;
   uint64_t bytes_fetched = 0;
   uint64_t bytes_moved = 0;
+  uint64_t decode_kv_bytes = 0;
   double queue_seconds = 0;
   double lookup_seconds = 0;
   double fetch_seconds = 0;
   double prefill_seconds = 0;
   double transfer_seconds = 0;
   double ttft_seconds = 0;
+  std::map<std::string, double> ttft_stages;  // see TtftStage; they add up to ttft_seconds
   uint64_t seed = 0;
   std::string prefill_worker;
   std::string decode_worker;

@@ -15,14 +15,20 @@ void RouterFlags::Register(CLI::App& app) {
       ->required()
       ->type_name("DIR");
   app.add_option("--served-model-name", options_.served_model_name, "Name in requests (default: the folder's name)");
-  app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',')->required();
-  app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',')->required();
+  app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',');
+  app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',');
+  membership_.Register(app);
+  tls_.Register(app);
+  options_.trace.Register(app);
   app.add_option("--http", options_.http.listen, "Address of the HTTP API; port 0 picks a free one")
       ->capture_default_str();
   app.add_option("--grpc", options_.grpc_listen, "Address of the gRPC API")->capture_default_str();
   app.add_option("--metrics-listen", options_.metrics_listen,
                  "Further address of /metrics, /healthz and /readyz (they are on --http too)");
-  app.add_option("--api-keys", options_.api_keys_file, "File of accepted API keys, one \"key [name]\" per line");
+  app.add_option(
+      "--api-keys", options_.api_keys_file,
+      "File of accepted API keys, one \"key [name] [rpm=N] [tpm=N] [concurrent=N] [weight=W]\" per line; read again "
+      "when it changes");
   app.add_option("--secret-file", options_.secret_file, "Secret that the callers' namespaces are derived from");
   app.add_option(
       "--store", options_.knowledge_bases.store,
@@ -35,6 +41,23 @@ void RouterFlags::Register(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--kb-quota-bytes", options_.knowledge_bases.publisher.quota_bytes,
                  "KV of one version of a knowledge base on one store at most; 0: no limit")
+      ->capture_default_str();
+  app.add_option("--priority-ageing-ms", priority_ageing_ms_,
+                 "Waiting that one step of a request's priority is worth: low priorities wait longer, not for ever")
+      ->capture_default_str();
+  PlannerOptions& planner = options_.dispatch.planner;
+  app.add_option("--ttft-target-ms", ttft_target_ms_, "Planner: TTFT, 95th percentile")->capture_default_str();
+  app.add_option("--tpot-target-ms", tpot_target_ms_, "Planner: time per output token, 95th percentile")
+      ->capture_default_str();
+  app.add_option("--min-prefill", planner.prefill.min_replicas, "Planner: workers at least")->capture_default_str();
+  app.add_option("--max-prefill", planner.prefill.max_replicas, "Planner: workers at most")->capture_default_str();
+  app.add_option("--min-decode", planner.decode.min_replicas, "Planner: workers at least")->capture_default_str();
+  app.add_option("--max-decode", planner.decode.max_replicas, "Planner: workers at most")->capture_default_str();
+  app.add_flag(
+      "--scale-drain", planner.drain,
+      "Planner: an autoscaler follows its numbers; workers that are to go get nothing new, and the number goes "
+      "down when they have nothing left");
+  app.add_option("--scale-down-after-s", scale_down_after_s_, "Planner: how long fewer workers must be enough")
       ->capture_default_str();
   app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Requests that may wait for room; more get 429")
       ->capture_default_str();
@@ -49,9 +72,30 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--drain-timeout-ms", drain_timeout_ms_, "How long running streams may go on after SIGTERM")
       ->capture_default_str();
   app.add_option("--poll-interval-ms", poll_interval_ms_, "Between two looks at a worker")->capture_default_str();
+  app.add_option(
+         "--ticket-ttl-ms", ticket_ttl_ms_,
+         "How long a decode worker keeps pages for a prompt that does not come, beyond the time it is expected to "
+         "take; as long they are out of use when a prefill worker is lost")
+      ->check(CLI::Range(100, 600'000))
+      ->capture_default_str();
   app.add_option("--max-attempts", options_.dispatch.max_attempts, "Attempts before the first token")
       ->capture_default_str();
   app.add_option("--max-migrations", options_.dispatch.max_migrations, "Moves to another decode worker midway")
+      ->capture_default_str();
+  app.add_option("--placement", placement_,
+                 "splice: the cheapest in seconds; or round-robin, least-loaded, prefix-only")
+      ->capture_default_str();
+  app.add_option("--placement-credit-decay", options_.dispatch.placement.scorer.credit_decay,
+                 "How much less a cache hit counts at an overloaded worker; 0: it counts the same everywhere")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--decode-admission-load", options_.dispatch.placement.max_decode_load,
+                 "Share of a decode worker's pages that new requests may fill; 1: the worker alone decides")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--prefix-index-chunks", options_.dispatch.prefix_index.capacity,
+                 "Chunks of 64 tokens whose place the router remembers; 140 bytes each")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--placement-temperature", options_.dispatch.placement.temperature,
                  "0: cheapest pair of workers; above: spread")
@@ -78,15 +122,35 @@ absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
   if (!options.knowledge_bases.store.empty()) {
     SPLICE_RETURN_IF_ERROR(Annotate(chunk::ParseMemberList(options.knowledge_bases.store).status(), "--store"));
   }
+  SPLICE_ASSIGN_OR_RETURN(options.dispatch.fleet.discovery, membership_.MakeDiscovery());
+  SPLICE_ASSIGN_OR_RETURN(options.dispatch.fleet.tls, PeerTls::Load(tls_));
+  options.knowledge_bases.tls = options.dispatch.fleet.tls;
+  const bool listed = !prefill_.empty() || !decode_.empty();
+  if (options.dispatch.fleet.discovery == nullptr && (prefill_.empty() || decode_.empty()))
+    return InvalidArgument("--discovery static needs --prefill and --decode");
+  if (options.dispatch.fleet.discovery != nullptr && listed)
+    return InvalidArgument("--discovery {} finds the workers: leave out --prefill and --decode", membership_.discovery);
   if (request_timeout_ms_ == 0) return InvalidArgument("--request-timeout-ms must be positive");
   if (poll_interval_ms_ == 0) return InvalidArgument("--poll-interval-ms must be positive");
   if (options.dispatch.max_attempts == 0) return InvalidArgument("--max-attempts must be positive");
   if (options.http.max_body_bytes == 0 || options.http.max_body_bytes > 1u << 30) {
     return InvalidArgument("--max-body-bytes must be between 1 and {}", 1u << 30);
   }
+  SPLICE_ASSIGN_OR_RETURN(options.dispatch.placement.policy, ParsePlacementPolicy(placement_));
+  PlannerOptions& planner = options.dispatch.planner;
+  if (ttft_target_ms_ == 0 || tpot_target_ms_ == 0)
+    return InvalidArgument("--ttft-target-ms and --tpot-target-ms must be positive");
+  if (planner.prefill.min_replicas > planner.prefill.max_replicas ||
+      planner.decode.min_replicas > planner.decode.max_replicas)
+    return InvalidArgument("--min-prefill and --min-decode must not be above --max-prefill and --max-decode");
+  planner.ttft_target_s = ttft_target_ms_ / 1e3;
+  planner.tpot_target_s = tpot_target_ms_ / 1e3;
+  planner.down_after = std::chrono::seconds(scale_down_after_s_);
+  options.dispatch.admission.order.ageing = std::chrono::milliseconds(priority_ageing_ms_);
   options.dispatch.fleet.prefill = prefill_;
   options.dispatch.fleet.decode = decode_;
   options.dispatch.fleet.poll_interval = std::chrono::milliseconds(poll_interval_ms_);
+  options.dispatch.ticket_ttl = std::chrono::milliseconds(ticket_ttl_ms_);
   options.dispatch.request_timeout = std::chrono::milliseconds(request_timeout_ms_);
   options.drain_timeout = std::chrono::milliseconds(drain_timeout_ms_);
   return options;

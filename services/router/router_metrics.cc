@@ -3,6 +3,14 @@
 #include "services/base/status.h"
 
 namespace spl::router {
+namespace {
+
+prometheus::Histogram& StageHistogram(Metrics& m, const char* stage) {
+  return m.Histogram("splice_router_ttft_stage_seconds", "Consecutive shares of the time to first token.",
+                     buckets::Stage(), {{"stage", stage}});
+}
+
+}  // namespace
 
 RouterMetrics::RouterMetrics(Metrics& m)
     : ttft_seconds(m.Histogram(metric::kTimeToFirstTokenSeconds, "From the request's arrival to its first token.",
@@ -32,7 +40,23 @@ RouterMetrics::RouterMetrics(Metrics& m)
       cancellations(m.Counter(metric::kModelCancellationTotal, "Requests whose client left or whose deadline passed.")),
       migrations(m.Counter(metric::kModelMigrationTotal, "Requests moved to another decode worker midway.")),
       prefill_retries(m.Counter("splice_router_retries_total", "Attempts beyond a request's first.")),
-      all(m) {}
+      poisoned(m.Counter("splice_router_poisoned_requests_total",
+                         "Requests refused because workers were lost while they were there.")),
+      budget_refusals(m.Counter("splice_router_retry_budget_exhausted_total",
+                                "Requests that ended because the router had no retry left.")),
+      rate_limited(
+          m.Counter("splice_rate_limited_total", "Requests refused because their API key's limit was reached.")),
+      all(m),
+      ttft_stages{
+          &StageHistogram(m, "accept"),        &StageHistogram(m, "tokenize"), &StageHistogram(m, "queue"),
+          &StageHistogram(m, "dispatch"),      &StageHistogram(m, "reserve"),  &StageHistogram(m, "prefill_worker"),
+          &StageHistogram(m, "prefill_queue"), &StageHistogram(m, "lookup"),   &StageHistogram(m, "fetch"),
+          &StageHistogram(m, "prefill"),       &StageHistogram(m, "network"),  &StageHistogram(m, "deliver"),
+          &StageHistogram(m, "retry")} {}
+
+void RouterMetrics::ObserveStages(const TtftStages& stages) {
+  for (size_t i = 0; i < kNumTtftStages; ++i) ttft_stages[i]->Observe(stages.seconds(static_cast<TtftStage>(i)));
+}
 
 void RouterMetrics::CountError(absl::StatusCode code) {
   all.Counter("splice_request_errors_total", "Requests that ended without success.",

@@ -1,8 +1,11 @@
 // The router's own metrics, looked up once.
 #pragma once
 
+#include <array>
+
 #include "services/base/metrics.h"
 #include "services/router/request.h"
+#include "services/router/ttft_stages.h"
 
 namespace spl::router {
 
@@ -26,8 +29,17 @@ struct RouterMetrics {
   prometheus::Counter& cancellations;
   prometheus::Counter& migrations;
   prometheus::Counter& prefill_retries;
+  prometheus::Counter& poisoned;
+  prometheus::Counter& budget_refusals;
+  prometheus::Counter& rate_limited;
   Metrics& all;
+  std::array<prometheus::Histogram*, kNumTtftStages> ttft_stages;  // in the order of TtftStage
 
+  // Of a request that has its first token; stages that took no time, too.
+  void ObserveStages(const TtftStages& stages);
+
+  // splice_rate_limited_total
+  void CountLimited() { rate_limited.Increment(); }
   // splice_request_errors_total{code}
   void CountError(absl::StatusCode code);
 };

@@ -9,13 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "services/base/address.h"
 #include "services/base/log.h"
 #include "services/base/service_host.h"
 #include "services/base/status.h"
 #include "services/router/grpc/admin_service.h"
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
+#include "services/router/http/control_api.h"
 #include "services/router/http/openai_api.h"
+#include "services/router/scaling/external_scaler.h"
 #include "services/router/work_pool.h"
 
 namespace spl::router {
@@ -27,9 +30,14 @@ constexpr size_t kAdminQueue = 256;
 constexpr size_t kPublishQueue = 16;                       // each holds its documents
 constexpr std::chrono::milliseconds kFlushTimeout{1'000};  // for the last bytes of drained responses
 
+RouterOptions WithStore(RouterOptions options) {
+  options.dispatch.has_store = !options.knowledge_bases.store.empty();
+  return options;
+}
+
 class Server final : public RouterServer {
  public:
-  explicit Server(RouterOptions options) : options_(std::move(options)) {}
+  explicit Server(RouterOptions options) : options_(WithStore(std::move(options))) {}
   ~Server() override { Stop(); }
 
   absl::Status Init() {
@@ -45,7 +53,8 @@ class Server final : public RouterServer {
     for (int i = 0; i < options_.io_threads; ++i) {
       threads_.emplace_back([this] { io_.run(); });
     }
-    dispatcher_ = std::make_unique<Dispatcher>(io_, options_.dispatch, *model_, namespace_keys_, metrics_);
+    SPLICE_ASSIGN_OR_RETURN(tracer_, MakeTracer(options_.trace, "splice-router", options_.grpc_listen, metrics_));
+    dispatcher_ = std::make_unique<Dispatcher>(io_, options_.dispatch, *model_, namespace_keys_, metrics_, *tracer_);
     SPLICE_ASSIGN_OR_RETURN(bases_, KnowledgeBases::Create(options_.knowledge_bases, *model_, dispatcher_->fleet(),
                                                            namespace_keys_, metrics_));
     admin_pool_ = std::make_unique<WorkPool>(options_.admin_threads, kAdminQueue);
@@ -90,16 +99,19 @@ class Server final : public RouterServer {
   absl::Status Serve() {
     api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, metrics_);
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, *admin_pool_, *publish_pool_);
+    control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, IsLoopback(options_.http.listen));
     SPLICE_ASSIGN_OR_RETURN(http_, HttpServer::Start(
                                        io_, options_.http,
                                        [this](std::shared_ptr<HttpExchange> exchange) {
-                                         const bool admin = exchange->request().path.rfind(kAdminPrefix, 0) == 0;
-                                         admin ? admin_api_->Handle(std::move(exchange))
-                                               : api_->Handle(std::move(exchange));
+                                         const std::string& path = exchange->request().path;
+                                         if (ControlApi::Serves(path)) return control_api_->Handle(exchange);
+                                         path.starts_with(kAdminPrefix) ? admin_api_->Handle(std::move(exchange))
+                                                                        : api_->Handle(std::move(exchange));
                                        },
                                        &OpenAiApi::ErrorBodyFor));
     inference_ = std::make_unique<InferenceService>(*dispatcher_, *bases_, keys_, *pool_);
     admin_service_ = std::make_unique<AdminService>(*bases_, keys_, *admin_pool_, *publish_pool_);
+    scaler_ = std::make_unique<ExternalScaler>(dispatcher_->planner());
     ServiceHostOptions host;
     host.name = "router";
     host.listen = options_.grpc_listen;
@@ -111,9 +123,26 @@ class Server final : public RouterServer {
       bases_->Stop();  // a publish may take minutes more: it ends here, and is listed as failed
       dispatcher_->Drain(deadline);
     };
-    SPLICE_ASSIGN_OR_RETURN(host_,
-                            ServiceHost::Start(std::move(host), {inference_.get(), admin_service_.get()}, metrics_));
+    SPLICE_ASSIGN_OR_RETURN(
+        host_, ServiceHost::Start(std::move(host), {inference_.get(), admin_service_.get(), scaler_.get()}, metrics_));
     return absl::OkStatus();
+  }
+
+  prometheus::Counter& KeyReloads(const char* result) {
+    return metrics_.Counter("splice_router_api_keys_reloads_total", "Changed files of API keys that were read again.",
+                            {{"result", result}});
+  }
+
+  // A small file, once a second at most, and only when it has changed.
+  void ReloadKeys() {
+    const absl::StatusOr<bool> reloaded = keys_.ReloadIfChanged();
+    if (!reloaded.ok()) {
+      keys_refused_.Increment();
+      log::Error("router.api_keys_not_reloaded", log::F("status", reloaded.status()));
+    } else if (*reloaded) {
+      keys_reloaded_.Increment();
+      log::Info("router.api_keys_reloaded", log::F("file", options_.api_keys_file));
+    }
   }
 
   // gRPC health and the operators' /readyz follow the fleet.
@@ -121,6 +150,7 @@ class Server final : public RouterServer {
     std::lock_guard lock(readiness_mutex_);
     if (stopped_) return;
     if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
+    if (++readiness_rounds_ % 10 == 0) ReloadKeys();
     readiness_timer_.expires_after(std::chrono::milliseconds(100));
     readiness_timer_.async_wait([this](const boost::system::error_code& error) {
       if (!error) UpdateReadiness();
@@ -129,15 +159,19 @@ class Server final : public RouterServer {
 
   const RouterOptions options_;
   Metrics metrics_;
+  std::unique_ptr<Tracer> tracer_;
   std::unique_ptr<ServedModel> model_;
   ApiKeys keys_;
+  prometheus::Counter& keys_reloaded_ = KeyReloads("ok");
+  prometheus::Counter& keys_refused_ = KeyReloads("refused");
   NamespaceKeys namespace_keys_;
   // Before everything that has timers and sockets on it: it must go last.
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
-  std::mutex readiness_mutex_;  // guards the two below: the timer's threads and Stop
+  std::mutex readiness_mutex_;  // guards the three below: the timer's threads and Stop
   asio::steady_timer readiness_timer_{io_};
   bool stopped_ = false;
+  uint64_t readiness_rounds_ = 0;
   std::unique_ptr<WorkPool> pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<KnowledgeBases> bases_;
@@ -145,9 +179,11 @@ class Server final : public RouterServer {
   std::unique_ptr<WorkPool> publish_pool_;
   std::unique_ptr<OpenAiApi> api_;
   std::unique_ptr<AdminApi> admin_api_;
+  std::unique_ptr<ControlApi> control_api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<ExternalScaler> scaler_;
   std::unique_ptr<ServiceHost> host_;
   std::vector<std::thread> threads_;
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/base/otlp_exporter.h"
 #include "services/router/dispatcher.h"
 #include "services/router/http/http_server.h"
 #include "services/router/knowledge_bases.h"
@@ -33,6 +34,7 @@ struct RouterOptions {
   std::string secret_file;
   // Knowledge bases and the namespaces API; without store addresses they are refused.
   KnowledgeBaseOptions knowledge_bases;
+  TraceOptions trace;
   int admin_threads = 4;     // calls of the admin API that wait for the stores
   int publish_threads = 2;   // knowledge bases that are published at once; more wait
   int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks

@@ -80,6 +80,11 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   if (r.decode_refresh_interval.has_value()) out.set_decode_refresh_interval(*r.decode_refresh_interval);
   if (r.decode_window.has_value()) out.set_decode_window(*r.decode_window);
   if (r.decode_sinks.has_value()) out.set_decode_sinks(*r.decode_sinks);
+  if (r.budget_ratio.has_value()) out.set_budget_ratio(*r.budget_ratio);
+  out.set_fusion(r.fusion);
+  out.set_recompute(r.recompute);
+  out.set_choose(r.choose);
+  if (r.personal_bias.has_value()) out.set_personal_bias(*r.personal_bias);
   out.set_head_classes(r.head_classes);
   if (r.line_samples.has_value()) out.set_line_samples(*r.line_samples);
   if (r.line_alpha.has_value()) out.set_line_alpha(*r.line_alpha);
@@ -131,6 +136,11 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   if (o.has_decode_refresh_interval()) out.decode_refresh_interval = o.decode_refresh_interval();
   if (o.has_decode_window()) out.decode_window = o.decode_window();
   if (o.has_decode_sinks()) out.decode_sinks = o.decode_sinks();
+  if (o.has_budget_ratio()) out.budget_ratio = o.budget_ratio();
+  out.fusion = o.fusion();
+  out.recompute = o.recompute();
+  out.choose = o.choose();
+  if (o.has_personal_bias()) out.personal_bias = o.personal_bias();
   out.head_classes = o.head_classes();
   if (o.has_line_samples()) out.line_samples = o.line_samples();
   if (o.has_line_alpha()) out.line_alpha = o.line_alpha();
@@ -202,6 +212,8 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_decode_restored_heads(r.decode_restored_heads);
   out.set_restore_misses(r.restore_misses);
   out.set_ffn_share(r.ffn_share);
+  out.set_kept_share(r.kept_share);
+  out.set_summaries_computed(r.summaries_computed);
   if (r.lines.has_value()) {
     v1::LineReceipt& lines = *out.mutable_lines();
     lines.set_heads(r.lines->heads);
@@ -214,12 +226,14 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_computed_tokens(r.computed_tokens);
   out.set_bytes_fetched(r.bytes_fetched);
   out.set_bytes_moved(r.bytes_moved);
+  out.set_decode_kv_bytes(r.decode_kv_bytes);
   out.set_queue_seconds(r.queue_seconds);
   out.set_lookup_seconds(r.lookup_seconds);
   out.set_fetch_seconds(r.fetch_seconds);
   out.set_prefill_seconds(r.prefill_seconds);
   out.set_transfer_seconds(r.transfer_seconds);
   out.set_ttft_seconds(r.ttft_seconds);
+  out.mutable_ttft_stages()->insert(r.ttft_stages.begin(), r.ttft_stages.end());
   out.set_seed(r.seed);
   out.set_prefill_worker(r.prefill_worker);
   out.set_decode_worker(r.decode_worker);
@@ -245,12 +259,15 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.decode_restored_heads = r.decode_restored_heads();
   out.restore_misses = r.restore_misses();
   out.ffn_share = r.ffn_share();
+  out.kept_share = r.kept_share();
+  out.summaries_computed = r.summaries_computed();
   if (r.has_lines())
     out.lines = {r.lines().heads(), r.lines().dense_heads(), r.lines().covered(),
                  r.lines().cells(), r.lines().held_out(),    r.lines().held_out_lowest()};
   out.computed_tokens = r.computed_tokens();
   out.bytes_fetched = r.bytes_fetched();
   out.bytes_moved = r.bytes_moved();
+  out.decode_kv_bytes = r.decode_kv_bytes();
   out.queue_seconds = r.queue_seconds();
   out.lookup_seconds = r.lookup_seconds();
   out.fetch_seconds = r.fetch_seconds();

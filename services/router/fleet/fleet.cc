@@ -4,12 +4,18 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <deque>
 #include <set>
 #include <utility>
 
+#include "services/base/clock.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/membership/static_list.h"
+#include "services/router/fleet/cache_view.h"
+#include "services/router/fleet/cache_watch.h"
 #include "services/router/fleet/workers.h"
+#include "services/wire/version.h"
 
 namespace spl::router {
 
@@ -28,15 +34,26 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One configured address. Only the fleet's strand touches it.
+constexpr size_t kLostLives = 1024;  // remembered
+
+// One member's address. Only the fleet's strand touches it.
 template <typename Worker, typename Info>
 struct Slot {
   std::string address;
+  // False: no longer a member. It gets nothing new and is polled on while it answers and has work, so that what runs
+  // there ends well, or is moved when it dies.
+  bool listed = true;
   std::shared_ptr<Worker> worker;
   std::unique_ptr<boost::asio::steady_timer> timer;
   bool alive = false;
-  bool suspect = false;  // alive by the last poll, but a call has failed since
-  int failures = 0;
+  bool suspect = false;            // alive by the last poll, but a call has failed since
+  bool silent = false;             // its last poll was not answered in time
+  bool watched = false;            // of a prefill worker: a watch of its cache is open
+  uint64_t unwatchable_epoch = 0;  // of an older program, which has no such call
+  bool polling = false;            // a poll is on its way; otherwise the timer runs
+  Clock::time_point answered;      // when the last poll that it answered was sent
+  int unanswered = 0;              // polls in a row while not alive
+  ClockEstimate clock;
   Info info;
   bool mismatch_logged = false;
 };
@@ -52,6 +69,24 @@ struct Connection {
   PeerLink link;
 };
 
+// A member that has not answered so many polls (two seconds by default) is worth a line: it may be starting until then.
+constexpr int kPollsBeforeWarning = 10;
+
+// Of a worker that says something else: nothing.
+std::vector<std::string> HeadMapOf(const v1::ModelIdentity& model) {
+  const std::string& heads = model.global_heads();
+  std::vector<std::string> map;
+  if (model.num_kv_heads() == 0 || heads.size() % model.num_kv_heads() != 0) return map;
+  for (size_t at = 0; at < heads.size(); at += model.num_kv_heads()) {
+    std::string& layer = map.emplace_back();
+    for (size_t h = at; h < at + model.num_kv_heads(); ++h) layer += heads[h] != 0 ? 'g' : 'l';
+  }
+  return map;
+}
+
+bool HasWork(const v1::PrefillInfo& info) { return info.queued_requests() > 0; }
+bool HasWork(const v1::DecodeInfo& info) { return info.running_sequences() + info.reserved_tickets() > 0; }
+
 using PrefillSlot = Slot<PrefillWorker, v1::PrefillInfo>;
 using DecodeSlot = Slot<DecodeWorker, v1::DecodeInfo>;
 
@@ -62,20 +97,33 @@ class PollingFleet final : public Fleet {
         calls_(std::move(calls)),
         strand_(boost::asio::make_strand(io)),
         alive_prefill_(metrics.Gauge("splice_router_workers", "Workers that answer.", {{"worker_type", "prefill"}})),
-        alive_decode_(metrics.Gauge("splice_router_workers", "Workers that answer.", {{"worker_type", "decode"}})) {
-    for (const std::string& address : options_.prefill) AddSlot(address, &prefill_);
-    for (const std::string& address : options_.decode) AddSlot(address, &decode_);
+        alive_decode_(metrics.Gauge("splice_router_workers", "Workers that answer.", {{"worker_type", "decode"}})),
+        members_prefill_(
+            metrics.Gauge("splice_router_members", "Workers in the member list.", {{"worker_type", "prefill"}})),
+        members_decode_(
+            metrics.Gauge("splice_router_members", "Workers in the member list.", {{"worker_type", "decode"}})),
+        lost_refused_(LostCounter(metrics, "refused")),
+        lost_silent_(LostCounter(metrics, "silent")),
+        lost_restarted_(LostCounter(metrics, "restarted")),
+        silence_(metrics.Histogram("splice_router_worker_silence_seconds",
+                                   "From a lost worker's last sign of life to its loss.",
+                                   {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10})) {
+    discovery_ = options_.discovery != nullptr ? options_.discovery
+                                               : membership::MakeStaticList(options_.prefill, options_.decode);
   }
 
   void Start(Listener listener) override {
-    boost::asio::post(strand_, [self = Self(), listener = std::move(listener)]() mutable {
-      self->listener_ = std::move(listener);
-      for (auto& slot : self->prefill_) self->Poll(*slot);
-      for (auto& slot : self->decode_) self->Poll(*slot);
+    boost::asio::post(
+        strand_, [self = Self(), listener = std::move(listener)]() mutable { self->listener_ = std::move(listener); });
+    discovery_->Start([weak = std::weak_ptr<PollingFleet>(Self())](const membership::Members& members) {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      boost::asio::post(self->strand_, [self, members] { self->SetMembers(members); });
     });
   }
 
   void Stop() override {
+    discovery_->Stop();
     boost::asio::post(strand_, [self = Self()] {
       self->stopped_ = true;
       self->listener_ = {};
@@ -84,72 +132,155 @@ class PollingFleet final : public Fleet {
     });
   }
 
+  Fate FateOf(const std::string& worker_id, uint64_t epoch, Clock::time_point since) const override {
+    std::lock_guard lock(lives_mutex_);
+    if (std::find(lost_.begin(), lost_.end(), std::make_pair(worker_id, epoch)) != lost_.end()) return Fate::kLost;
+    const auto alive = answered_.find({worker_id, epoch});
+    return alive != answered_.end() && alive->second > since ? Fate::kAlive : Fate::kUnknown;
+  }
+
+  void Look(const std::string& worker_id) override {
+    boost::asio::post(strand_, [self = Self(), worker_id] {
+      for (auto& slot : self->prefill_) self->PollNow(slot, worker_id);
+      for (auto& slot : self->decode_) self->PollNow(slot, worker_id);
+    });
+  }
+
   // Requests that run there are left alone: each of them sees its own call fail if the worker is really gone.
   void ReportFailure(const std::string& worker_id) override {
     boost::asio::post(strand_, [self = Self(), worker_id] {
-      for (auto& slot : self->prefill_) self->Suspect(*slot, worker_id);
-      for (auto& slot : self->decode_) self->Suspect(*slot, worker_id);
+      for (auto& slot : self->prefill_) self->Suspect(slot, worker_id);
+      for (auto& slot : self->decode_) self->Suspect(slot, worker_id);
     });
   }
 
  private:
   std::shared_ptr<PollingFleet> Self() { return std::static_pointer_cast<PollingFleet>(shared_from_this()); }
 
-  template <typename S>
-  void AddSlot(const std::string& address, std::vector<std::unique_ptr<S>>* slots) {
-    auto slot = std::make_unique<S>();
-    slot->address = address;
-    slot->worker = std::make_shared<typename decltype(slot->worker)::element_type>(address, calls_);
-    slot->timer = std::make_unique<boost::asio::steady_timer>(strand_);
-    slots->push_back(std::move(slot));
+  static prometheus::Counter& LostCounter(Metrics& metrics, const char* reason) {
+    return metrics.Counter("splice_router_workers_lost_total", "Workers that stopped answering, or were restarted.",
+                           {{"reason", reason}});
   }
 
-  void Poll(PrefillSlot& slot) {
+  void SetMembers(const membership::Members& members) {
+    if (stopped_) return;
+    std::vector<std::string> prefill, decode;
+    for (const membership::Member& member : members)
+      (member.role == membership::Role::kPrefill ? prefill : decode).push_back(member.address);
+    log::Info("router.members", log::F("discovery", discovery_->description()), log::F("prefill", prefill.size()),
+              log::F("decode", decode.size()));
+    members_prefill_.Set(static_cast<double>(prefill.size()));
+    members_decode_.Set(static_cast<double>(decode.size()));
+    UpdateSlots(prefill, &prefill_);
+    UpdateSlots(decode, &decode_);
+    Rebuild();
+    if (listener_.on_refresh) listener_.on_refresh();
+  }
+
+  template <typename S>
+  void UpdateSlots(const std::vector<std::string>& addresses, std::vector<std::shared_ptr<S>>* slots) {
+    for (const auto& slot : *slots)
+      slot->listed = std::find(addresses.begin(), addresses.end(), slot->address) != addresses.end();
+    for (const std::string& address : addresses) {
+      const auto same = [&](const auto& slot) { return slot->address == address; };
+      if (std::any_of(slots->begin(), slots->end(), same)) continue;
+      auto slot = std::make_shared<S>();
+      slot->address = address;
+      slot->worker =
+          std::make_shared<typename decltype(slot->worker)::element_type>(address, options_.tls.get(), calls_);
+      slot->timer = std::make_unique<boost::asio::steady_timer>(strand_);
+      slots->push_back(slot);
+      Poll(slot);
+    }
+  }
+
+  void Poll(const std::shared_ptr<PrefillSlot>& slot) {
     StartPoll<v1::GetPrefillInfoRequest>(slot, &v1::Prefill::Stub::async_interface::GetInfo);
   }
-  void Poll(DecodeSlot& slot) {
+  void Poll(const std::shared_ptr<DecodeSlot>& slot) {
     StartPoll<v1::GetDecodeInfoRequest>(slot, &v1::Decode::Stub::async_interface::GetInfo);
   }
 
   template <typename Request, typename W, typename Info>
-  void StartPoll(Slot<W, Info>& slot, typename UnaryCall<Request, Info>::template Method<typename W::Async> method) {
+  void StartPoll(const std::shared_ptr<Slot<W, Info>>& slot,
+                 typename UnaryCall<Request, Info>::template Method<typename W::Async> method) {
     if (stopped_) return;
     using Call = UnaryCall<Request, Info>;
+    slot->polling = true;
     const Clock::time_point asked_at = Clock::now();
-    auto done = [self = Self(), &slot, asked_at](absl::Status status, Call& call) {
+    auto done = [self = Self(), slot, asked_at](absl::Status status, Call& call) {
       auto info = std::make_shared<Info>();
       info->Swap(&call.response);
-      boost::asio::post(self->strand_, [self, &slot, asked_at, status = std::move(status), info] {
+      const Clock::time_point answered_at = Clock::now();
+      const int64_t ours = UnixNanos();
+      boost::asio::post(self->strand_, [self, slot, asked_at, answered_at, ours, status = std::move(status), info] {
+        if (status.ok() && info->unix_nanos() != 0)
+          slot->clock.Observe(info->unix_nanos(), ours, asked_at, answered_at);
         self->OnPolled(slot, asked_at, status, *info);
       });
     };
-    Call::Start(std::make_shared<Call>(), *slot.worker, method, asked_at + options_.poll_timeout, std::move(done));
+    const auto timeout = slot->silent ? options_.confirm_timeout : options_.poll_timeout;
+    Call::Start(std::make_shared<Call>(), *slot->worker, method, asked_at + timeout, std::move(done));
   }
 
   template <typename S, typename Info>
-  void OnPolled(S& slot, Clock::time_point asked_at, const absl::Status& status, Info& info) {
+  void OnPolled(const std::shared_ptr<S>& slot, Clock::time_point asked_at, const absl::Status& status, Info& info) {
+    slot->polling = false;
     if (stopped_) return;
-    if (!status.ok()) {
-      ++slot.failures;
-      const bool refused = status.code() == absl::StatusCode::kUnavailable;
-      if (slot.alive && (refused || slot.failures >= options_.failures_until_lost)) {
-        Lose(slot, MessageOf(status).c_str());
-      }
-    } else {
-      slot.failures = 0;
-      Accept(slot, asked_at, info);
+    const bool refused = status.code() == absl::StatusCode::kUnavailable;
+    const bool was_silent = std::exchange(slot->silent, !status.ok() && !refused);
+    if (status.ok()) {
+      Accept(*slot, asked_at, info);
+    } else if (slot->alive && (refused || was_silent)) {
+      Lose(*slot, refused ? lost_refused_ : lost_silent_, MessageOf(status).c_str());
     }
+    slot->unanswered = slot->alive ? 0 : slot->unanswered + 1;
+    if (slot->unanswered == kPollsBeforeWarning)
+      log::Warning("router.worker_unreachable", log::F("address", slot->address), log::F("status", status));
+    if constexpr (std::is_same_v<S, PrefillSlot>) WatchCache(slot);
+    if (!slot->listed && (!slot->alive || !HasWork(slot->info))) return Remove(slot);
     Rebuild();
     if (listener_.on_refresh) listener_.on_refresh();
-    slot.timer->expires_after(options_.poll_interval);
-    slot.timer->async_wait([self = Self(), &slot](const boost::system::error_code& error) {
-      if (!error) self->Poll(slot);
+    if (slot->alive && slot->silent) return Poll(slot);  // once more, to be sure
+    slot->timer->expires_after(options_.poll_interval);
+    slot->timer->async_wait([self = Self(), slot](const boost::system::error_code& error) {
+      if (!error && !slot->polling) self->Poll(slot);  // else PollNow was quicker
     });
   }
 
+  void WatchCache(const std::shared_ptr<PrefillSlot>& slot) {
+    if (options_.caches == nullptr || !slot->alive || slot->watched) return;
+    const uint64_t epoch = slot->info.epoch();
+    if (slot->unwatchable_epoch == epoch) return;
+    slot->watched = true;
+    CacheWatch::Start(*slot->worker, options_.caches, slot->info.worker_id(), epoch,
+                      [self = Self(), slot, epoch](const absl::Status& status) {
+                        boost::asio::post(self->strand_, [self, slot, epoch, status] {
+                          // Whatever ended it: the next poll that is answered begins another.
+                          slot->watched = false;
+                          if (status.code() == absl::StatusCode::kUnimplemented) slot->unwatchable_epoch = epoch;
+                          log::Debug("router.cache_watch_ended", log::F("worker", slot->info.worker_id()),
+                                     log::F("status", status));
+                        });
+                      });
+  }
+
+  template <typename S>
+  void Remove(const std::shared_ptr<S>& slot) {
+    log::Info("router.worker_left", log::F("worker", slot->info.worker_id()), log::F("address", slot->address));
+    if (slot->alive) ForgetLife(*slot);
+    if (options_.caches != nullptr) options_.caches->Forget(slot->info.worker_id());
+    slot->alive = false;
+    Erase(slot);
+    Rebuild();
+    if (listener_.on_refresh) listener_.on_refresh();
+  }
+  void Erase(const std::shared_ptr<PrefillSlot>& slot) { std::erase(prefill_, slot); }
+  void Erase(const std::shared_ptr<DecodeSlot>& slot) { std::erase(decode_, slot); }
+
   template <typename S, typename Info>
   void Accept(S& slot, Clock::time_point asked_at, Info& info) {
-    if (slot.alive && slot.info.epoch() != info.epoch()) Lose(slot, "it was restarted");
+    if (slot.alive && slot.info.epoch() != info.epoch()) Lose(slot, lost_restarted_, "it was restarted");
     if (!slot.alive) {
       log::Info("router.worker_found", log::F("worker", info.worker_id()), log::F("address", slot.address),
                 log::F("epoch", info.epoch()));
@@ -157,24 +288,57 @@ class PollingFleet final : public Fleet {
     }
     slot.alive = true;
     slot.suspect = false;
+    slot.answered = asked_at;
     slot.info.Swap(&info);
+    {
+      std::lock_guard lock(lives_mutex_);
+      answered_[{slot.info.worker_id(), slot.info.epoch()}] = asked_at;
+      // A poll was late and the worker is well after all.
+      std::erase(lost_, std::make_pair(slot.info.worker_id(), slot.info.epoch()));
+    }
     if constexpr (std::is_same_v<S, PrefillSlot>) ForgetDroppedPeers(slot, asked_at);
   }
 
   template <typename S>
-  void Lose(S& slot, const char* reason) {
+  void ForgetLife(const S& slot) {
+    std::lock_guard lock(lives_mutex_);
+    answered_.erase({slot.info.worker_id(), slot.info.epoch()});
+  }
+
+  template <typename S>
+  void Lose(S& slot, prometheus::Counter& counter, const char* reason) {
     slot.alive = false;
+    counter.Increment();
+    const double silence_s = std::chrono::duration<double>(Clock::now() - slot.answered).count();
+    silence_.Observe(silence_s);
+    ForgetLife(slot);
+    if (options_.caches != nullptr) options_.caches->Forget(slot.info.worker_id());
+    // One that was about to end was not killed by anybody's request.
+    if (!slot.info.draining()) {
+      std::lock_guard lock(lives_mutex_);
+      lost_.emplace_back(slot.info.worker_id(), slot.info.epoch());
+      if (lost_.size() > kLostLives) lost_.pop_front();
+    }
     log::Warning("router.worker_lost", log::F("worker", slot.info.worker_id()), log::F("address", slot.address),
-                 log::F("reason", std::string_view(reason)));
+                 log::F("silence_s", silence_s), log::F("reason", std::string_view(reason)));
     Rebuild();
     if (listener_.on_lost) listener_.on_lost(slot.info.worker_id());
   }
 
   template <typename S>
-  void Suspect(S& slot, const std::string& worker_id) {
-    if (!slot.alive || slot.info.worker_id() != worker_id) return;
-    slot.suspect = true;
+  void Suspect(const std::shared_ptr<S>& slot, const std::string& worker_id) {
+    if (!slot->alive || slot->info.worker_id() != worker_id) return;
+    slot->suspect = true;
     Rebuild();
+    PollNow(slot, worker_id);
+  }
+
+  template <typename S>
+  void PollNow(const std::shared_ptr<S>& slot, const std::string& worker_id) {
+    if (!slot->alive || slot->info.worker_id() != worker_id) return;
+    if (slot->polling || stopped_) return;
+    slot->timer->cancel();
+    Poll(slot);
   }
 
   // A prefill worker that no longer lists a peer has closed that connection (it had an error): open it again.
@@ -205,7 +369,13 @@ class PollingFleet final : public Fleet {
     const v1::ModelIdentity& model = slot.info.model();
     const bool same_model = model.fingerprint() == reference_.fingerprint();
     const bool same_layout = model.layout_digest() == reference_.layout_digest();
-    const bool agrees = same_model && same_layout && model.head_class_digest() == reference_.head_class_digest();
+    const absl::Status wire = wire::CheckVersions(slot.info.wire(), "worker " + slot.info.worker_id(), "this router");
+    const bool agrees =
+        wire.ok() && same_model && same_layout && model.head_class_digest() == reference_.head_class_digest();
+    if (!wire.ok() && !slot.mismatch_logged) {
+      slot.mismatch_logged = true;
+      log::Error("router.worker_excluded", log::F("address", slot.address), log::F("status", wire));
+    }
     if (!agrees && !slot.mismatch_logged) {
       slot.mismatch_logged = true;
       const absl::Status status =
@@ -240,19 +410,31 @@ class PollingFleet final : public Fleet {
     PruneConnections();
     auto snapshot = std::make_shared<FleetSnapshot>();
     FillModel(&snapshot->model);
+    const bool skip_silent[] = {SomeAnswer(prefill_), SomeAnswer(decode_)};
     for (auto& slot : decode_) {
-      if (slot->alive && !slot->suspect && Agrees(*slot)) snapshot->decode.push_back(ViewOf(*slot));
+      if (IsUsable(*slot) && !(slot->silent && skip_silent[1])) snapshot->decode.push_back(ViewOf(*slot));
     }
     for (auto& slot : prefill_) {
-      if (!slot->alive || slot->suspect || !Agrees(*slot)) continue;
+      if (!IsUsable(*slot)) continue;
       for (auto& peer : decode_) {
-        if (peer->alive && Agrees(*peer)) EnsureConnected(*slot, *peer);
+        if (peer->alive && peer->listed && Agrees(*peer)) EnsureConnected(*slot, *peer);
       }
-      snapshot->prefill.push_back(ViewOf(*slot));
+      if (!(slot->silent && skip_silent[0])) snapshot->prefill.push_back(ViewOf(*slot));
     }
     alive_prefill_.Set(static_cast<double>(snapshot->prefill.size()));
     alive_decode_.Set(static_cast<double>(snapshot->decode.size()));
     Publish(std::move(snapshot));
+  }
+
+  template <typename S>
+  bool IsUsable(S& slot) {
+    return slot.alive && slot.listed && !slot.suspect && Agrees(slot);
+  }
+
+  // One that has not answered its last poll in time gets nothing new, unless none has.
+  template <typename S>
+  bool SomeAnswer(const std::vector<std::shared_ptr<S>>& slots) {
+    return std::any_of(slots.begin(), slots.end(), [&](const auto& slot) { return IsUsable(*slot) && !slot->silent; });
   }
 
   void FillModel(FleetModel* model) const {
@@ -264,6 +446,7 @@ class PollingFleet final : public Fleet {
     model->max_context = reference_.max_context();
     model->vocab_size = reference_.vocab_size();
     model->default_reuse = reference_.default_reuse();
+    model->head_map = HeadMapOf(reference_);
   }
 
   PrefillView ViewOf(const PrefillSlot& slot) const {
@@ -275,7 +458,8 @@ class PollingFleet final : public Fleet {
                      .queued_tokens = info.queued_tokens(),
                      .tokens_per_s = info.prefill_tokens_per_s(),
                      .max_prompt_tokens = info.max_prompt_tokens(),
-                     .draining = info.draining()};
+                     .draining = info.draining(),
+                     .clock = slot.clock.best()};
     for (const auto& [key, connection] : connections_) {
       const bool ours = key.first == info.worker_id() && connection.prefill_epoch == info.epoch();
       if (ours && connection.ready) view.peers[key.second] = connection.link;
@@ -296,7 +480,8 @@ class PollingFleet final : public Fleet {
                       .step_seconds = info.step_seconds(),
                       .max_sequence_tokens = info.max_sequence_tokens(),
                       .kv_bytes_per_token = info.kv_bytes_per_token(),
-                      .draining = info.draining()};
+                      .draining = info.draining(),
+                      .clock = slot.clock.best()};
   }
 
   void EnsureConnected(PrefillSlot& p, DecodeSlot& d) {
@@ -348,9 +533,20 @@ class PollingFleet final : public Fleet {
   boost::asio::strand<boost::asio::io_context::executor_type> strand_;
   prometheus::Gauge& alive_prefill_;
   prometheus::Gauge& alive_decode_;
-  // All below: strand_ only. Slots are never removed, so references to them stay good.
-  std::vector<std::unique_ptr<PrefillSlot>> prefill_;
-  std::vector<std::unique_ptr<DecodeSlot>> decode_;
+  prometheus::Gauge& members_prefill_;
+  prometheus::Gauge& members_decode_;
+  prometheus::Counter& lost_refused_;
+  prometheus::Counter& lost_silent_;
+  prometheus::Counter& lost_restarted_;
+  prometheus::Histogram& silence_;
+  std::shared_ptr<membership::Discovery> discovery_;
+  using Life = std::pair<std::string, uint64_t>;  // worker_id, epoch
+  mutable std::mutex lives_mutex_;                // guards the two below
+  std::map<Life, Clock::time_point> answered_;    // of those alive: when the last answered poll was sent
+  std::deque<Life> lost_;
+  // All below: strand_ only.
+  std::vector<std::shared_ptr<PrefillSlot>> prefill_;
+  std::vector<std::shared_ptr<DecodeSlot>> decode_;
   std::map<std::pair<std::string, std::string>, Connection> connections_;  // by (prefill, decode) worker_id
   v1::ModelIdentity reference_;
   Listener listener_;

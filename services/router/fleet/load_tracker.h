@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+
+#include "absl/container/flat_hash_map.h"
 
 namespace spl::router {
 
@@ -39,7 +40,8 @@ class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
 
  private:
   mutable std::mutex mutex_;  // guards loads_
-  std::map<std::string, WorkerLoad> loads_;
+  // Looked up several times for each worker of the fleet in every decision.
+  absl::flat_hash_map<std::string, WorkerLoad> loads_;
 };
 
 }  // namespace spl::router

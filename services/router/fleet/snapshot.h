@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "services/chunk/chunk.h"
+#include "services/router/fleet/clock_offset.h"
 
 namespace spl::router {
 
@@ -32,6 +34,7 @@ struct PrefillView {
   double tokens_per_s = 0;
   uint64_t max_prompt_tokens = 0;  // 0: not told
   bool draining = false;
+  std::optional<ClockOffset> clock;       // of its clock from ours
   std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only
 };
 
@@ -48,6 +51,7 @@ struct DecodeView {
   uint64_t max_sequence_tokens = 0;  // 0: not told
   uint64_t kv_bytes_per_token = 0;   // 0: not told
   bool draining = false;
+  std::optional<ClockOffset> clock;  // of its clock from ours
 };
 
 struct FleetModel {
@@ -58,6 +62,8 @@ struct FleetModel {
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
   std::string default_reuse;  // what the policy "auto" means for prompts with segments
+  // By layer, a letter for each KV head: 'g' keeps everything while decoding, 'l' a window. Empty: no head classes.
+  std::vector<std::string> head_map;
 };
 
 // Only workers that answer and agree on the model are listed.

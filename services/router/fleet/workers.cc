@@ -2,7 +2,7 @@
 
 namespace spl::router {
 
-std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, const PeerTls* tls) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
@@ -11,7 +11,7 @@ std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return MakePeerChannel(address, tls, std::move(arguments));
 }
 
 void CallTracker::Add(grpc::ClientContext* context) {
@@ -34,11 +34,13 @@ bool CallTracker::CancelAllAndWait(std::chrono::milliseconds timeout) {
 }
 
 std::shared_ptr<TokenStream> TokenStream::Start(DecodeWorker& worker, v1::StreamRequest request,
-                                                std::chrono::steady_clock::time_point deadline, Callbacks callbacks) {
+                                                std::chrono::steady_clock::time_point deadline,
+                                                const TraceContext& trace, Callbacks callbacks) {
   auto stream = std::shared_ptr<TokenStream>(new TokenStream(std::move(callbacks)));
   stream->self_ = stream;
   stream->request_ = std::move(request);
   stream->context_.set_deadline(ToGrpcDeadline(deadline));
+  AddTrace(stream->context_, trace);
   stream->calls_ = worker.calls();
   stream->calls_->Add(&stream->context_);
   worker.async()->Stream(&stream->context_, &stream->request_, stream.get());

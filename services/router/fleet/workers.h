@@ -14,13 +14,15 @@
 
 #include "absl/status/status.h"
 #include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
+#include "services/base/tls.h"
 #include "spl/v1/decode.grpc.pb.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
 namespace spl::router {
 
-// One HTTP/2 connection per worker for all requests; reconnects within a second.
-std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address);
+// One HTTP/2 connection per worker for all requests; reconnects within a second. `tls` as MakePeerChannel takes it.
+std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, const PeerTls* tls);
 
 // The calls that are open, so that a stopping router can end them all before what they report to is gone. Thread-safe.
 class CallTracker {
@@ -43,8 +45,8 @@ class Worker {
  public:
   using Async = typename Service::Stub::async_interface;
 
-  Worker(const std::string& address, std::shared_ptr<CallTracker> calls)
-      : stub_(Service::NewStub(MakeWorkerChannel(address))), calls_(std::move(calls)) {}
+  Worker(const std::string& address, const PeerTls* tls, std::shared_ptr<CallTracker> calls)
+      : stub_(Service::NewStub(MakeWorkerChannel(address, tls))), calls_(std::move(calls)) {}
   Async* async() { return stub_->async(); }
   const std::shared_ptr<CallTracker>& calls() const { return calls_; }
 
@@ -101,7 +103,8 @@ class TokenStream : public grpc::ClientReadReactor<v1::StreamChunk> {
   };
 
   static std::shared_ptr<TokenStream> Start(DecodeWorker& worker, v1::StreamRequest request,
-                                            std::chrono::steady_clock::time_point deadline, Callbacks callbacks);
+                                            std::chrono::steady_clock::time_point deadline, const TraceContext& trace,
+                                            Callbacks callbacks);
   void ReadNext();
   void Cancel();
 

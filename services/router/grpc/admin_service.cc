@@ -7,6 +7,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/ids.h"
 #include "services/router/api_error.h"
+#include "services/router/audit.h"
 
 namespace spl::router {
 namespace {
@@ -152,41 +153,60 @@ absl::StatusOr<Caller> AdminService::Authenticate(const grpc::CallbackServerCont
                                                  : std::string_view(it->second.data(), it->second.size()));
 }
 
-grpc::ServerUnaryReactor* AdminService::OnPool(grpc::CallbackServerContext* context,
+void AdminService::Audited::Write(std::string_view caller, const absl::Status& result) const {
+  if (*call == 0) return;
+  WriteAudit({.caller = caller, .api = "grpc", .call = call, .target = target, .result = result});
+}
+
+grpc::ServerUnaryReactor* AdminService::OnPool(grpc::CallbackServerContext* context, Audited audited,
                                                std::function<absl::Status(const Caller&)> work) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  absl::StatusOr<Caller> caller = Authenticate(*context);
+  const absl::StatusOr<Caller> caller = Authenticate(*context);
   if (!caller.ok()) {
+    audited.Write("", caller.status());
     reactor->Finish(ToGrpcStatus(caller.status()));
     return reactor;
   }
-  const bool posted = calls_.TryPost(
-      [work = std::move(work), reactor, caller = *std::move(caller)] { reactor->Finish(ToGrpcStatus(work(caller))); });
-  if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));
+  const bool posted = calls_.TryPost([work = std::move(work), reactor, caller = *caller, audited] {
+    const absl::Status status = work(caller);
+    audited.Write(caller.name, status);
+    reactor->Finish(ToGrpcStatus(status));
+  });
+  if (!posted) {
+    audited.Write(caller->name, PoolFull());
+    reactor->Finish(ToGrpcStatus(PoolFull()));
+  }
   return reactor;
 }
 
 grpc::ServerWriteReactor<v1::PublishKnowledgeBaseResponse>* AdminService::PublishKnowledgeBase(
     grpc::CallbackServerContext* context, const v1::PublishKnowledgeBaseRequest* request) {
   const std::shared_ptr<PublishReactor> reactor = PublishReactor::Create();
-  absl::StatusOr<Caller> caller = Authenticate(*context);
+  const Audited audited{"PublishKnowledgeBase", request->name()};
+  const absl::StatusOr<Caller> caller = Authenticate(*context);
   if (!caller.ok()) {
+    audited.Write("", caller.status());
     reactor->End(caller.status(), false);
     return reactor.get();
   }
   // `request` lives until the call is done, which is not before the reactor finishes.
-  const bool posted = publishes_.TryPost([this, reactor, request, caller = *std::move(caller)] {
+  const bool posted = publishes_.TryPost([this, reactor, request, audited, caller = *caller] {
     const PublishInput input = FromProto(*request);
-    reactor->End(bases_.Publish(caller, input, reactor->control()), input.swap);
+    const absl::StatusOr<KbVersion> version = bases_.Publish(caller, input, reactor->control());
+    audited.Write(caller.name, version.status());
+    reactor->End(version, input.swap);
   });
-  if (!posted) reactor->End(PoolFull(), false);
+  if (!posted) {
+    audited.Write(caller->name, PoolFull());
+    reactor->End(PoolFull(), false);
+  }
   return reactor.get();
 }
 
 grpc::ServerUnaryReactor* AdminService::ListKnowledgeBases(grpc::CallbackServerContext* context,
                                                            const v1::ListKnowledgeBasesRequest*,
                                                            v1::ListKnowledgeBasesResponse* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto heads, bases_.List(caller));
     for (const KbHead& head : heads) ToProto(head, response->add_knowledge_bases());
     return absl::OkStatus();
@@ -196,7 +216,7 @@ grpc::ServerUnaryReactor* AdminService::ListKnowledgeBases(grpc::CallbackServerC
 grpc::ServerUnaryReactor* AdminService::GetKnowledgeBase(grpc::CallbackServerContext* context,
                                                          const v1::GetKnowledgeBaseRequest* request,
                                                          v1::KnowledgeBase* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const KbView view, bases_.Get(caller, request->name(), request->version()));
     ToProto(view, response);
     return absl::OkStatus();
@@ -206,7 +226,7 @@ grpc::ServerUnaryReactor* AdminService::GetKnowledgeBase(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* AdminService::DiffKnowledgeBase(grpc::CallbackServerContext* context,
                                                           const v1::DiffKnowledgeBaseRequest* request,
                                                           v1::DiffKnowledgeBaseResponse* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto result, bases_.Diff(caller, request->name(), request->from(), request->to()));
     response->set_from(result.from);
     response->set_to(result.to);
@@ -222,7 +242,7 @@ grpc::ServerUnaryReactor* AdminService::DiffKnowledgeBase(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AdminService::SwapKnowledgeBase(grpc::CallbackServerContext* context,
                                                           const v1::SwapKnowledgeBaseRequest* request,
                                                           v1::KnowledgeBase* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"SwapKnowledgeBase", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const KbHead head, bases_.Swap(caller, request->name(), request->version()));
     ToProto(head, response);
     return absl::OkStatus();
@@ -232,7 +252,7 @@ grpc::ServerUnaryReactor* AdminService::SwapKnowledgeBase(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AdminService::RollbackKnowledgeBase(grpc::CallbackServerContext* context,
                                                               const v1::RollbackKnowledgeBaseRequest* request,
                                                               v1::KnowledgeBase* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"RollbackKnowledgeBase", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const KbHead head, bases_.Rollback(caller, request->name()));
     ToProto(head, response);
     return absl::OkStatus();
@@ -242,7 +262,7 @@ grpc::ServerUnaryReactor* AdminService::RollbackKnowledgeBase(grpc::CallbackServ
 grpc::ServerUnaryReactor* AdminService::DeleteKnowledgeBase(grpc::CallbackServerContext* context,
                                                             const v1::DeleteKnowledgeBaseRequest* request,
                                                             v1::DeleteKnowledgeBaseResponse* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"DeleteKnowledgeBase", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto gone, bases_.Delete(caller, request->name(), request->version()));
     response->set_versions(gone.versions);
     response->set_chunks(gone.chunks);
@@ -254,7 +274,7 @@ grpc::ServerUnaryReactor* AdminService::DeleteKnowledgeBase(grpc::CallbackServer
 grpc::ServerUnaryReactor* AdminService::ListNamespaces(grpc::CallbackServerContext* context,
                                                        const v1::ListTenantNamespacesRequest*,
                                                        v1::ListTenantNamespacesResponse* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto namespaces, bases_.ListNamespaces(caller));
     for (const CallerNamespace& ns : namespaces) ToProto(ns, response->add_namespaces());
     return absl::OkStatus();
@@ -264,7 +284,7 @@ grpc::ServerUnaryReactor* AdminService::ListNamespaces(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* AdminService::CreateNamespace(grpc::CallbackServerContext* context,
                                                         const v1::CreateTenantNamespaceRequest* request,
                                                         v1::TenantNamespace* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"CreateNamespace", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const CallerNamespace made,
                             bases_.CreateNamespace(caller, {.name = request->name(),
                                                             .quota_bytes = request->quota_bytes(),
@@ -279,7 +299,7 @@ grpc::ServerUnaryReactor* AdminService::CreateNamespace(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AdminService::GetNamespace(grpc::CallbackServerContext* context,
                                                      const v1::GetTenantNamespaceRequest* request,
                                                      v1::TenantNamespace* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const CallerNamespace ns, bases_.GetNamespace(caller, request->name()));
     ToProto(ns, response);
     return absl::OkStatus();
@@ -289,7 +309,7 @@ grpc::ServerUnaryReactor* AdminService::GetNamespace(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* AdminService::UpdateNamespace(grpc::CallbackServerContext* context,
                                                         const v1::UpdateTenantNamespaceRequest* request,
                                                         v1::TenantNamespace* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"UpdateNamespace", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     CallerNamespaceChange change;
     if (request->has_quota_bytes()) change.quota_bytes = request->quota_bytes();
     if (request->has_quota_chunks()) change.quota_chunks = request->quota_chunks();
@@ -304,7 +324,7 @@ grpc::ServerUnaryReactor* AdminService::UpdateNamespace(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AdminService::DeleteNamespace(grpc::CallbackServerContext* context,
                                                         const v1::DeleteTenantNamespaceRequest* request,
                                                         v1::DeleteTenantNamespaceResponse* response) {
-  return OnPool(context, [=, this](const Caller& caller) -> absl::Status {
+  return OnPool(context, {"DeleteNamespace", request->name()}, [=, this](const Caller& caller) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto gone, bases_.DeleteNamespace(caller, request->name()));
     response->set_chunks(gone.chunks);
     response->set_bytes(gone.bytes);

@@ -53,8 +53,14 @@ class AdminService final : public v1::Admin::CallbackService {
                                             v1::DeleteTenantNamespaceResponse* response) override;
 
  private:
+  // What a call is in the audit log; without a name it changes nothing and is not written there.
+  struct Audited {
+    const char* call = "";
+    std::string target = {};
+    void Write(std::string_view caller, const absl::Status& result) const;
+  };
   // Authenticates, then runs `work` on the pool.
-  grpc::ServerUnaryReactor* OnPool(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* OnPool(grpc::CallbackServerContext* context, Audited audited,
                                    std::function<absl::Status(const Caller&)> work);
   absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;
 

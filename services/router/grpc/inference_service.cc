@@ -95,6 +95,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) 
   out.reuse = FromProto(request.reuse());
   out.namespace_name = request.namespace_name();
   out.session = request.session();
+  out.priority = request.priority();
   SPLICE_RETURN_IF_ERROR(ValidateRequest(out));
   return out;
 }
@@ -114,11 +115,20 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     reactor->OnError(caller.status());
     return reactor.get();
   }
+  const auto received = std::chrono::steady_clock::now();
   // `request` lives until the call is done, which is not before the reactor finishes.
-  const bool posted = pool_.TryPost([this, reactor, context, request, caller = *std::move(caller)] {
+  const bool posted = pool_.TryPost([this, reactor, context, request, received, caller = *std::move(caller)] {
     absl::StatusOr<GenerationRequest> plain = FromProto(*request);
     if (!plain.ok()) return reactor->OnError(plain.status());
     plain->caller = caller;
+    plain->received = received;
+    const auto metadata = [context](const char* key) {
+      const auto found = context->client_metadata().find(key);
+      if (found == context->client_metadata().end()) return std::string_view();
+      return std::string_view(found->second.data(), found->second.size());
+    };
+    core_.BeginTrace(*plain, metadata("traceparent"), metadata("tracestate"));
+    context->AddInitialMetadata("traceparent", plain->trace.ToTraceParent());
     const absl::Status resolved = bases_.Resolve(caller, &plain->prompt, &plain->knowledge_bases);
     if (!resolved.ok()) return reactor->OnError(resolved);
     plain->deadline = FromGrpcDeadline(context->deadline());

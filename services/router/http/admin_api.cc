@@ -6,6 +6,7 @@
 
 #include "services/base/ids.h"
 #include "services/router/api_error.h"
+#include "services/router/audit.h"
 #include "services/router/http/admin_json.h"
 #include "services/router/http/openai_sink.h"
 
@@ -135,7 +136,7 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
          return list(std::move(items));
        },
        {}},
-      {"POST", {"knowledge_bases"}, nullptr, {}},
+      {"POST", {"knowledge_bases"}, nullptr, {}, "PublishKnowledgeBase"},
       {"GET",
        {"knowledge_bases", "{}"},
        [this](const Call& call) -> Answer {
@@ -147,14 +148,16 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
       {"DELETE",
        {"knowledge_bases", "{}"},
        [delete_version](const Call& call) -> Answer { return delete_version(call, 0); },
-       {}},
+       {},
+       "DeleteKnowledgeBase"},
       {"DELETE",
        {"knowledge_bases", "{}", "versions", "{}"},
        [delete_version](const Call& call) -> Answer {
          SPLICE_ASSIGN_OR_RETURN(const uint64_t version, ParseVersionNumber(call.names[1], "version"));
          return delete_version(call, version);
        },
-       {}},
+       {},
+       "DeleteKnowledgeBase"},
       {"GET",
        {"knowledge_bases", "{}", "diff"},
        [this](const Call& call) -> Answer {
@@ -171,14 +174,16 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
          SPLICE_ASSIGN_OR_RETURN(const KbHead head, bases_.Swap(call.caller, call.names[0], version));
          return HeadJson(head);
        },
-       {}},
+       {},
+       "SwapKnowledgeBase"},
       {"POST",
        {"knowledge_bases", "{}", "rollback"},
        [this](const Call& call) -> Answer {
          SPLICE_ASSIGN_OR_RETURN(const KbHead head, bases_.Rollback(call.caller, call.names[0]));
          return HeadJson(head);
        },
-       {}},
+       {},
+       "RollbackKnowledgeBase"},
       {"GET",
        {"namespaces"},
        [this, list](const Call& call) -> Answer {
@@ -190,12 +195,14 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
        {}},
       {"POST",
        {"namespaces"},
-       [this](const Call& call) -> Answer {
+       [this](Call& call) -> Answer {
          SPLICE_ASSIGN_OR_RETURN(const auto wanted, ParseCreateNamespaceBody(call.exchange->request().body));
+         call.target = wanted.name;
          SPLICE_ASSIGN_OR_RETURN(const auto made, bases_.CreateNamespace(call.caller, wanted));
          return NamespaceJson(made);
        },
-       {}},
+       {},
+       "CreateNamespace"},
       {"GET",
        {"namespaces", "{}"},
        [this](const Call& call) -> Answer {
@@ -210,7 +217,8 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
          SPLICE_ASSIGN_OR_RETURN(const auto ns, bases_.UpdateNamespace(call.caller, call.names[0], change));
          return NamespaceJson(ns);
        },
-       {}},
+       {},
+       "UpdateNamespace"},
       {"DELETE",
        {"namespaces", "{}"},
        [this, deleted](const Call& call) -> Answer {
@@ -220,7 +228,8 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, 
          out["bytes"] = gone.bytes;
          return out;
        },
-       {}},
+       {},
+       "DeleteNamespace"},
   };
 }
 
@@ -250,11 +259,15 @@ const AdminApi::Route* AdminApi::Find(const std::string& method, const std::vect
 void AdminApi::Handle(ExchangePtr exchange) {
   const HttpRequest& request = exchange->request();
   absl::StatusOr<Caller> caller = keys_.Authenticate(request.authorization);
-  if (!caller.ok()) return RespondError(*exchange, caller.status(), "");
-  Call call{.exchange = exchange, .caller = *std::move(caller), .names = {}, .query = {}};
+  Call call{.exchange = exchange};
   std::string allowed;
   const Route* const route =
       Find(request.method, Split(request.path.substr(sizeof(kAdminPrefix) - 1), '/'), &call.names, &allowed);
+  if (!caller.ok()) {
+    if (route != nullptr) Audit(*route, call, caller.status());
+    return RespondError(*exchange, caller.status(), "");
+  }
+  call.caller = *std::move(caller);
   if (route == nullptr && !allowed.empty()) {
     const absl::Status wrong =
         Errorf(absl::StatusCode::kInvalidArgument, "{} takes {} only, got {}", request.path, allowed, request.method);
@@ -273,20 +286,34 @@ void AdminApi::Handle(ExchangePtr exchange) {
   absl::StatusOr<std::map<std::string, std::string>> query = ParseQuery(request.query, route->query);
   if (!query.ok()) return RespondError(*exchange, query.status(), "");
   call.query = *std::move(query);
+  if (!call.names.empty()) call.target = fmt::format("{}", fmt::join(call.names, "/"));
   if (route->run == nullptr) {
-    if (!publishes_.TryPost([this, call] { Publish(call); })) RespondError(*exchange, PoolFull("publishes"), "");
-    return;
+    if (publishes_.TryPost([this, route, call] { Publish(*route, call); })) return;
+    Audit(*route, call, PoolFull("publishes"));
+    return RespondError(*exchange, PoolFull("publishes"), "");
   }
-  const bool posted = calls_.TryPost([route, call] {
+  const bool posted = calls_.TryPost([route, call]() mutable {
     const Answer answer = route->run(call);
+    Audit(*route, call, answer.status());
     answer.ok() ? RespondJson(*call.exchange, *answer) : RespondError(*call.exchange, answer.status(), "");
   });
-  if (!posted) RespondError(*exchange, PoolFull("calls"), "");
+  if (posted) return;
+  Audit(*route, call, PoolFull("calls"));
+  RespondError(*exchange, PoolFull("calls"), "");
 }
 
-void AdminApi::Publish(const Call& call) {
+void AdminApi::Audit(const Route& route, const Call& call, const absl::Status& result) {
+  if (*route.audit == 0) return;
+  WriteAudit({.caller = call.caller.name, .api = "http", .call = route.audit, .target = call.target, .result = result});
+}
+
+void AdminApi::Publish(const Route& route, Call call) {
   absl::StatusOr<PublishBody> body = ParsePublishBody(call.exchange->request().body);
-  if (!body.ok()) return RespondError(*call.exchange, body.status(), "");
+  if (!body.ok()) {
+    Audit(route, call, body.status());
+    return RespondError(*call.exchange, body.status(), "");
+  }
+  call.target = body->input.name;
   PublishResponse response(call.exchange, body->stream);
   const auto control =
       std::make_shared<PublishControl>([&response](const PublishProgress& progress) { response.Progress(progress); });
@@ -294,6 +321,7 @@ void AdminApi::Publish(const Call& call) {
     if (const auto running = weak.lock()) running->Cancel(absl::CancelledError("the client left"));
   });
   const absl::StatusOr<KbVersion> version = bases_.Publish(call.caller, body->input, *control);
+  Audit(route, call, version.status());
   response.End(version, body->input.swap);
 }
 

@@ -41,18 +41,21 @@ class AdminApi {
     Caller caller;
     std::vector<std::string> names;            // what stands for the {…} of the route, decoded
     std::map<std::string, std::string> query;  // decoded
+    std::string target;                        // what it is about, for the audit log
   };
   using Answer = absl::StatusOr<OrderedJson>;
   struct Route {
     std::string method;
-    std::vector<std::string> path;           // "{}" takes any name
-    std::function<Answer(const Call&)> run;  // null: publish
-    std::vector<std::string> query;          // parameters it takes
+    std::vector<std::string> path;     // "{}" takes any name
+    std::function<Answer(Call&)> run;  // null: publish
+    std::vector<std::string> query;    // parameters it takes
+    const char* audit = "";            // what the audit log calls it; empty: it changes nothing
   };
 
   const Route* Find(const std::string& method, const std::vector<std::string>& path, std::vector<std::string>* names,
                     std::string* allowed) const;
-  void Publish(const Call& call);
+  void Publish(const Route& route, Call call);
+  static void Audit(const Route& route, const Call& call, const absl::Status& result);
 
   KnowledgeBases& bases_;
   const ApiKeys& keys_;

@@ -49,6 +49,8 @@ HttpRequest ToHttpRequest(http::request<http::string_body>&& message) {
   if (question != std::string::npos) out.query = target.substr(question + 1);
   out.authorization = ToStd(message[http::field::authorization]);
   out.request_id = ToStd(message["x-request-id"]);
+  out.traceparent = ToStd(message["traceparent"]);
+  out.tracestate = ToStd(message["tracestate"]);
   out.timeout_ms = ToStd(message["x-request-timeout-ms"]);
   out.body = std::move(message.body());
   return out;

@@ -31,7 +31,10 @@ struct HttpRequest {
   std::string body;
   std::string authorization;
   std::string request_id;  // the header x-request-id
+  std::string traceparent, tracestate;
   std::string timeout_ms;  // the header x-request-timeout-ms
+  // When its last byte was here.
+  std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;

@@ -154,6 +154,8 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
   GenerationRequest& request = parsed->generation;
   request.request_id = request_id;
   request.caller = caller;
+  request.received = http.received;
+  core_.BeginTrace(request, http.traceparent, http.tracestate);
   const absl::Status timeout = ReadTimeout(http, &request.deadline);
   if (!timeout.ok()) return RespondError(*exchange, timeout, request_id);
   const absl::Status resolved = bases_.Resolve(caller, &request.prompt, &request.knowledge_bases);
@@ -166,11 +168,16 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
                                                         .logprobs = request.sampling.logprobs.has_value(),
                                                         .include_usage = parsed->stream.include_usage,
                                                         .echo_text = EchoText(core_.model(), request)});
+  const HeaderFn limits = [this, caller, traceparent = request.trace.ToTraceParent()] {
+    RateLimits::Headers headers = core_.limits().HeadersFor(caller, std::chrono::steady_clock::now());
+    headers.emplace_back("traceparent", traceparent);
+    return headers;
+  };
   std::shared_ptr<GenerationSink> sink;
   if (parsed->stream.stream) {
-    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id);
+    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, limits);
   } else {
-    sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id);
+    sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
   }
   const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink));
   exchange->SetDrainCallback([weak = std::weak_ptr(generation)] {

@@ -4,8 +4,10 @@
 
 namespace spl::router {
 
-void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id) {
+void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
+                  const RateLimits::Headers& headers) {
   HttpResponse response;
+  response.headers = headers;
   response.status = HttpStatusOf(status);
   response.body = ErrorBody(status, response.status);
   if (!request_id.empty()) response.headers.emplace_back("x-request-id", request_id);
@@ -24,8 +26,10 @@ void RespondJson(HttpExchange& exchange, const OrderedJson& json) {
 bool StreamSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
   if (!started_) {
     started_ = true;
-    exchange_->StartStream("text/event-stream; charset=utf-8",
-                           {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}, {"x-request-id", request_id_}});
+    RateLimits::Headers headers = {
+        {"cache-control", "no-cache"}, {"x-accel-buffering", "no"}, {"x-request-id", request_id_}};
+    for (auto& header : headers_()) headers.push_back(std::move(header));
+    exchange_->StartStream("text/event-stream; charset=utf-8", headers);
   }
   const bool more = exchange_->Write(formatter_.Events(deltas, final));
   if (final != nullptr) exchange_->EndStream();
@@ -34,7 +38,7 @@ bool StreamSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final)
 
 // A stream that has begun can only say so in the stream; without the end mark no client takes it for complete.
 void StreamSink::OnError(const absl::Status& status) {
-  if (!started_) return RespondError(*exchange_, status, request_id_);
+  if (!started_) return RespondError(*exchange_, status, request_id_, headers_());
   exchange_->Write("data: " + ErrorBody(status, HttpStatusOf(status)) + "\n\n");
   exchange_->EndStream();
 }
@@ -44,11 +48,12 @@ bool WholeSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) 
   if (final == nullptr) return true;
   HttpResponse response;
   response.body = Dump(formatter_.Whole(*final));
+  response.headers = headers_();
   response.headers.emplace_back("x-request-id", request_id_);
   exchange_->Respond(std::move(response));
   return true;
 }
 
-void WholeSink::OnError(const absl::Status& status) { RespondError(*exchange_, status, request_id_); }
+void WholeSink::OnError(const absl::Status& status) { RespondError(*exchange_, status, request_id_, headers_()); }
 
 }  // namespace spl::router

@@ -1,6 +1,7 @@
 // A generation's output as an HTTP response: server-sent events or one JSON object.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -11,14 +12,22 @@
 namespace spl::router {
 
 // Answers `status` on the exchange: the API's error object, the right HTTP status, Retry-After where known.
-void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id);
+void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
+                  const RateLimits::Headers& headers = {});
 void RespondJson(HttpExchange& exchange, const OrderedJson& json);
+
+// What the response says of the caller's limits at its start.
+using HeaderFn = std::function<RateLimits::Headers()>;
 
 // One event per output; the response starts with the first one, so that failures before it get their own HTTP status.
 class StreamSink final : public GenerationSink {
  public:
-  StreamSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id)
-      : exchange_(std::move(exchange)), formatter_(std::move(formatter)), request_id_(std::move(request_id)) {}
+  StreamSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id,
+             HeaderFn headers)
+      : exchange_(std::move(exchange)),
+        formatter_(std::move(formatter)),
+        request_id_(std::move(request_id)),
+        headers_(std::move(headers)) {}
 
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
@@ -27,14 +36,18 @@ class StreamSink final : public GenerationSink {
   const std::shared_ptr<HttpExchange> exchange_;
   OpenAiFormatter formatter_;
   const std::string request_id_;
+  const HeaderFn headers_;
   bool started_ = false;
 };
 
 // The whole answer at the end.
 class WholeSink final : public GenerationSink {
  public:
-  WholeSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id)
-      : exchange_(std::move(exchange)), formatter_(std::move(formatter)), request_id_(std::move(request_id)) {}
+  WholeSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id, HeaderFn headers)
+      : exchange_(std::move(exchange)),
+        formatter_(std::move(formatter)),
+        request_id_(std::move(request_id)),
+        headers_(std::move(headers)) {}
 
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
@@ -43,6 +56,7 @@ class WholeSink final : public GenerationSink {
   const std::shared_ptr<HttpExchange> exchange_;
   OpenAiFormatter formatter_;
   const std::string request_id_;
+  const HeaderFn headers_;
 };
 
 }  // namespace spl::router

@@ -1,25 +1,42 @@
 #include "services/router/policies/filters.h"
 
+#include "services/router/policies/scorers.h"
+
 namespace spl::router {
 
-bool NotDrainingFilter::Keep(const PlacementQuery&, const Candidate& candidate) const {
-  return !candidate.prefill->draining && !candidate.decode->draining;
+bool NotDrainingFilter::KeepPrefill(const PlacementQuery&, const PrefillView& prefill) const {
+  return !prefill.draining;
+}
+bool NotDrainingFilter::KeepDecode(const PlacementQuery&, const DecodeView& decode) const { return !decode.draining; }
+
+bool FitsFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+  return prefill.max_prompt_tokens == 0 || query.prompt_tokens <= prefill.max_prompt_tokens;
+}
+bool FitsFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  return decode.max_sequence_tokens == 0 || query.total_tokens <= decode.max_sequence_tokens;
 }
 
-bool FitsFilter::Keep(const PlacementQuery& query, const Candidate& candidate) const {
-  const uint64_t prompt_room = candidate.prefill->max_prompt_tokens;
-  const uint64_t sequence_room = candidate.decode->max_sequence_tokens;
-  return (prompt_room == 0 || query.prompt_tokens <= prompt_room) &&
-         (sequence_room == 0 || query.total_tokens <= sequence_room);
+bool NotFullFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  return query.full == nullptr || !query.full->contains(decode.worker_id);
 }
 
-bool NotFullFilter::Keep(const PlacementQuery& query, const Candidate& candidate) const {
-  return query.full == nullptr || !query.full->contains(candidate.decode->worker_id);
+bool RoomToGrowFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  const bool idle = decode.sequences == 0 && query.loads.Of(decode.worker_id).sequences == 0;
+  return max_load_ >= 1 || idle || PageLoad(query, decode) <= max_load_;
 }
 
-bool NotFailedFilter::Keep(const PlacementQuery& query, const Candidate& candidate) const {
-  return query.failed == nullptr || (!query.failed->contains(candidate.prefill->worker_id) &&
-                                     !query.failed->contains(candidate.decode->worker_id));
+bool NotLeavingFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+  return query.leaving == nullptr || !query.leaving->contains(prefill.worker_id);
+}
+bool NotLeavingFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  return query.leaving == nullptr || !query.leaving->contains(decode.worker_id);
+}
+
+bool NotFailedFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+  return query.failed == nullptr || !query.failed->contains(prefill.worker_id);
+}
+bool NotFailedFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  return query.failed == nullptr || !query.failed->contains(decode.worker_id);
 }
 
 }  // namespace spl::router

@@ -1,4 +1,4 @@
-// Placement in three stages: filters drop (prefill, decode) pairs that cannot serve a request, scorers give each pair
+// Placement in three stages: filters drop workers that cannot serve a request, scorers give each (prefill, decode) pair
 // left a cost in seconds, a picker takes one. All are pure functions of the query; none blocks, none calls out.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "services/router/fleet/load_tracker.h"
 #include "services/router/fleet/snapshot.h"
+#include "services/router/prefix_index.h"
 
 namespace spl::router {
 
@@ -20,32 +21,48 @@ struct PlacementQuery {
   const FleetSnapshot& fleet;
   const LoadTracker& loads;
   uint32_t prompt_tokens = 0;
-  uint32_t total_tokens = 0;                    // prompt plus the least useful output
-  std::span<const uint64_t> cached_tokens;      // predicted prefix hits, one per fleet.prefill entry
-  const std::set<std::string>* full = nullptr;  // decode workers that had no room a moment ago
+  uint32_t total_tokens = 0;                   // prompt plus the least useful output
+  std::span<const PredictedReuse> reuse = {};  // one per fleet.prefill entry; empty: nothing is cached anywhere
+  // Tokens of others that wait there, one per fleet.prefill entry (ForeignLoad); empty: the workers' own counts are
+  // used.
+  std::span<const uint64_t> foreign_tokens = {};
+  double wire_share = 1;                           // of the prompt's KV: what the request's head classes send
+  double aligned_cost = 0.25;                      // of computing a token: what an aligned token costs (RequestCosts)
+  double fetch_bytes_per_s = 0;                    // from the chunk store; 0: not measured yet
+  const std::set<std::string>* full = nullptr;     // decode workers that had no room a moment ago
+  const std::set<std::string>* leaving = nullptr;  // workers that the planner takes away: likewise
   const std::set<std::string>* failed =
       nullptr;  // workers that failed this request: used only when nothing else is left
 };
 
+// While the two sides are looked at by themselves the other side and the link are null.
 struct Candidate {
   size_t prefill_idx = 0;
   const PrefillView* prefill = nullptr;
   const DecodeView* decode = nullptr;
   const PeerLink* link = nullptr;
+  double queue_s = 0;         // at the prefill worker
+  double excess_queue_s = 0;  // of it, beyond the mean over all prefill workers that may be taken
   double cost_s = 0;
+  double expected_s = 0;  // until the KV is at the decode worker, whatever the policy; of the pair that was picked
 };
 
 class Filter {
  public:
   virtual ~Filter() = default;
-  virtual bool Keep(const PlacementQuery& query, const Candidate& candidate) const = 0;
+  virtual bool KeepPrefill(const PlacementQuery&, const PrefillView&) const { return true; }
+  virtual bool KeepDecode(const PlacementQuery&, const DecodeView&) const { return true; }
   // An advisory filter that would leave nothing is skipped.
   virtual bool advisory() const { return false; }
 };
 
+// What a term of the cost depends on. Terms of one side are computed once per worker and not once per pair.
+enum class CostSide { kPrefill, kDecode, kPair };
+
 class Scorer {
  public:
   virtual ~Scorer() = default;
+  virtual CostSide side() const = 0;
   // One term of the cost, in seconds, never negative.
   virtual double Seconds(const PlacementQuery& query, const Candidate& candidate) const = 0;
 };

@@ -10,24 +10,58 @@ double TokensPerSecond(const ScorerOptions& options, const Candidate& candidate)
   return measured > 0 ? measured : options.default_prefill_tokens_per_s;
 }
 
+// Every worker of a fleet serves the same model: whoever tells it first.
+double KvBytesPerToken(const FleetSnapshot& fleet) {
+  return fleet.decode.empty() ? 0 : static_cast<double>(fleet.decode.front().kv_bytes_per_token);
+}
+
 }  // namespace
+
+// Of a decode worker the tracker counts the prompts of the sequences there: between two polls the pages that the worker
+// reported would draw all requests to the same one.
+double PageLoad(const PlacementQuery& query, const DecodeView& decode) {
+  if (decode.total_pages == 0) return 0;
+  const double used = 1.0 - static_cast<double>(decode.free_pages) / static_cast<double>(decode.total_pages);
+  if (decode.max_sequence_tokens == 0) return used;
+  const double tokens = static_cast<double>(decode.max_sequence_tokens);
+  const double ours = query.wire_share * static_cast<double>(query.loads.Of(decode.worker_id).prefill_tokens) / tokens;
+  return std::max(used, ours) + query.wire_share * query.total_tokens / tokens;
+}
 
 double QueueScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const uint64_t ours = query.loads.Of(candidate.prefill->worker_id).prefill_tokens;
-  const uint64_t waiting = std::max(candidate.prefill->queued_tokens, ours);
+  const uint64_t waiting = query.foreign_tokens.empty() ? std::max(candidate.prefill->queued_tokens, ours)
+                                                        : ours + query.foreign_tokens[candidate.prefill_idx];
   return static_cast<double>(waiting) / TokensPerSecond(options_, candidate);
 }
 
+double ComputeScorer::TokensToCompute(const PlacementQuery& query, size_t prefill_idx) {
+  const double prompt = query.prompt_tokens;
+  if (query.reuse.empty()) return prompt;
+  const PredictedReuse& reuse = query.reuse[prefill_idx];
+  const double computed = prompt - reuse.prefix_tokens - (1 - query.aligned_cost) * reuse.aligned_tokens;
+  return std::clamp(computed, std::min(1.0, prompt), prompt);
+}
+
 double ComputeScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
-  const uint64_t cached = query.cached_tokens.empty() ? 0 : query.cached_tokens[candidate.prefill_idx];
-  const uint64_t computed = query.prompt_tokens > cached ? query.prompt_tokens - cached : 1;
-  return static_cast<double>(computed) / TokensPerSecond(options_, candidate);
+  const double tokens_per_s = TokensPerSecond(options_, candidate);
+  const double whole_s = query.prompt_tokens / tokens_per_s;
+  const double computed_s = TokensToCompute(query, candidate.prefill_idx) / tokens_per_s;
+  const double excess = whole_s > 0 ? candidate.excess_queue_s / whole_s : 0;
+  return whole_s - (whole_s - computed_s) / (1 + options_.credit_decay * excess);
+}
+
+double FetchScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
+  if (query.reuse.empty()) return 0;
+  const double bandwidth = query.fetch_bytes_per_s > 0 ? query.fetch_bytes_per_s : options_.default_fetch_bytes_per_s;
+  return KvBytesPerToken(query.fleet) * query.reuse[candidate.prefill_idx].fetched_tokens / bandwidth;
 }
 
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const double bandwidth = candidate.link != nullptr && candidate.link->bytes_per_s > 0 ? candidate.link->bytes_per_s
                                                                                         : options_.default_bytes_per_s;
-  const double bytes = static_cast<double>(candidate.decode->kv_bytes_per_token) * query.prompt_tokens;
+  const double bytes =
+      static_cast<double>(candidate.decode->kv_bytes_per_token) * query.prompt_tokens * query.wire_share;
   return bytes / bandwidth * (1 - options_.transfer_overlap);
 }
 
@@ -35,9 +69,7 @@ double PressureScorer::Seconds(const PlacementQuery& query, const Candidate& can
   const DecodeView& d = *candidate.decode;
   const double sequences = std::max(d.sequences, query.loads.Of(d.worker_id).sequences);
   const double batch_load = d.max_sequences > 0 ? sequences / d.max_sequences : sequences / 256.0;
-  const double page_load =
-      d.total_pages > 0 ? 1.0 - static_cast<double>(d.free_pages) / static_cast<double>(d.total_pages) : 0.0;
-  const double load = std::clamp(std::max(batch_load, page_load), 0.0, 0.999);
+  const double load = std::clamp(std::max(batch_load, PageLoad(query, d)), 0.0, 0.999);
   const double step = d.step_seconds > 0 ? d.step_seconds : options_.default_step_seconds;
   return options_.pressure_tokens * step * load / (1 - load);
 }

@@ -40,6 +40,36 @@ TEST_F(AuthTest, BadKeyFilesAreRefused) {
   EXPECT_THAT(ApiKeys::Load(File("a\nb\na\n")).status().ToString(), ::testing::HasSubstr(":3:"));
 }
 
+TEST_F(AuthTest, LimitsStandBehindTheName) {
+  const ApiKeys keys =
+      ApiKeys::Load(File("k-1 alice cooper rpm=60 tpm=100000 concurrent=4 weight=2.5\nk-2 rpm=1\nk-3 a=b rpm=2\n"))
+          .value();
+  const Caller alice = keys.Authenticate("Bearer k-1").value();
+  EXPECT_EQ(alice.name, "alice cooper");
+  EXPECT_EQ(alice.limits.requests_per_minute, 60u);
+  EXPECT_EQ(alice.limits.tokens_per_minute, 100'000u);
+  EXPECT_EQ(alice.limits.max_concurrent, 4u);
+  EXPECT_EQ(alice.weight, 2.5);
+  EXPECT_EQ(keys.Authenticate("Bearer k-2").value().name.substr(0, 4), "key-");
+  EXPECT_EQ(keys.Authenticate("Bearer k-3").value().name, "a=b") << "an unknown word is part of the name";
+  for (const char* bad : {"k a rpm=0", "k a rpm=-1", "k a rpm=1x", "k a weight=0", "k a weight=1e9", "k a tpm="}) {
+    EXPECT_FALSE(ApiKeys::Load(File(bad)).ok()) << bad;
+  }
+}
+
+TEST_F(AuthTest, AChangedFileIsReadAgain) {
+  ApiKeys keys = ApiKeys::Load(File("k-1 a\n")).value();
+  EXPECT_FALSE(keys.ReloadIfChanged().value());
+  File("k-22 b\n");
+  EXPECT_TRUE(keys.ReloadIfChanged().value());
+  EXPECT_FALSE(keys.Authenticate("Bearer k-1").ok());
+  EXPECT_EQ(keys.Authenticate("Bearer k-22").value().name, "b");
+  File("");
+  EXPECT_FALSE(keys.ReloadIfChanged().ok());
+  EXPECT_TRUE(keys.Authenticate("Bearer k-22").ok()) << "the old keys stay";
+  EXPECT_FALSE(keys.ReloadIfChanged().value()) << "said once";
+}
+
 TEST_F(AuthTest, SecretMustBeLongEnough) { EXPECT_FALSE(NamespaceKeys::Load(File("short\n")).ok()); }
 
 // Caller and name, in whatever way they are cut, never derive the same key.

@@ -73,10 +73,63 @@ TEST_F(CancelTest, ClientThatLeavesDuringPrefillFreesBothSides) {
   client.Close();
   ASSERT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.cancels == 1; }));
   ExpectAllFree(left);
-  // The prefill worker may still be writing: the decode worker must not be told that it is quiet.
+  // The prefill worker may still be writing, or not have the call yet: the decode worker is told that it is quiet when
+  // it has said so.
+  ASSERT_TRUE(
+      cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.releases + c.late_releases == 2; }));
+  EXPECT_EQ(cluster_.decode[0]->counters().quiet_releases, 1);
+  EXPECT_TRUE(cluster_.decode[0]->counters().last_writer_quiet);
+  EXPECT_EQ(cluster_.prefill[0]->counters().revokes, 1);
+  const v1::RevokeTicketRequest revoke = cluster_.prefill[0]->last_revoke();
+  EXPECT_EQ(revoke.ticket_id(), cluster_.prefill[0]->last_run().ticket().ticket_id());
+  EXPECT_EQ(revoke.epoch(), 1u);
+  EXPECT_GE(revoke.ttl_ms(), 60'000u);
+}
+
+TEST_F(CancelTest, WithoutTheWritersWordNobodyIsToldThatItIsQuiet) {
+  cluster_.prefill[0]->FailRevokes(grpc::Status(grpc::StatusCode::UNAVAILABLE, "its writes were not flushed"));
+  cluster_.prefill[0]->Hold(true);
+  {
+    HttpTestClient client(cluster_.http());
+    client.SendRequest("POST", "/v1/completions", Body(false));
+    ASSERT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.waiting == 1; }));
+  }
+  ASSERT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.revokes == 1; }));
   ASSERT_TRUE(
       cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.releases + c.late_releases == 1; }));
-  EXPECT_FALSE(cluster_.decode[0]->counters().last_writer_quiet);
+  // A whole request later there is still no such word.
+  cluster_.prefill[0]->Hold(false);
+  EXPECT_EQ(
+      testing::Call(cluster_.http(), "POST", "/v1/completions", json({{"prompt", "short"}, {"max_tokens", 4}}).dump())
+          .status,
+      200);
+  EXPECT_EQ(cluster_.decode[0]->counters().quiet_releases, 0);
+}
+
+// Prefill's answer comes before its last write has arrived: before the first chunk nothing is known.
+TEST_F(CancelTest, ClientThatLeavesBehindTheFirstTokenHasTheWriterAsked) {
+  cluster_.decode[0]->SetGate(0);
+  HttpTestClient client(cluster_.http());
+  client.SendRequest("POST", "/v1/completions", Body(true));
+  ASSERT_EQ(client.ReadHead().status, 200);
+  ASSERT_TRUE(client.NextEvent().has_value());
+  client.Abort();
+  ASSERT_TRUE(cluster_.prefill[0]->WaitFor([](const FakePrefill::Counters& c) { return c.revokes == 1; }));
+  ASSERT_TRUE(cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.quiet_releases == 1; }));
+  // The two calls may overtake each other.
+  EXPECT_TRUE(
+      cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.releases + c.late_releases == 2; }));
+}
+
+TEST_F(CancelTest, WhatIsBeingDecodedNeedsNoWordOfItsWriter) {
+  cluster_.decode[0]->SetGate(20);
+  HttpTestClient client(cluster_.http());
+  client.SendRequest("POST", "/v1/completions", Body(true));
+  ASSERT_EQ(client.ReadHead().status, 200);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(client.NextEvent().has_value());
+  client.Abort();
+  ASSERT_TRUE(cluster_.decode[0]->WaitFor([](const FakeDecode::Counters& c) { return c.quiet_releases == 1; }));
+  EXPECT_EQ(cluster_.prefill[0]->counters().revokes, 0);
 }
 
 TEST_F(CancelTest, DeadlineBeforeTheFirstTokenIs504) {

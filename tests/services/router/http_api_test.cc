@@ -175,10 +175,11 @@ TEST_F(HttpApiTest, PenaltiesSendThePromptToDecode) {
 }
 
 TEST_F(HttpApiTest, DecodeMethodsThatRunThePromptAgainGetIt) {
-  for (const char* decode : {"dense", "sparcas", "snapkv", "adakv"}) {
+  for (const char* decode : {"dense", "sparcas", "snapkv", "adakv", "h2o"}) {
     Post(kCompletions, {{"prompt", "run me again"}, {"max_tokens", 2}, {"splice", {{"decode", decode}}}});
     const auto& reserve = cluster_.decode[0]->last_reserve();
-    const bool wanted = std::string_view(decode) == "snapkv" || std::string_view(decode) == "adakv";
+    const std::string_view name = decode;
+    const bool wanted = name == "snapkv" || name == "adakv" || name == "h2o";
     EXPECT_EQ(reserve.token_ids_size(), wanted ? static_cast<int>(reserve.prompt_tokens()) : 0) << decode;
   }
 }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <map>
 
+#include "services/router/policies/foreign_load.h"
 #include "services/router/policies/picker.h"
+#include "services/router/policies/request_costs.h"
 
 namespace spl::router {
 namespace {
@@ -32,7 +34,9 @@ class PlacementTest : public ::testing::Test {
                              .loads = *loads_,
                              .prompt_tokens = prompt_tokens,
                              .total_tokens = prompt_tokens + 1,
-                             .cached_tokens = cached_,
+                             .reuse = reuse_,
+                             .wire_share = wire_share_,
+                             .fetch_bytes_per_s = fetch_bytes_per_s_,
                              .full = &full_,
                              .failed = &failed_});
   }
@@ -48,7 +52,9 @@ class PlacementTest : public ::testing::Test {
 
   FleetSnapshot fleet_;
   std::shared_ptr<LoadTracker> loads_ = std::make_shared<LoadTracker>();
-  std::vector<uint64_t> cached_ = {0, 0};
+  std::vector<PredictedReuse> reuse_ = {{}, {}};
+  double wire_share_ = 1, fetch_bytes_per_s_ = 0;
+  LoadTracker::Hold loads_hold_;
   std::set<std::string> full_;
   std::set<std::string> failed_;
   Placement placement_{{.seed = 42}};
@@ -61,12 +67,129 @@ TEST_F(PlacementTest, EqualPairsShareTheLoad) {
 }
 
 TEST_F(PlacementTest, PrefixHitsAttract) {
-  cached_ = {0, 512};
+  reuse_[1].prefix_tokens = 512;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '1');
 }
 
+TEST_F(PlacementTest, SegmentsAttractLessThanAPrefixOfTheirLength) {
+  reuse_[0].aligned_tokens = 512;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '0');
+  reuse_[1].prefix_tokens = 512;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '1');
+}
+
+TEST_F(PlacementTest, OwnPagesAttractMoreThanTheStore) {
+  reuse_[0] = {.prefix_tokens = 512, .fetched_tokens = 512};
+  reuse_[1] = {.prefix_tokens = 512};
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '1');
+}
+
+// p0 would fetch in 0.256 s what p1 computes in 0.512 s; with a slow store computing is faster.
+TEST_F(PlacementTest, FetchingIsWeighedAgainstComputing) {
+  for (DecodeView& d : fleet_.decode) d.kv_bytes_per_token = 1'000'000;
+  reuse_[0] = {.prefix_tokens = 512, .fetched_tokens = 512};
+  fetch_bytes_per_s_ = 2e9;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '0');
+  fetch_bytes_per_s_ = 0.5e9;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '1');
+}
+
+TEST_F(PlacementTest, HeadClassesMakeTheWireCheaper) {
+  for (PrefillView& p : fleet_.prefill) p.peers["d1"].bytes_per_s = 1e8;  // 0.2 s of a dense prompt are not hidden
+  loads_hold_ = loads_->Add("d0", {.sequences = 32});                     // and 0.16 s of pressure
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
+  wire_share_ = 0.2;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1");
+}
+
+// What a hit saves is worth less, the longer the holder's queue is, but never nothing and never less than without a
+// hit.
+TEST_F(PlacementTest, CreditDecaysAtAnOverloadedHolder) {
+  reuse_[0].prefix_tokens = 800;
+  const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = 1000, .reuse = reuse_};
+  Candidate holder{.prefill_idx = 0, .prefill = &fleet_.prefill[0]};
+  const ComputeScorer scorer({.credit_decay = 1});
+  EXPECT_NEAR(scorer.Seconds(query, holder), 0.2, 1e-9);
+  holder.excess_queue_s = 1;  // as long as computing the prompt takes
+  EXPECT_NEAR(scorer.Seconds(query, holder), 0.6, 1e-9);
+  EXPECT_NEAR(ComputeScorer({.credit_decay = 0}).Seconds(query, holder), 0.2, 1e-9);
+  holder.excess_queue_s = 1e9;
+  EXPECT_LE(scorer.Seconds(query, holder), 1);
+}
+
+TEST_F(PlacementTest, DecodeAdmissionLeavesRoomToGrow) {
+  const Placement placement({.max_decode_load = 0.9, .seed = 1});
+  const auto place = [&](uint32_t prompt) {
+    return placement.Place(
+        {.fleet = fleet_, .loads = *loads_, .prompt_tokens = prompt, .total_tokens = prompt + 1, .reuse = reuse_});
+  };
+  for (DecodeView& d : fleet_.decode) d.max_sequence_tokens = 10'000, d.sequences = 3, d.free_pages = 150;
+  EXPECT_TRUE(place(400).ok());
+  EXPECT_EQ(place(600).status().code(), absl::StatusCode::kResourceExhausted);
+  fleet_.decode[1].sequences = 0;  // an idle worker takes whatever fits
+  fleet_.decode[1].free_pages = 1000;
+  EXPECT_EQ(place(9'500).value().decode->worker_id, "d1");
+}
+
+// What was routed since the last poll fills pages, too.
+TEST_F(PlacementTest, PagesOfRoutedRequestsCountBetweenPolls) {
+  for (DecodeView& d : fleet_.decode) d.max_sequence_tokens = 10'000;
+  fleet_.decode[1].free_pages = 900;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
+  loads_hold_ = loads_->Add("d0", {.prefill_tokens = 2'000, .sequences = 1});
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1");
+}
+
+TEST_F(PlacementTest, RoundRobinTakesTurns) {
+  const Placement placement({.policy = PlacementPolicy::kRoundRobin, .seed = 1});
+  reuse_[1].prefix_tokens = 900;
+  std::vector<std::string> order;
+  for (int i = 0; i < 4; ++i)
+    order.push_back(placement.Place({.fleet = fleet_, .loads = *loads_, .prompt_tokens = 1000, .reuse = reuse_})
+                        .value()
+                        .prefill->worker_id);
+  EXPECT_EQ(order, (std::vector<std::string>{"p0", "p1", "p0", "p1"}));
+}
+
+// A fleet too large for all pairs: the same choice as over all pairs, where links are equal.
+TEST_F(PlacementTest, LargeFleetsAreShortlisted) {
+  fleet_ = {};
+  std::mt19937 random(3);
+  for (int i = 0; i < 60; ++i) {
+    const std::string n = std::to_string(i);
+    fleet_.prefill.push_back(
+        {.worker_id = "p" + n, .epoch = 1, .queued_tokens = random() % 5000, .tokens_per_s = 1000});
+    fleet_.decode.push_back({.worker_id = "d" + n,
+                             .epoch = 1,
+                             .sequences = static_cast<uint32_t>(random() % 60),
+                             .max_sequences = 64,
+                             .step_seconds = 0.01});
+  }
+  for (const bool pods : {false, true}) {
+    for (size_t p = 0; p < 60; ++p) {
+      fleet_.prefill[p].peers.clear();
+      for (size_t d = 0; d < 60; ++d) {
+        if (!pods || d % 10 == p % 10) fleet_.prefill[p].peers[fleet_.decode[d].worker_id] = {.decode_epoch = 1};
+      }
+    }
+    reuse_.assign(60, {});
+    const Candidate chosen = Place(500).value();
+    double best = 1e9;
+    const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = 500, .reuse = reuse_};
+    for (size_t p = 0; p < 60; ++p) {
+      for (const auto& [id, link] : fleet_.prefill[p].peers) {
+        const DecodeView& d = fleet_.decode[static_cast<size_t>(std::stoi(id.substr(1)))];
+        const Candidate c{.prefill_idx = p, .prefill = &fleet_.prefill[p], .decode = &d, .link = &link};
+        best = std::min(best, QueueScorer({}).Seconds(query, c) + PressureScorer({}).Seconds(query, c));
+      }
+    }
+    EXPECT_NEAR(chosen.cost_s - 0.5, best, 1e-9) << "pods " << pods;
+    EXPECT_NEAR(chosen.expected_s, chosen.cost_s, 1e-9);
+  }
+}
+
 TEST_F(PlacementTest, AQueueOutweighsASmallerHit) {
-  cached_ = {0, 512};
+  reuse_[1].prefix_tokens = 512;
   fleet_.prefill[1].queued_tokens = 600;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '0');
 }
@@ -117,12 +240,20 @@ TEST_F(PlacementTest, EveryTermIsFiniteAndNotNegative) {
                  .total_pages = 100 * (random() % 2),
                  .kv_bytes_per_token = random() % 1000000};
     const PeerLink link{.bytes_per_s = static_cast<double>(random() % 2)};
-    const std::vector<uint64_t> cached = {random() % 2000};
-    const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = 1000, .cached_tokens = cached};
-    const Candidate c{.prefill_idx = 0, .prefill = &p, .decode = &d, .link = &link};
+    const uint32_t prefix = random() % 2000;
+    const std::vector<PredictedReuse> reuse = {{.prefix_tokens = prefix,
+                                                .aligned_tokens = static_cast<uint32_t>(random() % 2000),
+                                                .fetched_tokens = static_cast<uint32_t>(random() % (prefix + 1))}};
+    const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = 1000, .reuse = reuse};
+    const Candidate c{.prefill_idx = 0,
+                      .prefill = &p,
+                      .decode = &d,
+                      .link = &link,
+                      .excess_queue_s = static_cast<double>(random() % 10)};
     const ScorerOptions options;
     for (const double seconds : {QueueScorer(options).Seconds(query, c), ComputeScorer(options).Seconds(query, c),
-                                 WireScorer(options).Seconds(query, c), PressureScorer(options).Seconds(query, c)}) {
+                                 FetchScorer(options).Seconds(query, c), WireScorer(options).Seconds(query, c),
+                                 PressureScorer(options).Seconds(query, c)}) {
       EXPECT_TRUE(std::isfinite(seconds));
       EXPECT_GE(seconds, 0);
     }
@@ -183,6 +314,49 @@ TEST(LoadTrackerTest, HoldsReleaseOnce) {
     EXPECT_EQ(tracker->Of("w").sequences, 3u);
   }
   EXPECT_EQ(tracker->Of("w").sequences, 0u);
+}
+
+// A poll's count is mostly this router's own, which it knows better: only the rest is taken from it.
+TEST(ForeignLoadTest, IsWhatAPollCountsBeyondOurOwn) {
+  const auto loads = std::make_shared<LoadTracker>();
+  ForeignLoad foreign;
+  const auto poll = [&](uint64_t queued, uint64_t epoch = 1) {
+    auto fleet = std::make_shared<FleetSnapshot>();
+    fleet->prefill.push_back({.worker_id = "p0", .epoch = epoch, .queued_tokens = queued});
+    foreign.Update(fleet, *loads);
+    return foreign.Of(*fleet)->at(0);
+  };
+  LoadTracker::Hold ours = loads->Add("p0", {.prefill_tokens = 500});
+  EXPECT_EQ(poll(500), 0u);
+  EXPECT_EQ(poll(800), 300u);
+  ours.Reset();
+  EXPECT_EQ(poll(800), 300u) << "no news of it: still the old count";
+  EXPECT_EQ(poll(100), 100u);
+  EXPECT_EQ(poll(0), 0u);
+  EXPECT_EQ(poll(70, 2), 70u) << "restarted";
+  EXPECT_EQ(foreign.Of(FleetSnapshot()), nullptr) << "another snapshot";
+}
+
+TEST(RequestCostsTest, LearnFromReceipts) {
+  RequestCosts costs;
+  ReuseRequest redknot;
+  redknot.policy = "redknot";
+  EXPECT_EQ(costs.Of(redknot).wire_share, 1);
+  for (int i = 0; i < 60; ++i) {
+    RequestReceipt receipt;
+    receipt.cached_tokens = 1000;
+    receipt.aligned_tokens = 2000;
+    receipt.computed_tokens = 1000;
+    receipt.bytes_moved = 4000ull * 1000 / 5;
+    receipt.bytes_fetched = 8 << 20;
+    receipt.fetch_seconds = 0.004;
+    receipt.prefill_seconds = 0.16;  // of 1,600 tokens: 600 for the 2,000 aligned ones
+    costs.Observe(redknot, receipt, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+  }
+  EXPECT_NEAR(costs.Of(redknot).wire_share, 0.2, 0.01);
+  EXPECT_NEAR(costs.Of(redknot).aligned_cost, 0.3, 0.01);
+  EXPECT_NEAR(costs.Of({}).fetch_bytes_per_s, (8 << 20) / 0.004, 1);
+  EXPECT_EQ(costs.Of({}).wire_share, 1) << "another policy";
 }
 
 }  // namespace

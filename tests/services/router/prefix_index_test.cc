@@ -67,5 +67,79 @@ TEST(PrefixIndexTest, SizeIsBoundedAndTheLeastRecentlyUsedGoFirst) {
   EXPECT_EQ(index.CountLeading(Keys(1, 20), holders, now)[0], 0u);
 }
 
+TEST(PrefixIndexTest, PresencesAreBoundedToo) {
+  PrefixIndex index({.capacity = 100});
+  const Clock::time_point now = Clock::now();
+  for (uint64_t worker = 0; worker < 100; ++worker) {
+    index.Insert(Keys(1, 50), {"w" + std::to_string(worker), 1}, now);  // 5,000 presences of 400
+    EXPECT_LE(index.size(), 100u);
+  }
+  const auto newest = Keys(2, 4);
+  index.Insert(newest, kP0, now);
+  const std::vector<PrefixIndex::Holder> holders = {kP0};
+  EXPECT_EQ(index.CountLeading(newest, holders, now)[0], 4u);
+}
+
+PromptKeys WithSegments(uint8_t chain, size_t chunks, const std::vector<std::pair<uint32_t, uint32_t>>& segments) {
+  PromptKeys keys{.prefix = Keys(chain, chunks)};
+  for (const auto& [begin, end] : segments) {
+    keys.segments.push_back(
+        {.key = Keys(static_cast<uint8_t>(100 + keys.segments.size()), 1)[0], .begin = begin, .end = end});
+  }
+  return keys;
+}
+
+TEST(PrefixIndexTest, SegmentsCountBehindThePrefix) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const auto first = WithSegments(1, 10, {{0, 300}, {300, 600}});
+  const std::vector<PrefixIndex::Holder> holders = {kP0, kP1};
+  index.Insert(first, kP0, index.Predict(first, holders, now)[0].exact_tokens, now);
+  const auto same = index.Predict(first, holders, now);
+  EXPECT_EQ(same[0].prefix_tokens, 640u);
+  EXPECT_EQ(same[0].aligned_tokens, 0u) << "the prefix covers them";
+  EXPECT_EQ(same[1].prefix_tokens + same[1].aligned_tokens, 0u);
+  // The same segments elsewhere.
+  const auto other = WithSegments(2, 20, {{400, 700}, {900, 1200}});
+  const auto reuse = index.Predict(other, holders, now);
+  EXPECT_EQ(reuse[0].aligned_tokens, 600u);
+  EXPECT_EQ(reuse[0].exact_tokens, 400u);
+  EXPECT_EQ(reuse[0].fetched_tokens, 0u);
+  EXPECT_EQ(reuse[1].aligned_tokens, 0u);
+  // Behind a copy nothing is a prefix: only 400 tokens are exact, 6 chunks.
+  index.Insert(other, kP0, reuse[0].exact_tokens, now);
+  EXPECT_EQ(index.Predict(other, holders, now)[0].prefix_tokens, 384u);
+}
+
+TEST(PrefixIndexTest, TheStoreServesEveryWorker) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const auto keys = WithSegments(1, 10, {{700, 900}});
+  const std::vector<PrefixIndex::Holder> holders = {kP0, kP1};
+  index.Insert(std::span(keys.prefix).first(4), kP0, now);
+  index.InsertStored(keys, 1000, now);
+  const auto reuse = index.Predict(keys, holders, now);
+  EXPECT_EQ(reuse[0].prefix_tokens, 640u);
+  EXPECT_EQ(reuse[0].fetched_tokens, 6 * 64u + 200u);
+  EXPECT_EQ(reuse[1].fetched_tokens, 640u + 200u);
+  EXPECT_EQ(reuse[1].aligned_tokens, 200u);
+  EXPECT_EQ(index.CountLeading(keys.prefix, holders, now)[1], 0u) << "not in its own pages";
+  const auto later = index.Predict(keys, holders, now + std::chrono::hours(2));
+  EXPECT_EQ(later[1].prefix_tokens + later[1].aligned_tokens, 0u);
+}
+
+TEST(PrefixIndexTest, SegmentKeysAreOfModelNamespaceAndText) {
+  std::vector<int32_t> tokens(130);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
+  const chunk::Digest model{1}, ns{2};
+  const auto key = MakeSegmentKey(model, ns, tokens);
+  EXPECT_EQ(key, MakeSegmentKey(model, ns, tokens));
+  EXPECT_FALSE(key == MakeSegmentKey(model, {3}, tokens));
+  EXPECT_FALSE(key == MakeSegmentKey({3}, ns, tokens));
+  EXPECT_FALSE(key == MakeSegmentKey(model, ns, std::span(tokens).first(129)));
+  tokens[0] = 7;
+  EXPECT_FALSE(key == MakeSegmentKey(model, ns, tokens));
+}
+
 }  // namespace
 }  // namespace spl::router

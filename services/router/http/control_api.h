@@ -1,0 +1,59 @@
+// The routes of operators: what the cluster does, and a few switches. They show requests of all callers (never their
+// text), so with API keys they take the key of an operator only, and without keys they are served on loopback alone.
+//
+//   GET  /control/v1/status                     the router, the model, the two pools
+//   GET  /control/v1/workers                    every worker with its load and its KV connections
+//   GET  /control/v1/requests, /debug/requests  under way, and the last 256 that ended
+//   GET  /control/v1/scale                      how many workers each pool should have, and why
+//   POST /control/v1/requests/{id}/cancel
+//   POST /control/v1/workers/{id}/drain         {"draining": true|false}: nothing new is sent there, by no router
+//   GET  /ui                                    a page that shows the above; asks for the key itself
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "services/router/auth.h"
+#include "services/router/dispatcher.h"
+#include "services/router/http/http_server.h"
+#include "services/router/openai_response.h"
+
+namespace spl::router {
+
+// Thread-safe; nothing blocks. Borrows what it is given.
+class ControlApi {
+ public:
+  // `loopback`: the server listens on this machine only.
+  ControlApi(Dispatcher& core, const ApiKeys& keys, bool loopback);
+
+  static bool Serves(const std::string& path);
+  void Handle(const std::shared_ptr<HttpExchange>& exchange);
+
+ private:
+  using ExchangePtr = std::shared_ptr<HttpExchange>;
+
+  // PermissionDenied, Unauthenticated: the caller may not operate.
+  absl::StatusOr<Caller> Authorize(const HttpRequest& request) const;
+  OrderedJson Status() const;
+  OrderedJson Workers() const;
+  OrderedJson Requests() const;
+  OrderedJson Scale() const;
+  void Cancel(const ExchangePtr& exchange, const Caller& caller, const std::string& request_id);
+  void Drain(const ExchangePtr& exchange, const Caller& caller, const std::string& worker_id);
+
+  using Read = OrderedJson (ControlApi::*)() const;
+
+  const std::map<std::string_view, Read> reads_ = {{"status", &ControlApi::Status},
+                                                   {"workers", &ControlApi::Workers},
+                                                   {"requests", &ControlApi::Requests},
+                                                   {"scale", &ControlApi::Scale}};
+  Dispatcher& core_;
+  const ApiKeys& keys_;
+  const bool loopback_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace spl::router

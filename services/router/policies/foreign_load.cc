@@ -1,0 +1,33 @@
+#include "services/router/policies/foreign_load.h"
+
+#include <utility>
+
+namespace spl::router {
+
+void ForeignLoad::Update(std::shared_ptr<const FleetSnapshot> fleet, const LoadTracker& loads) {
+  auto tokens = std::make_shared<std::vector<uint64_t>>();
+  std::map<std::string, Seen> seen;
+  std::lock_guard lock(mutex_);
+  for (const PrefillView& p : fleet->prefill) {
+    const auto old = seen_.find(p.worker_id);
+    const bool known = old != seen_.end() && old->second.epoch == p.epoch;
+    Seen now = known ? old->second : Seen{.epoch = p.epoch};
+    if (!known || now.queued_tokens != p.queued_tokens) {
+      const uint64_t ours = loads.Of(p.worker_id).prefill_tokens;
+      now.foreign_tokens = p.queued_tokens > ours ? p.queued_tokens - ours : 0;
+    }
+    now.queued_tokens = p.queued_tokens;
+    tokens->push_back(now.foreign_tokens);
+    seen.emplace(p.worker_id, now);
+  }
+  seen_ = std::move(seen);
+  fleet_ = std::move(fleet);
+  tokens_ = std::move(tokens);
+}
+
+std::shared_ptr<const std::vector<uint64_t>> ForeignLoad::Of(const FleetSnapshot& fleet) const {
+  std::lock_guard lock(mutex_);
+  return fleet_.get() == &fleet ? tokens_ : nullptr;
+}
+
+}  // namespace spl::router

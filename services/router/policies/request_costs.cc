@@ -1,0 +1,53 @@
+#include "services/router/policies/request_costs.h"
+
+#include <algorithm>
+
+namespace spl::router {
+namespace {
+
+constexpr double kWeight = 1.0 / 8;
+constexpr uint32_t kFewTokens = 256;  // below, fixed costs drown what is learned
+constexpr uint64_t kFewBytes = 1ull << 20;
+
+std::string KeyOf(const ReuseRequest& reuse) {
+  std::string key = reuse.quality == "strict" || reuse.policy.empty() ? "exact" : reuse.policy;
+  if (reuse.head_classes) key += "+heads";
+  if (reuse.full_kv) key += "+full";
+  return key;
+}
+
+void Learn(double seen, double* value) { *value += kWeight * (seen - *value); }
+
+}  // namespace
+
+RequestCost RequestCosts::Of(const ReuseRequest& reuse) const {
+  std::lock_guard lock(mutex_);
+  const auto it = by_policy_.find(KeyOf(reuse));
+  RequestCost cost = it == by_policy_.end() ? RequestCost() : it->second;
+  cost.fetch_bytes_per_s = fetch_bytes_per_s_;
+  return cost;
+}
+
+void RequestCosts::Observe(const ReuseRequest& reuse, const RequestReceipt& receipt, const Worker& worker) {
+  const uint32_t prompt = receipt.cached_tokens + receipt.aligned_tokens + receipt.computed_tokens;
+  std::lock_guard lock(mutex_);
+  if (receipt.bytes_fetched >= kFewBytes && receipt.fetch_seconds > 0) {
+    const double rate = static_cast<double>(receipt.bytes_fetched) / receipt.fetch_seconds;
+    if (fetch_bytes_per_s_ == 0) fetch_bytes_per_s_ = rate;
+    Learn(rate, &fetch_bytes_per_s_);
+  }
+  const std::string key = KeyOf(reuse);
+  if (!by_policy_.contains(key) && by_policy_.size() >= kMaxPolicies) return;
+  RequestCost& cost = by_policy_[key];
+  if (worker.kv_bytes_per_token > 0 && prompt >= kFewTokens && receipt.bytes_moved > 0) {
+    const double dense = static_cast<double>(worker.kv_bytes_per_token) * prompt;
+    Learn(std::clamp(static_cast<double>(receipt.bytes_moved) / dense, 0.0, 1.0), &cost.wire_share);
+  }
+  if (worker.tokens_per_s > 0 && receipt.aligned_tokens >= kFewTokens && receipt.prefill_seconds > 0) {
+    const double equivalent = receipt.prefill_seconds * worker.tokens_per_s;
+    const double aligned = equivalent - receipt.computed_tokens;
+    Learn(std::clamp(aligned / receipt.aligned_tokens, 0.0, 1.0), &cost.aligned_cost);
+  }
+}
+
+}  // namespace spl::router

@@ -1,0 +1,163 @@
+// What operators see and switch: /control/v1/, and who may.
+#include "services/router/http/control_api.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "services/router/request_log.h"
+#include "tests/support/eventually.h"
+#include "tests/support/fake_cluster.h"
+#include "tests/support/http_test_client.h"
+#include "tests/support/temp_dir.h"
+
+namespace spl::router {
+namespace {
+
+using nlohmann::json;
+using test::Eventually;
+using testing::Call;
+using testing::FakeCluster;
+using ::testing::HasSubstr;
+using testing::HttpTestClient;
+using testing::TestResponse;
+
+constexpr char kCompletions[] = "/v1/completions";
+
+class ControlApiTest : public ::testing::Test {
+ protected:
+  ControlApiTest() : cluster_(2, 2) {}
+  json Get(const std::string& path) {
+    const TestResponse response = Call(cluster_.http(), "GET", path);
+    EXPECT_EQ(response.status, 200) << response.body;
+    return json::parse(response.body, nullptr, false);
+  }
+  TestResponse Drain(const std::string& worker, bool draining) {
+    return Call(cluster_.http(), "POST", "/control/v1/workers/" + worker + "/drain",
+                json{{"draining", draining}}.dump());
+  }
+  bool IsDraining(const std::string& worker) {
+    const json workers = Get("/control/v1/workers");
+    for (const json& w : workers["data"]) {
+      if (w["worker"] == worker) return w["draining"].get<bool>();
+    }
+    ADD_FAILURE() << "no worker " << worker;
+    return false;
+  }
+
+  FakeCluster cluster_;
+};
+
+TEST_F(ControlApiTest, ShowsPoolsWorkersAndRequests) {
+  cluster_.StartRouter();
+  const TestResponse answer = Call(cluster_.http(), "POST", kCompletions, R"({"prompt":"some words","max_tokens":3})",
+                                   {"x-request-id: seen-one"});
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const json status = Get("/control/v1/status");
+  EXPECT_EQ(status["ready"], true);
+  EXPECT_EQ(status["draining"], false);
+  EXPECT_EQ(status["model"]["name"], "splice-tiny");
+  EXPECT_EQ(status["pools"]["prefill"]["workers"], 2);
+  EXPECT_EQ(status["pools"]["decode"]["workers"], 2);
+  EXPECT_EQ(status["requests"]["running"], 0);
+  const json workers = Get("/control/v1/workers")["data"];
+  ASSERT_EQ(workers.size(), 4u);
+  EXPECT_EQ(workers[0]["role"], "prefill");
+  EXPECT_EQ(workers[0]["links"].size(), 2u);
+  for (const char* path : {"/control/v1/requests", "/debug/requests"}) {
+    const json requests = Get(path);
+    EXPECT_TRUE(requests["active"].empty());
+    ASSERT_EQ(requests["recent"].size(), 1u);
+    const json& seen = requests["recent"][0];
+    EXPECT_EQ(seen["request_id"], "seen-one");
+    EXPECT_EQ(seen["status"], "OK");
+    EXPECT_EQ(seen["tokens"]["completion"], 3);
+    EXPECT_GT(seen["seconds"]["total"].get<double>(), 0);
+    EXPECT_FALSE(seen["workers"]["decode"].get<std::string>().empty());
+  }
+  const TestResponse page = Call(cluster_.http(), "GET", "/ui");
+  EXPECT_EQ(page.status, 200);
+  EXPECT_THAT(page.body, HasSubstr("/control/v1/"));
+  EXPECT_EQ(page.headers.at("content-type"), "text/html; charset=utf-8");
+}
+
+TEST_F(ControlApiTest, CancelsARequestUnderWay) {
+  for (auto& decode : cluster_.decode) decode->SetGate(2);
+  cluster_.StartRouter();
+  HttpTestClient client(cluster_.http());
+  client.SendRequest("POST", kCompletions, R"({"prompt":"some words","max_tokens":50,"stream":true})",
+                     {"x-request-id: long-one"});
+  ASSERT_EQ(client.ReadHead().status, 200);
+  ASSERT_TRUE(client.NextEvent().has_value());
+  const json active = Get("/control/v1/requests")["active"];
+  ASSERT_EQ(active.size(), 1u);
+  EXPECT_EQ(active[0]["stage"], "decoding");
+  EXPECT_EQ(active[0]["caller"], "anonymous");
+  const TestResponse cancelled = Call(cluster_.http(), "POST", "/control/v1/requests/long-one/cancel", "{}");
+  EXPECT_EQ(cancelled.status, 200) << cancelled.body;
+  std::string last;
+  while (auto event = client.NextEvent()) last = *event;
+  EXPECT_THAT(last, HasSubstr("an operator ended the request"));
+  EXPECT_TRUE(Eventually([&] { return Get("/control/v1/requests")["active"].empty(); }));
+  EXPECT_THAT(Get("/control/v1/requests")["recent"][0]["status"].get<std::string>(), HasSubstr("CANCELLED"));
+  EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/requests/long-one/cancel", "{}").status, 404);
+  for (auto& decode : cluster_.decode) decode->SetGate(UINT32_MAX);
+}
+
+// A drained worker gets nothing new, whoever asks, until it is taken back.
+TEST_F(ControlApiTest, DrainsAndTakesBack) {
+  cluster_.StartRouter();
+  EXPECT_EQ(Drain("d0", true).status, 200);
+  ASSERT_TRUE(Eventually([&] { return IsDraining("d0"); }));
+  for (int i = 0; i < 6; ++i) {
+    const TestResponse answer = Call(cluster_.http(), "POST", kCompletions, R"({"prompt":"x","max_tokens":1})");
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(json::parse(answer.body)["splice"]["workers"]["decode"], "d1");
+  }
+  EXPECT_EQ(Get("/control/v1/status")["pools"]["decode"]["draining"], 1);
+  EXPECT_EQ(Drain("d0", false).status, 200);
+  EXPECT_TRUE(Eventually([&] { return !IsDraining("d0"); }));
+  EXPECT_EQ(Drain("nobody", true).status, 404);
+  EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/workers/d0/drain", "{}").status, 400);
+  EXPECT_EQ(Call(cluster_.http(), "GET", "/control/v1/workers/d0/drain").status, 405);
+  EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/status", "{}").status, 405);
+  EXPECT_EQ(Call(cluster_.http(), "GET", "/control/v1/nothing").status, 404);
+}
+
+TEST_F(ControlApiTest, OnlyOperatorsWithKeys) {
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/keys";
+  std::ofstream(path) << "key-a alice\nkey-o olga rpm=100 role=operator\n";
+  cluster_.options.api_keys_file = path;
+  cluster_.StartRouter();
+  for (const char* route : {"/control/v1/status", "/control/v1/workers", "/control/v1/requests", "/debug/requests"}) {
+    EXPECT_EQ(Call(cluster_.http(), "GET", route).status, 401) << route;
+    const TestResponse refused = Call(cluster_.http(), "GET", route, "", {"authorization: Bearer key-a"});
+    EXPECT_EQ(refused.status, 403) << route;
+    EXPECT_THAT(refused.body, HasSubstr("role=operator"));
+    EXPECT_EQ(Call(cluster_.http(), "GET", route, "", {"authorization: Bearer key-o"}).status, 200) << route;
+  }
+  EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/workers/d0/drain", R"({"draining":true})",
+                 {"authorization: Bearer key-a"})
+                .status,
+            403);
+  EXPECT_EQ(Call(cluster_.http(), "GET", "/ui").status, 200) << "the page holds no data";
+}
+
+TEST(RequestLogTest, KeepsTheLastOnes) {
+  RequestLog log(2);
+  for (uint64_t id = 1; id <= 4; ++id) log.Begin(id, {.request_id = std::to_string(id), .stage = "queued"});
+  log.Update(2, [](RequestRecord& r) { r.stage = "prefill"; });
+  EXPECT_EQ(log.Active()[1].stage, "prefill");
+  for (uint64_t id = 1; id <= 3; ++id) log.End(id, [](RequestRecord& r) { r.status = "OK"; });
+  log.End(3, [](RequestRecord&) { FAIL() << "it has ended"; });
+  ASSERT_EQ(log.Active().size(), 1u);
+  ASSERT_EQ(log.Recent().size(), 2u);
+  EXPECT_EQ(log.Recent()[0].request_id, "3");
+  EXPECT_EQ(log.Recent()[1].request_id, "2");
+}
+
+}  // namespace
+}  // namespace spl::router
