@@ -12,6 +12,7 @@
 #include "services/base/status.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/capacity_bench.h"
+#include "tools/cli/cmd_simulate.h"
 #include "tools/cli/command.h"
 #include "tools/cli/conversation_bench.h"
 #include "tools/cli/load_client.h"
@@ -45,6 +46,8 @@ struct Flags {
   std::vector<std::string> head_classes = {"safe", "mid", "paper"};
   std::string random_weights, backend = "auto", kv_dtype = "auto";
   int32_t tp = 1;
+  // --simulate.
+  SimulateFlags sim;
 };
 
 // Token ids of ordinary text, as the server's own tokenizer gives them.
@@ -169,6 +172,9 @@ absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& 
 
 absl::Status RunBench(const Flags& flags) {
   if (flags.capacity) return RunCapacity(flags);
+  if (flags.sim.simulate) {
+    return RunSimulations(flags.sim, flags.trace, flags.rate, flags.num_requests, flags.plan.seed, flags.json_file);
+  }
   LoadOptions load;
   SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
   load.api_key = flags.api_key;
@@ -212,6 +218,8 @@ Command MakeBenchCommand(CLI::App& root) {
       "The time to the first token from turn to turn of a conversation, with its KV kept and without:\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --turns 10 --input-tokens 14000 --turn-tokens 200 \\\n"
       "               --method exact --method exact/sparcas --page turns.html\n"
+      "Placement policies on modelled workers, at four fifths of their load:\n"
+      "  splice bench --simulate --make-trace rag --rate 40 --prefill-workers 8 --decode-workers 8 --figure rag.svg\n"
       "How many sequences fit, dense and with head classes, in this process:\n"
       "  splice bench --capacity --model models/splice-tiny --context 8192 --kv-bytes 4GiB");
   auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API");
@@ -300,11 +308,17 @@ Command MakeBenchCommand(CLI::App& root) {
   app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
       ->capture_default_str();
   app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
+  flags->sim.Register(app);
   app.final_callback([flags, endpoint, context, concurrency, rate, trace, turns] {
     if (flags->capacity) {
       if (context->count() == 0) throw CLI::RequiredError("--context");
       if (flags->model.empty() == flags->random_weights.empty())
         throw CLI::RequiredError("one of --model or --random-weights");
+      return;
+    }
+    if (flags->sim.simulate) {
+      if (flags->trace.empty() == flags->sim.make_trace.empty())
+        throw CLI::RequiredError("one of --trace or --make-trace");
       return;
     }
     if (endpoint->count() == 0) throw CLI::RequiredError("--endpoint");

@@ -1,8 +1,13 @@
-// splice ctl: operating a running cluster. Now: the namespaces of the caller.
+// splice ctl: operating a running cluster: what it does, switches, the planner's advice, and the namespaces of the
+// caller.
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <optional>
 
 #include "services/base/byte_size.h"
+#include "services/base/shutdown_signal.h"
 #include "tools/cli/admin_flags.h"
 #include "tools/cli/command.h"
 
@@ -18,6 +23,10 @@ struct Flags {
   std::string name;
   std::optional<uint64_t> quota_bytes, quota_chunks, ttl_seconds;
   std::optional<bool> is_public;
+  std::string id;    // of a worker or request
+  bool off = false;  // drain: take work again
+  int interval_ms = 1000, rounds = 0;
+  bool advise = false;
 };
 
 std::string PathOf(const Flags& flags) { return std::string(kNamespaces) + "/" + PercentEncode(flags.name); }
@@ -90,6 +99,157 @@ absl::Status Delete(const Flags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status Scale(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
+  SPLICE_ASSIGN_OR_RETURN(const json answer, client->Get("/control/v1/scale"));
+  if (flags.admin.PrintedJson(answer)) return absl::OkStatus();
+  if (answer["data"].empty()) {
+    fmt::print("no plan yet: no workers, or the router has just started\n");
+    return absl::OkStatus();
+  }
+  fmt::print("{:<8} {:>8} {:>8} {:>8}  {:<9} {}\n", "pool", "current", "desired", "wanted", "reason", "leaving");
+  for (const json& pool : answer["data"]) {
+    std::string leaving;
+    for (const json& worker : pool["leaving"]) leaving += (leaving.empty() ? "" : ", ") + worker.get<std::string>();
+    fmt::print("{:<8} {:>8} {:>8} {:>8}  {:<9} {}\n", pool["pool"].get<std::string>(), pool["current"].get<uint32_t>(),
+               pool["desired"].get<uint32_t>(), pool["wanted"].get<uint32_t>(), pool["reason"].get<std::string>(),
+               leaving.empty() ? "-" : leaving);
+  }
+  return absl::OkStatus();
+}
+
+// ---- what the cluster does
+
+std::string Seconds(double s) {
+  if (s < 1) return fmt::format("{:.0f} ms", s * 1e3);
+  return s < 120 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} min", s / 60);
+}
+
+double KvShare(const json& decode) {
+  const double total = decode["total_pages"];
+  return total > 0 ? 100 * (1 - decode["free_pages"].get<double>() / total) : 0;
+}
+
+void PrintStatus(const json& s) {
+  const json &prefill = s["pools"]["prefill"], &decode = s["pools"]["decode"];
+  fmt::print("{}, context {}: {}{}, up {}, version {}\n", s["model"]["name"].get<std::string>(),
+             s["model"]["max_context"].get<uint64_t>(),
+             s["ready"].get<bool>() ? "ready" : "NOT READY, no connected pair of workers",
+             s["draining"].get<bool>() ? ", draining" : "", Seconds(s["uptime_seconds"]),
+             s["version"].get<std::string>());
+  fmt::print("requests   {} running, {} waiting\n", s["requests"]["running"].get<uint64_t>(),
+             s["requests"]["waiting"].get<uint64_t>());
+  fmt::print("prefill    {} workers ({} draining), {} tokens queued, {:.0f} tokens/s\n",
+             prefill["workers"].get<uint64_t>(), prefill["draining"].get<uint64_t>(),
+             prefill["queued_tokens"].get<uint64_t>(), prefill["tokens_per_second"].get<double>());
+  fmt::print("decode     {} workers ({} draining), {} of {} sequences, KV {:.1f} % full\n",
+             decode["workers"].get<uint64_t>(), decode["draining"].get<uint64_t>(), decode["sequences"].get<uint64_t>(),
+             decode["max_sequences"].get<uint64_t>(), KvShare(decode));
+}
+
+void PrintWorkers(const json& workers) {
+  fmt::print("{:<16} {:<8} {:<9} {:<22} {:>7} {:<32} {}\n", "worker", "role", "state", "address", "KV", "load",
+             "KV connections");
+  for (const json& w : workers["data"]) {
+    const bool prefill = w["role"] == "prefill";
+    std::string links;
+    if (prefill) {
+      for (const json& link : w["links"])
+        links += fmt::format("{}{}: {}, {:.1f} GB/s", links.empty() ? "" : "; ", link["decode"].get<std::string>(),
+                             link["transport"].get<std::string>(), link["bytes_per_second"].get<double>() / 1e9);
+      if (links.empty()) links = "none";
+    }
+    const std::string load =
+        prefill ? fmt::format("{} tokens queued, {:.0f}/s", w["queued_tokens"].get<uint64_t>(),
+                              w["tokens_per_second"].get<double>())
+                : fmt::format("{} of {} sequences, {:.1f} ms/step", w["sequences"].get<uint64_t>(),
+                              w["max_sequences"].get<uint64_t>(), w["step_seconds"].get<double>() * 1e3);
+    fmt::print("{:<16} {:<8} {:<9} {:<22} {:>7} {:<32} {}\n", w["worker"].get<std::string>(),
+               w["role"].get<std::string>(), w["draining"].get<bool>() ? "draining" : "ready",
+               w["address"].get<std::string>(), prefill ? "" : fmt::format("{:.1f} %", KvShare(w)), load, links);
+  }
+}
+
+void PrintRequests(const json& list, size_t most) {
+  fmt::print("{:<34} {:<14} {:<12} {:<10} {:>7} {:>7} {:>7} {:>9} {:>9} {}\n", "request", "caller", "stage", "reuse",
+             "prompt", "reused", "output", "first", "time", "workers");
+  for (const json& r : list) {
+    if (most-- == 0) break;
+    const bool done = r["stage"] == "done";
+    fmt::print("{:<34} {:<14} {:<12} {:<10} {:>7} {:>7} {:>7} {:>9} {:>9} {} > {}\n",
+               r["request_id"].get<std::string>(), r["caller"].get<std::string>(),
+               done ? r["status"].get<std::string>().substr(0, r["status"].get<std::string>().find(':'))
+                    : r["stage"].get<std::string>(),
+               r["reuse"].get<std::string>(), r["tokens"]["prompt"].get<uint64_t>(),
+               r["tokens"]["cached"].get<uint64_t>(), r["tokens"]["completion"].get<uint64_t>(),
+               Seconds(r["seconds"]["ttft"]), Seconds(r["seconds"]["total"]),
+               r["workers"]["prefill"].get<std::string>(), r["workers"]["decode"].get<std::string>());
+  }
+}
+
+absl::Status Show(const Flags& flags, const char* path, const std::function<void(const json&)>& print) {
+  SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
+  SPLICE_ASSIGN_OR_RETURN(const json answer, client->Get(path));
+  if (!flags.admin.PrintedJson(answer)) print(answer);
+  return absl::OkStatus();
+}
+
+absl::Status Status(const Flags& flags) { return Show(flags, "/control/v1/status", PrintStatus); }
+absl::Status Workers(const Flags& flags) { return Show(flags, "/control/v1/workers", PrintWorkers); }
+absl::Status Requests(const Flags& flags) {
+  return Show(flags, "/control/v1/requests", [](const json& answer) {
+    PrintRequests(answer["active"], SIZE_MAX);
+    fmt::print("\nended:\n");
+    PrintRequests(answer["recent"], SIZE_MAX);
+  });
+}
+
+// Until Ctrl-C; every line from the top of the terminal.
+absl::Status Top(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
+  ShutdownSignal signal;
+  for (int round = 0; flags.rounds == 0 || round < flags.rounds; ++round) {
+    SPLICE_ASSIGN_OR_RETURN(const json status, client->Get("/control/v1/status"));
+    SPLICE_ASSIGN_OR_RETURN(const json workers, client->Get("/control/v1/workers"));
+    SPLICE_ASSIGN_OR_RETURN(const json requests, client->Get("/control/v1/requests"));
+    if (flags.admin.json) {
+      fmt::print("{}\n", json{{"status", status}, {"workers", workers["data"]}, {"requests", requests}}.dump());
+    } else {
+      fmt::print("\x1b[H\x1b[2J");
+      PrintStatus(status);
+      fmt::print("\n");
+      PrintWorkers(workers);
+      fmt::print("\n");
+      PrintRequests(requests["active"], 20);
+      fmt::print("\nended:\n");
+      PrintRequests(requests["recent"], 10);
+    }
+    std::fflush(stdout);
+    if (flags.rounds != 0 && round + 1 == flags.rounds) break;
+    if (signal.WaitFor(std::chrono::milliseconds(flags.interval_ms)) >= 0) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Cancel(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
+  SPLICE_ASSIGN_OR_RETURN(const json answer,
+                          client->Post("/control/v1/requests/" + PercentEncode(flags.id) + "/cancel", json::object()));
+  if (!flags.admin.PrintedJson(answer)) fmt::print("{}: cancelled\n", flags.id);
+  return absl::OkStatus();
+}
+
+absl::Status Drain(const Flags& flags) {
+  SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
+  SPLICE_ASSIGN_OR_RETURN(const json answer, client->Post("/control/v1/workers/" + PercentEncode(flags.id) + "/drain",
+                                                          {{"draining", !flags.off}}));
+  if (flags.admin.PrintedJson(answer)) return absl::OkStatus();
+  fmt::print("{}: {}\n", flags.id,
+             flags.off ? "takes requests again"
+                       : "takes nothing new; what runs there goes on (splice ctl workers shows what is left)");
+  return absl::OkStatus();
+}
+
 void AddSettings(CLI::App& app, Flags& flags) {
   app.add_option_function<std::string>(
       "--quota",
@@ -108,8 +268,15 @@ void AddSettings(CLI::App& app, Flags& flags) {
 
 Command MakeCtlCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& app = *root.add_subcommand("ctl", "Operate a running cluster: namespaces");
+  CLI::App& app = *root.add_subcommand("ctl", "Operate a running cluster");
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  splice ctl status\n"
+      "  splice ctl top                          live, until Ctrl-C\n"
+      "  splice ctl drain prefill-0              before the machine goes; --off takes it back\n"
+      "  splice ctl cancel REQUEST               its id is in x-request-id and in splice ctl requests\n"
+      "With API keys all but namespaces need an operator's key (docs/operating.md).");
   CLI::App& namespaces = *app.add_subcommand("namespaces", "Whose cached KV is kept, how much and for how long");
   namespaces.require_subcommand(1);
   namespaces.footer(
@@ -119,6 +286,25 @@ Command MakeCtlCommand(CLI::App& root) {
       "  splice ctl namespaces set docs --quota 8GiB\n"
       "  splice ctl namespaces delete docs");
   auto runs = std::make_shared<std::vector<std::pair<CLI::App*, absl::Status (*)(const Flags&)>>>();
+  const auto operate = [&](const char* name, const char* help, absl::Status (*run)(const Flags&)) -> CLI::App& {
+    CLI::App& sub = *app.add_subcommand(name, help);
+    flags->admin.Register(sub);
+    runs->emplace_back(&sub, run);
+    return sub;
+  };
+  operate("status", "The router, the model and the two pools", Status);
+  operate("workers", "Every worker with its load and its KV connections", Workers);
+  operate("requests", "Requests under way, and the last that ended", Requests);
+  CLI::App& top = operate("top", "All of that, live", Top);
+  top.add_option("--interval-ms", flags->interval_ms, "between two looks")
+      ->check(CLI::Range(100, 60'000))
+      ->capture_default_str();
+  top.add_option("--rounds", flags->rounds, "end after so many looks; 0: Ctrl-C ends it")
+      ->check(CLI::NonNegativeNumber);
+  operate("cancel", "End a request", Cancel).add_option("REQUEST", flags->id, "its id")->required();
+  CLI::App& drain = operate("drain", "Send nothing new to a worker", Drain);
+  drain.add_option("WORKER", flags->id, "as splice ctl workers names it")->required();
+  drain.add_flag("--off", flags->off, "take it back");
   const auto add = [&](const char* name, const char* help, absl::Status (*run)(const Flags&), bool named,
                        bool settings) {
     CLI::App& sub = *namespaces.add_subcommand(name, help);
@@ -132,6 +318,14 @@ Command MakeCtlCommand(CLI::App& root) {
   add("stat", "Use and limits of one", Stat, true, false);
   add("set", "Change the limits that are given", Set, true, true);
   add("delete", "Drop one with its chunks", Delete, true, false);
+  CLI::App& scale = *app.add_subcommand("scale", "How many workers each pool should have");
+  scale.footer("The router's planner, with its targets: splice ctl scale --advise");
+  scale
+      .add_flag("--advise", flags->advise,
+                "Only say it (the only thing there is: an autoscaler acts, not this program)")
+      ->required();
+  flags->admin.Register(scale);
+  runs->emplace_back(&scale, Scale);
   return {&app, [flags, runs]() -> absl::Status {
             for (const auto& [sub, run] : *runs) {
               if (sub->parsed()) return run(*flags);

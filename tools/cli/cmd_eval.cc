@@ -16,6 +16,7 @@
 #include "tools/cli/eval_perplexity.h"
 #include "tools/cli/eval_report.h"
 #include "tools/cli/eval_run.h"
+#include "tools/cli/eval_suite.h"
 #include "tools/cli/local_cluster.h"
 #include "tools/cli/source_flags.h"
 #include "tools/cli/text_generator.h"
@@ -28,6 +29,7 @@ using nlohmann::json;
 struct Flags {
   SourceFlags source;
   std::vector<std::string> data, reuse = {"exact"}, decode = {"auto"}, provenance = {"context"};
+  std::string suite;
   std::vector<int64_t> lengths;
   int64_t limit = 0;
   uint64_t kv_bytes = 2ull << 30;
@@ -149,10 +151,15 @@ absl::Status RunPerplexity(const Flags& flags) {
   return WriteFile(flags.json_file, flags.json_file.empty() ? "" : PerplexityJson(results, windows).dump(1) + "\n");
 }
 
-absl::Status RunEval(const Flags& flags) {
+absl::Status RunEval(Flags flags) {
   if (flags.data.empty() == flags.perplexity_file.empty())
     return InvalidArgument("give one of --data FILE and --perplexity FILE");
   if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
+  if (!flags.suite.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(EvalSuite suite, FindEvalSuite(flags.suite));
+    flags.reuse = std::move(suite.reuse);
+    flags.decode = std::move(suite.decode);
+  }
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalMethod> methods, MethodsOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<EvalSample> samples, LoadSamples(flags));
   SPLICE_ASSIGN_OR_RETURN(const EvalRunOptions options, RunOptionsOf(flags));
@@ -166,7 +173,13 @@ absl::Status RunEval(const Flags& flags) {
   const bool progress = ::isatty(STDERR_FILENO) != 0;
   for (const EvalMethod& method : methods) {
     for (const EvalSample& sample : samples) {
-      SPLICE_RETURN_IF_ERROR(evaluation.Run(sample, method));
+      const absl::Status status = evaluation.Run(sample, method);
+      if (!status.ok() && !flags.suite.empty()) {  // not all pairs are served; the others are still wanted
+        evaluation.Refuse(method, status);
+        done += samples.size();
+        break;
+      }
+      SPLICE_RETURN_IF_ERROR(status);
       if (progress) fmt::print(stderr, "\r{} of {} samples ", ++done, samples.size() * methods.size());
     }
   }
@@ -191,6 +204,9 @@ Command MakeEvalCommand(CLI::App& root) {
       "Methods that reuse segments are measured after a warm-up request that leaves the KV of the sample's reusable\n"
       "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
       "Cold prompts (docs/cold-prompts.md): --reuse exact,loopserve:line_min_span=2048,minference,a-shape,tri-shape\n"
+      "All methods in one table and on one page, with the decode budgets a sixteenth of the context:\n"
+      "  splice eval --model models/splice-tiny --suite methods --provenance isolated --lengths 4096 --limit 2 \\\n"
+      "    --data SETS --html methods.html\n"
       "Turns and perplexity: docs/evaluation.md\n"
       "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
       "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");
@@ -205,6 +221,9 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")
       ->delimiter(',')
       ->capture_default_str();
+  app.add_option("--suite", flags->suite,
+                 "instead of --reuse and --decode: methods, every prefill method by every decode method")
+      ->check(CLI::IsMember({"methods"}));
   app.add_option("--lengths", flags->lengths, "only samples of these nominal lengths")->delimiter(',');
   app.add_option("--limit", flags->limit, "samples of each task and length; 0: all")->check(CLI::NonNegativeNumber);
   app.add_option("--by", flags->by,

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <memory>
 
-#include "services/base/byte_size.h"
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tools/cli/byte_size_option.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
 
@@ -19,17 +19,6 @@ struct Flags {
   LocalClusterOptions cluster;
   std::string log_level = "info";
 };
-
-void AddBytes(CLI::App& app, const char* name, uint64_t& target, const std::string& help) {
-  app.add_option_function<std::string>(
-      name,
-      [&target, name](const std::string& text) {
-        const auto bytes = ParseByteSize(text);
-        if (!bytes.ok()) throw CLI::ValidationError(name, MessageOf(bytes.status()));
-        target = *bytes;
-      },
-      help + " (default " + FormatByteSize(target) + ")");
-}
 
 absl::Status RunServe(const Flags& flags) {
   SPLICE_RETURN_IF_ERROR(log::SetLevel(flags.log_level));
@@ -90,6 +79,7 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  c.trace.Register(app);
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
   return {&app, [flags] { return RunServe(*flags); }};
 }

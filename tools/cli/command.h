@@ -25,5 +25,6 @@ Command MakeBenchCommand(CLI::App& root);
 Command MakeProfileCommand(CLI::App& root);
 Command MakeKbCommand(CLI::App& root);
 Command MakeCtlCommand(CLI::App& root);
+Command MakeDoctorCommand(CLI::App& root);
 
 }  // namespace spl::cli

@@ -1,5 +1,8 @@
 #include "tools/cli/eval_method.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "services/base/status.h"
 
 namespace spl::cli {
@@ -19,11 +22,16 @@ absl::StatusOr<std::string> ParseMethod(const char* flag, const std::string& tex
     const size_t end = text.find(':', begin + 1);
     const std::string option = text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1);
     const size_t equals = option.find('=');
-    const nlohmann::json value = equals == std::string::npos
-                                     ? nlohmann::json()
-                                     : nlohmann::json::parse(option.substr(equals + 1), nullptr, false);
-    if (!value.is_number() && !value.is_boolean())
-      return InvalidArgument("{} {}: '{}' is not OPTION=NUMBER or OPTION=true, as in {}", flag, text, option, example);
+    nlohmann::json value = equals == std::string::npos
+                               ? nlohmann::json()
+                               : nlohmann::json::parse(option.substr(equals + 1), nullptr, false);
+    // A word is one: recompute=none.
+    if (value.is_discarded() && equals + 1 < option.size() &&
+        option.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", equals + 1) == std::string::npos)
+      value = option.substr(equals + 1);
+    if (!value.is_number() && !value.is_boolean() && !value.is_string())
+      return InvalidArgument("{} {}: '{}' is not OPTION=NUMBER, OPTION=true or OPTION=word, as in {}", flag, text,
+                             option, example);
     options[prefix + option.substr(0, equals)] = value;
     begin = end;
   }
@@ -43,7 +51,24 @@ absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::
   SPLICE_ASSIGN_OR_RETURN(method.reuse, ParseMethod("--reuse", reuse, "", "sparsex:dense_layers=2", method.options));
   SPLICE_ASSIGN_OR_RETURN(method.decode,
                           ParseMethod("--decode", decode, "decode_", "sparcas:budget=1024", method.options));
+  const auto share = method.options.find("decode_context_share");
+  if (share != method.options.end()) {
+    method.decode_context_share = share->get<double>();
+    if (!(method.decode_context_share > 0 && method.decode_context_share <= 1))
+      return InvalidArgument("--decode {}: context_share is a share of the context, above 0 and at most 1", decode);
+    method.options.erase(share);
+  }
   return method;
+}
+
+nlohmann::json OptionsFor(const EvalMethod& method, int64_t length) {
+  nlohmann::json options = method.options;
+  if (method.decode_context_share > 0) {
+    constexpr double kStep = 16;  // quest takes pages of as many
+    const double steps = std::round(method.decode_context_share * static_cast<double>(length) / kStep);
+    options["decode_budget"] = static_cast<int64_t>(kStep * std::max(steps, 1.0));
+  }
+  return options;
 }
 
 }  // namespace spl::cli

@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace spl::cli {
 namespace {
 
 constexpr const char* kColours[] = {"#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd",
                                     "#8c564b", "#17becf", "#7f7f7f", "#e377c2", "#bcbd22"};
 // Pixels: of the plot with its axes, and of what stands left of and below them. The legend is to the right.
-constexpr double kWidth = 560, kHeight = 320, kLegend = 300, kLeft = 60, kBottom = 40, kTop = 10;
+constexpr double kWidth = 560, kHeight = 320, kLegend = 360, kLegendLine = 17, kLeft = 60, kBottom = 40, kTop = 10;
 constexpr double kUsed = 0.92;  // share of the width that the x axis fills
 
 double XOf(const PlotAxis& axis, double value) { return kLeft + (kWidth - kLeft) * kUsed * value / axis.max; }
@@ -56,8 +58,9 @@ std::string EscapeHtml(const std::string& text) {
 
 std::string ScatterPlot(const std::string& title, const PlotAxis& x_axis, const PlotAxis& y_axis,
                         const std::vector<PlotSeries>& series) {
+  const double height = std::max(kHeight, kLegendLine * static_cast<double>(series.size() + 1));
   std::string svg = fmt::format("<h3>{}</h3><svg viewBox='0 0 {} {}' width='{}' role='img'>", EscapeHtml(title),
-                                kWidth + kLegend, kHeight, kWidth + kLegend);
+                                kWidth + kLegend, height, kWidth + kLegend);
   svg += Axes(x_axis, y_axis);
   for (size_t i = 0; i < series.size(); ++i) {
     const char* const colour = kColours[i % std::size(kColours)];
@@ -71,7 +74,8 @@ std::string ScatterPlot(const std::string& title, const PlotAxis& x_axis, const 
       svg += "'/>";
     }
     svg += fmt::format("<circle cx='{}' cy='{}' r='5' fill='{}'/><text x='{}' y='{}' font-size='11'>{}</text>",
-                       kWidth + 10, 16 + 17 * i, colour, kWidth + 20, 20 + 17 * i, EscapeHtml(series[i].label));
+                       kWidth + 10, 16 + kLegendLine * double(i), colour, kWidth + 20, 20 + kLegendLine * double(i),
+                       EscapeHtml(series[i].label));
   }
   return svg + "</svg>";
 }

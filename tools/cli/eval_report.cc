@@ -35,6 +35,11 @@ double Percentile(std::vector<double> values, double p) {
 
 double Percent(int64_t part, int64_t whole) { return whole > 0 ? 100.0 * double(part) / double(whole) : 0; }
 
+// Of one request.
+double MegabytesEach(int64_t bytes, const EvalCell& cell) {
+  return cell.n > 0 ? double(bytes) / 1e6 / double(cell.n) : 0;
+}
+
 double Mean(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
@@ -53,6 +58,7 @@ void Accumulate(EvalCell& into, const EvalCell& cell) {
   into.computed += cell.computed;
   into.fetched += cell.fetched;
   into.wire += cell.wire;
+  into.kv_bytes += cell.kv_bytes;
 }
 
 // As the tables show it: what it decodes with only where that was chosen.
@@ -114,12 +120,17 @@ void EvalReport::Add(const EvalPlace& place, const EvalMethod& method, const Tex
     one.computed = number("/tokens/computed");
     one.fetched = number("/bytes/fetched");
     one.wire = number("/bytes/moved");
+    one.kv_bytes = number("/bytes/decode_kv");
   }
   const EvalKey key = KeyOf(place, method);
   Accumulate(cells_[key], one);
   for (const EvalGrouping grouping : groupings_) Accumulate(groups_[grouping][key][GroupOf(grouping, place)], one);
   if (place.num_turns > 1)
     turns_.push_back({place, key, result.prompt_tokens, one.cached, result.ttft_s * 1e3, correct});
+}
+
+void EvalReport::Refuse(const EvalMethod& method, const std::string& why) {
+  refused_[{method.label, method.decode_label}] = why;
 }
 
 void EvalReport::AddFirstLogits(const EvalPlace& place, const EvalMethod& method, std::span<const float> logits,
@@ -163,25 +174,32 @@ std::vector<std::pair<EvalKey, EvalReport::Groups>> EvalReport::GroupRows(EvalGr
 }
 
 void EvalReport::PrintTable() const {
-  fmt::print("{:<16} {:>6} {:<32} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>6} {:>7}\n", "task",
-             "length", "reuse", "from", "n", "accuracy", "95 %", "ttft p50", "p95", "cached", "aligned", "recomp.",
-             "computed", "first=", "cosine");
-  const auto row = [](const EvalKey& key, const EvalCell& cell) {
+  size_t width = 24;
+  for (const auto& [key, cell] : cells_) width = std::max(width, MethodName(key.reuse, key.decode).size());
+  fmt::print(
+      "{:<16} {:>6} {:<{}} {:<8} {:>4} {:>8} {:>15} {:>8} {:>8} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6} "
+      "{:>7}\n",
+      "task", "length", "reuse", width, "from", "n", "accuracy", "95 %", "ttft p50", "p95", "cached", "aligned",
+      "recomp.", "computed", "fetched", "moved", "KV", "first=", "cosine");
+  const auto row = [width](const EvalKey& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     fmt::print(
-        "{:<16} {:>6} {:<32} {:<8} {:>4} {:>7.1f}% {:>6.1f} – {:>5.1f}% {:>5.0f} ms {:>5.0f} ms {:>6.1f}% {:>6.1f}% "
-        "{:>6.1f}% {:>7.1f}% {:>6} {:>7}\n",
-        task, length, MethodName(reuse, decode), provenance, cell.n, Percent(cell.correct, cell.n), 100 * low,
+        "{:<16} {:>6} {:<{}} {:<8} {:>4} {:>7.1f}% {:>6.1f} – {:>5.1f}% {:>5.0f} ms {:>5.0f} ms {:>6.1f}% {:>6.1f}% "
+        "{:>6.1f}% {:>7.1f}% {:>5.1f} MB {:>5.1f} MB {:>5.1f} MB {:>6} {:>7}\n",
+        task, length, MethodName(reuse, decode), width, provenance, cell.n, Percent(cell.correct, cell.n), 100 * low,
         100 * high, Percentile(cell.ttft_ms, 0.5), Percentile(cell.ttft_ms, 0.95),
         Percent(cell.cached, cell.prompt_tokens), Percent(cell.aligned, cell.prompt_tokens),
         Percent(cell.recomputed, cell.prompt_tokens), Percent(cell.computed, cell.prompt_tokens),
+        MegabytesEach(cell.fetched, cell), MegabytesEach(cell.wire, cell), MegabytesEach(cell.kv_bytes, cell),
         cell.first_compared > 0 ? fmt::format("{:.0f}%", Percent(cell.first_equal, cell.first_compared)) : "-",
         cell.first_compared > 0 ? fmt::format("{:.4f}", Mean(cell.cosines)) : "-");
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
   for (const EvalGrouping grouping : groupings_) PrintGroups(grouping);
+  if (!refused_.empty()) fmt::print("\nnot served together:\n");
+  for (const auto& [methods, why] : refused_) fmt::print("  {} / {}: {}\n", methods.first, methods.second, why);
 }
 
 // A line for each cell, a column for each group: right answers of those asked.
@@ -227,12 +245,14 @@ json EvalReport::ToJson() const {
                     {"equal", cell.first_equal},
                     {"cosine_mean", Mean(cell.cosines)},
                     {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
-                  {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}}}});
+                  {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}, {"decode_kv", cell.kv_bytes}}}});
     rows.push_back(std::move(entry));
   };
   for (const auto& [key, cell] : cells_) row(key, cell);
   for (const auto& [key, cell] : CoreAverages()) row(key, cell);
   json out = {{"rows", rows}};
+  for (const auto& [methods, why] : refused_)
+    out["refused"].push_back({{"reuse", methods.first}, {"decode", methods.second}, {"why", why}});
   for (const EvalGrouping grouping : groupings_) {
     for (const auto& [key, groups] : GroupRows(grouping)) {
       for (const auto& [group, cell] : groups) {
@@ -263,24 +283,80 @@ json EvalReport::ToJson() const {
   return out;
 }
 
-// Accuracy over the median time to first token, one dot a method, the area by recomputed share.
-std::string EvalReport::Plot(int64_t length, const std::string& provenance) const {
+bool EvalReport::IsCrossed() const {
+  std::set<std::string> reuse, decode;
+  for (const auto& [key, cell] : cells_) {
+    reuse.insert(key.reuse);
+    decode.insert(key.decode);
+  }
+  return reuse.size() > 1 && decode.size() > 1;
+}
+
+// Accuracy over the median time to first token, one dot a method, the area by the KV that decoding holds (of what the
+// largest holds), as in SamKV's figure 1.
+std::string EvalReport::Plot(int64_t length, const std::string& provenance, PlotOf of) const {
   std::vector<PlotSeries> series;
   PlotAxis time{.label = "time to first token, median", .unit = " ms", .max = 0};
-  for (const auto& [key, cell] : CoreAverages()) {
-    if (key.length != length || (key.provenance != provenance && key.provenance != "-")) continue;
+  const auto averages = CoreAverages();
+  const auto shown = [&](const EvalKey& key) {
+    if (key.length != length || (key.provenance != provenance && key.provenance != "-")) return false;
+    return of == PlotOf::kAll || (of == PlotOf::kPrefill && (key.decode == "auto" || key.decode == "dense")) ||
+           (of == PlotOf::kDecode && key.reuse == "exact");
+  };
+  double most = 0;
+  for (const auto& [key, cell] : averages) {
+    if (shown(key)) most = std::max(most, MegabytesEach(cell.kv_bytes, cell));
+  }
+  for (const auto& [key, cell] : averages) {
+    if (!shown(key)) continue;
     const double accuracy = Percent(cell.correct, cell.n), ttft_ms = Percentile(cell.ttft_ms, 0.5);
-    const double share = Percent(cell.recomputed + cell.computed, cell.prompt_tokens);
-    series.push_back({fmt::format("{}: {:.1f} %", MethodName(key.reuse, key.decode), accuracy),
-                      {{ttft_ms, accuracy, 4 + 8 * std::sqrt(share / 100)}},
+    const double memory = MegabytesEach(cell.kv_bytes, cell), share = most > 0 ? memory / most : 0.25;
+    series.push_back({fmt::format("{}: {:.1f} %, {:.0f} MB", MethodName(key.reuse, key.decode), accuracy, memory),
+                      {{ttft_ms, accuracy, 3 + 11 * std::sqrt(share)}},
                       {}});
     time.max = std::max(time.max, ttft_ms);
   }
   if (series.empty()) return "";
   time.max = std::max(time.max, 1e-3);
   return ScatterPlot(
-      fmt::format("{} tokens, segments cached {}", length, provenance == "context" ? "in context" : "in isolation"),
+      fmt::format("{} tokens, segments cached {}{}", length, provenance == "context" ? "in context" : "in isolation",
+                  of == PlotOf::kPrefill  ? ": prefill methods"
+                  : of == PlotOf::kDecode ? ": decode methods behind an exact prefill"
+                                          : ""),
       time, {.label = "", .unit = " %", .max = 100, .num_ticks = 5}, series);
+}
+
+// Accuracy over the core tasks of every pair: a row for each prefill method, a column for each decode method.
+std::string EvalReport::PairTable(int64_t length, const std::string& provenance) const {
+  std::map<std::string, std::map<std::string, EvalCell>> pairs;
+  std::set<std::string> columns;
+  for (const auto& [key, cell] : CoreAverages()) {
+    if (key.length != length || (key.provenance != provenance && key.provenance != "-")) continue;
+    pairs[key.reuse][key.decode] = cell;
+    columns.insert(key.decode);
+  }
+  for (const auto& [methods, why] : refused_) {
+    if (pairs.contains(methods.first)) columns.insert(methods.second);
+  }
+  if (pairs.empty()) return "";
+  std::string html =
+      fmt::format("<h3>{} tokens, segments cached {}: every pair, core tasks</h3><table class='pairs'><tr><th>", length,
+                  provenance == "context" ? "in context" : "in isolation");
+  for (const std::string& decode : columns) html += "<th>" + EscapeHtml(decode);
+  for (const auto& [reuse, row] : pairs) {
+    html += "<tr><th>" + EscapeHtml(reuse);
+    for (const std::string& decode : columns) {
+      const auto cell = row.find(decode);
+      const auto refused = refused_.find({reuse, decode});
+      if (cell != row.end()) {
+        const double accuracy = Percent(cell->second.correct, cell->second.n);
+        html += fmt::format("<td style='background:hsl({:.0f} 60% 85%)'>{:.1f}", 1.2 * accuracy, accuracy);
+      } else {
+        html += refused == refused_.end() ? "<td>" : "<td title='" + EscapeHtml(refused->second) + "'>refused";
+      }
+    }
+  }
+  return html + "</table>";
 }
 
 // Time to first token of every turn over the tokens in front of its new text; the line goes through the turns' medians.
@@ -343,9 +419,8 @@ std::string EvalReport::ToHtml(const std::string& title) const {
       "margin:2em;max-width:1200px}}table{{border-collapse:collapse}}td,th{{padding:2px 8px;text-align:right;"
       "border-bottom:1px solid #ddd}}td:nth-child(-n+4),th:nth-child(-n+4){{text-align:left}}.core{{font-weight:bold}}"
       "</style><h1>{0}</h1><p>Accuracy: the answer equals the expected text. Interval: Wilson, 95 %. Core tasks: those "
-      "that <code>exact</code> answers at 80 % or more at that length. A dot's area is the share of the prompt that "
-      "was "
-      "computed or recomputed.</p>",
+      "that <code>exact</code> answers at 80 % or more at that length. A dot's area is the KV that the decode worker "
+      "holds when it begins.</p>",
       EscapeHtml(title));
   std::set<int64_t> lengths;
   for (const auto& [key, cell] : cells_) lengths.insert(key.length);
@@ -354,25 +429,32 @@ std::string EvalReport::ToHtml(const std::string& title) const {
       const bool any = std::any_of(cells_.begin(), cells_.end(), [&](const auto& entry) {
         return entry.first.length == length && entry.first.provenance == provenance;
       });
-      if (any) html += Plot(length, provenance);
+      if (!any) continue;
+      if (!IsCrossed()) {
+        html += Plot(length, provenance, PlotOf::kAll);
+        continue;
+      }
+      html += Plot(length, provenance, PlotOf::kPrefill) + Plot(length, provenance, PlotOf::kDecode);
+      html += PairTable(length, provenance);
     }
     html += HistoryPlot(length);
   }
   for (const EvalGrouping grouping : groupings_) html += GroupTable(grouping);
   html +=
       "<h2>Cells</h2><table><tr><th>task<th>length<th>reuse<th>cached<th>n<th>accuracy<th>95 %<th>TTFT p50<th>p95<th>"
-      "prefix<th>aligned<th>recomputed<th>computed<th>fetched<th>moved<th>first token</tr>";
+      "prefix<th>aligned<th>recomputed<th>computed<th>fetched<th>moved<th>KV<th>first token</tr>";
   const auto row = [&](const EvalKey& key, const EvalCell& cell) {
     const auto& [task, length, reuse, decode, provenance] = key;
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     html += fmt::format(
         "<tr{}><td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.1f} %<td>{:.1f}–{:.1f}<td>{:.0f} ms<td>{:.0f} ms<td>{:.1f} %"
-        "<td>{:.1f} %<td>{:.1f} %<td>{:.1f} %<td>{:.1f} MB<td>{:.1f} MB<td>{}</tr>",
+        "<td>{:.1f} %<td>{:.1f} %<td>{:.1f} %<td>{:.1f} MB<td>{:.1f} MB<td>{:.1f} MB<td>{}</tr>",
         task == kCore ? " class='core'" : "", task, length, EscapeHtml(MethodName(reuse, decode)), provenance, cell.n,
         Percent(cell.correct, cell.n), 100 * low, 100 * high, Percentile(cell.ttft_ms, 0.5),
         Percentile(cell.ttft_ms, 0.95), Percent(cell.cached, cell.prompt_tokens),
         Percent(cell.aligned, cell.prompt_tokens), Percent(cell.recomputed, cell.prompt_tokens),
-        Percent(cell.computed, cell.prompt_tokens), double(cell.fetched) / 1e6, double(cell.wire) / 1e6,
+        Percent(cell.computed, cell.prompt_tokens), MegabytesEach(cell.fetched, cell), MegabytesEach(cell.wire, cell),
+        MegabytesEach(cell.kv_bytes, cell),
         cell.first_compared > 0 ? fmt::format("{:.0f} % equal, cosine {:.4f}",
                                               Percent(cell.first_equal, cell.first_compared), Mean(cell.cosines))
                                 : "");

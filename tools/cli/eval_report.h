@@ -48,6 +48,7 @@ struct EvalCell {
   std::vector<double> cosines;
   std::vector<double> ttft_ms;
   int64_t prompt_tokens = 0, cached = 0, aligned = 0, recomputed = 0, computed = 0, fetched = 0, wire = 0;
+  int64_t kv_bytes = 0;  // that the decode worker holds when it begins
 };
 
 class EvalReport {
@@ -59,12 +60,15 @@ class EvalReport {
   void AddFirstLogits(const EvalPlace& place, const EvalMethod& method, std::span<const float> logits,
                       std::span<const float> exact);
 
+  // There are no (more) answers of this pair of methods: the cluster does not serve it, or failed.
+  void Refuse(const EvalMethod& method, const std::string& why);
+
   void PrintTable() const;
-  // "rows": the cells; "groups": each cell by position or turn, where asked for; "turns": every answer of samples with
-  // more than one.
+  // "refused": method and why; "rows": the cells; "groups": each cell by position or turn, where asked for; "turns":
+  // every answer of samples with more than one.
   nlohmann::json ToJson() const;
-  // Self-contained: for each length and provenance accuracy over time to first token, for each length that time over
-  // the history, and the tables.
+  // Self-contained: for each length and provenance accuracy over time to first token, and where prefill methods were
+  // crossed with decode methods the accuracy of every pair; for each length that time over the history; the tables.
   std::string ToHtml(const std::string& title) const;
 
  private:
@@ -93,13 +97,19 @@ class EvalReport {
   std::vector<std::pair<EvalKey, Groups>> GroupRows(EvalGrouping grouping) const;
   void PrintGroups(EvalGrouping grouping) const;
   std::string GroupTable(EvalGrouping grouping) const;
-  std::string Plot(int64_t length, const std::string& provenance) const;
+  // What a plot of one length and provenance shows: all methods, or one side with the other's plain method.
+  enum class PlotOf { kAll, kPrefill, kDecode };
+  std::string Plot(int64_t length, const std::string& provenance, PlotOf of) const;
+  std::string PairTable(int64_t length, const std::string& provenance) const;
+  // Prefill methods were crossed with decode methods.
+  bool IsCrossed() const;
   std::string HistoryPlot(int64_t length) const;
 
   const std::vector<EvalGrouping> groupings_;
   std::map<EvalKey, EvalCell> cells_;
   std::map<EvalGrouping, std::map<EvalKey, Groups>> groups_;
   std::vector<Turn> turns_;
+  std::map<std::pair<std::string, std::string>, std::string> refused_;  // reuse and decode labels; why
 };
 
 }  // namespace spl::cli

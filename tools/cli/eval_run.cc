@@ -114,7 +114,7 @@ absl::StatusOr<std::string> EvalRun::Ask(const EvalSample& sample, size_t place,
   request.max_tokens = sample.max_new_tokens;
   request.reuse = method.reuse;
   request.decode = method.decode;
-  request.reuse_options.update(method.options);
+  request.reuse_options.update(OptionsFor(method, sample.length));
   request.reuse_options["publish"] = in_session;
   if (in_session) request.reuse_options["session"] = session_;  // keeps what is approximate, too
   request.reuse_options["return_first_logits"] = true;

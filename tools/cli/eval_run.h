@@ -39,6 +39,8 @@ class EvalRun {
   // Every place where the sample wants an answer. Errors of the generator name the sample.
   absl::Status Run(const EvalSample& sample, const EvalMethod& method);
 
+  // The report says why there are no (more) answers of this method.
+  void Refuse(const EvalMethod& method, const absl::Status& why) { report_.Refuse(method, why.ToString()); }
   const EvalReport& report() const { return report_; }
 
  private:

@@ -18,29 +18,33 @@ using nlohmann::json;
 
 // The receipt in the shape of the HTTP API's "splice" object.
 json ToJson(const v1::Receipt& r) {
-  json out = {{"reuse", r.reuse_policy()},
-              {"decode", r.decode_selector()},
-              {"exact", r.exact()},
-              {"tokens",
-               {{"prompt", r.prompt_tokens()},
-                {"cached", r.cached_tokens()},
-                {"stored", r.stored_tokens()},
-                {"aligned", r.aligned_tokens()},
-                {"recomputed", r.recomputed_tokens()},
-                {"computed", r.computed_tokens()}}},
-              {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}}},
-              {"seconds",
-               {{"queue", r.queue_seconds()},
-                {"lookup", r.lookup_seconds()},
-                {"fetch", r.fetch_seconds()},
-                {"prefill", r.prefill_seconds()},
-                {"transfer", r.transfer_seconds()},
-                {"ttft", r.ttft_seconds()}}},
-              {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
-              {"transport", r.transport()}};
+  json out = {
+      {"reuse", r.reuse_policy()},
+      {"decode", r.decode_selector()},
+      {"exact", r.exact()},
+      {"tokens",
+       {{"prompt", r.prompt_tokens()},
+        {"cached", r.cached_tokens()},
+        {"stored", r.stored_tokens()},
+        {"aligned", r.aligned_tokens()},
+        {"recomputed", r.recomputed_tokens()},
+        {"computed", r.computed_tokens()}}},
+      {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}, {"decode_kv", r.decode_kv_bytes()}}},
+      {"seconds",
+       {{"queue", r.queue_seconds()},
+        {"lookup", r.lookup_seconds()},
+        {"fetch", r.fetch_seconds()},
+        {"prefill", r.prefill_seconds()},
+        {"transfer", r.transfer_seconds()},
+        {"ttft", r.ttft_seconds()}}},
+      {"ttft_stages", std::map<std::string, double>(r.ttft_stages().begin(), r.ttft_stages().end())},
+      {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
+      {"transport", r.transport()}};
   if (r.session_tokens() > 0) out["tokens"]["session"] = r.session_tokens();
   if (r.ffn_share() < 1 || r.restored_heads() > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
+  if (r.reuse_policy() == "samkv")
+    out["samkv"] = {{"kept_share", r.kept_share()}, {"summaries_computed", r.summaries_computed()}};
   if (r.head_lease())
     out["decode_restore"] = {{"restored_heads", r.decode_restored_heads()}, {"restore_misses", r.restore_misses()}};
   if (r.has_lines())

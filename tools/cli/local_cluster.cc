@@ -31,12 +31,14 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   store.data_dir = options.data_dir;
   store.memory_bytes = options.store_memory_bytes;
   store.disk_bytes = options.store_disk_bytes;
+  store.trace = options.trace;
   SPLICE_ASSIGN_OR_RETURN(cluster->store_, kvstore::KvStoreServer::Start(store));
 
   decode::DecodeServerOptions decode;
   decode.metrics_listen = options.metrics_listen;
   decode.worker_id = "decode-0";
   decode.kv_bytes = options.kv_bytes;
+  decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
   decode.engine.fidelity.share = options.fidelity_share;
@@ -47,6 +49,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.metrics_listen = options.metrics_listen;
   prefill.worker_id = "prefill-0";
   prefill.kv_bytes = options.kv_bytes;
+  prefill.trace = options.trace;
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
@@ -62,6 +65,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
   router.api_keys_file = options.api_keys_file;
+  router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();
   router.dispatch.fleet.prefill = {cluster->prefill_->grpc_address()};
   router.dispatch.fleet.decode = {cluster->decode_->grpc_address()};

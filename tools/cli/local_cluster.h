@@ -35,6 +35,7 @@ struct LocalClusterOptions {
   int32_t num_threads = 0;  // compute threads of each worker; 0: one per core
   int32_t max_sequences = 64;
   double fidelity_share = 0.01;
+  TraceOptions trace;
 };
 
 // Owns the four servers. Stop() before destruction.

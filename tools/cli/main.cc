@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "services/base/crash_handler.h"
+#include "services/base/open_files.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
+  spl::RaiseOpenFileLimit();
   CLI::App app(
       "Splice: LLM inference with prefill and decode pools that reuse KV.\n\n"
       "Examples:\n"
@@ -21,7 +23,7 @@ int main(int argc, char** argv) {
       spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeChatCommand(app),
       spl::cli::MakeTokenizeCommand(app), spl::cli::MakeLogitsCommand(app),   spl::cli::MakeEvalCommand(app),
       spl::cli::MakeBenchCommand(app),    spl::cli::MakeProfileCommand(app),  spl::cli::MakeKbCommand(app),
-      spl::cli::MakeCtlCommand(app),
+      spl::cli::MakeCtlCommand(app),      spl::cli::MakeDoctorCommand(app),
   };
   try {
     app.parse(argc, argv);

@@ -7,6 +7,11 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/selection/token_selector.h"
+#include "services/router/request.h"
+#include "tools/cli/eval_suite.h"
+
 namespace spl::cli {
 namespace {
 
@@ -174,6 +179,70 @@ TEST(EvalReportTest, GroupingsByName) {
   EXPECT_EQ(*ParseEvalGrouping("position"), EvalGrouping::kPosition);
   EXPECT_EQ(*ParseEvalGrouping("turn"), EvalGrouping::kTurn);
   EXPECT_THAT(std::string(ParseEvalGrouping("colour").status().message()), HasSubstr("colour"));
+}
+
+TEST(EvalMethodTest, BudgetsMayBeShareOfTheContext) {
+  const auto method = ParseEvalMethod("exact", "quest:context_share=0.0625:dense_layers=1", "context");
+  ASSERT_TRUE(method.ok()) << method.status();
+  EXPECT_EQ(OptionsFor(*method, 8192), json({{"decode_budget", 512}, {"decode_dense_layers", 1}}));
+  EXPECT_EQ(OptionsFor(*method, 1000)["decode_budget"], 64);  // whole 16 tokens
+  EXPECT_EQ(OptionsFor(*method, 10)["decode_budget"], 16);
+  for (const char* share : {"0", "1.5", "-1"}) {
+    const auto bad = ParseEvalMethod("exact", std::string("quest:context_share=") + share, "context");
+    EXPECT_THAT(std::string(bad.status().message()), HasSubstr("context_share")) << share;
+  }
+}
+
+// Every pair of a suite is in the table of pairs, those without answers with the reason.
+TEST(EvalReportTest, PairsAndRefusals) {
+  ScriptedGenerator generator([](const std::string& prompt) { return prompt.ends_with("[one]") ? "1" : "2"; });
+  EvalRun run(generator, {});
+  const EvalSample sample{.id = "s",
+                          .task = "t",
+                          .length = 64,
+                          .segments = {{EvalSegment::Kind::kReuse, "document"}, {EvalSegment::Kind::kNew, "[one]"}},
+                          .answers = {"1"},
+                          .positions = {"end"}};
+  for (const char* reuse : {"exact", "naive"}) {
+    for (const char* decode : {"auto", "quest"}) {
+      ASSERT_TRUE(run.Run(sample, *ParseEvalMethod(reuse, decode, "context")).ok());
+    }
+  }
+  run.Refuse(*ParseEvalMethod("naive", "snapkv", "context"), absl::UnimplementedError("not <here>"));
+  const json report = run.report().ToJson();
+  ASSERT_EQ(report["refused"].size(), 1u);
+  EXPECT_EQ(report["refused"][0]["decode"], "snapkv");
+  const std::string html = run.report().ToHtml("x");
+  EXPECT_THAT(html, HasSubstr("every pair"));
+  EXPECT_THAT(html, HasSubstr("not &lt;here&gt;"));
+  EXPECT_THAT(html, HasSubstr("prefill methods"));
+  EXPECT_THAT(html, HasSubstr("decode methods behind an exact prefill"));
+}
+
+// The router refuses names that it does not know, before any worker is asked: its lists must have what the engine has.
+TEST(EvalSuiteTest, TheRouterKnowsTheEnginesMethods) {
+  const auto refusal = [](const std::string& reuse, const std::string& decode) {
+    router::GenerationRequest request;
+    request.prompt = std::string("a prompt");
+    request.reuse.policy = reuse;
+    request.reuse.decode = decode;
+    return std::string(router::ValidateRequest(request).message());
+  };
+  EXPECT_THAT(refusal("no such method", ""), HasSubstr("not served by this build"));
+  for (const std::string& name : engine::RecoveryPolicyNames())
+    EXPECT_THAT(refusal(name, ""), Not(HasSubstr("not served by this build"))) << name;
+  for (const std::string& name : engine::TokenSelectorNames())
+    EXPECT_THAT(refusal("", name), Not(HasSubstr("not served by this build"))) << name;
+}
+
+TEST(EvalSuiteTest, NamesAreChecked) {
+  const auto suite = FindEvalSuite("methods");
+  ASSERT_TRUE(suite.ok());
+  EXPECT_EQ(suite->reuse.front(), "exact") << "what the others are compared with comes first";
+  for (const std::string& reuse : suite->reuse) {
+    for (const std::string& decode : suite->decode) EXPECT_TRUE(ParseEvalMethod(reuse, decode, "context").ok());
+  }
+  EXPECT_FALSE(FindEvalSuite("everything").ok());
 }
 
 }  // namespace

@@ -1,0 +1,19 @@
+#include "tools/cli/eval_suite.h"
+
+#include "services/base/status.h"
+
+namespace spl::cli {
+
+absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name) {
+  if (name != "methods") return InvalidArgument("--suite {}: there is one suite, methods", name);
+  // Methods for cold prompts leave short spans alone by default; here they are asked at every length.
+  EvalSuite suite{.reuse = {"exact", "naive", "cacheblend", "epic", "sparsex", "samkv:budget_ratio=0.25", "redknot",
+                            "splice", "loopserve:line_min_span=1024", "minference:line_min_span=1024",
+                            "a-shape:band_window=1024", "tri-shape:band_window=1024"},
+                  .decode = {"auto"}};
+  for (const char* selector : {"sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv", "h2o"})
+    suite.decode.push_back(std::string(selector) + ":context_share=0.0625");
+  return suite;
+}
+
+}  // namespace spl::cli
