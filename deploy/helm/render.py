@@ -19,9 +19,11 @@ CHART = HERE / "splice"
 MANIFESTS = HERE.parent / "manifests"
 RELEASE = NAMESPACE = "splice"
 # File -> values on top of the chart's own.
-PROFILES = {"splice.yaml": None, "splice-gpu-rdma.yaml": HERE / "profiles" / "gpu-rdma.yaml"}
+PROFILES = {"splice.yaml": None, "splice-gpu-rdma.yaml": HERE / "profiles" / "gpu-rdma.yaml",
+            "splice-keda.yaml": HERE / "profiles" / "keda.yaml", "splice-hpa.yaml": HERE / "profiles" / "hpa.yaml"}
 # What a manifest needs comes before it.
-KINDS = ["NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "Secret", "Service", "StatefulSet", "Deployment"]
+KINDS = ["NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "Role", "RoleBinding", "Secret", "Service", "StatefulSet", "Deployment",
+         "HorizontalPodAutoscaler", "ScaledObject"]
 
 
 class NoRenderer(Exception):

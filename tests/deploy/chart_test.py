@@ -36,11 +36,82 @@ class ChartTest(unittest.TestCase):
         self.assertTrue(flags["--decode"].endswith("splice-decode-4.splice-decode.splice.svc.cluster.local:7102"))
         self.assertIn("--store=" + flags["--store"], arguments(sets["splice-prefill"]))
 
+    def test_kubernetes_finds_the_workers(self):
+        sets, documents = workloads({"discovery": {"mode": "kubernetes"}})
+        router = arguments(sets["splice-router"])
+        self.assertIn("--discovery=kubernetes://splice/splice", router)
+        self.assertFalse([a for a in router if a.startswith(("--prefill=", "--decode="))])
+        self.assertTrue(sets["splice-router"]["spec"]["template"]["spec"]["automountServiceAccountToken"])
+        self.assertFalse(sets["splice-prefill"]["spec"]["template"]["spec"]["automountServiceAccountToken"])
+        role, = [d for d in documents if d["kind"] == "Role"]
+        self.assertEqual(role["rules"], [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
+                                          "verbs": ["get", "list", "watch"]}])
+        binding, = [d for d in documents if d["kind"] == "RoleBinding"]
+        self.assertEqual(binding["subjects"][0]["name"],
+                         sets["splice-router"]["spec"]["template"]["spec"]["serviceAccountName"])
+        # The services that it asks for are the ones there are.
+        services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
+        for role_name in ("prefill", "decode"):
+            self.assertEqual(services[f"splice-{role_name}"]["spec"]["ports"][0]["name"], "grpc")
+
+    def test_static_lists_need_no_rights(self):
+        sets, documents = workloads({})
+        self.assertFalse([d for d in documents if d["kind"] in ("Role", "RoleBinding")])
+        self.assertFalse(sets["splice-router"]["spec"]["template"]["spec"]["automountServiceAccountToken"])
+
+    def test_etcd_is_told_to_routers_and_workers(self):
+        etcd = {"mode": "etcd", "etcd": {"endpoints": ["etcd-0.etcd:2379", "etcd-1.etcd:2379"]}}
+        sets, documents = workloads({"discovery": etcd})
+        flag = "--discovery=etcd://etcd-0.etcd:2379,etcd-1.etcd:2379/splice"
+        for name in ("splice-router", "splice-prefill", "splice-decode"):
+            self.assertIn(flag, arguments(sets[name]))
+        policies = {d["metadata"]["name"]: d for d in documents if d["kind"] == "NetworkPolicy"}
+        ports = [p["port"] for rule in policies["splice-decode"]["spec"]["egress"] for p in rule["ports"]]
+        self.assertIn(2379, ports)
+        with self.assertRaises(Exception):
+            workloads({"discovery": {"mode": "etcd"}})
+
+    def test_tls_is_off_or_everywhere(self):
+        sets, _ = workloads({})
+        self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--tls")])
+        sets, _ = workloads({"tls": {"enabled": True, "existingSecret": "mine", "serverName": "workers.internal"}})
+        self.assertEqual(len(sets), 4)
+        for workload in sets.values():
+            flags = dict(a.split("=", 1) for a in arguments(workload))
+            pod = workload["spec"]["template"]["spec"]
+            mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+            for flag, entry in (("--tls-cert", "tls.crt"), ("--tls-key", "tls.key"), ("--tls-ca", "ca.crt")):
+                self.assertEqual(flags[flag], mounts["tls"] + "/" + entry)
+            self.assertEqual(flags["--tls-server-name"], "workers.internal")
+            volumes = {v["name"]: v for v in pod["volumes"]}
+            self.assertEqual(volumes["tls"]["secret"]["secretName"], "mine")
+        with self.assertRaises(Exception):
+            workloads({"tls": {"enabled": True, "existingSecret": ""}})
+
     def test_without_stores_nobody_asks_for_one(self):
         sets, documents = workloads({"store": {"replicas": 0}})
         self.assertNotIn("splice-store", sets)
         self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--store")])
         self.assertFalse([d for d in documents if d["metadata"]["name"] == "splice-store" and d["kind"] != "NetworkPolicy"])
+
+    def test_pools_that_are_scaled_have_no_number_of_their_own(self):
+        scaled = {"enabled": True, "prefill": {"minReplicas": 2, "maxReplicas": 6}, "decode": {"minReplicas": 1, "maxReplicas": 4}}
+        for kind, name in [("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")]:
+            sets, documents = workloads({"autoscaling": {**scaled, "kind": kind}})
+            self.assertNotIn("replicas", sets["splice-prefill"]["spec"])
+            self.assertIn("replicas", sets["splice-store"]["spec"])
+            flags = dict(a.split("=", 1) for a in arguments(sets["splice-router"]))
+            self.assertEqual([len(flags[f].split(",")) for f in ("--prefill", "--decode")], [6, 4])
+            self.assertEqual((flags["--min-prefill"], flags["--max-decode"]), ("2", "4"))
+            scalers = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == name}
+            self.assertEqual(set(scalers), {"splice-prefill", "splice-decode"})
+            if kind == "keda":
+                trigger = scalers["splice-decode"]["triggers"][0]
+                self.assertEqual(trigger["type"], "external")
+                self.assertEqual(trigger["metadata"], {
+                    "scalerAddress": "splice-router.splice.svc.cluster.local:8001", "pool": "decode"})
+        _, documents = workloads({})
+        self.assertFalse([d for d in documents if d["kind"] in ("ScaledObject", "HorizontalPodAutoscaler")], "off by default")
 
     def test_the_grace_period_follows_the_drain(self):
         sets, _ = workloads({"router": {"drainTimeoutMs": 600_000, "preStopSeconds": 20}})

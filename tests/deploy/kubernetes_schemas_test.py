@@ -17,7 +17,8 @@ VERSIONS = ["1.25.0", "1.31.0", "1.37.0"]
 def documents():
     for name in render.PROFILES:
         for document in tools.load_documents((render.MANIFESTS / name).read_text()):
-            yield name, document
+            if not document["apiVersion"].startswith("keda.sh/"):  # KEDA's own kind: chart_test.py looks at it
+                yield name, document
 
 
 class KubernetesSchemasTest(unittest.TestCase):

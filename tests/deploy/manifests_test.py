@@ -105,6 +105,16 @@ class ManifestsTest(unittest.TestCase):
                 self.assertGreaterEqual(spec["terminationGracePeriodSeconds"] * 1000,
                                         int(wait[1]) * 1000 + drain + shutdown + 5000)
 
+    def most_replicas(self, name, pool):
+        """Of a pool that is scaled: as many as there may be."""
+        if "replicas" in pool["spec"]:
+            return pool["spec"]["replicas"]
+        scalers = {**self.of_kind(name, "ScaledObject"), **self.of_kind(name, "HorizontalPodAutoscaler")}
+        spec = scalers[pool["metadata"]["name"]]["spec"]
+        self.assertEqual(spec["scaleTargetRef"], {"apiVersion": "apps/v1", "kind": "StatefulSet",
+                                                  "name": pool["metadata"]["name"]})
+        return spec["maxReplicaCount"] if "maxReplicaCount" in spec else spec["maxReplicas"]
+
     def test_members_are_the_pods_of_the_stateful_sets(self):
         for name in self.documents:
             sets, services = self.of_kind(name, "StatefulSet"), self.of_kind(name, "Service")
@@ -118,7 +128,7 @@ class ManifestsTest(unittest.TestCase):
                     self.assertEqual(service["spec"]["clusterIP"], "None")
                     self.assertEqual(service["spec"]["selector"], pool["spec"]["selector"]["matchLabels"])
                     expected = [f"{pool['metadata']['name']}-{i}.{service['metadata']['name']}.splice.svc.cluster.local:"
-                                f"{service['spec']['ports'][0]['port']}" for i in range(pool["spec"]["replicas"])]
+                                f"{service['spec']['ports'][0]['port']}" for i in range(self.most_replicas(name, pool))]
                     self.assertEqual(flags[flag].split(","), expected, workload["metadata"]["name"])
 
     def test_nothing_is_open_but_what_is_listed(self):

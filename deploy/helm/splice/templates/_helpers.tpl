@@ -32,15 +32,28 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{/* HOST:PORT of every replica of a pool, in order, separated by commas: what --prefill, --decode and --store take. The names
-     are the StatefulSet's, so they are known before any pod is. */}}
+     are the StatefulSet's, so they are known before any pod is; of a pool that is scaled, all that there may be. */}}
 {{- define "splice.members" -}}
 {{- $pool := index .root.Values .component -}}
 {{- $service := printf "%s-%s" (include "splice.fullname" .root) .component -}}
 {{- $members := list -}}
-{{- range $i := until (int $pool.replicas) -}}
+{{- $count := int $pool.replicas -}}
+{{- if and .root.Values.autoscaling.enabled (hasKey .root.Values.autoscaling .component) -}}
+{{- $count = int (index .root.Values.autoscaling .component).maxReplicas -}}
+{{- end -}}
+{{- range $i := until $count -}}
 {{- $members = append $members (printf "%s-%d.%s.%s.svc.%s:%d" $service $i $service $.root.Release.Namespace $.root.Values.cluster.domain (int $pool.port)) -}}
 {{- end -}}
 {{- join "," $members -}}
+{{- end -}}
+
+{{/* The value of --discovery; empty: the lists. */}}
+{{- define "splice.discovery" -}}
+{{- if eq .Values.discovery.mode "kubernetes" -}}
+kubernetes://{{ .Release.Namespace }}/{{ include "splice.fullname" . }}
+{{- else if eq .Values.discovery.mode "etcd" -}}
+etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.prefix }}
+{{- end -}}
 {{- end -}}
 
 {{/* The pod's own address as peers write it; IPv6 needs brackets in front of a port. */}}
@@ -56,10 +69,35 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ default (printf "%s-auth" (include "splice.fullname" .)) .Values.auth.existingSecret }}
 {{- end -}}
 
+{{/* Flags, mount and volume of the certificates; nothing without TLS. */}}
+{{- define "splice.tlsArgs" -}}
+{{- if .Values.tls.enabled -}}
+- --tls-cert=/etc/splice/tls/tls.crt
+- --tls-key=/etc/splice/tls/tls.key
+- --tls-ca=/etc/splice/tls/ca.crt
+- --tls-server-name={{ .Values.tls.serverName }}
+{{- end -}}
+{{- end -}}
+
+{{- define "splice.tlsMount" -}}
+{{- if .Values.tls.enabled -}}
+- {name: tls, mountPath: /etc/splice/tls, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "splice.tlsVolume" -}}
+{{- if .Values.tls.enabled -}}
+- name: tls
+  secret:
+    secretName: {{ .Values.tls.existingSecret }}
+    defaultMode: 0440
+{{- end -}}
+{{- end -}}
+
 {{/* What all pods share, above their containers. Argument: dict root, component, pool. */}}
 {{- define "splice.podSpec" -}}
 serviceAccountName: {{ include "splice.fullname" .root }}-{{ .component }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ and (eq .component "router") (eq .root.Values.discovery.mode "kubernetes") }}
 enableServiceLinks: false
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -182,6 +220,9 @@ resources:
 {{- define "splice.check" -}}
 {{- if and .Values.rdma.enabled (eq .Values.kvTransport "tcp") -}}
 {{- fail "rdma.enabled needs kvTransport: auto; tcp never uses RDMA" -}}
+{{- end -}}
+{{- if and (eq .Values.discovery.mode "etcd") (not .Values.discovery.etcd.endpoints) -}}
+{{- fail "discovery.mode etcd needs discovery.etcd.endpoints" -}}
 {{- end -}}
 {{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
 {{- if not .Values.auth.apiKeys -}}
