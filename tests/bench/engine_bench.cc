@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -13,6 +15,7 @@
 #include "services/engine/model/random_weights.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/selection/dense.h"
+#include "services/engine/selection/kept_tokens_selector.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tests/bench/median.h"
 
@@ -20,6 +23,20 @@ namespace spl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr const char* kKept = "kept=";  // and the share of the context's pages that samkv would have kept
+
+// That share of the pages, evenly over the context, and its end.
+std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double share, int32_t num_layers) {
+  engine::PositionRanges ranges;
+  for (int32_t begin = 0, page = 0; begin < num_tokens; begin += kernels::kPageTokens, ++page) {
+    const engine::PositionRange range{begin, std::min(begin + kernels::kPageTokens, num_tokens)};
+    if (page == 0 || range.end == num_tokens || std::floor((page + 1) * share) > std::floor(page * share))
+      ranges.push_back(range);
+  }
+  return std::make_shared<engine::KeptTokens>(engine::KeptTokens{
+      num_tokens, std::vector<engine::PositionRanges>(static_cast<size_t>(num_layers), engine::MergeRanges(ranges))});
+}
 
 struct Flags {
   std::string shape = "llama-3.1-8b";
@@ -140,8 +157,9 @@ absl::Status RunBench(const Flags& flags) {
                           engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
   for (const int32_t batch : flags.decode)
     for (const std::string& name : flags.selectors) {
-      engine::DecodeOptions options(name);
-      if (name != "dense") options.budget = flags.budget;
+      const bool lists = name.starts_with(kKept);
+      engine::DecodeOptions options(lists ? "dense" : name);
+      if (!lists && name != "dense") options.budget = flags.budget;
       std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
       std::vector<std::unique_ptr<engine::TokenSelector>> selectors;
       std::vector<std::unique_ptr<engine::CompactPages>> compact;
@@ -150,10 +168,15 @@ absl::Status RunBench(const Flags& flags) {
         SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
         sequences.back()->set_num_tokens(flags.context);
         SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), engine::MakeTokenSelector(options, c, nullptr));
+        if (lists)
+          selectors.back() = std::make_unique<engine::KeptTokensSelector>(
+              c, KeepPages(flags.context, std::stod(name.substr(std::strlen(kKept))), c.num_layers));
         if (selectors.back()->of_prompt() != nullptr)
           return absl::InvalidArgumentError("--selectors: " + name + " chooses by a prompt, and there is none here");
         SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(), engine::MakeCompactPages(*selectors.back(), *model, pool));
         if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + flags.steps + 1));
+        SPLICE_RETURN_IF_ERROR(
+            engine::BeginLists(*model, pool, *selectors.back(), flags.context, compact.back().get()));
       }
       std::vector<int32_t> last(batch, 1);
       std::vector<double> times;
@@ -199,7 +222,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
-  app.add_option("--selectors", flags.selectors, "decode methods")->delimiter(',')->capture_default_str();
+  app.add_option("--selectors", flags.selectors, "decode methods; kept=SHARE: behind samkv")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();
   app.add_option("--kv-exponent", flags.kv_exponent,
                  "size of random K and V; near 0 a few keys have most of the weight")

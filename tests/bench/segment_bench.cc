@@ -175,6 +175,15 @@ class Bench {
           continue;
         }
         double pairs = 0;
+        if (head.rule == kernels::VisibilityRule::kList) {
+          size_t seen = 0;  // entries up to the row
+          for (const int32_t p : slice.positions) {
+            while (seen < head.indices.size() && head.indices[seen] <= p) ++seen;
+            pairs += static_cast<double>(seen);
+          }
+          work.attention += per_pair * pairs;
+          continue;
+        }
         for (const int32_t p : slice.positions) {
           const int32_t behind = std::max(0, p + 1 - head.window);
           pairs += std::min(p + 1, head.window) + std::min(behind, head.num_sinks);
@@ -206,6 +215,7 @@ class Bench {
       reuse.dense_layers = -1;  // their own
     if (const size_t number = method.find('='); number != std::string::npos) {
       if (reuse.policy == "loopserve") reuse.line_alpha = std::stod(method.substr(number + 1));
+      if (reuse.policy == "samkv") reuse.budget_ratio = std::stod(method.substr(number + 1));
       if (reuse.policy == "minference") reuse.line_slashes = std::stoi(method.substr(number + 1));
     }
     Result result;
@@ -463,7 +473,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
-                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES")
+                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES, samkv=BUDGET")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--head-classes", flags.head_classes, "a head_classes.json; with --shape also a preset")

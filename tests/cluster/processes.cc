@@ -143,9 +143,18 @@ void Process::Signal(int signal) {
 }
 
 int Process::WaitForExit(std::chrono::seconds timeout) {
-  const int code = WaitPid(pid_, timeout);
-  if (code != -1) pid_ = -1;
-  return code;
+  if (pid_ < 0) return exit_code_;  // waiting for pid -1 would take the end of any other child
+  exit_code_ = WaitPid(pid_, timeout);
+  if (exit_code_ != -1) pid_ = -1;
+  return exit_code_;
+}
+
+uint64_t Process::ResidentBytes() const {
+  std::ifstream status("/proc/" + std::to_string(pid_) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) return std::stoull(line.substr(6)) << 10;
+  }
+  return 0;
 }
 
 std::string Process::Stderr() const { return ReadAll(stderr_path_); }
@@ -155,6 +164,7 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
   std::vector<std::string> store = {BinDir() + "/splice-kvstore", "--listen", "127.0.0.1:0", "--metrics-listen",
                                     "127.0.0.1:0"};
   if (!config.data_dir.empty()) store.insert(store.end(), {"--data-dir", config.data_dir});
+  store.insert(store.end(), config.store_flags.begin(), config.store_flags.end());
   cluster->store = Process::StartAndWaitReady(store);
   if (!cluster->store) return nullptr;
   std::string prefill_list, decode_list;

@@ -30,10 +30,13 @@ class Process {
   // The exit code, 128 + signal for a killed process, or -1 when it still runs at the timeout.
   int WaitForExit(std::chrono::seconds timeout = std::chrono::seconds(60));
   std::string Stderr() const;
+  // Memory that it has in RAM now; 0 once it has ended.
+  uint64_t ResidentBytes() const;
 
  private:
   Process() = default;
   int pid_ = -1;
+  int exit_code_ = -1;  // once it has ended
   int stdout_fd_ = -1;
   std::string stderr_path_;
   std::map<std::string, std::string> ready_;
@@ -47,7 +50,7 @@ struct ClusterConfig {
   std::string transport = "auto";
   std::string data_dir;  // of the store; empty: memory only
   int num_prefill = 1, num_decode = 1;
-  std::vector<std::string> prefill_flags, decode_flags, router_flags;
+  std::vector<std::string> store_flags, prefill_flags, decode_flags, router_flags;
 };
 
 // The four programs as processes.

@@ -134,6 +134,14 @@ void FakeDecode::FailReserve(grpc::Status status, int times) {
   reserve_failures_ = times;
 }
 
+grpc::ServerUnaryReactor* FakeDecode::SetDraining(grpc::CallbackServerContext* context,
+                                                  const v1::SetDrainingRequest* request, v1::SetDrainingResponse*) {
+  SetDraining(request->draining());
+  auto* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
 void FakeDecode::SetDraining(bool draining) {
   std::lock_guard lock(mutex_);
   draining_ = draining;
@@ -188,6 +196,8 @@ grpc::ServerUnaryReactor* FakeDecode::GetInfo(grpc::CallbackServerContext* conte
   info->set_running_sequences(static_cast<uint32_t>(sequences_.size()));
   info->set_max_sequences(options_.max_sequences);
   info->set_max_sequence_tokens(options_.max_sequence_tokens);
+  info->mutable_wire()->set_min(options_.wire_min);
+  info->mutable_wire()->set_max(options_.wire_max);
   info->set_draining(draining_);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
@@ -219,6 +229,7 @@ grpc::ServerUnaryReactor* FakeDecode::Reserve(grpc::CallbackServerContext* conte
       counters_.live_tickets = static_cast<int>(sequences_.size());
       ticket->set_ticket_id(id);
       ticket->set_generation(7);
+      ticket->set_ttl_ms(request->ttl_ms());
       ticket->set_worker_id(options_.worker_id);
       ticket->set_epoch(options_.epoch);
     }
@@ -265,6 +276,7 @@ grpc::ServerUnaryReactor* FakeDecode::Release(grpc::CallbackServerContext* conte
     std::lock_guard lock(mutex_);
     const auto it = sequences_.find(request->ticket_id());
     counters_.last_writer_quiet = request->writer_quiet();
+    counters_.quiet_releases += request->writer_quiet();
     if (it == sequences_.end()) {
       ++counters_.late_releases;
     } else {

@@ -84,6 +84,13 @@ class FakeDeviceBackend : public kernels::Backend {
   absl::Status TopTokens(const kernels::KernelContext& ctx, const kernels::TopTokensArgs& a) const override {
     return cpu_->TopTokens(ctx, a);
   }
+  absl::Status ChooseByQueryWindow(const kernels::KernelContext& ctx,
+                                   const kernels::QueryWindowArgs& a) const override {
+    return cpu_->ChooseByQueryWindow(ctx, a);
+  }
+  absl::Status FuseRows(const kernels::KernelContext& ctx, const kernels::FuseRowsArgs& a) const override {
+    return cpu_->FuseRows(ctx, a);
+  }
   absl::Status PageBoundScores(const kernels::KernelContext& ctx,
                                const kernels::PageBoundScoresArgs& a) const override {
     return cpu_->PageBoundScores(ctx, a);

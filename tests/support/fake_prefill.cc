@@ -127,6 +127,11 @@ void FakePrefill::FailRuns(grpc::Status status, int times) {
   run_failures_ = times;
 }
 
+void FakePrefill::FailRevokes(grpc::Status status) {
+  std::lock_guard lock(mutex_);
+  revoke_status_ = std::move(status);
+}
+
 void FakePrefill::HoldPublishes(bool hold) {
   {
     std::lock_guard lock(mutex_);
@@ -220,6 +225,11 @@ v1::PrefillRequest FakePrefill::last_run() {
   return last_run_;
 }
 
+v1::RevokeTicketRequest FakePrefill::last_revoke() {
+  std::lock_guard lock(mutex_);
+  return last_revoke_;
+}
+
 bool FakePrefill::WaitFor(const std::function<bool(const Counters&)>& done) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, kLongWait, [&] { return done(counters_); });
@@ -265,15 +275,36 @@ grpc::ServerUnaryReactor* FakePrefill::Run(grpc::CallbackServerContext*, const v
                                            v1::PrefillResponse* response) {
   auto reactor = std::make_shared<RunReactor>(*this, request, response);
   reactor->self = reactor;
+  bool late = false;
   {
     std::lock_guard lock(mutex_);
     ++counters_.runs;
     last_run_ = *request;
-    if (!stopping_) queue_.push_back(reactor);
+    late = revoked_.contains(request->ticket().ticket_id());
+    counters_.late_runs += late;
+    if (!stopping_ && !late) queue_.push_back(reactor);
     counters_.waiting = static_cast<int>(queue_.size());
   }
+  if (late) reactor->End(grpc::Status(grpc::StatusCode::ABORTED, "the ticket was revoked"));
   changed_.notify_all();
   return reactor.get();
+}
+
+// It commits before it answers and does nothing else to the pages: a cancelled call writes nothing.
+grpc::ServerUnaryReactor* FakePrefill::RevokeTicket(grpc::CallbackServerContext* context,
+                                                    const v1::RevokeTicketRequest* request, v1::RevokeTicketResponse*) {
+  grpc::Status status;
+  {
+    std::lock_guard lock(mutex_);
+    ++counters_.revokes;
+    last_revoke_ = *request;
+    revoked_.insert(request->ticket_id());
+    status = revoke_status_;
+  }
+  changed_.notify_all();
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
 }
 
 void FakePrefill::RunEngine() {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,6 +56,8 @@ class FakeDecode final : public v1::Decode::CallbackService {
     uint32_t vocab_size = 4096;
     uint32_t max_sequences = 256;
     uint64_t max_sequence_tokens = 0;
+    uint32_t wire_min = 0;
+    uint32_t wire_max = 0;
     std::string listen = "127.0.0.1:0";
   };
 
@@ -69,6 +72,8 @@ class FakeDecode final : public v1::Decode::CallbackService {
   void SetFull(bool full);
   void FailReserve(grpc::Status status, int times);
   void SetDraining(bool draining);
+  grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,
+                                        v1::SetDrainingResponse* response) override;
   // Sequences stop before this output index until it is raised (counted over re-dispatches).
   void SetGate(uint32_t index);
   // Ends every open stream with this status and forgets the sequences, as a worker that has lost its device.
@@ -83,6 +88,7 @@ class FakeDecode final : public v1::Decode::CallbackService {
     int stream_cancels = 0;
     int live_tickets = 0;
     bool last_writer_quiet = false;
+    int quiet_releases = 0;  // that said so, of any ticket
   };
   Counters counters();
   v1::ReserveRequest last_reserve();
@@ -153,6 +159,8 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   // Runs wait after they have started until Hold(false).
   void Hold(bool hold);
   void FailRuns(grpc::Status status, int times);
+  // Answers to RevokeTicket; the ticket is revoked either way.
+  void FailRevokes(grpc::Status status);
   // The same for publishes.
   void HoldPublishes(bool hold);
   void FailPublishes(grpc::Status status, int times);
@@ -163,11 +171,14 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     int publishes_cancelled = 0;
     int connects = 0;
     int runs = 0;
+    int revokes = 0;
+    int late_runs = 0;  // of revoked tickets, refused
     int cancels = 0;
     int waiting = 0;
   };
   Counters counters();
   v1::PrefillRequest last_run();
+  v1::RevokeTicketRequest last_revoke();
   bool WaitFor(const std::function<bool(const Counters&)>& done);
 
  private:
@@ -182,6 +193,8 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   grpc::ServerUnaryReactor* ConnectPeer(grpc::CallbackServerContext*, const v1::ConnectPeerRequest*,
                                         v1::ConnectPeerResponse*) override;
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext*, const v1::PrefillRequest*, v1::PrefillResponse*) override;
+  grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext*, const v1::RevokeTicketRequest*,
+                                         v1::RevokeTicketResponse*) override;
 
   void RunEngine();
   grpc::Status Compute(const v1::PrefillRequest& request, v1::PrefillResponse* response);
@@ -200,6 +213,9 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   bool stopping_ = false;
   grpc::Status run_status_;
   int run_failures_ = 0;
+  grpc::Status revoke_status_;
+  v1::RevokeTicketRequest last_revoke_;
+  std::set<std::string> revoked_;
   bool hold_publishes_ = false;
   grpc::Status publish_status_;
   int publish_failures_ = 0;

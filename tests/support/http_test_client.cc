@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 namespace spl::testing {
 
@@ -16,17 +18,30 @@ HttpTestClient::HttpTestClient(const std::string& address) {
   target.sin_family = AF_INET;
   target.sin_port = htons(static_cast<uint16_t>(std::atoi(address.c_str() + colon + 1)));
   inet_pton(AF_INET, address.substr(0, colon).c_str(), &target.sin_addr);
-  fd_ = socket(AF_INET, SOCK_STREAM, 0);
+  fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const timeval timeout{.tv_sec = 20, .tv_usec = 0};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-  if (connect(fd_, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) != 0) Close();
+  if (connect(fd_, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) != 0) {
+    Fail("connect");
+    Close();
+    return;
+  }
+  sockaddr_in own{};
+  socklen_t size = sizeof(own);
+  if (getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &size) == 0) local_port_ = ntohs(own.sin_port);
+}
+
+void HttpTestClient::Fail(const char* what) {
+  if (why_.empty()) why_ = std::string(what) + ": " + std::strerror(errno);
 }
 
 void HttpTestClient::Send(const std::string& bytes) {
   for (size_t sent = 0; sent < bytes.size();) {
     const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (n <= 0) return;
+    // Calls with a time-out are not restarted when the process was stopped and goes on.
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return Fail("send");
     sent += static_cast<size_t>(n);
   }
 }
@@ -41,7 +56,12 @@ void HttpTestClient::SendRequest(const std::string& method, const std::string& p
 
 bool HttpTestClient::Fill() {
   char bytes[16384];
-  const ssize_t n = fd_ < 0 ? -1 : recv(fd_, bytes, sizeof(bytes), 0);
+  if (fd_ < 0) return false;
+  ssize_t n;
+  do n = recv(fd_, bytes, sizeof(bytes), 0);
+  while (n < 0 && errno == EINTR);
+  if (n == 0 && why_.empty()) why_ = "the server has closed";
+  if (n < 0) Fail("recv");
   if (n <= 0) return false;
   buffer_.append(bytes, static_cast<size_t>(n));
   return true;
@@ -86,8 +106,9 @@ std::optional<std::string> HttpTestClient::ReadChunk() {
   return chunk;
 }
 
-TestResponse HttpTestClient::Read() {
-  TestResponse response = ReadHead();
+TestResponse HttpTestClient::Read() { return ReadBody(ReadHead()); }
+
+TestResponse HttpTestClient::ReadBody(TestResponse response) {
   if (response.status == 0) return response;
   if (response.headers.count("transfer-encoding") > 0) {
     while (true) {

@@ -14,7 +14,7 @@ struct TestResponse {
   std::string body;
 };
 
-// One thread. Reads give up after 20 s.
+// One thread. Reads give up after 20 s. The socket is not inherited by programs that the test starts meanwhile.
 class HttpTestClient {
  public:
   explicit HttpTestClient(const std::string& address);  // HOST:PORT, numeric
@@ -23,6 +23,9 @@ class HttpTestClient {
   HttpTestClient& operator=(const HttpTestClient&) = delete;
 
   bool connected() const { return fd_ >= 0; }
+  // Why nothing more can be read or sent: "" while nothing has failed.
+  const std::string& why() const { return why_; }
+  int local_port() const { return local_port_; }
   void Send(const std::string& bytes);
   void SendRequest(const std::string& method, const std::string& path, const std::string& body,
                    const std::vector<std::string>& headers = {});
@@ -33,6 +36,7 @@ class HttpTestClient {
 
   // For streams: the head first, then the data of one server-sent event per call; nothing at the end of the stream.
   TestResponse ReadHead();
+  TestResponse ReadBody(TestResponse head);  // of an answer that turned out to be no stream
   std::optional<std::string> NextEvent();
 
   bool AtEnd();  // the server has closed; reads what is left
@@ -45,7 +49,11 @@ class HttpTestClient {
   std::optional<std::string> ReadLine();
   std::optional<std::string> ReadChunk();
 
+  void Fail(const char* what);
+
   int fd_ = -1;
+  int local_port_ = 0;
+  std::string why_;
   std::string buffer_;  // read, not yet parsed
   std::string events_;  // unchunked stream text, not yet taken
 };
