@@ -89,7 +89,8 @@ struct ScoreRequest {
   std::vector<int32_t> kv_heads;  // kColumnMass: whose attention counts, ascending; empty: all
   int32_t pool_radius = 0;        // a candidate counts as the best of its neighbours that are as near (PoolScores)
   int64_t k = 0;                  // candidates that the next stage is given, at most all
-  // kColumnMass: over all layers from `layer` on, not in that one alone. What heads see is the model's own.
+  // kColumnMass: over all layers from `layer` on, not in that one alone. What heads see is the model's own, or lists
+  // that hold all candidates.
   bool all_layers = false;
   bool give_scores = false;  // the policy is given the scores themselves (TakeScores); k is not looked at
 };
@@ -204,9 +205,11 @@ struct ReuseOptions {
   int32_t epic_tokens = 16;
   // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio).
   double budget_ratio = 0.15;
-  bool fusion = false;               // recomputed K and V are blended with the copies', not written over them
-  std::string recompute = "samkv";   // which kept tokens are computed afresh: samkv (all) or none
-  std::string choose = "attention";  // by what tiles are chosen: attention, or means (the paper's), see samkv.h
+  bool fusion = false;  // recomputed K and V are blended with the copies', not written over them
+  // Which kept tokens are computed afresh once tiles are chosen: samkv (all), sparsex (the rows that sparsex would
+  // compute, of what is kept) or none. Empty: none behind choose=recovered, which has computed them before, else samkv.
+  std::string recompute;
+  std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
   bool personal_bias = true;         // means: documents are asked in the light of each other
   // Head classes: redknot, splice, splice+.
   bool full_kv = false;  // nothing is left out of what is decoded from

@@ -1,6 +1,7 @@
 #include "services/engine/recovery/samkv.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "services/engine/cache/segment_summary.h"
 
@@ -18,13 +19,31 @@ SamKvPolicy::SamKvPolicy(const ModelConfig& config, const ReuseOptions& options)
     : RecoveryPolicy(config),
       options_(options),
       shape_{config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim},
-      by_attention_(options.choose == "attention"),
+      choose_(ByOf(options)),
+      recompute_(RecomputeOf(options)),
+      sparsex_(config, options),
       visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+
+SamKvPolicy::By SamKvPolicy::ByOf(const ReuseOptions& options) {
+  if (options.choose == "means") return By::kMeans;
+  return options.choose == "attention" ? By::kAttention : By::kRecovered;
+}
+
+SamKvPolicy::Recompute SamKvPolicy::RecomputeOf(const ReuseOptions& options) {
+  if (options.recompute == "none") return Recompute::kNone;
+  if (options.recompute == "sparsex") return Recompute::kSparseX;
+  if (options.recompute.empty() && ByOf(options) == By::kRecovered) return Recompute::kNone;
+  return Recompute::kAll;
+}
+
+int32_t SamKvPolicy::first_cached_layer() const {
+  return choose_ == By::kRecovered ? sparsex_.first_cached_layer() : 0;
+}
 
 // What is written over is not read: of the copies only what the question is first asked over.
 std::optional<std::vector<int32_t>> SamKvPolicy::TilesRead(int32_t num_tiles) const {
-  if (by_attention_) return std::nullopt;
-  if (options_.recompute != "samkv" || options_.fusion) return std::nullopt;
+  if (choose_ != By::kMeans) return std::nullopt;
+  if (recompute_ != Recompute::kAll || options_.fusion) return std::nullopt;
   std::vector<int32_t> fixed;
   for (int32_t tile = 0; tile < num_tiles; ++tile) {
     if (tile < kSamKvInitialTiles || tile >= num_tiles - kSamKvLocalTiles) fixed.push_back(tile);
@@ -78,9 +97,10 @@ void SamKvPolicy::See(const ReuseLayout& layout, std::span<const PositionRanges>
 }
 
 PositionRanges SamKvPolicy::AlwaysKept(const ReuseLayout& layout) const {
-  if (!by_attention_) return UnionOf(AlwaysSeen(layout), FixedTiles(layout));
+  if (choose_ == By::kMeans) return UnionOf(AlwaysSeen(layout), FixedTiles(layout));
   PositionRanges kept = AlwaysSeen(layout);
   for (const PositionRange& document : layout.reused) {
+    if (num_initial() == 0) break;
     const PositionRange initial = PageTiles(document).front();
     kept = UnionOf(kept, {&initial, 1});
   }
@@ -96,11 +116,12 @@ PositionRanges SamKvPolicy::PageTiles(const PositionRange& document) {
   return tiles;
 }
 
-PositionRanges SamKvPolicy::Candidates(const ReuseLayout& layout) {
+PositionRanges SamKvPolicy::Candidates(const ReuseLayout& layout) const {
   const int32_t question = QuestionOf(layout).begin;
   PositionRanges candidates;
   for (const PositionRange& document : layout.reused) {
-    const PositionRange rest{PageTiles(document).front().end, std::min(document.end, question)};
+    const int32_t begin = num_initial() == 0 ? document.begin : PageTiles(document).front().end;
+    const PositionRange rest{begin, std::min(document.end, question)};
     if (rest.size() > 0) candidates.push_back(rest);
   }
   return candidates;
@@ -111,21 +132,28 @@ std::vector<std::vector<int32_t>> SamKvPolicy::TilesByAttention(const ReuseLayou
   auto next = scores_.begin();
   const PositionRanges candidates = Candidates(layout);
   for (const PositionRange& document : layout.reused) {
+    std::vector<float> tokens(static_cast<size_t>(document.size()));  // 0 for what is kept anyway
+    for (const PositionRange& range : IntersectionOf(candidates, {&document, 1})) {
+      std::copy_n(next, range.size(), tokens.begin() + (range.begin - document.begin));
+      next += range.size();
+    }
     std::vector<float>& of_document = tiles.emplace_back();
     for (const PositionRange& tile : PageTiles(document)) {
-      float& score = of_document.emplace_back(0);
-      for (int64_t i = CountOf(IntersectionOf(candidates, {&tile, 1})); i > 0; --i) score += *next++;
+      const int32_t begin = tile.begin - document.begin, end = tile.end - document.begin;
+      of_document.push_back(choose_ == By::kRecovered
+                                ? TileWorth(tokens, begin, end)
+                                : std::accumulate(tokens.begin() + begin, tokens.begin() + end, 0.0f));
     }
   }
-  return BestTiles(tiles, options_.budget_ratio);
+  return BestTiles(tiles, options_.budget_ratio, num_initial());
 }
 
 bool SamKvPolicy::HasChoice(const ReuseLayout& layout) const {
   if (options_.budget_ratio >= 1) return false;
-  if (!by_attention_) return MiddleBudget(Documents(layout), {.ratio = options_.budget_ratio}) > 0;
+  if (choose_ == By::kMeans) return MiddleBudget(Documents(layout), {.ratio = options_.budget_ratio}) > 0;
   std::vector<int32_t> tiles;
   for (const PositionRange& document : layout.reused) tiles.push_back(static_cast<int32_t>(PageTiles(document).size()));
-  return BestTilesBudget(tiles, options_.budget_ratio) > 0 && !Candidates(layout).empty();
+  return BestTilesBudget(tiles, options_.budget_ratio, num_initial()) > 0 && !Candidates(layout).empty();
 }
 
 std::vector<SamKvDocument> SamKvPolicy::Documents(const ReuseLayout& layout) const {
@@ -136,14 +164,34 @@ std::vector<SamKvDocument> SamKvPolicy::Documents(const ReuseLayout& layout) con
 }
 
 PrefillStage SamKvPolicy::FirstReuseStage(const ReuseLayout& layout) {
+  if (choose_ == By::kRecovered) return Recovery(layout, sparsex_.FirstStage(layout));
   if (!HasChoice(layout)) return Chosen(layout);
   return Composite(layout);
+}
+
+PrefillStage SamKvPolicy::Recovery(const ReuseLayout& layout, PrefillStage stage) {
+  at_ = At::kRecovery;
+  stage.kv_is_final = false;
+  const bool last =
+      stage.layers.end == config().num_layers && !stage.keys_only_last && stage.score.kind == ScoreKind::kNone;
+  if (last && HasChoice(layout)) stage.score = QuestionScores(layout, stage.layers.begin);
+  return stage;
+}
+
+ScoreRequest SamKvPolicy::QuestionScores(const ReuseLayout& layout, int32_t first_layer) const {
+  const PositionRange question = QuestionOf(layout);
+  return {.kind = ScoreKind::kColumnMass,
+          .layer = first_layer,
+          .candidates = Candidates(layout),
+          .probes = {{std::max(question.begin, question.end - kChoosingTokens), question.end}},
+          .all_layers = true,
+          .give_scores = true};
 }
 
 // The next document without a local query over itself alone. Behind the composite stage, because attention reads whole
 // pages, and fresh text that nobody has written yet may hold anything.
 PrefillStage SamKvPolicy::NextUnknown(const ReuseLayout& layout) {
-  const bool asked = !by_attention_ && layout.reused.size() > 1;  // a single document has nobody to tell
+  const bool asked = choose_ == By::kMeans && layout.reused.size() > 1;  // a single document has nobody to tell
   while (asked && unknown_ < summaries_.size() && !summaries_[unknown_].local_query.empty()) ++unknown_;
   if (!asked || unknown_ == summaries_.size()) return Chosen(layout);
   at_ = At::kLocal;
@@ -162,17 +210,13 @@ PrefillStage SamKvPolicy::NextUnknown(const ReuseLayout& layout) {
 PrefillStage SamKvPolicy::Composite(const ReuseLayout& layout) {
   at_ = At::kComposite;
   const PositionRange question = QuestionOf(layout);
-  if (by_attention_) {
+  if (choose_ == By::kAttention) {
     const PositionRanges all = {{0, layout.num_tokens}};
     See(layout, {&all, 1});
     return {.rows = UnionOf(layout.fresh(), {&question, 1}),
             .layers = {0, config().num_layers},
             .kv_is_final = false,
-            .score = {.kind = ScoreKind::kColumnMass,
-                      .candidates = Candidates(layout),
-                      .probes = {{std::max(question.begin, question.end - kChoosingTokens), question.end}},
-                      .all_layers = true,
-                      .give_scores = true}};
+            .score = QuestionScores(layout, 0)};
   }
   const PositionRanges visible = UnionOf(AlwaysSeen(layout), FixedTiles(layout));
   See(layout, {&visible, 1});
@@ -190,7 +234,7 @@ void SamKvPolicy::Choose(const ReuseLayout& layout) {
   if (options_.budget_ratio >= 1) kept_.assign(num_layers, {{0, layout.num_tokens}});
   if (question_.empty() && scores_.empty()) return;
   std::vector<std::vector<std::vector<int32_t>>> tiles;  // [num_layers][num_documents], besides those
-  if (by_attention_) {
+  if (choose_ != By::kMeans) {
     tiles.assign(num_layers, TilesByAttention(layout));
   } else {
     tiles = ChooseTiles(shape_, question_, Documents(layout),
@@ -200,9 +244,10 @@ void SamKvPolicy::Choose(const ReuseLayout& layout) {
   for (size_t layer = 0; layer < num_layers; ++layer) {
     PositionRanges middle;
     for (size_t i = 0; i < layout.reused.size(); ++i) {
-      const PositionRanges pages = by_attention_ ? PageTiles(layout.reused[i]) : PositionRanges();
+      const bool by_pages = choose_ != By::kMeans;
+      const PositionRanges pages = by_pages ? PageTiles(layout.reused[i]) : PositionRanges();
       for (const int32_t tile : tiles[layer][i])
-        middle.push_back(by_attention_ ? pages[static_cast<size_t>(tile)] : TilesOf(layout.reused[i], tile, tile + 1));
+        middle.push_back(by_pages ? pages[static_cast<size_t>(tile)] : TilesOf(layout.reused[i], tile, tile + 1));
     }
     kept_[layer] = UnionOf(always, middle);
   }
@@ -216,12 +261,50 @@ PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   const PositionRange question = QuestionOf(layout), active = layout.active();
   const PositionRange before{active.begin, question.begin};
   const PositionRanges rows = IntersectionOf(all, {&before, 1});
-  if (options_.recompute != "samkv" || rows.empty()) return Question(layout);
-  at_ = At::kRecompute;
+  if (recompute_ == Recompute::kNone && choose_ == By::kRecovered) {
+    at_ = At::kLastToken;
+    return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
+  }
+  if (recompute_ == Recompute::kNone || rows.empty()) return Question(layout);
   See(layout, {&all, 1});
+  if (recompute_ == Recompute::kSparseX && sparsex_.DenseLayersOf(layout) < config().num_layers)
+    return Dense(layout, all);
+  at_ = At::kRecompute;
   PrefillStage stage{.rows = rows, .layers = {0, config().num_layers}, .kv_is_final = false};
   if (options_.fusion) stage.fuse = IntersectionOf(rows, MergeRanges(layout.reused));
   return stage;
+}
+
+// As SparseX, but for two things: the chosen rows begin at layer 0 again, for their hidden states have gaps, which are
+// not kept; and with no dense layer the fresh text alone scores, in layer 0.
+PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout, const PositionRanges& all) {
+  at_ = At::kDense;
+  const PositionRange question = QuestionOf(layout), active = layout.active();
+  const PositionRanges probes = UnionOf(layout.fresh(), {&question, 1});
+  const PositionRange before{active.begin, question.begin};
+  const PositionRanges kept = IntersectionOf(all, {&before, 1});
+  const int32_t dense = sparsex_.DenseLayersOf(layout);
+  PrefillStage stage{
+      .rows = dense == 0 ? probes : UnionOf(kept, probes), .layers = {0, std::max(1, dense)}, .kv_is_final = false};
+  stage.score = {.kind = ScoreKind::kColumnMass,
+                 .layer = stage.layers.end - 1,
+                 .candidates = IntersectionOf(kept, MergeRanges(layout.reused)),
+                 .probes = probes,
+                 .pool_radius = options_.score_pool};
+  stage.score.k = sparsex_.NumChosen(CountOf(stage.score.candidates));
+  if (stage.score.candidates.empty()) stage.score = {};
+  return stage;
+}
+
+PrefillStage SamKvPolicy::ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected) {
+  const PositionRange before{layout.num_prefix, QuestionOf(layout).begin};
+  PositionRanges kept;  // of any layer
+  for (const PositionRanges& of_layer : kept_) kept = UnionOf(kept, of_layer);
+  PositionRanges rows = IntersectionOf(UnionOf(sparsex_.RowsWithoutScores(layout), RangesOf(selected)),
+                                       IntersectionOf(kept, {&before, 1}));
+  at_ = At::kRecompute;
+  if (rows.empty()) return Question(layout);
+  return {.rows = std::move(rows), .layers = {0, config().num_layers}, .kv_is_final = false};
 }
 
 PrefillStage SamKvPolicy::Question(const ReuseLayout& layout) {
@@ -234,9 +317,15 @@ PrefillStage SamKvPolicy::Question(const ReuseLayout& layout) {
   return {.rows = std::move(rows), .layers = {0, config().num_layers}};
 }
 
-std::optional<PrefillStage> SamKvPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t>) {
+std::optional<PrefillStage> SamKvPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) {
   if (layout.reused.empty()) return std::nullopt;
   switch (at_) {
+    case At::kRecovery: {
+      std::optional<PrefillStage> next = sparsex_.NextStage(layout, selected);
+      return next.has_value() ? Recovery(layout, *std::move(next)) : Chosen(layout);
+    }
+    case At::kDense:
+      return ChosenRows(layout, selected);
     case At::kLocal:
       summaries_[unknown_].local_query = std::move(means_);
       return NextUnknown(layout);
@@ -246,6 +335,7 @@ std::optional<PrefillStage> SamKvPolicy::NextStage(const ReuseLayout& layout, st
     case At::kRecompute:
       return Question(layout);
     case At::kQuestion:
+    case At::kLastToken:
       return std::nullopt;
   }
   return std::nullopt;

@@ -1,7 +1,13 @@
-// Policy `samkv`: of many documents only the tiles that the question needs are kept, layer by layer, and what is kept
-// is computed afresh with all of it in sight (SamKV; algorithms.md section 3). A document is one copied run.
+// Policy `samkv`: of many documents only the tiles that the question needs are kept, layer by layer (SamKV;
+// algorithms.md section 3). A document is one copied run.
 //
-// Stages, each from layer 0 on:
+// choose=recovered, ours, the default: the stages of SparseX (sparsex.h) over everything. In the last of them the
+// attention that the question's last tokens pay to the documents is summed over its layers and all heads
+// (kernels/selection/column_scores.h): where one fact leads to another, the copies have learnt of each other by then,
+// and attention points at both. Tiles are kept by what they are worth (TileWorth). A last stage is the prompt's last
+// token over everything, and makes what is kept final.
+//
+// The others choose first, and what is kept is computed afresh with all of it in sight. Stages, each from layer 0 on:
 // choose=means, the paper's:
 //  1. fresh text over initial and local tiles: gives the question's mean query of every layer;
 //  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
@@ -10,12 +16,13 @@
 // to the documents in all layers and heads (kernels/selection/column_scores.h).
 // Then
 //  3. recompute=samkv: kept tokens of all layers together and the fresh text in front of the question, each seeing what
-//     stands before it of these (rules 1 and 2 for the union over the layers);
+//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=sparsex: of these the rows
+//     that SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
 //  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
 //
 // Text that is in no document (fresh text, the exact prefix) is always seen. Positions keep their gaps. With
-// budget_ratio 1 nothing is left out, and recompute=samkv is a full prefill. Behind a prompt without a copy KV is
-// exact.
+// budget_ratio 1 nothing is left out: choose=recovered is SparseX then, and recompute=samkv a full prefill. Behind a
+// prompt without a copy KV is exact.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +31,7 @@
 
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/recovery/samkv_choice.h"
+#include "services/engine/recovery/sparsex.h"
 
 namespace spl::engine {
 
@@ -32,10 +40,14 @@ class SamKvPolicy final : public RecoveryPolicy {
   SamKvPolicy(const ModelConfig& config, const ReuseOptions& options);
   std::string_view name() const override { return "samkv"; }
   bool reuses_segments() const override { return true; }
-  bool runs_alone(const ReuseLayout& layout) const override { return !layout.reused.empty(); }
+  // What only recovers before it chooses sees all there is.
+  bool runs_alone(const ReuseLayout& layout) const override {
+    return !layout.reused.empty() && (choose_ != By::kRecovered || recompute_ != Recompute::kNone);
+  }
+  int32_t first_cached_layer() const override;
   int32_t max_segments() const override { return kSamKvMaxDocuments; }
-  bool wants_summaries() const override { return !by_attention_; }
-  bool wants_local_queries() const override { return !by_attention_; }
+  bool wants_summaries() const override { return choose_ == By::kMeans; }
+  bool wants_local_queries() const override { return choose_ == By::kMeans; }
   std::optional<std::vector<int32_t>> TilesRead(int32_t num_tiles) const override;
   void SetSummaries(std::vector<CopySummary> summaries) override { summaries_ = std::move(summaries); }
   void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
@@ -48,11 +60,21 @@ class SamKvPolicy final : public RecoveryPolicy {
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
 
  private:
-  enum class At : uint8_t { kComposite, kLocal, kRecompute, kQuestion };
+  enum class By : uint8_t { kRecovered, kAttention, kMeans };  // ReuseOptions::choose
+  enum class Recompute : uint8_t { kNone, kSparseX, kAll };    // ReuseOptions::recompute
+  enum class At : uint8_t { kRecovery, kComposite, kLocal, kDense, kRecompute, kQuestion, kLastToken };
+
+  static By ByOf(const ReuseOptions& options);
+  static Recompute RecomputeOf(const ReuseOptions& options);
+  // choose=recovered: a stage of SparseX, the last one with the question's scores.
+  PrefillStage Recovery(const ReuseLayout& layout, PrefillStage stage);
 
   PrefillStage NextUnknown(const ReuseLayout& layout);
   PrefillStage Composite(const ReuseLayout& layout);
   PrefillStage Chosen(const ReuseLayout& layout);
+  // recompute=sparsex: the dense layers of what is kept, `all`, which choose its rows; and these.
+  PrefillStage Dense(const ReuseLayout& layout, const PositionRanges& all);
+  PrefillStage ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected);
   PrefillStage Question(const ReuseLayout& layout);
   void Choose(const ReuseLayout& layout);
   std::vector<SamKvDocument> Documents(const ReuseLayout& layout) const;
@@ -64,11 +86,14 @@ class SamKvPolicy final : public RecoveryPolicy {
   static PositionRanges AlwaysSeen(const ReuseLayout& layout);
   static PositionRanges FixedTiles(const ReuseLayout& layout);
   PositionRanges AlwaysKept(const ReuseLayout& layout) const;
-  // By attention: the tiles of a document, which end where pages of the prompt do, so that what is kept is whole pages.
-  // The first has up to half a page more, or less.
+  // By attention (and recovered): the tiles of a document, which end where pages of the prompt do, so that what is kept
+  // is whole pages. The first has up to half a page more, or less.
   static PositionRanges PageTiles(const PositionRange& document);
-  // By attention: tokens that may be left out.
-  static PositionRanges Candidates(const ReuseLayout& layout);
+  // By attention: tokens that may be left out. By attention over copies as they are the first tile of a document, which
+  // is what all its tokens attend to, may not.
+  PositionRanges Candidates(const ReuseLayout& layout) const;
+  int32_t num_initial() const { return choose_ == By::kRecovered ? 0 : kSamKvInitialTiles; }
+  ScoreRequest QuestionScores(const ReuseLayout& layout, int32_t first_layer) const;
   std::vector<std::vector<int32_t>> TilesByAttention(const ReuseLayout& layout) const;
   bool HasChoice(const ReuseLayout& layout) const;
   // What the rows of the next stage see: in every layer the same, or [num_layers].
@@ -76,7 +101,9 @@ class SamKvPolicy final : public RecoveryPolicy {
 
   const ReuseOptions options_;
   const SamKvShape shape_;
-  const bool by_attention_;  // ReuseOptions::choose
+  const By choose_;
+  const Recompute recompute_;
+  SparseXPolicy sparsex_;
   std::vector<CopySummary> summaries_;
   std::vector<float> means_;     // of the stage before
   std::vector<float> question_;  // the question's mean queries; empty: nothing is to be chosen

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 namespace spl::engine {
 namespace {
@@ -159,29 +161,44 @@ SamKvChoice ChooseTiles(const SamKvShape& shape, std::span<const float> question
   return choice;
 }
 
-int64_t BestTilesBudget(std::span<const int32_t> num_tiles, double ratio) {
-  int64_t all = 0, middle = 0;
+int64_t BestTilesBudget(std::span<const int32_t> num_tiles, double ratio, int32_t num_initial) {
+  int64_t all = 0, middle = 0, initial = 0;
   for (const int32_t tiles : num_tiles) {
     all += tiles;
+    initial += std::min(tiles, num_initial);
     middle += SamKvDocument{.num_tiles = tiles}.num_middle();
   }
   const auto documents = static_cast<int64_t>(num_tiles.size());
   const int64_t kept = ratio > 0 ? std::llround(ratio * static_cast<double>(all))
                                  : all - middle + middle / std::max<int64_t>(documents, 1);
-  return std::clamp<int64_t>(kept - documents * kSamKvInitialTiles, 0, all - documents * kSamKvInitialTiles);
+  return std::clamp<int64_t>(kept - initial, 0, all - initial);
 }
 
-std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> tile_scores, double ratio) {
+float TileWorth(std::span<const float> token_scores, int32_t begin, int32_t end) {
+  constexpr int32_t kBeyond = 8;
+  constexpr std::ptrdiff_t kBest = 8;
+  const int32_t first = std::max(0, begin - kBeyond);
+  const int32_t last = std::min(static_cast<int32_t>(token_scores.size()), end + kBeyond);
+  std::vector<float> worth;
+  for (int32_t t = first; t < last; ++t)
+    worth.push_back(token_scores[static_cast<size_t>(t)] * (t < begin || t >= end ? 0.5f : 1.0f));
+  const auto best = worth.begin() + std::min(kBest, static_cast<std::ptrdiff_t>(worth.size()));
+  std::partial_sort(worth.begin(), best, worth.end(), std::greater<>());
+  return std::accumulate(worth.begin(), best, 0.0f);
+}
+
+std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> tile_scores, double ratio,
+                                            int32_t num_initial) {
   std::vector<Candidate> candidates;
   std::vector<int32_t> num_tiles;
   for (size_t i = 0; i < tile_scores.size(); ++i) {
     num_tiles.push_back(static_cast<int32_t>(tile_scores[i].size()));
-    for (int32_t tile = kSamKvInitialTiles; tile < num_tiles.back(); ++tile) {
+    for (int32_t tile = num_initial; tile < num_tiles.back(); ++tile) {
       const float score = tile_scores[i][static_cast<size_t>(tile)];
       candidates.push_back({score, score, i, tile});
     }
   }
-  KeepBest(candidates, BestTilesBudget(num_tiles, ratio));
+  KeepBest(candidates, BestTilesBudget(num_tiles, ratio, num_initial));
   std::vector<std::vector<int32_t>> best(tile_scores.size());
   for (const Candidate& kept : candidates) best[kept.document].push_back(kept.tile);
   for (std::vector<int32_t>& tiles : best) std::sort(tiles.begin(), tiles.end());

@@ -85,13 +85,20 @@ SamKvChoice ChooseTiles(const SamKvShape& shape, std::span<const float> question
 int64_t MiddleBudget(std::span<const SamKvDocument> documents, const SamKvBudget& budget);
 
 // Ours, for what the mean of 64 keys does not show (docs/samkv.md): the tiles that get most attention, the same in all
-// layers, so that what is kept is what is computed afresh. Of each document the initial tile is kept; local tiles
-// compete with the middle ones. `tile_scores`: [num_documents][num_tiles]; the initial tile's does not matter. `ratio`:
-// as SamKvBudget's. Gives [num_documents] tiles besides the initial ones, ascending. Ties go to the lower document,
-// then to the lower tile.
-std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> tile_scores, double ratio);
+// layers, so that what is kept is what is computed afresh. The first `num_initial` tiles of each document are kept
+// anyway; local tiles compete with the middle ones. `tile_scores`: [num_documents][num_tiles]; those of initial tiles
+// do not matter. `ratio`: as SamKvBudget's. Gives [num_documents] tiles besides the initial ones, ascending. Ties go to
+// the lower document, then to the lower tile.
+std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> tile_scores, double ratio,
+                                            int32_t num_initial);
 // How many that are over all documents.
-int64_t BestTilesBudget(std::span<const int32_t> num_tiles, double ratio);
+int64_t BestTilesBudget(std::span<const int32_t> num_tiles, double ratio, int32_t num_initial);
+
+// What tile [begin, end) of a document is worth: the sum of the eight best of its tokens' scores and of half the scores
+// of the eight tokens on either side of it. A few tokens make a fact, so that a tile of much that is looked at a little
+// is not worth more than one with a fact; and a fact that ends behind the tile's edge wants both tiles. `token_scores`:
+// of the document's tokens, not negative.
+float TileWorth(std::span<const float> token_scores, int32_t begin, int32_t end);
 
 // Recombination (SamKV 3.3): what a layer does with which tokens, when in layer n the tokens of recompute[n] get K and
 // V afresh. Rule 1: whose K and V are made afresh in a layer needs the outputs of all layers below. Rule 2: in a layer

@@ -26,10 +26,12 @@ int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config, bool isolat
 SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options)
     : RecoveryPolicy(config), options_(options) {}
 
-void SparseXPolicy::Prepare(const ReuseLayout& layout) {
+void SparseXPolicy::Prepare(const ReuseLayout& layout) { dense_layers_ = DenseLayersOf(layout); }
+
+int32_t SparseXPolicy::DenseLayersOf(const ReuseLayout& layout) const {
   const bool isolated = std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
-  dense_layers_ = std::min(config().num_layers,
-                           options_.dense_layers >= 0 ? options_.dense_layers : DefaultDenseLayers(config(), isolated));
+  return std::min(config().num_layers,
+                  options_.dense_layers >= 0 ? options_.dense_layers : DefaultDenseLayers(config(), isolated));
 }
 
 PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
@@ -47,19 +49,22 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
           .keys_only_last = true};
 }
 
+int64_t SparseXPolicy::NumChosen(int64_t num_reused) const {
+  const auto reused = static_cast<double>(num_reused);
+  const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * reused));
+  const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
+  return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)});
+}
+
 PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
-  const int64_t reused = CountOf(layout.reused);
-  const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * static_cast<double>(reused)));
-  const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * static_cast<double>(reused));
   const int32_t layer = std::max(0, dense_layers_ - 1);
   PrefillStage stage{.rows = UnionOf(layout.fresh(), Tail(layout)), .layers = {layer, layer + 1}, .kv_is_final = false};
-  stage.score = {
-      .kind = ScoreKind::kColumnMass,
-      .layer = layer,
-      .candidates = layout.reused,
-      .probes = stage.rows,
-      .pool_radius = options_.score_pool,
-      .k = std::min({reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)})};
+  stage.score = {.kind = ScoreKind::kColumnMass,
+                 .layer = layer,
+                 .candidates = layout.reused,
+                 .probes = stage.rows,
+                 .pool_radius = options_.score_pool,
+                 .k = NumChosen(CountOf(layout.reused))};
   RefineScore(layout, stage.score);
   return stage;
 }

@@ -20,6 +20,12 @@ class SparseXPolicy : public RecoveryPolicy {
   int32_t first_cached_layer() const override { return dense_layers_; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
+  // Layers before the boundary.
+  int32_t DenseLayersOf(const ReuseLayout& layout) const;
+  // How many of so many reused tokens are chosen by scores.
+  int64_t NumChosen(int64_t num_reused) const;
+  // Fresh text, and what of the reused text is computed wherever attention points.
+  PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
   // Segments cached in context: a sixth of the layers of a small dense model, an eighth of a large one or one of
   // experts (algorithms.md section 1: 15–20 % and 10–15 %). Isolated ones: twice that, because what relates them to
   // each other has never been computed, and it takes the layers up to there until attention points at it (docs/results,
@@ -30,8 +36,6 @@ class SparseXPolicy : public RecoveryPolicy {
   void Prepare(const ReuseLayout& layout) override;
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
   virtual void RefineScore(const ReuseLayout& /*layout*/, ScoreRequest& /*score*/) const {}
-  // Fresh text, and what of the reused text is computed wherever attention points.
-  PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
   const ReuseOptions& options() const { return options_; }
   int32_t dense_layers() const { return dense_layers_; }
 

@@ -175,7 +175,7 @@ struct RandomCase {
 // Of 3 + 5 + 1 tiles a third is three: the initial ones. Half is 4.5, rounded up 5: two more.
 TEST(SamKvChoiceTest, BestTilesAreThoseWithTheHighestScores) {
   const std::vector<Floats> scores = {{9, 1, 4}, {0, 3, 4, 2, 4}, {7}};
-  const auto best = [&](double ratio) { return BestTiles(scores, ratio); };
+  const auto best = [&](double ratio) { return BestTiles(scores, ratio, 1); };
   using Tiles = std::vector<std::vector<int32_t>>;
   EXPECT_EQ(best(0.01), (Tiles{{}, {}, {}}));
   EXPECT_EQ(best(0.34), (Tiles{{}, {}, {}}));
@@ -185,7 +185,30 @@ TEST(SamKvChoiceTest, BestTilesAreThoseWithTheHighestScores) {
   EXPECT_EQ(best(1), (Tiles{{1, 2}, {1, 2, 3, 4}, {}}));
   // The paper's number: 3 + 3 + 1 fixed tiles and (0 + 2 + 0) / 3 middle ones, less the initial ones.
   EXPECT_EQ(best(0), (Tiles{{2}, {1, 2, 4}, {}}));
-  EXPECT_EQ(BestTilesBudget(std::vector<int32_t>{3, 5, 1}, 0), 4);
+  EXPECT_EQ(BestTilesBudget(std::vector<int32_t>{3, 5, 1}, 0, 1), 4);
+  // Without initial tiles all compete.
+  EXPECT_EQ(BestTilesBudget(std::vector<int32_t>{3, 5, 1}, 0, 0), 7);
+  EXPECT_EQ(BestTiles(scores, 0.23, 0), (Tiles{{0}, {}, {0}}));
+  EXPECT_EQ(BestTiles(scores, 0.01, 0), (Tiles{{}, {}, {}}));
+  EXPECT_EQ(BestTiles(scores, 1, 0), (Tiles{{0, 1, 2}, {0, 1, 2, 3, 4}, {0}}));
+}
+
+TEST(SamKvChoiceTest, ATileIsWorthItsBestTokensAndHalfOfItsNeighbours) {
+  Floats tokens(200);
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 0);
+  tokens[70] = 4;
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 4);
+  tokens[128] = 4;  // just behind it
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 4 + 4 * 0.5);
+  tokens[135] = 1, tokens[136] = 100;  // the eighth beyond the border, and the ninth
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 4 + 2 + 0.5);
+  tokens[56] = 1, tokens[55] = 100;
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 4 + 2 + 0.5 + 0.5);
+  EXPECT_EQ(TileWorth(tokens, 0, 64), 100 + 1 + 4 * 0.5);
+  for (int t = 80; t < 100; ++t) tokens[static_cast<size_t>(t)] = 3;  // many: the best eight count
+  EXPECT_EQ(TileWorth(tokens, 64, 128), 4 + 7 * 3);
+  EXPECT_EQ(TileWorth(tokens, 128, 200), 4 + 1 + 100);
+  EXPECT_EQ(TileWorth(Floats{2}, 0, 1), 2);  // a document of one token
 }
 
 TEST(SamKvChoiceTest, ThePlaceOfADocumentAmongTheOthersDoesNotMatter) {

@@ -146,7 +146,8 @@ TEST_P(SamKvPolicyTest, WithNothingLeftOutItIsAFullPrefill) {
     const Prompt prompt(machine_, random, 3, 100, 500, question);
     const Result want = Prefill(machine_, prompt.tokens, {.policy = "exact"});
     for (const int32_t room : {Machine::kMaxRows, 128}) {
-      const Result got = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1}, prompt.hits, room);
+      const Result got = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1, .choose = "attention"},
+                                 prompt.hits, room);
       EXPECT_TRUE(SameBits(got.logits, want.logits)) << question << ", " << room;
       EXPECT_EQ(got.kept_share, 1);
       EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox);  // it happens to be right, nobody proved it
@@ -163,7 +164,8 @@ TEST_P(SamKvPolicyTest, WithoutRecomputationItIsNaive) {
   std::mt19937 random = SeededRandom("naive");
   const Prompt prompt(machine_, random, 3, 100, 500, 30);
   const Result got =
-      Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1, .recompute = "none"}, prompt.hits);
+      Prefill(machine_, prompt.tokens,
+              {.policy = "samkv", .budget_ratio = 1, .recompute = "none", .choose = "attention"}, prompt.hits);
   EXPECT_TRUE(SameBits(got.logits, Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits).logits));
   EXPECT_EQ(got.recomputed, 0);
 }
@@ -222,7 +224,8 @@ TEST_P(SamKvPolicyTest, AttentionKeepsTheTilesThatTheQuestionSees) {
   for (const int32_t question : {0, 30, 100}) {
     const Prompt prompt(machine_, random, 4, 500, 900, question);
     const auto length = static_cast<int32_t>(prompt.tokens.size());
-    const Result got = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.3}, prompt.hits);
+    const Result got =
+        Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.3, .choose = "attention"}, prompt.hits);
     ASSERT_EQ(got.kept.size(), static_cast<size_t>(kLayers));
     PositionRanges documents;
     int64_t tiles = 0;
@@ -253,6 +256,86 @@ TEST_P(SamKvPolicyTest, AttentionKeepsTheTilesThatTheQuestionSees) {
     }
     EXPECT_EQ(got.recomputed, tokens_kept);
     EXPECT_EQ(got.summaries_computed, 0);
+  }
+}
+
+// The stages are those of sparsex, and so is what is kept: the same tiles in every layer, as many as the budget allows,
+// wherever they are in the documents.
+TEST_P(SamKvPolicyTest, RecoveredKeepsWhatSparseXHasRecovered) {
+  std::mt19937 random = SeededRandom("recovered");
+  for (const int32_t question : {0, 30, 100}) {
+    for (const int32_t dense_layers : {-1, 0, kLayers}) {
+      const Prompt prompt(machine_, random, 4, 500, 900, question);
+      const auto length = static_cast<int32_t>(prompt.tokens.size());
+      const Result want =
+          Prefill(machine_, prompt.tokens, {.policy = "sparsex", .dense_layers = dense_layers}, prompt.hits);
+      for (const double budget : {0.3, 1.0}) {
+        const Result got =
+            Prefill(machine_, prompt.tokens, {.policy = "samkv", .dense_layers = dense_layers, .budget_ratio = budget},
+                    prompt.hits);
+        ASSERT_EQ(got.kept.size(), static_cast<size_t>(kLayers));
+        EXPECT_EQ(got.recomputed, want.recomputed);
+        EXPECT_EQ(got.summaries_computed, 0);
+        EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox);
+        // The last token once more, by itself: sums in another order.
+        EXPECT_LE(RelativeL2(got.logits, want.logits), kernels::ToleranceFor(machine_.dtype()).relative_l2);
+        for (int32_t layer = 0; layer < kLayers; ++layer) {
+          for (int32_t p = 0; p + 1 < length; p += 11)
+            ASSERT_TRUE(SameBits(Row(machine_, got, layer, 0, p, true), Row(machine_, want, layer, 0, p, true))) << p;
+        }
+        PositionRanges documents;
+        int64_t tiles = 0, kept_tiles = 0;
+        for (const SegmentHit& hit : prompt.hits) {
+          const PositionRange document{hit.target, hit.target + hit.num_tokens};
+          documents.push_back(document);
+          for (int32_t begin = document.begin, end = (begin + 95) / 64 * 64; begin < document.end;
+               begin = end, end += 64) {
+            const PositionRange tile{begin, std::min(document.end, end)};
+            const int64_t of_tile = CountOf(IntersectionOf(got.kept[0], {&tile, 1}));
+            EXPECT_TRUE(of_tile == 0 || of_tile == tile.size() || (question == 0 && tile.end > length - 64));
+            ++tiles;
+            kept_tiles += of_tile > 0;
+          }
+        }
+        const int64_t most = std::llround(budget * static_cast<double>(tiles));
+        EXPECT_GE(kept_tiles, most);
+        EXPECT_LE(kept_tiles, most + (question == 0 ? 2 : 0));  // the question is kept whatever it scores
+        for (const PositionRanges& kept : got.kept) {
+          EXPECT_EQ(kept, got.kept[0]);
+          EXPECT_EQ(CountOf(kept) - CountOf(IntersectionOf(kept, documents)), length - CountOf(documents));
+        }
+      }
+    }
+  }
+}
+
+// recompute=sparsex: with every row chosen, or no layer behind the boundary, it is recompute=samkv; else it computes
+// less, and nothing that is not kept is seen or computed.
+TEST_P(SamKvPolicyTest, RowsOfSparseXAreComputedOfWhatIsKept) {
+  std::mt19937 random = SeededRandom("rows of sparsex");
+  for (const char* choose : {"attention", "means"}) {
+    const Prompt prompt(machine_, random, 4, 500, 900, 30);
+    ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.4, .recompute = "samkv", .choose = choose};
+    const Result all = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    reuse.recompute = "sparsex";
+    const Result some = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    EXPECT_EQ(some.kept, all.kept);
+    EXPECT_LT(some.recomputed, all.recomputed / 2);
+    EXPECT_GT(some.recomputed, 0);
+    EXPECT_FALSE(SameBits(some.logits, all.logits));
+    PositionRanges kept;
+    for (const PositionRanges& of_layer : some.kept) kept = UnionOf(kept, of_layer);
+    EXPECT_EQ(all.recomputed, CountOf(IntersectionOf(kept, [&] {
+                PositionRanges documents;
+                for (const SegmentHit& hit : prompt.hits)
+                  documents.push_back({hit.target, hit.target + hit.num_tokens});
+                return documents;
+              }())));
+    ReuseOptions every = reuse, dense = reuse;
+    every.recompute_share = 1;
+    dense.dense_layers = kLayers;
+    EXPECT_TRUE(SameBits(Prefill(machine_, prompt.tokens, every, prompt.hits).logits, all.logits)) << choose;
+    EXPECT_TRUE(SameBits(Prefill(machine_, prompt.tokens, dense, prompt.hits).logits, all.logits)) << choose;
   }
 }
 
@@ -342,7 +425,8 @@ TEST_P(SamKvPolicyTest, FusionOfEqualRowsIsOverwriting) {
   const auto source = std::make_shared<SegmentSource>(*want.kv, 0, std::span(text).first(450), true);
   for (const bool fusion : {false, true}) {
     const Result got =
-        Prefill(machine_, text, {.policy = "samkv", .budget_ratio = 1, .fusion = fusion}, {{source, 0, 0, 450}});
+        Prefill(machine_, text, {.policy = "samkv", .budget_ratio = 1, .fusion = fusion, .choose = "attention"},
+                {{source, 0, 0, 450}});
     EXPECT_TRUE(SameBits(got.logits, want.logits)) << fusion;
   }
 }
@@ -378,11 +462,15 @@ TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
   for (int round = 0; round < 25 && !HasFailure(); ++round) {
     const Prompt prompt(machine_, random, 1 + static_cast<int>(random() % 5), 40, 600,
                         static_cast<int32_t>(random() % 3 * 20), static_cast<int32_t>(random() % 70));
-    const ReuseOptions reuse{.policy = "samkv",
-                             .budget_ratio = static_cast<double>(random() % 5) / 4,
-                             .fusion = random() % 2 == 0,
-                             .recompute = random() % 3 == 0 ? "none" : "samkv",
-                             .choose = random() % 2 == 0 ? "attention" : "means"};
+    constexpr const char* kChoices[] = {"recovered", "attention", "means"};
+    constexpr const char* kRecomputes[] = {"", "none", "samkv", "sparsex"};
+    ReuseOptions reuse{.policy = "samkv",
+                       .dense_layers = static_cast<int32_t>(random() % (kLayers + 2)) - 1,
+                       .budget_ratio = static_cast<double>(random() % 5) / 4,
+                       .recompute = kRecomputes[random() % 4],
+                       .choose = kChoices[random() % 3]};
+    if (reuse.choose == "recovered" && reuse.recompute == "sparsex") reuse.recompute = "";
+    reuse.fusion = random() % 2 == 0 && reuse.choose != "recovered" && reuse.recompute != "sparsex";
     const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits, round % 2 == 0 ? 512 : 192);
     EXPECT_EQ(got.kv->num_tokens(), static_cast<int64_t>(prompt.tokens.size()));
     for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << round;
@@ -500,7 +588,8 @@ TEST_P(SamKvPolicyTest, DecodingSeesWhatEachLayerKeeps) {
 TEST_P(SamKvPolicyTest, WithNothingLeftOutDecodingIsDense) {
   std::mt19937 random = SeededRandom("dense decoding");
   const Prompt prompt(machine_, random, 3, 300, 500, 30);
-  const Result kept = Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1}, prompt.hits);
+  const Result kept =
+      Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 1, .choose = "attention"}, prompt.hits);
   const Result exact = Prefill(machine_, prompt.tokens, {.policy = "exact"});
   kept.kv->KeepOnly(KeptOf(kept));
   EXPECT_EQ(kept.kv->num_pages(), exact.kv->num_pages());
@@ -577,15 +666,17 @@ class SamKvReferenceTest : public testing::TestWithParam<std::string> {};
 TEST_P(SamKvReferenceTest, AgreesWithTheDefinitions) {
   Machine fast(GetParam()), plain("ref");
   if (!fast.there()) GTEST_SKIP() << "no such device";
-  constexpr const char* kChoices[] = {"attention", "means"};
-  for (const char* recompute : {"none", "samkv"}) {
+  constexpr const char* kChoices[] = {"recovered", "attention", "means"};
+  for (const char* recompute : {"none", "samkv", "sparsex"}) {
     for (const char* choose : kChoices) {
+      const bool sparsex = std::string(recompute) == "sparsex";
+      if (sparsex && std::string(choose) == "recovered") continue;
       std::mt19937 a(11), b(11);
       const Prompt prompt(fast, a, 3, 300, 450, 20), same(plain, b, 3, 300, 450, 20);
       ASSERT_EQ(prompt.tokens, same.tokens);
       const ReuseOptions reuse{.policy = "samkv",
                                .budget_ratio = 0.7,
-                               .fusion = std::string(choose) == "means",
+                               .fusion = std::string(choose) == "means" && !sparsex,
                                .recompute = recompute,
                                .choose = choose};
       const Result got = Prefill(fast, prompt.tokens, reuse, prompt.hits),
@@ -634,7 +725,7 @@ TEST(SamKvBf16Test, AgreesWithTheDefinitions) {
   for (const char* recompute : {"none", "samkv"}) {
     std::mt19937 a(12), b(12);
     const Prompt prompt(fast, a, 4, 300, 700, 200), same(plain, b, 4, 300, 700, 200);
-    const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.01, .recompute = recompute};
+    const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.01, .recompute = recompute, .choose = "attention"};
     const Result got = Prefill(fast, prompt.tokens, reuse, prompt.hits),
                  want = Prefill(plain, same.tokens, reuse, same.hits);
     EXPECT_EQ(got.kept, want.kept);
@@ -660,6 +751,10 @@ TEST(SamKvRefusalTest, SaysWhatItDoesNotServe) {
   const absl::Status recompute = refuse({.policy = "samkv", .recompute = "all"});
   EXPECT_EQ(recompute.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'all'"));
+  EXPECT_THAT(refuse({.policy = "samkv", .recompute = "sparsex"}).message(),
+              testing::HasSubstr("set choose to attention or means"));
+  EXPECT_THAT(refuse({.policy = "samkv", .fusion = true}).message(), testing::HasSubstr("fusion is true"));
+  EXPECT_EQ(refuse({.policy = "samkv", .recompute = "sparsex", .choose = "attention"}), absl::OkStatus());
 }
 
 }  // namespace

@@ -119,8 +119,16 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
   reuse_.set_policy("samkv");
   reuse_.set_budget_ratio(0.4);
   Publish(documents);
-  for (const char* recompute : {"samkv", "none"}) {
+  struct Options {
+    const char *choose, *recompute;
+  };
+  for (const auto& [choose, recompute] : {Options{"", ""}, Options{"recovered", "samkv"}, Options{"attention", "samkv"},
+                                          Options{"attention", "none"}, Options{"attention", "sparsex"}}) {
+    const bool blends = std::string(choose) == "attention" && std::string(recompute) != "sparsex";
     for (const bool fusion : {false, true}) {
+      if (fusion && !blends) continue;
+      SCOPED_TRACE(choose);
+      reuse_.set_choose(choose);
       reuse_.set_recompute(recompute);
       reuse_.set_fusion(fusion);
       const Alone alone = RunAlone(documents, 20);
