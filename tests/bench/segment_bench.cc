@@ -211,6 +211,10 @@ class Bench {
     engine::ReuseOptions reuse{.policy = method == "cold" ? "sparsex" : method.substr(0, method.find('=')),
                                .dense_layers = flags_.dense_layers,
                                .recompute_share = flags_.recompute_share};
+    if (reuse.policy.starts_with("samkv-")) {
+      reuse.choose = reuse.policy.substr(6);
+      reuse.policy = "samkv";
+    }
     if (!engine::UsesHeadClasses(reuse) && (engine::RunsWholeSpans(reuse) || reuse.policy.ends_with("-shape")))
       reuse.dense_layers = -1;  // their own
     if (const size_t number = method.find('='); number != std::string::npos) {
@@ -473,7 +477,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
-                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES, samkv=BUDGET")
+                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES, samkv=BUDGET (samkv-attention, samkv-means: by these)")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--head-classes", flags.head_classes, "a head_classes.json; with --shape also a preset")

@@ -1,5 +1,6 @@
 // Time to the first token of a prompt whose documents are on the disk of a chunk store and nowhere else, by method:
 // sparsex fetches all of their KV, and so does samkv; samkv-means (choose=means) their summaries and what it reads.
+// samkv-attention: choose=attention.
 //
 //   splice_stored_documents_bench --model models/splice-tiny --data-dir DIR [--documents 16] [--document-tokens 1000]
 //     [--methods sparsex,samkv,samkv-means=0.15] [--rounds 5]
@@ -41,7 +42,7 @@ struct Setup {
   int documents = 16;
   int document_tokens = 1000;
   int question_tokens = 24;
-  std::vector<std::string> methods = {"sparsex", "samkv", "samkv-means"};
+  std::vector<std::string> methods = {"sparsex", "samkv", "samkv-attention", "samkv-means"};
   int rounds = 5;
 };
 
@@ -164,9 +165,9 @@ class Bench {
     request.sampling.temperature = 0;
     const size_t number = method.find('=');
     request.reuse.policy = method.substr(0, number);
-    if (request.reuse.policy == "samkv-means") {
+    if (request.reuse.policy.starts_with("samkv-")) {
+      request.reuse.choose = request.reuse.policy.substr(6);
       request.reuse.policy = "samkv";
-      request.reuse.choose = "means";
     }
     request.reuse.budget_ratio = number == std::string::npos ? 0.25 : std::stod(method.substr(number + 1));
     std::promise<absl::Status> done;
