@@ -36,7 +36,7 @@ struct Flags {
   double reuse = 0.9;
   int32_t slice = 4096;
   int32_t dense_layers = 3;
-  double recompute_share = 0.05;
+  double recompute_share = -1;  // each method's own
   int32_t repeats = 5;
   double linear_tflops = 680, attention_tflops = 590;
   double max_seconds = 600;

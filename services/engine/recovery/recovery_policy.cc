@@ -53,7 +53,7 @@ bool RunsWholeSpans(const ReuseOptions& options) {
 
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
   SPLICE_RETURN_IF_ERROR(CheckRange("dense_layers", o.dense_layers, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(CheckShare("recompute_share", o.recompute_share));
+  if (o.recompute_share != -1) SPLICE_RETURN_IF_ERROR(CheckShare("recompute_share", o.recompute_share));
   SPLICE_RETURN_IF_ERROR(CheckRange("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
   SPLICE_RETURN_IF_ERROR(CheckRange("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
   SPLICE_RETURN_IF_ERROR(CheckRange("overflow_tokens", o.overflow_tokens, 0, 4096));

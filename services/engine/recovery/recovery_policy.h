@@ -189,7 +189,9 @@ struct ReuseOptions {
   std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
   int32_t dense_layers = -1;  // layers before the boundary, where every row is computed; -1: by model and provenance
-  double recompute_share = 0.05;  // k as a share of the reused tokens, bounded by the next two
+  // k as a share of the reused tokens, bounded by the next two; -1: 0.05, in samkv 0.15, which is about what SamKV
+  // computes afresh (docs/results, samkv).
+  double recompute_share = -1;
   int32_t recompute_min = 64;
   int32_t recompute_max = 4096;
   // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.

@@ -21,8 +21,14 @@ SamKvPolicy::SamKvPolicy(const ModelConfig& config, const ReuseOptions& options)
       shape_{config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim},
       choose_(ByOf(options)),
       recompute_(RecomputeOf(options)),
-      sparsex_(config, options),
+      sparsex_(config, SparseXOptions(options)),
       visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+
+ReuseOptions SamKvPolicy::SparseXOptions(ReuseOptions options) {
+  constexpr double kRecomputeShare = 0.15;
+  if (options.recompute_share == -1) options.recompute_share = kRecomputeShare;
+  return options;
+}
 
 SamKvPolicy::By SamKvPolicy::ByOf(const ReuseOptions& options) {
   if (options.choose == "means") return By::kMeans;

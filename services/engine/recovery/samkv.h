@@ -64,6 +64,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   enum class Recompute : uint8_t { kNone, kSparseX, kAll };    // ReuseOptions::recompute
   enum class At : uint8_t { kRecovery, kComposite, kLocal, kDense, kRecompute, kQuestion, kLastToken };
 
+  static ReuseOptions SparseXOptions(ReuseOptions options);
   static By ByOf(const ReuseOptions& options);
   static Recompute RecomputeOf(const ReuseOptions& options);
   // choose=recovered: a stage of SparseX, the last one with the question's scores.

@@ -7,6 +7,7 @@ namespace spl::engine {
 namespace {
 
 constexpr int32_t kLinkTokensIsolated = 8;
+constexpr double kRecomputeShare = 0.05;
 constexpr int64_t kSmallModelWeights = 20'000'000'000;
 
 // Weights of the linear layers, roughly: enough to tell a small model from a large one.
@@ -51,7 +52,8 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
 
 int64_t SparseXPolicy::NumChosen(int64_t num_reused) const {
   const auto reused = static_cast<double>(num_reused);
-  const auto wanted = static_cast<int64_t>(std::lround(options_.recompute_share * reused));
+  const double share = options_.recompute_share == -1 ? kRecomputeShare : options_.recompute_share;
+  const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
   return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)});
 }
