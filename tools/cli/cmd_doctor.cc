@@ -8,6 +8,7 @@
 #include "tools/cli/byte_size_option.h"
 #include "tools/cli/command.h"
 #include "tools/cli/doctor_checks.h"
+#include "tools/cli/endpoint.h"
 
 namespace spl::cli {
 namespace {
