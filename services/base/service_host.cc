@@ -45,6 +45,8 @@ absl::Status ServiceHost::StartServer(const std::vector<grpc::Service*>& service
   builder.AddListeningPort(options_.listen,
                            options_.credentials ? options_.credentials : grpc::InsecureServerCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(options_.handshake_timeout.count()));
   builder.SetMaxReceiveMessageSize(options_.max_message_bytes);
   builder.SetMaxSendMessageSize(options_.max_message_bytes);
   for (grpc::Service* const service : services) builder.RegisterService(service);

@@ -37,6 +37,8 @@ struct ServiceHostOptions {
   HttpEndpoint::Handlers extra_handlers;
   // Null: no encryption.
   std::shared_ptr<grpc::ServerCredentials> credentials;
+  // From a connection to the end of its handshake; then it is closed.
+  std::chrono::milliseconds handshake_timeout{10'000};
   // Of one message in either direction.
   int max_message_bytes = 1 << 30;
   // Called by Stop after the host has become not ready and before the server stops to take calls: finish or hand over

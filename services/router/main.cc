@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "splice-router: {}\n", spl::MessageOf(server.status()));
     return 1;
   }
-  fmt::print("ready http={} grpc={}\n", (*server)->http_address(), (*server)->grpc_address());
+  fmt::print("{}\n", spl::router::ReadyLine(**server));
   std::fflush(stdout);
   shutdown.Wait();
   (*server)->Stop();

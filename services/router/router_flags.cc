@@ -19,6 +19,7 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',');
   membership_.Register(app);
   tls_.Register(app);
+  options_.public_tls.Register(app);
   options_.trace.Register(app);
   app.add_option("--http", options_.http.listen, "Address of the HTTP API; port 0 picks a free one")
       ->capture_default_str();
@@ -125,6 +126,7 @@ absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
   SPLICE_ASSIGN_OR_RETURN(options.dispatch.fleet.discovery, membership_.MakeDiscovery());
   SPLICE_ASSIGN_OR_RETURN(options.dispatch.fleet.tls, PeerTls::Load(tls_));
   options.knowledge_bases.tls = options.dispatch.fleet.tls;
+  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());
   const bool listed = !prefill_.empty() || !decode_.empty();
   if (options.dispatch.fleet.discovery == nullptr && (prefill_.empty() || decode_.empty()))
     return InvalidArgument("--discovery static needs --prefill and --decode");

@@ -15,8 +15,8 @@ namespace spl::router {
 // Holds what CLI11 parses into; must live as long as the app parses.
 struct RouterFlags {
   void Register(CLI::App& app);
-  // InvalidArgument: an address is malformed, a value is out of range, or the files of --tls-… do
-  // not hold what they should.
+  // InvalidArgument: an address is malformed, a value is out of range, or the files of --tls-… or
+  // --public-tls-… do not hold what they should.
   absl::StatusOr<RouterOptions> ToOptions() const;
 
   std::string log_level = "info";

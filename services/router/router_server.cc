@@ -1,5 +1,6 @@
 #include "services/router/router_server.h"
 
+#include <array>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -17,6 +18,7 @@
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
 #include "services/router/http/control_api.h"
+#include "services/router/http/http_tls.h"
 #include "services/router/http/openai_api.h"
 #include "services/router/scaling/external_scaler.h"
 #include "services/router/work_pool.h"
@@ -41,6 +43,11 @@ class Server final : public RouterServer {
   ~Server() override { Stop(); }
 
   absl::Status Init() {
+    if (options_.public_tls.enabled()) {
+      SPLICE_RETURN_IF_ERROR(options_.public_tls.Check());
+      SPLICE_ASSIGN_OR_RETURN(http_tls_, HttpTls::Load(options_.public_tls.files()));
+      NoteCertificate("router.public_tls_on");
+    }
     SPLICE_ASSIGN_OR_RETURN(model_,
                             ServedModel::Load(options_.model_dir, options_.served_model_name, options_.max_context));
     if (!options_.api_keys_file.empty()) {
@@ -68,6 +75,7 @@ class Server final : public RouterServer {
   std::string http_address() const override { return http_->address(); }
   std::string grpc_address() const override { return host_->grpc_address(); }
   std::string metrics_address() const override { return host_->metrics_address(); }
+  bool tls() const override { return http_tls_ != nullptr; }
   bool ready() const override { return dispatcher_->ready(); }
   Dispatcher& dispatcher() override { return *dispatcher_; }
 
@@ -100,8 +108,11 @@ class Server final : public RouterServer {
     api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, metrics_);
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, *admin_pool_, *publish_pool_);
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, IsLoopback(options_.http.listen));
+    HttpServerOptions http = options_.http;
+    http.tls = http_tls_;
+    http.on_handshake = [this](HandshakeResult result) { handshakes_[static_cast<size_t>(result)]->Increment(); };
     SPLICE_ASSIGN_OR_RETURN(http_, HttpServer::Start(
-                                       io_, options_.http,
+                                       io_, std::move(http),
                                        [this](std::shared_ptr<HttpExchange> exchange) {
                                          const std::string& path = exchange->request().path;
                                          if (ControlApi::Serves(path)) return control_api_->Handle(exchange);
@@ -116,6 +127,8 @@ class Server final : public RouterServer {
     host.name = "router";
     host.listen = options_.grpc_listen;
     host.metrics_listen = options_.metrics_listen;
+    if (http_tls_ != nullptr) host.credentials = MakePublicServerCredentials(options_.public_tls);
+    host.handshake_timeout = options_.http.handshake_timeout;
     host.max_message_bytes = static_cast<int>(options_.http.max_body_bytes);
     host.drain_timeout = options_.drain_timeout;
     host.drain = [this](std::chrono::steady_clock::time_point deadline) {
@@ -145,12 +158,39 @@ class Server final : public RouterServer {
     }
   }
 
+  prometheus::Counter& Handshakes(const char* result) {
+    return metrics_.Counter("splice_router_public_tls_handshakes_total",
+                            "Connections to the HTTP API with TLS, by how they began.", {{"result", result}});
+  }
+  prometheus::Counter& CertificateReloads(const char* result) {
+    return metrics_.Counter("splice_router_public_tls_reloads_total",
+                            "Changed certificates of the public APIs that were read again.", {{"result", result}});
+  }
+  void NoteCertificate(const char* event) {
+    const auto until = std::chrono::duration_cast<std::chrono::seconds>(http_tls_->valid_until().time_since_epoch());
+    certificate_end_.Set(static_cast<double>(until.count()));
+    log::Info(event, log::F("cert", options_.public_tls.cert_file), log::F("valid_until_s", until.count()));
+  }
+  // gRPC reads the files by itself.
+  void ReloadCertificate() {
+    if (http_tls_ == nullptr) return;
+    const absl::StatusOr<bool> reloaded = http_tls_->ReloadIfChanged();
+    if (!reloaded.ok()) {
+      certificates_refused_.Increment();
+      log::Error("router.public_tls_not_reloaded", log::F("status", reloaded.status()));
+    } else if (*reloaded) {
+      certificates_reloaded_.Increment();
+      NoteCertificate("router.public_tls_reloaded");
+    }
+  }
+
   // gRPC health and the operators' /readyz follow the fleet.
   void UpdateReadiness() {
     std::lock_guard lock(readiness_mutex_);
     if (stopped_) return;
     if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
     if (++readiness_rounds_ % 10 == 0) ReloadKeys();
+    if (readiness_rounds_ % (10 * static_cast<uint64_t>(options_.public_tls.refresh.count())) == 0) ReloadCertificate();
     readiness_timer_.expires_after(std::chrono::milliseconds(100));
     readiness_timer_.async_wait([this](const boost::system::error_code& error) {
       if (!error) UpdateReadiness();
@@ -165,6 +205,14 @@ class Server final : public RouterServer {
   prometheus::Counter& keys_reloaded_ = KeyReloads("ok");
   prometheus::Counter& keys_refused_ = KeyReloads("refused");
   NamespaceKeys namespace_keys_;
+  std::shared_ptr<HttpTls> http_tls_;  // null: plain text
+  prometheus::Counter& certificates_reloaded_ = CertificateReloads("ok");
+  prometheus::Counter& certificates_refused_ = CertificateReloads("refused");
+  prometheus::Gauge& certificate_end_ = metrics_.Gauge("splice_router_public_tls_valid_until_seconds",
+                                                       "When the certificate of the public APIs expires; 0: no TLS.");
+  const std::array<prometheus::Counter*, 4> handshakes_ = {
+      // in the order of HandshakeResult
+      &Handshakes("ok"), &Handshakes("failed"), &Handshakes("timeout"), &Handshakes("plain_text")};
   // Before everything that has timers and sockets on it: it must go last.
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
@@ -189,6 +237,11 @@ class Server final : public RouterServer {
 };
 
 }  // namespace
+
+std::string ReadyLine(const RouterServer& server) {
+  return fmt::format("ready http={}{} grpc={}{}", server.tls() ? "https://" : "", server.http_address(),
+                     server.tls() ? "grpcs://" : "", server.grpc_address());
+}
 
 absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(RouterOptions options) {
   auto server = std::make_unique<Server>(std::move(options));

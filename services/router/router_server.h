@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/base/otlp_exporter.h"
+#include "services/base/public_tls.h"
 #include "services/router/dispatcher.h"
 #include "services/router/http/http_server.h"
 #include "services/router/knowledge_bases.h"
@@ -21,8 +22,10 @@ struct RouterOptions {
   std::string served_model_name;
   // Until a worker says it; 0: what config.json in model_dir says.
   uint32_t max_context = 0;
-  // HTTP API; its listen address is part of it.
+  // HTTP API; its listen address is part of it. `tls` and `on_handshake` are the server's own.
   HttpServerOptions http;
+  // Certificate of the HTTP and gRPC APIs (not of metrics_listen).
+  PublicTlsOptions public_tls;
   // HOST:PORT of the gRPC API.
   std::string grpc_listen = "127.0.0.1:8001";
   // HOST:PORT of /metrics, /healthz, /readyz for operators; empty: only on the HTTP API.
@@ -51,8 +54,9 @@ class RouterServer {
   static absl::StatusOr<std::unique_ptr<RouterServer>> Start(RouterOptions options);
   virtual ~RouterServer() = default;
 
-  virtual std::string http_address() const = 0;  // with the real ports
+  virtual std::string http_address() const = 0;  // HOST:PORT, with the real ports
   virtual std::string grpc_address() const = 0;
+  virtual bool tls() const = 0;                     // both speak TLS only
   virtual std::string metrics_address() const = 0;  // "" without it
   virtual bool ready() const = 0;                   // a pair of workers is connected
   virtual Dispatcher& dispatcher() = 0;
@@ -60,5 +64,8 @@ class RouterServer {
   // Not ready → no new connections and requests → running streams finish, drain_timeout at most → closed. Idempotent.
   virtual void Stop() = 0;
 };
+
+// "ready http=HOST:PORT grpc=HOST:PORT"; with TLS "ready http=https://HOST:PORT grpc=grpcs://HOST:PORT".
+std::string ReadyLine(const RouterServer& server);
 
 }  // namespace spl::router

@@ -23,7 +23,7 @@ absl::Status Run(int prompt_tokens, int rounds) {
                                                                   .http_listen = "127.0.0.1:0",
                                                                   .grpc_listen = "127.0.0.1:0"}));
   SPLICE_ASSIGN_OR_RETURN(auto local, cli::MakeLocalTextGenerator({.dir = "models/splice-tiny"}, "", "auto", 0));
-  SPLICE_ASSIGN_OR_RETURN(auto remote, cli::MakeEndpointGenerator(cluster->http_address(), ""));
+  SPLICE_ASSIGN_OR_RETURN(auto remote, cli::MakeEndpointGenerator({.url = cluster->http_address()}));
   std::mt19937 random(1);
   std::vector<double> local_ms, remote_ms, difference_ms, around_ms;
   double engine_ms = 0;  // of the last run through the cluster: what its own prefill engine took

@@ -132,7 +132,7 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
   ASSERT_NE(serve, nullptr);
   ExpectAllEqual(serve->ready("http"), prompts, "splice serve");
   // The same through the gRPC API.
-  auto grpc = cli::MakeEndpointGenerator("grpc://" + serve->ready("grpc"), "");
+  auto grpc = cli::MakeEndpointGenerator({.url = "grpc://" + serve->ready("grpc")});
   ASSERT_TRUE(grpc.ok()) << grpc.status();
   cli::TextRequest request{.text = prompts[0], .max_tokens = 16, .ignore_eos = true};
   const auto result = (*grpc)->Generate(request, [](const std::string&) { return true; });

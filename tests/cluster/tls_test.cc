@@ -1,4 +1,5 @@
-// The four programs with TLS between them: everything works as without, and nobody else gets in.
+// The four programs with TLS between them: everything works as without, and nobody else gets in. And the APIs with TLS,
+// as the tools use them.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -22,6 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 std::vector<std::string> FlagsOf(const PeerTlsOptions& options) {
   return {"--tls-cert", options.cert_file, "--tls-key", options.key_file, "--tls-ca", options.ca_file};
@@ -184,6 +186,66 @@ TEST_F(TlsClusterTest, ProgramsDoNotStartWithWhatCannotWork) {
     result = Process::Run(argv, 20s);
     EXPECT_GT(result.exit_code, 0) << argv[0];
     EXPECT_THAT(result.err, HasSubstr("give all three, or none")) << argv[0];
+  }
+}
+
+TEST_F(TlsClusterTest, TheToolsUseTheApisOverTls) {
+  const PeerTlsOptions files = ca_.IssueFiles(dir_.path(), "public");
+  const std::string splice = BinDir() + "/splice";
+  std::vector<std::string> serve = {splice,   "serve",       "--model",    kTinyModel, "--http",    "127.0.0.1:0",
+                                    "--grpc", "127.0.0.1:0", "--kv-bytes", "64MiB",    "--threads", "1"};
+  const auto with = [](std::vector<std::string> argv, const std::vector<std::string>& more) {
+    argv.insert(argv.end(), more.begin(), more.end());
+    return argv;
+  };
+  const std::vector<std::string> certificate = {"--public-tls-cert", files.cert_file, "--public-tls-key",
+                                                files.key_file};
+  const auto server = Process::StartAndWaitReady(with(serve, certificate));
+  ASSERT_NE(server, nullptr);
+  const std::string http = server->ready("http"), grpc = server->ready("grpc");
+  EXPECT_THAT(http, StartsWith("https://127.0.0.1:"));
+  EXPECT_THAT(grpc, StartsWith("grpcs://127.0.0.1:"));
+  const auto run = [&](const std::vector<std::string>& argv, const std::string& ca_file) {
+    return Process::Run(with(with({splice}, argv), {"--ca", ca_file}), 60s);
+  };
+  std::string text;
+  for (const std::string& endpoint : {http, grpc}) {
+    const auto told =
+        run({"generate", "--endpoint", endpoint, "--prompt", "The captain", "--max-tokens", "8"}, files.ca_file);
+    ASSERT_EQ(told.exit_code, 0) << told.err;
+    EXPECT_FALSE(told.out.empty());
+    if (!text.empty()) EXPECT_EQ(told.out, text);
+    text = told.out;
+  }
+  const auto status = run({"ctl", "status", "--url", http}, files.ca_file);
+  EXPECT_EQ(status.exit_code, 0) << status.err;
+  const auto bench = run({"bench", "--endpoint", http, "--concurrency", "2", "--num-requests", "4", "--input-tokens",
+                          "32", "--output-tokens", "4"},
+                         files.ca_file);
+  EXPECT_EQ(bench.exit_code, 0) << bench.err;
+
+  const std::string other = other_ca_.IssueFiles(dir_.path(), "other").ca_file;
+  for (const std::string& endpoint : {http, grpc}) {
+    const auto refused = run({"generate", "--endpoint", endpoint, "--prompt", "The captain"}, other);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_THAT(refused.err, HasSubstr("the server's certificate is not believed"));
+  }
+}
+
+TEST_F(TlsClusterTest, ApisAreNotServedWithACertificateThatCannotWork) {
+  const PeerTlsOptions old = ca_.IssueFiles(dir_.path(), "old", {.valid_from = -3h, .valid_until = -1h});
+  const std::vector<std::vector<std::string>> programs = {
+      {BinDir() + "/splice-router", "--model", kTinyModel, "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1"},
+      {BinDir() + "/splice", "serve", "--model", kTinyModel}};
+  for (std::vector<std::string> argv : programs) {
+    argv.insert(argv.end(), {"--public-tls-cert", old.cert_file});
+    Process::Result result = Process::Run(argv, 20s);
+    EXPECT_EQ(result.exit_code, 2) << argv[0];
+    EXPECT_THAT(result.err, HasSubstr("give both, or neither")) << argv[0];
+    argv.insert(argv.end(), {"--public-tls-key", old.key_file});
+    result = Process::Run(argv, 20s);
+    EXPECT_EQ(result.exit_code, 2) << argv[0];
+    EXPECT_THAT(result.err, HasSubstr("has expired")) << argv[0];
   }
 }
 

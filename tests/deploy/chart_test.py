@@ -88,6 +88,37 @@ class ChartTest(unittest.TestCase):
         with self.assertRaises(Exception):
             workloads({"tls": {"enabled": True, "existingSecret": ""}})
 
+    def test_public_tls_is_the_routers_alone(self):
+        sets, documents = workloads({})
+        self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--public-tls")])
+        plain = next(d for d in documents if d["kind"] == "Service" and d["metadata"]["name"] == "splice-router")
+        self.assertEqual([p.get("appProtocol") for p in plain["spec"]["ports"]], [None, "kubernetes.io/h2c"])
+
+        values = {"publicTls": {"enabled": True, "existingSecret": "mine"}, "autoscaling": {"enabled": True, "kind": "keda"}}
+        sets, documents = workloads(values)
+        flags = dict(a.split("=", 1) for a in arguments(sets["splice-router"]))
+        pod = sets["splice-router"]["spec"]["template"]["spec"]
+        mounts = {m["name"]: m for m in pod["containers"][0]["volumeMounts"]}
+        self.assertTrue(mounts["public-tls"]["readOnly"])
+        for flag, entry in (("--public-tls-cert", "tls.crt"), ("--public-tls-key", "tls.key")):
+            self.assertEqual(flags[flag], mounts["public-tls"]["mountPath"] + "/" + entry)
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        self.assertEqual(volumes["public-tls"]["secret"]["secretName"], "mine")
+        for name, workload in sets.items():
+            if name != "splice-router":
+                self.assertFalse([a for a in arguments(workload) if "public-tls" in a])
+        service = next(d for d in documents if d["kind"] == "Service" and d["metadata"]["name"] == "splice-router")
+        self.assertEqual([p["appProtocol"] for p in service["spec"]["ports"]], ["https", "https"])
+        # Probes and scrapers go on asking the metrics port in plain text.
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = pod["containers"][0][probe]["httpGet"]
+            self.assertEqual(asked["port"], "metrics")
+            self.assertEqual(asked.get("scheme", "HTTP"), "HTTP")
+        triggers = [d["spec"]["triggers"][0]["metadata"] for d in documents if d["kind"] == "ScaledObject"]
+        self.assertEqual([t.get("enableTLS") for t in triggers], ["true", "true"])
+        with self.assertRaises(Exception):
+            workloads({"publicTls": {"enabled": True, "existingSecret": ""}})
+
     def test_without_stores_nobody_asks_for_one(self):
         sets, documents = workloads({"store": {"replicas": 0}})
         self.assertNotIn("splice-store", sets)

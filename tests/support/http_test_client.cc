@@ -1,12 +1,16 @@
 #include "tests/support/http_test_client.h"
 
 #include <arpa/inet.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 
@@ -32,11 +36,63 @@ HttpTestClient::HttpTestClient(const std::string& address) {
   if (getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &size) == 0) local_port_ = ntohs(own.sin_port);
 }
 
+HttpTestClient::HttpTestClient(const std::string& address, const TestTls& tls) : HttpTestClient(address) {
+  if (connected()) StartTls(tls);
+}
+
+void HttpTestClient::StartTls(const TestTls& tls) {
+  std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes to sockets that were closed as if they were pipes
+  SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
+  BIO* const bio = BIO_new_mem_buf(tls.ca_pem.data(), static_cast<int>(tls.ca_pem.size()));
+  X509* const ca = PEM_read_bio_X509(bio, nullptr, nullptr, nullptr);
+  X509_STORE_add_cert(SSL_CTX_get_cert_store(context), ca);
+  X509_free(ca);
+  BIO_free(bio);
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+  if (tls.max_version != 0) {
+    SSL_CTX_set_security_level(context, 0);  // old versions may be offered at all
+    SSL_CTX_set_min_proto_version(context, TLS1_VERSION);
+    SSL_CTX_set_max_proto_version(context, tls.max_version);
+  }
+  ssl_.reset(SSL_new(context));
+  SSL_CTX_free(context);
+  if (!tls.alpn.empty()) {
+    const std::string list = static_cast<char>(tls.alpn.size()) + tls.alpn;
+    SSL_set_alpn_protos(ssl_.get(), reinterpret_cast<const unsigned char*>(list.data()),
+                        static_cast<unsigned>(list.size()));
+  }
+  X509_VERIFY_PARAM* const expected = SSL_get0_param(ssl_.get());
+  if (X509_VERIFY_PARAM_set1_ip_asc(expected, tls.host.c_str()) != 1) {
+    X509_VERIFY_PARAM_set1_host(expected, tls.host.c_str(), tls.host.size());
+    SSL_set_tlsext_host_name(ssl_.get(), tls.host.c_str());
+  }
+  SSL_set_fd(ssl_.get(), fd_);
+  ERR_clear_error();
+  if (SSL_connect(ssl_.get()) == 1) return;
+  FailTls("handshake");
+  Close();
+}
+
+void HttpTestClient::FailTls(const char* what) {
+  const char* const reason = ERR_reason_error_string(ERR_peek_error());
+  if (why_.empty()) why_ = std::string(what) + ": " + (reason == nullptr ? std::strerror(errno) : reason);
+  ERR_clear_error();
+}
+
+bool HttpTestClient::ended_by_notice() const {
+  return ssl_ != nullptr && (SSL_get_shutdown(ssl_.get()) & SSL_RECEIVED_SHUTDOWN) != 0;
+}
+
 void HttpTestClient::Fail(const char* what) {
   if (why_.empty()) why_ = std::string(what) + ": " + std::strerror(errno);
 }
 
 void HttpTestClient::Send(const std::string& bytes) {
+  if (ssl_ != nullptr) {
+    ERR_clear_error();
+    if (SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())) <= 0) FailTls("send");
+    return;
+  }
   for (size_t sent = 0; sent < bytes.size();) {
     const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
     // Calls with a time-out are not restarted when the process was stopped and goes on.
@@ -57,6 +113,15 @@ void HttpTestClient::SendRequest(const std::string& method, const std::string& p
 bool HttpTestClient::Fill() {
   char bytes[16384];
   if (fd_ < 0) return false;
+  if (ssl_ != nullptr) {
+    ERR_clear_error();
+    const int size = SSL_read(ssl_.get(), bytes, sizeof(bytes));
+    if (size <= 0 && ended_by_notice() && why_.empty()) why_ = "the server has closed";
+    if (size <= 0) FailTls("recv");
+    if (size <= 0) return false;
+    buffer_.append(bytes, static_cast<size_t>(size));
+    return true;
+  }
   ssize_t n;
   do n = recv(fd_, bytes, sizeof(bytes), 0);
   while (n < 0 && errno == EINTR);
@@ -161,6 +226,12 @@ void HttpTestClient::Abort() {
   const linger reset{.l_onoff = 1, .l_linger = 0};
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   Close();
+}
+
+TestResponse Call(const std::string& address, const TestTls& tls, const std::string& method, const std::string& path,
+                  const std::string& body, const std::vector<std::string>& headers) {
+  HttpTestClient client(address, tls);
+  return client.connected() ? client.Call(method, path, body, headers) : TestResponse();
 }
 
 TestResponse Call(const std::string& address, const std::string& method, const std::string& path,

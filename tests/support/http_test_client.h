@@ -1,7 +1,10 @@
-// A blocking HTTP client for tests: one connection, plain sockets, every wait bounded.
+// A blocking HTTP client for tests: one connection, plain sockets or TLS on them, every wait bounded.
 #pragma once
 
+#include <openssl/ssl.h>
+
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,10 +17,20 @@ struct TestResponse {
   std::string body;
 };
 
+// What the client believes and offers. Trusts the certificates of `ca_pem` alone.
+struct TestTls {
+  std::string ca_pem;
+  std::string host = "127.0.0.1";  // that the certificate must name: a name, or a numeric address
+  int max_version = 0;             // TLS1_1_VERSION, …; 0: the newest
+  std::string alpn = "http/1.1";   // offered; empty: nothing
+};
+
 // One thread. Reads give up after 20 s. The socket is not inherited by programs that the test starts meanwhile.
 class HttpTestClient {
  public:
   explicit HttpTestClient(const std::string& address);  // HOST:PORT, numeric
+  // https. A handshake that fails leaves it not connected, and `why` says why.
+  HttpTestClient(const std::string& address, const TestTls& tls);
   ~HttpTestClient() { Close(); }
   HttpTestClient(const HttpTestClient&) = delete;
   HttpTestClient& operator=(const HttpTestClient&) = delete;
@@ -40,6 +53,8 @@ class HttpTestClient {
   std::optional<std::string> NextEvent();
 
   bool AtEnd();  // the server has closed; reads what is left
+  // With TLS: the server has said that this is the end.
+  bool ended_by_notice() const;
   void Close();
   // Closes with a reset, as a killed client does.
   void Abort();
@@ -50,8 +65,15 @@ class HttpTestClient {
   std::optional<std::string> ReadChunk();
 
   void Fail(const char* what);
+  void StartTls(const TestTls& tls);
+  void FailTls(const char* what);
+
+  struct FreeSsl {
+    void operator()(SSL* ssl) const { SSL_free(ssl); }
+  };
 
   int fd_ = -1;
+  std::unique_ptr<SSL, FreeSsl> ssl_;
   int local_port_ = 0;
   std::string why_;
   std::string buffer_;  // read, not yet parsed
@@ -59,6 +81,8 @@ class HttpTestClient {
 };
 
 TestResponse Call(const std::string& address, const std::string& method, const std::string& path,
+                  const std::string& body = "", const std::vector<std::string>& headers = {});
+TestResponse Call(const std::string& address, const TestTls& tls, const std::string& method, const std::string& path,
                   const std::string& body = "", const std::vector<std::string>& headers = {});
 
 }  // namespace spl::testing

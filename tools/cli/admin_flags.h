@@ -1,4 +1,4 @@
-// --url, --api-key and --json of the commands that talk to the admin API.
+// --url, --api-key, --ca and --json of the commands that talk to the admin API.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,15 +16,19 @@ namespace spl::cli {
 struct AdminFlags {
   std::string url = "http://127.0.0.1:8000";
   std::string api_key;
+  std::string ca_file;
   bool json = false;
 
   // On a subcommand; before or behind its other arguments.
   void Register(CLI::App& app) {
     app.add_option("--url", url, "the router's HTTP API")->capture_default_str();
     app.add_option("--api-key", api_key, "bearer token; also from SPLICE_API_KEY")->envname("SPLICE_API_KEY");
+    AddCaFlag(app, ca_file);
     app.add_flag("--json", json, "print the server's answer as it is");
   }
-  absl::StatusOr<std::unique_ptr<ApiClient>> Connect() const { return ApiClient::Create(url, api_key, "--url"); }
+  absl::StatusOr<std::unique_ptr<ApiClient>> Connect() const {
+    return ApiClient::Create({.url = url, .api_key = api_key, .ca_file = ca_file, .flag = "--url"});
+  }
   // Prints the answer itself; true when that was asked for.
   bool PrintedJson(const nlohmann::json& answer) const {
     if (json) fmt::print("{}\n", answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -6,8 +6,9 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 
-#include "services/base/address.h"
 #include "services/base/status.h"
+#include "services/base/tls_stream.h"
+#include "tools/cli/http_url.h"
 
 namespace spl::cli {
 namespace {
@@ -55,32 +56,43 @@ absl::Status ErrorOf(int http_status, const std::string& body) {
 }  // namespace
 
 struct ApiClient::Impl {
-  HostPort address;
+  HttpUrl url;
   std::string api_key;
+  std::shared_ptr<const TlsTrust> trust;  // null: plain text
   boost::asio::io_context io;
-  std::unique_ptr<tcp::socket> socket;
+  std::unique_ptr<TlsStream<tcp::socket>> stream;  // null: not connected
   beast::flat_buffer buffer;
 
   absl::Status Connect() {
-    if (socket) return absl::OkStatus();
+    if (stream) return absl::OkStatus();
     beast::error_code error;
     tcp::resolver resolver(io);
-    const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
-    if (error) return Errorf(absl::StatusCode::kUnavailable, "{}: {}", address.ToString(), error.message());
-    auto fresh = std::make_unique<tcp::socket>(io);
-    boost::asio::connect(*fresh, found, error);
+    const auto found = resolver.resolve(url.host, url.port, error);
+    if (error) return Errorf(absl::StatusCode::kUnavailable, "{}: {}", url.HostHeader(), error.message());
+    auto fresh = std::make_unique<TlsStream<tcp::socket>>(io);
+    boost::asio::connect(fresh->next_layer(), found, error);
     if (error)
       return Errorf(absl::StatusCode::kUnavailable, "cannot connect to {}: {}; is the server running?",
-                    address.ToString(), error.message());
-    fresh->set_option(tcp::no_delay(true), error);
+                    url.HostHeader(), error.message());
+    fresh->next_layer().set_option(tcp::no_delay(true), error);
+    if (trust != nullptr) SPLICE_RETURN_IF_ERROR(Handshake(*fresh));
     buffer.clear();
-    socket = std::move(fresh);
+    stream = std::move(fresh);
     return absl::OkStatus();
   }
 
+  absl::Status Handshake(TlsStream<tcp::socket>& fresh) {
+    trust->Start(fresh, url.host);
+    beast::error_code error;
+    fresh.handshake(boost::asio::ssl::stream_base::client, error);
+    if (!error) return absl::OkStatus();
+    return Errorf(absl::StatusCode::kUnavailable, "https://{}: {}", url.HostHeader(),
+                  trust->Explain(fresh.native_handle(), url.host, error));
+  }
+
   http::request<http::string_body> MakeRequest(http::verb verb, const std::string& path, const std::string& body) {
-    http::request<http::string_body> request{verb, path, 11};
-    request.set(http::field::host, address.ToString());
+    http::request<http::string_body> request{verb, url.base + path, 11};
+    request.set(http::field::host, url.HostHeader());
     request.set(http::field::user_agent, "splice");
     if (!api_key.empty()) request.set(http::field::authorization, "Bearer " + api_key);
     if (!body.empty()) request.set(http::field::content_type, "application/json");
@@ -90,27 +102,27 @@ struct ApiClient::Impl {
   }
 
   absl::Status Lost(const beast::error_code& error) {
-    socket.reset();
-    return Errorf(absl::StatusCode::kUnavailable, "{}: connection lost: {}", address.ToString(), error.message());
+    stream.reset();
+    return Errorf(absl::StatusCode::kUnavailable, "{}: connection lost: {}", url.HostHeader(), error.message());
   }
 
   absl::StatusOr<json> Exchange(http::verb verb, const std::string& path, const std::string& body) {
     // A kept connection may have been closed by the server meanwhile: then one more try on a fresh one.
-    for (bool fresh = socket == nullptr;; fresh = true) {
+    for (bool fresh = stream == nullptr;; fresh = true) {
       SPLICE_RETURN_IF_ERROR(Connect());
       beast::error_code error;
-      http::write(*socket, MakeRequest(verb, path, body), error);
+      http::write(*stream, MakeRequest(verb, path, body), error);
       http::response_parser<http::string_body> parser;
       parser.body_limit(kMaxReplyBytes);
-      if (!error) http::read(*socket, buffer, parser, error);
+      if (!error) http::read(*stream, buffer, parser, error);
       if (error && !fresh) {
-        socket.reset();
+        stream.reset();
         continue;
       }
       if (error) return Lost(error);
       const auto& response = parser.get();
       const std::string text = response.body();
-      if (!response.keep_alive()) socket.reset();
+      if (!response.keep_alive()) stream.reset();
       if (response.result_int() != 200) return ErrorOf(static_cast<int>(response.result_int()), text);
       json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
       if (root.is_discarded()) return absl::InternalError("the server's answer is not JSON");
@@ -119,20 +131,16 @@ struct ApiClient::Impl {
   }
 };
 
-absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const std::string& endpoint, std::string api_key,
-                                                             const std::string& flag) {
-  std::string text = endpoint;
-  if (text.rfind("http://", 0) == 0) text = text.substr(7);
-  if (text.find("://") != std::string::npos)
-    return InvalidArgument("{} '{}': only http:// is supported", flag, endpoint);
-  while (!text.empty() && text.back() == '/') text.pop_back();
-  if (text.ends_with("/v1")) text.resize(text.size() - 3);
-  auto address = ParseHostPort(text);
-  if (!address.ok()) return Annotate(address.status(), flag);
+absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const Endpoint& endpoint) {
+  auto url = ParseHttpUrl(endpoint.url);
+  if (!url.ok()) return Annotate(url.status(), endpoint.flag);
   auto client = std::unique_ptr<ApiClient>(new ApiClient);
   client->impl_ = std::make_unique<Impl>();
-  client->impl_->address = *address;
-  client->impl_->api_key = std::move(api_key);
+  client->impl_->url = *std::move(url);
+  client->impl_->api_key = endpoint.api_key;
+  if (client->impl_->url.https) {
+    SPLICE_ASSIGN_OR_RETURN(client->impl_->trust, TlsTrust::Load(kCaFlag, endpoint.ca_file));
+  }
   return client;
 }
 
@@ -154,15 +162,15 @@ absl::StatusOr<json> ApiClient::Delete(const std::string& path) {
 
 absl::Status ApiClient::PostStream(const std::string& path, const json& body,
                                    const std::function<bool(const json&)>& on_event) {
-  impl_->socket.reset();  // a stream that is given up closes its connection; it never shares one
+  impl_->stream.reset();  // a stream that is given up closes its connection; it never shares one
   SPLICE_RETURN_IF_ERROR(impl_->Connect());
-  tcp::socket& socket = *impl_->socket;
+  auto& stream = *impl_->stream;
   beast::error_code error;
-  http::write(socket, impl_->MakeRequest(http::verb::post, path, body.dump()), error);
+  http::write(stream, impl_->MakeRequest(http::verb::post, path, body.dump()), error);
   if (error) return impl_->Lost(error);
   http::response_parser<http::buffer_body> parser;
   parser.body_limit(kMaxReplyBytes);
-  http::read_header(socket, impl_->buffer, parser, error);
+  http::read_header(stream, impl_->buffer, parser, error);
   if (error) return impl_->Lost(error);
   const int status = static_cast<int>(parser.get().result_int());
   std::string text;
@@ -170,7 +178,7 @@ absl::Status ApiClient::PostStream(const std::string& path, const json& body,
   while (!parser.is_done()) {
     parser.get().body().data = chunk;
     parser.get().body().size = sizeof(chunk);
-    http::read_some(socket, impl_->buffer, parser, error);
+    http::read_some(stream, impl_->buffer, parser, error);
     text.append(chunk, sizeof(chunk) - parser.get().body().size);
     if (error == http::error::need_buffer) error = {};
     if (error) return impl_->Lost(error);
@@ -183,12 +191,12 @@ absl::Status ApiClient::PostStream(const std::string& path, const json& body,
       if (data.is_discarded()) return absl::InternalError("an event of the stream is not JSON");
       if (data.is_object() && data.contains("error")) return ErrorOf(500, data.dump());
       if (!on_event(data)) {
-        impl_->socket.reset();
+        impl_->stream.reset();
         return absl::OkStatus();
       }
     }
   }
-  impl_->socket.reset();
+  impl_->stream.reset();
   return status == 200 ? absl::OkStatus() : ErrorOf(status, text);
 }
 

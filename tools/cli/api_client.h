@@ -8,15 +8,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tools/cli/endpoint.h"
 
 namespace spl::cli {
 
 // One connection at a time; one thread at a time.
 class ApiClient {
  public:
-  // "http://HOST:PORT" or "HOST:PORT". InvalidArgument: another scheme or no port; `flag` is where it was given.
-  static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const std::string& endpoint, std::string api_key = "",
-                                                           const std::string& flag = "--endpoint");
+  // The URL as ParseHttpUrl takes it. With https:// the server must show a certificate of a CA in `ca_file` (or of the
+  // system's) that names the URL's host; calls fail with Unavailable and the reason otherwise. InvalidArgument names
+  // the flag: the URL or the CA file cannot be used.
+  static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const Endpoint& endpoint);
   ~ApiClient();
 
   absl::StatusOr<nlohmann::json> Get(const std::string& path);

@@ -29,7 +29,7 @@ constexpr char kAlphabetText[] =
     "began with an apology. Outside, the market was already loud, and a small dog slept under the first table.";
 
 struct Flags {
-  std::string endpoint, model, api_key, trace, json_file;
+  std::string endpoint, model, api_key, ca_file, trace, json_file;
   uint32_t concurrency = 0;
   double rate = 0;
   LoadPlanOptions plan;
@@ -140,7 +140,9 @@ absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
   options.answer_tokens = static_cast<int32_t>(flags.plan.output_tokens);
   options.seed = flags.plan.seed;
   SPLICE_ASSIGN_OR_RETURN(options.alphabet, Alphabet(flags, load));
-  SPLICE_ASSIGN_OR_RETURN(const auto generator, MakeEndpointGenerator(flags.endpoint, flags.api_key));
+  SPLICE_ASSIGN_OR_RETURN(
+      const auto generator,
+      MakeEndpointGenerator({.url = flags.endpoint, .api_key = flags.api_key, .ca_file = flags.ca_file}));
   const bool terminal = isatty(STDERR_FILENO) == 1;
   const auto progress = [&](const std::string& method, int32_t conversation, int32_t turn) {
     if (!terminal) return;
@@ -178,6 +180,7 @@ absl::Status RunBench(const Flags& flags) {
   LoadOptions load;
   SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
   load.api_key = flags.api_key;
+  load.ca_file = flags.ca_file;
   load.timeout = std::chrono::seconds(flags.timeout_s);
   if (flags.talk.turns > 0) return RunConversations(flags, load);
   SPLICE_ASSIGN_OR_RETURN(const std::vector<PlannedRequest> plan, MakePlan(flags, load));
@@ -222,7 +225,7 @@ Command MakeBenchCommand(CLI::App& root) {
       "  splice bench --simulate --make-trace rag --rate 40 --prefill-workers 8 --decode-workers 8 --figure rag.svg\n"
       "How many sequences fit, dense and with head classes, in this process:\n"
       "  splice bench --capacity --model models/splice-tiny --context 8192 --kv-bytes 4GiB");
-  auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http://HOST:PORT of the API");
+  auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http[s]://HOST:PORT of the API");
   auto* capacity = app.add_flag("--capacity", flags->capacity,
                                 "Instead: how many sequences of --context tokens a page pool holds, and the steps that "
                                 "decode all of them")
@@ -304,6 +307,7 @@ Command MakeBenchCommand(CLI::App& root) {
   app.add_option("--temperature", flags->plan.temperature)->capture_default_str();
   app.add_option("--model", flags->model, "Model name (default: the only one served); with --capacity its folder");
   app.add_option("--api-key", flags->api_key)->envname("SPLICE_API_KEY");
+  AddCaFlag(app, flags->ca_file);
   app.add_option("--timeout-s", flags->timeout_s, "Of one request")->capture_default_str();
   app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
       ->capture_default_str();

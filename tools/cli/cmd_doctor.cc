@@ -8,6 +8,7 @@
 #include "tools/cli/byte_size_option.h"
 #include "tools/cli/command.h"
 #include "tools/cli/doctor_checks.h"
+#include "tools/cli/endpoint.h"
 
 namespace spl::cli {
 namespace {
@@ -61,6 +62,7 @@ Command MakeDoctorCommand(CLI::App& root) {
   app.add_option("--router", o.router, "URL of a running router: its clock and those of its workers are compared");
   app.add_option("--api-key", o.api_key, "an operator's key for that; also from SPLICE_API_KEY")
       ->envname("SPLICE_API_KEY");
+  AddCaFlag(app, o.ca_file);
   app.add_flag("--json", flags->json, "print the findings as JSON");
   return {&app, [flags] { return RunDoctor(*flags); }};
 }

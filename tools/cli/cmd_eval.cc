@@ -101,7 +101,8 @@ absl::StatusOr<std::unique_ptr<Source>> OpenSource(const Flags& flags, bool need
   options.num_threads = flags.source.num_threads;
   options.kv_bytes = flags.kv_bytes;
   SPLICE_ASSIGN_OR_RETURN(source->cluster, LocalCluster::Start(options));
-  SPLICE_ASSIGN_OR_RETURN(source->generator, MakeEndpointGenerator("http://" + source->cluster->http_address(), ""));
+  SPLICE_ASSIGN_OR_RETURN(source->generator,
+                          MakeEndpointGenerator({.url = "http://" + source->cluster->http_address()}));
   return source;
 }
 

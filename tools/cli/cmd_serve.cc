@@ -24,7 +24,7 @@ absl::Status RunServe(const Flags& flags) {
   SPLICE_RETURN_IF_ERROR(log::SetLevel(flags.log_level));
   ShutdownSignal stop;  // before any thread
   SPLICE_ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(flags.cluster));
-  fmt::print("ready http={} grpc={}\n", cluster->http_address(), cluster->grpc_address());
+  fmt::print("{}\n", router::ReadyLine(cluster->router()));
   std::fflush(stdout);
   stop.Wait();
   cluster->Stop();
@@ -42,7 +42,9 @@ Command MakeServeCommand(CLI::App& root) {
       "  splice serve --model models/splice-tiny --http 127.0.0.1:8000 --data-dir /var/lib/splice\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
       "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n"
-      "Prints \"ready http=HOST:PORT grpc=HOST:PORT\" once it serves. SIGTERM drains and exits 0.");
+      "Prints \"ready http=HOST:PORT grpc=HOST:PORT\" once it serves, with https:// and grpcs:// in front when it has "
+      "a\n"
+      "certificate. SIGTERM drains and exits 0.");
   LocalClusterOptions& c = flags->cluster;
   RequireModelSource(app, c.model);
   app.add_option("--tokenizer", c.tokenizer_dir,
@@ -60,6 +62,7 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--decode-tp", c.decode_tp, "of the decode worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
   app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
   app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
+  c.public_tls.Register(app);
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
@@ -81,6 +84,10 @@ Command MakeServeCommand(CLI::App& root) {
       ->capture_default_str();
   c.trace.Register(app);
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
+  app.final_callback([flags] {
+    const absl::Status tls = flags->cluster.public_tls.Check();
+    if (!tls.ok()) throw CLI::ValidationError(MessageOf(tls));
+  });
   return {&app, [flags] { return RunServe(*flags); }};
 }
 

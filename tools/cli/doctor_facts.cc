@@ -206,7 +206,10 @@ void CollectTransfers(const DoctorOptions& options, DoctorFacts& facts) {
 
 // The router's clock against ours, and the workers' against the router's, which knows them from its polls.
 absl::Status CollectClocks(const DoctorOptions& options, DoctorFacts& facts) {
-  SPLICE_ASSIGN_OR_RETURN(const auto client, ApiClient::Create(options.router, options.api_key, "--router"));
+  SPLICE_ASSIGN_OR_RETURN(
+      const auto client,
+      ApiClient::Create(
+          {.url = options.router, .api_key = options.api_key, .ca_file = options.ca_file, .flag = "--router"}));
   ClockFact router{.program = "router"};
   for (int i = 0; i < 5; ++i) {
     const auto asked = Clock::now();

@@ -19,6 +19,7 @@ struct DoctorOptions {
   std::string kv_listen_host = "127.0.0.1";                                // where the KV transport is tried out
   std::string router;   // URL of a running router: clocks are compared; empty: they are not
   std::string api_key;  // of an operator, for that
+  std::string ca_file;  // of its certificate; empty: the system's CAs
 };
 
 // The empty string of an error means that all is well.

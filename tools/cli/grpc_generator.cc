@@ -1,10 +1,12 @@
-// TextGenerator over the typed gRPC API (grpc://HOST:PORT).
+// TextGenerator over the typed gRPC API (grpc[s]://HOST:PORT).
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 
 #include "absl/strings/escaping.h"
+#include "services/base/address.h"
+#include "services/base/certificate_files.h"
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
 #include "spl/v1/inference.grpc.pb.h"
@@ -87,10 +89,8 @@ absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
 
 class GrpcGenerator final : public TextGenerator {
  public:
-  GrpcGenerator(const std::string& address, std::string api_key)
-      : stub_(v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))),
-        description_("grpc://" + address),
-        api_key_(std::move(api_key)) {}
+  GrpcGenerator(const std::shared_ptr<grpc::Channel>& channel, const Endpoint& endpoint)
+      : stub_(v1::Inference::NewStub(channel)), description_(endpoint.url), api_key_(endpoint.api_key) {}
 
   std::string description() const override { return description_; }
 
@@ -101,7 +101,7 @@ class GrpcGenerator final : public TextGenerator {
     request.set_return_ids(true);
     grpc::ClientContext context;
     Authorize(context);
-    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->CountTokens(&context, request, &response)));
+    SPLICE_RETURN_IF_ERROR(StatusOf(stub_->CountTokens(&context, request, &response)));
     return std::vector<int32_t>(response.ids().begin(), response.ids().end());
   }
 
@@ -141,12 +141,18 @@ class GrpcGenerator final : public TextGenerator {
         result.receipt = ToJson(response.final().receipt());
       }
     }
-    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(reader->Finish()));
+    SPLICE_RETURN_IF_ERROR(StatusOf(reader->Finish()));
     result.total_s = seconds();
     return result;
   }
 
  private:
+  static absl::Status StatusOf(const grpc::Status& status) {
+    if (status.error_message().find("certificate verify failed") == std::string::npos) return FromGrpcStatus(status);
+    return Errorf(absl::StatusCode::kUnavailable,
+                  "the server's certificate is not believed; {} FILE names the CA that has signed it ({})", kCaFlag,
+                  status.error_message());
+  }
   void Authorize(grpc::ClientContext& context) const {
     if (!api_key_.empty()) context.AddMetadata("authorization", "Bearer " + api_key_);
   }
@@ -158,8 +164,19 @@ class GrpcGenerator final : public TextGenerator {
 
 }  // namespace
 
-std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, const std::string& api_key) {
-  return std::make_unique<GrpcGenerator>(address, api_key);
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeGrpcGenerator(const Endpoint& endpoint) {
+  const bool tls = endpoint.url.starts_with("grpcs://");
+  const std::string address = endpoint.url.substr(tls ? 8 : 7);
+  if (auto parsed = ParseHostPort(address); !parsed.ok()) return Annotate(parsed.status(), endpoint.flag);
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (tls) {
+    grpc::SslCredentialsOptions options;  // no file: the CAs that gRPC finds
+    if (!endpoint.ca_file.empty()) {
+      SPLICE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadCaFile(kCaFlag, endpoint.ca_file));
+    }
+    credentials = grpc::SslCredentials(options);
+  }
+  return std::make_unique<GrpcGenerator>(grpc::CreateChannel(address, credentials), endpoint);
 }
 
 }  // namespace spl::cli

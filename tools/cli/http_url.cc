@@ -5,10 +5,16 @@
 namespace spl::cli {
 
 absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text) {
-  constexpr std::string_view kScheme = "http://";
-  if (text.rfind("https://", 0) == 0) return InvalidArgument("{}: https is not spoken here; use http", text);
-  std::string rest = text.rfind(kScheme, 0) == 0 ? text.substr(kScheme.size()) : text;
   HttpUrl url;
+  std::string rest = text;
+  if (const size_t end = text.find("://"); end != std::string::npos) {
+    const std::string scheme = text.substr(0, end);
+    if (scheme != "http" && scheme != "https")
+      return InvalidArgument("{}: only http:// and https:// are spoken here", text);
+    url.https = scheme == "https";
+    rest = text.substr(end + 3);
+  }
+  if (url.https) url.port = "443";
   const size_t slash = rest.find('/');
   if (slash != std::string::npos) {
     url.base = rest.substr(slash);
@@ -25,7 +31,7 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text) {
   if (url.host.size() > 2 && url.host.front() == '[') url.host = url.host.substr(1, url.host.size() - 2);
   const bool port_ok = !url.port.empty() && url.port.size() <= 5 &&
                        url.port.find_first_not_of("0123456789") == std::string::npos && std::stoi(url.port) <= 65535;
-  if (url.host.empty() || !port_ok) return InvalidArgument("{}: not of the form http://HOST:PORT", text);
+  if (url.host.empty() || !port_ok) return InvalidArgument("{}: not of the form http[s]://HOST:PORT", text);
   return url;
 }
 

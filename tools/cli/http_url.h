@@ -1,4 +1,4 @@
-// http://HOST:PORT[/BASE], as every --endpoint flag takes it.
+// http[s]://HOST[:PORT][/BASE], as every --endpoint and --url flag takes it.
 #pragma once
 
 #include <string>
@@ -8,14 +8,17 @@
 namespace spl::cli {
 
 struct HttpUrl {
-  std::string host;
+  bool https = false;
+  std::string host;  // a name or an address, without the brackets of IPv6
   std::string port = "80";
   std::string base;  // "" or "/prefix", without a slash at the end
 
-  std::string HostHeader() const { return host + ":" + port; }
+  std::string HostHeader() const {
+    return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
+  }
 };
 
-// InvalidArgument says what is wrong; https is refused (a proxy in front of the cluster speaks it).
+// The scheme may be left out: http. InvalidArgument says what is wrong.
 absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text);
 
 }  // namespace spl::cli

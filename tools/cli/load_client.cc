@@ -12,6 +12,8 @@
 #include <optional>
 
 #include "services/base/status.h"
+#include "services/base/tls_stream.h"
+#include "tools/cli/endpoint.h"
 
 namespace spl::cli {
 namespace {
@@ -54,6 +56,14 @@ absl::StatusOr<tcp::resolver::results_type> Resolve(asio::io_context& io, const 
   return found;
 }
 
+// Null: plain text.
+absl::StatusOr<std::shared_ptr<const TlsTrust>> TrustOf(const LoadOptions& options) {
+  if (!options.endpoint.https) return nullptr;
+  return TlsTrust::Load(kCaFlag, options.ca_file);
+}
+
+using Stream = TlsStream<beast::tcp_stream>;
+
 class Run;
 
 // One place in the run: a connection that is kept between requests.
@@ -64,6 +74,7 @@ class Slot : public std::enable_shared_from_this<Slot> {
 
  private:
   void Connect();
+  void Handshake();
   void Write();
   void ReadHead();
   void ReadSome();
@@ -74,7 +85,7 @@ class Slot : public std::enable_shared_from_this<Slot> {
 
   Run& run_;
   asio::io_context& io_;
-  std::optional<beast::tcp_stream> stream_;
+  std::optional<Stream> stream_;
   beast::flat_buffer buffer_;
   std::optional<http::response_parser<http::string_body>> parser_;
   http::request<http::string_body> request_;
@@ -93,6 +104,7 @@ class Run {
   }
 
   absl::StatusOr<LoadOutcome> Execute() {
+    SPLICE_ASSIGN_OR_RETURN(trust_, TrustOf(options_));
     SPLICE_ASSIGN_OR_RETURN(targets_, Resolve(io_, options_.endpoint));
     start_ = Clock::now();
     ArmProgress();
@@ -120,6 +132,7 @@ class Run {
   const LoadOptions& options_;
   const std::vector<PlannedRequest>& plan_;
   tcp::resolver::results_type targets_;
+  std::shared_ptr<const TlsTrust> trust_;  // null: plain text
   std::vector<RequestResult> results_;
   uint64_t output_events_ = 0;
 
@@ -194,17 +207,27 @@ void Slot::Connect() {
   fresh_ = true;
   buffer_.clear();
   stream_.emplace(io_);
-  stream_->expires_after(run_.options_.timeout);
-  stream_->async_connect(run_.targets_, [self = shared_from_this()](const ErrorCode& error, const tcp::endpoint&) {
+  stream_->next_layer().expires_after(run_.options_.timeout);
+  const auto connected = [self = shared_from_this()](const ErrorCode& error, const tcp::endpoint&) {
     if (error) return self->Done("connect: " + error.message());
     ErrorCode ignored;
-    self->stream_->socket().set_option(tcp::no_delay(true), ignored);
-    self->Write();
+    self->stream_->next_layer().socket().set_option(tcp::no_delay(true), ignored);
+    self->run_.trust_ == nullptr ? self->Write() : self->Handshake();
+  };
+  stream_->next_layer().async_connect(run_.targets_, connected);
+}
+
+void Slot::Handshake() {
+  const std::string& host = run_.options_.endpoint.host;
+  run_.trust_->Start(*stream_, host);
+  stream_->async_handshake(asio::ssl::stream_base::client, [self = shared_from_this(), &host](const ErrorCode& error) {
+    if (!error) return self->Write();
+    self->Done("connect: " + self->run_.trust_->Explain(self->stream_->native_handle(), host, error));
   });
 }
 
 void Slot::Write() {
-  stream_->expires_after(run_.options_.timeout);
+  stream_->next_layer().expires_after(run_.options_.timeout);
   http::async_write(*stream_, request_, [self = shared_from_this()](const ErrorCode& error, size_t) {
     // A kept connection may have been closed by the server meanwhile.
     if (error && !self->fresh_) return self->Connect();
@@ -305,24 +328,37 @@ absl::StatusOr<LoadOutcome> RunLoad(const LoadOptions& options, const std::vecto
 absl::StatusOr<std::string> FetchJson(const LoadOptions& options, const std::string& method, const std::string& path,
                                       const std::string& body) {
   asio::io_context io(1);
+  SPLICE_ASSIGN_OR_RETURN(const auto trust, TrustOf(options));
   SPLICE_ASSIGN_OR_RETURN(const auto targets, Resolve(io, options.endpoint));
-  beast::tcp_stream stream(io);
+  Stream stream(io);
   ErrorCode failure;
   // Blocking calls of tcp_stream have no time limit; asynchronous ones on a private loop have.
   beast::flat_buffer buffer;
   http::response<http::string_body> response;
   const auto request = MakeRequest(options, method, path, body);
-  stream.expires_after(options.timeout);
-  stream.async_connect(targets, [&](const ErrorCode& error, const tcp::endpoint&) {
-    if ((failure = error)) return;
+  std::string why;
+  const auto exchange = [&] {
     http::async_write(stream, request, [&](const ErrorCode& written, size_t) {
       if ((failure = written)) return;
       http::async_read(stream, buffer, response, [&](const ErrorCode& read, size_t) { failure = read; });
     });
+  };
+  const auto handshake = [&] {
+    trust->Start(stream, options.endpoint.host);
+    stream.async_handshake(asio::ssl::stream_base::client, [&](const ErrorCode& error) {
+      if (!(failure = error)) return exchange();
+      why = trust->Explain(stream.native_handle(), options.endpoint.host, error);
+    });
+  };
+  stream.next_layer().expires_after(options.timeout);
+  stream.next_layer().async_connect(targets, [&](const ErrorCode& error, const tcp::endpoint&) {
+    if ((failure = error)) return;
+    trust == nullptr ? exchange() : handshake();
   });
   io.run();
   if (failure) {
-    return Errorf(absl::StatusCode::kUnavailable, "{}{}: {}", options.endpoint.HostHeader(), path, failure.message());
+    return Errorf(absl::StatusCode::kUnavailable, "{}{}: {}", options.endpoint.HostHeader(), path,
+                  why.empty() ? failure.message() : why);
   }
   if (response.result_int() != 200) {
     return Errorf(absl::StatusCode::kFailedPrecondition, "{}: {}", path,

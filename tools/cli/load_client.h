@@ -17,6 +17,7 @@ namespace spl::cli {
 struct LoadOptions {
   HttpUrl endpoint;
   std::string api_key;
+  std::string ca_file;                         // with https://: CAs of the server; empty: the system's
   uint32_t concurrency = 1;                    // streams at once; of an open-loop run the cap
   bool open_loop = false;                      // start each request at its planned time, not when a place is free
   std::chrono::milliseconds timeout{600'000};  // of one request
@@ -47,7 +48,8 @@ struct LoadOutcome {
 };
 
 // Runs the whole plan on the calling thread. `on_progress` (may be null) is called about five times a second.
-// Unavailable when the endpoint cannot be resolved; failures of single requests are in their results.
+// Unavailable when the endpoint cannot be resolved, InvalidArgument when the CA file cannot be used; failures of single
+// requests are in their results.
 absl::StatusOr<LoadOutcome> RunLoad(const LoadOptions& options, const std::vector<PlannedRequest>& plan,
                                     const std::function<void(const LoadProgress&)>& on_progress);
 

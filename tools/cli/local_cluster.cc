@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kReadyPoll{5};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
+  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());  // before a model is read for minutes
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));
   auto decode_model = model;
@@ -65,6 +66,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
   router.api_keys_file = options.api_keys_file;
+  router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();
   router.dispatch.fleet.prefill = {cluster->prefill_->grpc_address()};

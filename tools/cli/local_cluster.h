@@ -23,6 +23,7 @@ struct LocalClusterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's
   std::string api_keys_file;
+  PublicTlsOptions public_tls;  // of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
@@ -45,6 +46,7 @@ class LocalCluster {
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const LocalClusterOptions& options);
   ~LocalCluster();
 
+  const router::RouterServer& router() const { return *router_; }
   std::string http_address() const { return router_->http_address(); }
   std::string grpc_address() const { return router_->grpc_address(); }
   // Router first, so that nobody asks for what is gone; then the workers, then the store they publish to.

@@ -11,10 +11,11 @@ namespace spl::cli {
 inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   auto* group = app.add_option_group("source");
   AddModelSourceFlags(*group, flags.model);
-  group->add_option("--endpoint", flags.endpoint, "a running server: http://HOST:PORT or grpc://HOST:PORT");
+  group->add_option("--endpoint", flags.endpoint, "a running server: http[s]://HOST:PORT or grpc[s]://HOST:PORT");
   group->require_option(1);
   AddHeadClassesFlag(app, flags.model);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
+  AddCaFlag(app, flags.ca_file);
   app.add_option("--tokenizer", flags.tokenizer_dir,
                  "folder with tokenizer.json; default: the model folder; needed with --random-weights");
   app.add_option("--backend", flags.backend, "with --model: auto, cpu or cuda")->capture_default_str();

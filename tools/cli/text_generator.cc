@@ -158,11 +158,10 @@ class LocalTextGenerator final : public TextGenerator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
-                                                                     const std::string& api_key) {
-  if (endpoint.rfind("grpc://", 0) == 0) return MakeGrpcGenerator(endpoint.substr(7), api_key);
-  SPLICE_ASSIGN_OR_RETURN(auto client, ApiClient::Create(endpoint, api_key));
-  return std::make_unique<EndpointGenerator>(std::move(client), endpoint);
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const Endpoint& endpoint) {
+  if (endpoint.url.starts_with("grpc://") || endpoint.url.starts_with("grpcs://")) return MakeGrpcGenerator(endpoint);
+  SPLICE_ASSIGN_OR_RETURN(auto client, ApiClient::Create(endpoint));
+  return std::make_unique<EndpointGenerator>(std::move(client), endpoint.url);
 }
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model_source,
@@ -189,7 +188,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFla
   if (local == !flags.endpoint.empty())
     return absl::InvalidArgumentError("give one of --model DIR, --random-weights SHAPE and --endpoint URL");
   return local ? MakeLocalTextGenerator(flags.model, flags.tokenizer_dir, flags.backend, flags.num_threads, flags.tp)
-               : MakeEndpointGenerator(flags.endpoint, flags.api_key);
+               : MakeEndpointGenerator({.url = flags.endpoint, .api_key = flags.api_key, .ca_file = flags.ca_file});
 }
 
 }  // namespace spl::cli

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tools/cli/endpoint.h"
 
 namespace spl::cli {
 
@@ -58,10 +59,11 @@ class TextGenerator {
   virtual std::string description() const = 0;
 };
 
-// "http://HOST:PORT" or "HOST:PORT": the OpenAI-compatible API. "grpc://HOST:PORT": the typed one.
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const std::string& endpoint,
-                                                                     const std::string& api_key);
-std::unique_ptr<TextGenerator> MakeGrpcGenerator(const std::string& address, const std::string& api_key);
+// "http[s]://HOST:PORT" or "HOST:PORT": the OpenAI-compatible API. "grpc[s]://HOST:PORT": the typed one. With TLS the
+// server's certificate is checked as ApiClient does it. InvalidArgument: the URL or the CA file cannot be used.
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const Endpoint& endpoint);
+// The typed API of it alone.
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeGrpcGenerator(const Endpoint& endpoint);
 // Loads the model into this process. max_context 0: the model's own.
 // tokenizer_dir "": the model's folder; a model with random weights has none.
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model,
@@ -72,7 +74,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const Mode
 // What --model / --random-weights / --endpoint of a tool chose; InvalidArgument unless exactly one is given.
 struct SourceFlags {
   ModelSource model;
-  std::string tokenizer_dir, endpoint, api_key;
+  std::string tokenizer_dir, endpoint, api_key, ca_file;
   std::string backend = "auto";
   int32_t num_threads = 0;
   int32_t tp = 1;

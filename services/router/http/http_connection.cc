@@ -6,7 +6,9 @@
 #include <boost/beast/http/read.hpp>
 #include <utility>
 
+#include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/router/http/http_tls.h"
 
 namespace spl::router {
 namespace {
@@ -19,6 +21,7 @@ constexpr size_t kReadChunk = 8 << 10;
 // connection and can destroy the response on its way.
 constexpr size_t kMaxLingerBytes = 64 << 20;
 constexpr std::chrono::milliseconds kLingerTimeout{2'000};
+constexpr char kTlsHandshakeRecord = 22;  // the first byte of every TLS connection
 
 const char* ReasonPhrase(int status) {
   switch (status) {
@@ -155,7 +158,7 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
         more = false;
       }
       // Posted under the lock: two writers' pieces then arrive in the order in which they were counted.
-      asio::post(connection->socket_.get_executor(),
+      asio::post(connection->stream_.get_executor(),
                  [connection, self = shared_from_this(), last, bytes = std::move(bytes)]() mutable {
                    if (connection->exchange_ == self) connection->Send(std::move(bytes), last);
                  });
@@ -177,37 +180,87 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
 };
 
 HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<HttpServerCore> core)
-    : socket_(std::move(socket)),
+    : stream_(std::move(socket)),
       core_(std::move(core)),
-      read_timer_(socket_.get_executor()),
-      write_timer_(socket_.get_executor()) {}
+      read_timer_(stream_.get_executor()),
+      write_timer_(stream_.get_executor()) {}
 
 HttpConnection::~HttpConnection() { core_->num_connections.fetch_sub(1); }
 
 void HttpConnection::Start() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
     ErrorCode ignored;
-    self->socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-    self->ArmReadTimer(self->core_->options.idle_timeout);
-    self->Watch();
+    self->stream_.next_layer().set_option(asio::ip::tcp::no_delay(true), ignored);
+    if (self->core_->options.tls == nullptr) return self->BeIdle();
+    self->state_ = State::kHandshaking;
+    self->stream_.next_layer().non_blocking(true, ignored);  // for the look at the first byte
+    self->ArmReadTimer(self->core_->options.handshake_timeout);
+    self->AwaitHello();
   });
 }
 
 void HttpConnection::Refuse() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    if (self->core_->options.tls != nullptr) return self->DoClose();
     self->state_ = State::kReading;
     self->Reject(503, "too many connections; try again later");
   });
 }
 
 void HttpConnection::Close() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->DoClose(); });
+  asio::post(stream_.get_executor(), [self = shared_from_this()] { self->DoClose(); });
 }
 
 void HttpConnection::CloseIfIdle() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->state_ == State::kIdle) self->DoClose();
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    if (self->state_ == State::kHandshaking) self->DoClose();
+    if (self->state_ == State::kIdle) self->CloseIdle();
   });
+}
+
+// ---- TLS
+
+void HttpConnection::AwaitHello() {
+  stream_.next_layer().async_wait(asio::ip::tcp::socket::wait_read,
+                                  [self = shared_from_this()](const ErrorCode& error) { self->OnHello(error); });
+}
+
+void HttpConnection::OnHello(const ErrorCode& error) {
+  if (state_ == State::kClosed) return;
+  if (error) return DoClose();
+  char first = 0;
+  ErrorCode peeked;
+  stream_.next_layer().receive(asio::buffer(&first, 1), asio::ip::tcp::socket::message_peek, peeked);
+  if (peeked == asio::error::would_block) return AwaitHello();
+  if (peeked) return DoClose();  // gone without a word: a port that was looked at
+  if (first != kTlsHandshakeRecord) return RefusePlainText(first);
+  stream_.StartTls(*core_->options.tls->context());
+  stream_.async_handshake(asio::ssl::stream_base::server,
+                          [self = shared_from_this()](const ErrorCode& done) { self->OnHandshake(done); });
+}
+
+void HttpConnection::OnHandshake(const ErrorCode& error) {
+  if (state_ == State::kClosed) return;
+  core_->OnHandshake(error ? HandshakeResult::kFailed : HandshakeResult::kOk);
+  if (!error) return BeIdle();
+  log::Debug("router.tls_handshake_failed", log::F("error", error.message()));
+  DoClose();
+}
+
+// The stream is still plain text, and so is the answer; to what may be a request only.
+void HttpConnection::RefusePlainText(char first) {
+  const bool request = first >= 'A' && first <= 'Z';
+  core_->OnHandshake(request ? HandshakeResult::kPlainText : HandshakeResult::kFailed);
+  if (!request) return DoClose();
+  state_ = State::kReading;
+  Reject(400,
+         "this port speaks TLS: use https:// (what was sent, with the API key if there was one, went unencrypted)");
+}
+
+void HttpConnection::BeIdle() {
+  state_ = State::kIdle;
+  ArmReadTimer(core_->options.idle_timeout);
+  Watch();
 }
 
 // ---- reading
@@ -216,13 +269,14 @@ void HttpConnection::CloseIfIdle() {
 void HttpConnection::Watch() {
   if (watching_ || state_ == State::kClosed) return;
   watching_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadChunk),
+  stream_.async_read_some(buffer_.prepare(kReadChunk),
                           [self = shared_from_this()](const ErrorCode& error, size_t n) { self->OnWatched(error, n); });
 }
 
 void HttpConnection::OnWatched(const ErrorCode& error, size_t num_bytes) {
   watching_ = false;
   if (state_ == State::kClosed) return;
+  if (state_ == State::kLingering && stream_.is_tls()) return CloseNotify();
   if (error == asio::error::operation_aborted && state_ == State::kIdle) return ReadRequest();  // see OnResponseDone
   if (error) return state_ == State::kResponding ? Disconnected() : DoClose();
   buffer_.commit(num_bytes);
@@ -237,7 +291,7 @@ void HttpConnection::ReadRequest() {
   parser_->header_limit(static_cast<uint32_t>(core_->options.max_header_bytes));
   parser_->body_limit(core_->options.max_body_bytes);
   ArmReadTimer(core_->options.read_timeout);
-  http::async_read_header(socket_, buffer_, *parser_,
+  http::async_read_header(stream_, buffer_, *parser_,
                           [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnHeader(error); });
 }
 
@@ -253,14 +307,14 @@ void HttpConnection::OnHeader(const ErrorCode& error) {
 
 void HttpConnection::ContinueThenReadBody() {
   static const std::string kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-  asio::async_write(socket_, asio::buffer(kContinue), [self = shared_from_this()](const ErrorCode& error, size_t) {
+  asio::async_write(stream_, asio::buffer(kContinue), [self = shared_from_this()](const ErrorCode& error, size_t) {
     if (error) return self->DoClose();
     if (self->state_ != State::kClosed) self->ReadBody();
   });
 }
 
 void HttpConnection::ReadBody() {
-  http::async_read(socket_, buffer_, *parser_,
+  http::async_read(stream_, buffer_, *parser_,
                    [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnRequest(error); });
 }
 
@@ -284,9 +338,8 @@ void HttpConnection::OnReadError(const ErrorCode& error) {
   if (error == http::error::header_limit || error == http::error::buffer_overflow) {
     return Reject(431, fmt::format("the header is larger than {} bytes", core_->options.max_header_bytes));
   }
-  const bool closed = error == http::error::end_of_stream || error == http::error::partial_message ||
-                      error == asio::error::eof || error.category() == asio::error::get_system_category();
-  if (closed) return DoClose();
+  const bool closed = error == http::error::end_of_stream || error == http::error::partial_message;
+  if (closed || error.category() != http::make_error_code(http::error::end_of_stream).category()) return DoClose();
   Reject(400, "the request is not valid HTTP: " + error.message());
 }
 
@@ -319,7 +372,7 @@ void HttpConnection::WriteNext() {
   in_flight_.clear();
   in_flight_.swap(queued_);
   ArmWriteTimer();
-  asio::async_write(socket_, asio::buffer(in_flight_),
+  asio::async_write(stream_, asio::buffer(in_flight_),
                     [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnWritten(error); });
 }
 
@@ -345,7 +398,8 @@ void HttpConnection::OnResponseDone() {
   if (buffer_.size() == 0) return Watch();  // or the read that is pending already
   if (!watching_) return ReadRequest();
   ErrorCode ignored;
-  socket_.cancel(ignored);  // a pipelined request is here already: the pending read ends and makes way for it
+  stream_.next_layer().cancel(
+      ignored);  // a pipelined request is here already: the pending read ends and makes way for it
 }
 
 // ---- timers and the end
@@ -356,8 +410,15 @@ void HttpConnection::ArmReadTimer(std::chrono::milliseconds timeout) {
     const auto self = weak.lock();
     // A timer that was re-armed after this handler was queued has not expired.
     if (error || self == nullptr || self->read_timer_.expiry() > std::chrono::steady_clock::now()) return;
-    if (self->state_ != State::kResponding) self->DoClose();
+    self->OnReadTimeout();
   });
+}
+
+void HttpConnection::OnReadTimeout() {
+  if (state_ == State::kResponding || state_ == State::kClosed) return;
+  if (state_ == State::kIdle) return CloseIdle();
+  if (state_ == State::kHandshaking) core_->OnHandshake(HandshakeResult::kTimeout);
+  DoClose();
 }
 
 void HttpConnection::ArmWriteTimer() {
@@ -371,22 +432,43 @@ void HttpConnection::ArmWriteTimer() {
   });
 }
 
+void HttpConnection::CloseIdle() { stream_.is_tls() ? Linger() : DoClose(); }
+
 // Sends the end of the response and reads what the client still sends, a bounded while, before the socket is closed.
 void HttpConnection::Linger() {
   state_ = State::kLingering;
-  ErrorCode ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   ArmReadTimer(kLingerTimeout);
-  if (!watching_) LingerRead();
+  ErrorCode ignored;
+  if (!stream_.is_tls()) {
+    stream_.next_layer().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+    if (!watching_) LingerRead();
+    return;
+  }
+  if (!watching_) return CloseNotify();
+  stream_.next_layer().cancel(ignored);  // the end of TLS and a read do not go together
+}
+
+// The end of TLS: the client then knows that nothing was cut off.
+void HttpConnection::CloseNotify() {
+  stream_.async_shutdown([self = shared_from_this()](const ErrorCode& error) {
+    if (self->state_ != State::kLingering) return;
+    if (!error) return self->DoClose();
+    // Instead of its own end the client sends more, or has closed: read on, past TLS.
+    ErrorCode ignored;
+    self->stream_.next_layer().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+    self->LingerRead();
+  });
 }
 
 void HttpConnection::LingerRead() {
   buffer_.clear();
-  socket_.async_read_some(buffer_.prepare(kReadChunk), [self = shared_from_this()](const ErrorCode& error, size_t n) {
-    self->lingered_bytes_ += n;
-    if (error || self->lingered_bytes_ > kMaxLingerBytes || self->state_ != State::kLingering) return self->DoClose();
-    self->LingerRead();
-  });
+  stream_.next_layer().async_read_some(
+      buffer_.prepare(kReadChunk), [self = shared_from_this()](const ErrorCode& error, size_t n) {
+        self->lingered_bytes_ += n;
+        if (error || self->lingered_bytes_ > kMaxLingerBytes || self->state_ != State::kLingering)
+          return self->DoClose();
+        self->LingerRead();
+      });
 }
 
 void HttpConnection::Disconnected() {
@@ -404,8 +486,8 @@ void HttpConnection::DoClose() {
   read_timer_.cancel();
   write_timer_.cancel();
   ErrorCode ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-  socket_.close(ignored);
+  stream_.next_layer().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  stream_.next_layer().close(ignored);
 }
 
 }  // namespace spl::router

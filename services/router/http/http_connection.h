@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "services/base/tls_stream.h"
 #include "services/router/http/http_server.h"
 
 namespace spl::router {
@@ -32,6 +33,9 @@ struct HttpServerCore {
     num_responding += static_cast<size_t>(change);
     if (num_responding == 0) responded.notify_all();
   }
+  void OnHandshake(HandshakeResult result) const {
+    if (options.on_handshake) options.on_handshake(result);
+  }
 };
 
 // All state is touched on the socket's strand only, but for what the exchange shares (see Exchange). Keeps itself alive
@@ -39,13 +43,16 @@ struct HttpServerCore {
 //
 // While a response is under way one read stays pending: that is how a client that leaves is noticed at once. What it
 // reads (a pipelined request) is kept for later.
+//
+// With TLS a connection waits for the client's first byte, which tells a handshake from a request in plain text, then
+// for the handshake; handshake_timeout bounds both. An end that we choose is announced (close_notify).
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
   HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpServerCore> core);
   ~HttpConnection();
 
   void Start();
-  // The server has no room: 503, then close.
+  // The server has no room: 503, then close; with TLS no handshake is spent on it.
   void Refuse();
   void Close();        // posts
   void CloseIfIdle();  // posts; with the core draining
@@ -54,7 +61,13 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   class Exchange;
   friend class Exchange;
   using ErrorCode = boost::system::error_code;
-  enum class State { kIdle, kReading, kResponding, kLingering, kClosed };
+  enum class State { kHandshaking, kIdle, kReading, kResponding, kLingering, kClosed };
+
+  void AwaitHello();
+  void OnHello(const ErrorCode& error);
+  void OnHandshake(const ErrorCode& error);
+  void RefusePlainText(char first);
+  void BeIdle();
 
   void ReadRequest();
   void OnHeader(const ErrorCode& error);
@@ -75,12 +88,15 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
   void ArmReadTimer(std::chrono::milliseconds timeout);
   void ArmWriteTimer();
+  void OnReadTimeout();
+  void CloseIdle();
   void Linger();
+  void CloseNotify();
   void LingerRead();
   void Disconnected();
   void DoClose();
 
-  boost::asio::ip::tcp::socket socket_;
+  TlsStream<boost::asio::ip::tcp::socket> stream_;
   const std::shared_ptr<HttpServerCore> core_;
   boost::asio::steady_timer read_timer_;
   boost::asio::steady_timer write_timer_;

@@ -1,4 +1,5 @@
-// The HTTP/1.1 server of the public API: keep-alive, bounded in every dimension, no thread per connection.
+// The HTTP/1.1 server of the public API: keep-alive, bounded in every dimension, no thread per connection; in plain
+// text or over TLS.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -13,15 +14,30 @@
 
 namespace spl::router {
 
+class HttpTls;
+
+// How TLS began with a client that has sent something.
+enum class HandshakeResult {
+  kOk,
+  kFailed,     // no common version, a certificate that the client does not believe, or no TLS at all
+  kTimeout,    // handshake_timeout
+  kPlainText,  // a request in plain text: 400 in plain text, then closed
+};
+
 struct HttpServerOptions {
   std::string listen = "127.0.0.1:8000";            // HOST:PORT; port 0 picks a free one
-  size_t max_connections = 4096;                    // one more gets 503 and is closed
+  size_t max_connections = 4096;                    // one more gets 503 and is closed; with TLS it is closed at once
   size_t max_header_bytes = 16 << 10;               // more gets 431
   size_t max_body_bytes = 8 << 20;                  // more gets 413
   std::chrono::milliseconds idle_timeout{75'000};   // between requests of a connection
   std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
   std::chrono::milliseconds write_timeout{30'000};  // without progress: the client does not read
   size_t max_pending_bytes = 256 << 10;             // of a stream, before the sender is told to pause
+  std::shared_ptr<const HttpTls> tls;               // null: plain text
+  // With TLS: from the connection to the end of the handshake.
+  std::chrono::milliseconds handshake_timeout{10'000};
+  // With TLS, on the server's threads; null: nobody counts.
+  std::function<void(HandshakeResult)> on_handshake;
 };
 
 struct HttpRequest {

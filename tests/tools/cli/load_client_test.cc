@@ -107,7 +107,11 @@ TEST(HttpUrlTest, Forms) {
   EXPECT_EQ(ParseHttpUrl("http://h:1/proxy/v1/").value().base, "/proxy");
   EXPECT_EQ(ParseHttpUrl("http://h").value().port, "80");
   EXPECT_EQ(ParseHttpUrl("http://[::1]:8000").value().host, "::1");
-  for (const char* bad : {"", "http://", "https://h:1", "http://h:", "http://h:x", "http://h:99999"}) {
+  EXPECT_EQ(ParseHttpUrl("http://[::1]:8000").value().HostHeader(), "[::1]:8000");
+  EXPECT_FALSE(ParseHttpUrl("http://h:1").value().https);
+  EXPECT_TRUE(ParseHttpUrl("https://h:1").value().https);
+  EXPECT_EQ(ParseHttpUrl("https://h/v1").value().HostHeader(), "h:443");
+  for (const char* bad : {"", "http://", "https://", "grpc://h:1", "http://h:", "http://h:x", "http://h:99999"}) {
     EXPECT_FALSE(ParseHttpUrl(bad).ok()) << bad;
   }
 }

@@ -1,0 +1,39 @@
+// The certificate of the HTTP API, which may be replaced while it serves.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/base/certificate_files.h"
+#include "services/base/tls_stream.h"
+
+namespace spl::router {
+
+// Thread-safe.
+class HttpTls {
+ public:
+  // InvalidArgument as of ReadCertificateFiles and MakeHttpsServerContext.
+  static absl::StatusOr<std::shared_ptr<HttpTls>> Load(const CertificateFiles& files);
+
+  // What a new connection is made with.
+  std::shared_ptr<TlsContext> context() const;
+  std::chrono::system_clock::time_point valid_until() const;
+
+  // Reads the files again; true when they hold another certificate that is used from now on. An error, told once for
+  // every new reason, leaves the certificate as it was. Reads two small files; one caller at a time.
+  absl::StatusOr<bool> ReloadIfChanged();
+
+ private:
+  HttpTls(CertificateFiles files, Certificate certificate, std::shared_ptr<TlsContext> context)
+      : files_(std::move(files)), certificate_(std::move(certificate)), context_(std::move(context)) {}
+
+  const CertificateFiles files_;
+  std::string refused_;  // the last error; of ReloadIfChanged alone
+  mutable std::mutex mutex_;
+  Certificate certificate_;              // guarded by mutex_
+  std::shared_ptr<TlsContext> context_;  // guarded by mutex_
+};
+
+}  // namespace spl::router

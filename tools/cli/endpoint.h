@@ -1,0 +1,26 @@
+// A server that a tool calls, as its flags name it.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+
+namespace spl::cli {
+
+inline constexpr char kCaFlag[] = "--ca";
+
+struct Endpoint {
+  std::string url;
+  std::string api_key;              // bearer token; empty: none is sent
+  std::string ca_file;              // with TLS: CAs that the server's certificate may be of; empty: the system's
+  std::string flag = "--endpoint";  // where `url` was given, for messages
+};
+
+inline void AddCaFlag(CLI::App& app, std::string& ca_file) {
+  app.add_option(kCaFlag, ca_file,
+                 "CA certificates (PEM) that an https:// or grpcs:// server's must be of (default: the system's); also "
+                 "from SPLICE_CA_FILE")
+      ->envname("SPLICE_CA_FILE")
+      ->type_name("FILE");
+}
+
+}  // namespace spl::cli
