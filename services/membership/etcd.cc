@@ -38,7 +38,7 @@ std::string RangeEnd(std::string prefix) {
 // the owner makes the calls.
 class Client {
  public:
-  explicit Client(const EtcdOptions& options) : options_(options) {
+  explicit Client(const EtcdOptions& options) : options_(options), token_(options.access) {
     for (const std::string& endpoint : options.endpoints) {
       grpc::ChannelArguments arguments;
       arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -49,7 +49,7 @@ class Client {
       arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3'000);
       arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
       arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-      channels_.push_back(grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments));
+      channels_.push_back(MakeEtcdChannel(endpoint, options.access, arguments));
     }
   }
 
@@ -57,23 +57,27 @@ class Client {
   const std::string& endpoint() const { return options_.endpoints[current_]; }
   void NextEndpoint() { current_ = (current_ + 1) % channels_.size(); }
 
-  // Runs `call` with a context that Stop cancels. `timeout` 0: as long as it takes.
+  // Runs `call` with a context that Stop cancels; again when etcd wants another token. `timeout` 0: as long as it
+  // takes.
   template <typename Function>
   absl::Status Call(std::chrono::milliseconds timeout, Function call) {
-    grpc::ClientContext context;
-    // A member without a leader ends the call instead of keeping it waiting.
-    context.AddMetadata("hasleader", "true");
-    if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
-    {
-      std::lock_guard lock(mutex_);
-      if (stopped_) return absl::CancelledError("stopped");
-      open_ = &context;
+    absl::Status status;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      if (token_.needed()) {
+        SPLICE_RETURN_IF_ERROR(CallOnce(options_.call_timeout,
+                                        [&](grpc::ClientContext& context) { return token_.Get(context, channel()); }));
+      }
+      status = CallOnce(timeout, [&](grpc::ClientContext& context) {
+        token_.AddTo(context);
+        return call(context);
+      });
+      if (!token_.Rejected(status)) break;
     }
-    const absl::Status status = call(context);
-    std::lock_guard lock(mutex_);
-    open_ = nullptr;
     return status;
   }
+
+  // For a call after Stop.
+  void AddToken(grpc::ClientContext& context) const { token_.AddTo(context); }
 
   // False when stopped.
   bool Pause(std::chrono::milliseconds time) {
@@ -93,9 +97,27 @@ class Client {
   }
 
  private:
+  template <typename Function>
+  absl::Status CallOnce(std::chrono::milliseconds timeout, Function call) {
+    grpc::ClientContext context;
+    // A member without a leader ends the call instead of keeping it waiting.
+    context.AddMetadata("hasleader", "true");
+    if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+    {
+      std::lock_guard lock(mutex_);
+      if (stopped_) return absl::CancelledError("stopped");
+      open_ = &context;
+    }
+    const absl::Status status = call(context);
+    std::lock_guard lock(mutex_);
+    open_ = nullptr;
+    return status;
+  }
+
   const EtcdOptions& options_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;
   size_t current_ = 0;
+  EtcdToken token_;           // the calling thread's
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
   grpc::ClientContext* open_ = nullptr;
@@ -186,6 +208,8 @@ class EtcdDiscovery final : public Discovery {
       while (!stale && stream->Read(&response)) stale = !Take(response);
       if (stale) context.TryCancel();
       const absl::Status status = FromGrpcStatus(stream->Finish());
+      if (!cancelled_.empty())
+        return absl::UnavailableError("etcd has cancelled the watch: " + std::exchange(cancelled_, ""));
       if (!have_list_) return absl::OkStatus();
       return status.ok() ? absl::UnavailableError("etcd has ended the watch") : status;
     });
@@ -201,7 +225,9 @@ class EtcdDiscovery final : public Discovery {
       return false;
     }
     if (response.canceled()) {
-      log::Warning("membership.etcd_watch_cancelled", log::F("reason", response.cancel_reason()));
+      // Perhaps because it knows the token no more: the list, which says so, is read anew.
+      cancelled_ = response.cancel_reason().empty() ? "no reason given" : response.cancel_reason();
+      have_list_ = false;
       return false;
     }
     if (!reachable_) log::Info("membership.etcd_back", log::F("endpoint", client_.endpoint()));
@@ -264,7 +290,8 @@ class EtcdDiscovery final : public Discovery {
   bool reachable_ = true;  // as far as the log has said
   int64_t revision_ = 0;   // seen up to here
   uint64_t cluster_id_ = 0;
-  std::mutex mutex_;  // guards the rest
+  std::string cancelled_;  // the watch, and why; empty: it was not
+  std::mutex mutex_;       // guards the rest
   std::map<std::string, Member> members_;
   std::map<std::string, SteadyClock::time_point> absent_;  // keys of members_ that the last list had not, until when
   Members last_;
@@ -356,6 +383,7 @@ class EtcdRegistration final : public Registration {
     for (size_t i = 0; i < options_.endpoints.size(); ++i, client_.NextEndpoint()) {
       grpc::ClientContext context;
       context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout / 2);
+      client_.AddToken(context);
       etcd::LeaseRevokeRequest request;
       request.set_id(lease_);
       etcd::LeaseRevokeResponse response;

@@ -9,9 +9,12 @@
 // lease. Writing. A worker that cannot reach etcd goes on trying at every address in turn; when its lease is gone it
 // makes another.
 //
+// A user's token that etcd knows no more is replaced by another one, and the call made again.
+//
 // Every call has a deadline; a watch is cut by HTTP/2 pings or by etcd itself when it has no leader.
 #pragma once
 
+#include "services/membership/etcd_access.h"
 #include "services/membership/membership.h"
 
 namespace spl::membership {
@@ -19,6 +22,7 @@ namespace spl::membership {
 struct EtcdOptions {
   std::vector<std::string> endpoints;  // HOST:PORT, tried in turn
   std::string prefix = "/splice";
+  EtcdAccessOptions access;
   std::chrono::milliseconds call_timeout{2'000};
   std::chrono::milliseconds retry_pause{250};  // before the next address is tried
   std::chrono::seconds lease_ttl{5};           // renewed three times in it; etcd grants 2 s at least

@@ -11,8 +11,9 @@
 namespace spl::membership {
 namespace {
 
-EtcdOptions EtcdOptionsOf(const Spec& spec, uint32_t lease_seconds) {
+EtcdOptions EtcdOptionsOf(const Spec& spec, uint32_t lease_seconds, const EtcdAccessOptions& access) {
   EtcdOptions options;
+  options.access = access;
   options.endpoints = spec.endpoints;
   options.prefix = spec.prefix;
   options.lease_ttl = std::chrono::seconds(lease_seconds);
@@ -33,6 +34,7 @@ void MembershipFlags::Register(CLI::App& app) {
                  "With etcd: a worker that does not renew its entry for this long is taken off the list")
       ->check(CLI::Range(2, 3600))
       ->capture_default_str();
+  etcd.Register(app);
   app.add_option("--kubernetes-api", kubernetes_api, "HOST:PORT of the API server, outside of a pod");
   app.add_option("--kubernetes-credentials", kubernetes_credentials, "Folder with token and ca.crt")
       ->type_name("DIR")
@@ -43,8 +45,10 @@ absl::StatusOr<std::shared_ptr<Discovery>> MembershipFlags::MakeDiscovery() cons
   const auto spec = ParseSpec(discovery);
   if (!spec.ok()) return Annotate(spec.status(), "--discovery");
   if (spec->kind == Spec::Kind::kStatic) return std::shared_ptr<Discovery>();
-  if (spec->kind == Spec::Kind::kEtcd)
-    return std::shared_ptr<Discovery>(MakeEtcdDiscovery(EtcdOptionsOf(*spec, lease_seconds)));
+  if (spec->kind == Spec::Kind::kEtcd) {
+    SPLICE_RETURN_IF_ERROR(etcd.Check());
+    return std::shared_ptr<Discovery>(MakeEtcdDiscovery(EtcdOptionsOf(*spec, lease_seconds, etcd)));
+  }
   KubernetesOptions options;
   options.name_space = spec->name_space;
   options.service = spec->service;
@@ -69,7 +73,8 @@ absl::StatusOr<std::unique_ptr<Registration>> MembershipFlags::MakeRegistration(
   if (spec->kind != Spec::Kind::kEtcd) return std::unique_ptr<Registration>();
   if (member.worker_id.find('/') != std::string::npos)
     return InvalidArgument("--worker-id '{}' has a slash; it is part of a key in etcd", member.worker_id);
-  return MakeEtcdRegistration(EtcdOptionsOf(*spec, lease_seconds), member);
+  SPLICE_RETURN_IF_ERROR(etcd.Check());
+  return MakeEtcdRegistration(EtcdOptionsOf(*spec, lease_seconds, etcd), member);
 }
 
 }  // namespace spl::membership

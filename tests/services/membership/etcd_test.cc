@@ -5,9 +5,12 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "etcd/v3/rpc.grpc.pb.h"
 #include "services/membership/member_json.h"
 #include "tests/services/membership/watcher.h"
+#include "tests/support/certificates.h"
 #include "tests/support/etcd_process.h"
 #include "tests/support/tcp_forwarder.h"
 #include "tests/support/temp_dir.h"
@@ -53,7 +56,7 @@ class EtcdTest : public ::testing::Test {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + 10s);
     Response response;
-    const auto stub = Service::NewStub(grpc::CreateChannel(etcd_->endpoint(), grpc::InsecureChannelCredentials()));
+    const auto stub = Service::NewStub(etcd_->Connect());
     const grpc::Status status = ((*stub).*method)(&context, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response;
@@ -197,6 +200,133 @@ TEST_F(EtcdTest, EndsWhileEtcdHangs) {
   discovery->Stop();
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
   etcd_->Signal(SIGCONT);
+}
+
+// etcd with TLS, which wants a certificate of its clients, and with users.
+class GuardedEtcdTest : public EtcdTest {
+ protected:
+  void SetUp() override {
+    server_ = ca_.IssueFiles(dir_.path(), "etcd");
+    const PeerTlsOptions own = ca_.IssueFiles(dir_.path(), "worker");
+    options_.access = {.ca_file = own.ca_file, .cert_file = own.cert_file, .key_file = own.key_file};
+    etcd_ = EtcdProcess::Start(dir_.path() + "/etcd", server_);
+    ASSERT_NE(etcd_, nullptr);
+    options_.endpoints = {etcd_->endpoint()};
+    options_.prefix = "/test";
+    options_.lease_ttl = 2s;
+    options_.absent_grace = 4s;
+  }
+
+  void WritePassword(const std::string& password) {
+    std::ofstream(dir_.path() + "/password") << password << "\n";
+    options_.access.user = "splice";
+    options_.access.password_file = dir_.path() + "/password";
+  }
+  // root, and the user splice, who may read and write below /test/.
+  void AddUsers() {
+    for (const auto& [name, password] : {std::pair{"root", "r"}, std::pair{"splice", "s"}}) {
+      etcd::AuthUserAddRequest user;
+      user.set_name(name);
+      user.set_password(password);
+      Call<etcd::Auth, etcd::AuthUserAddResponse>(user, &etcd::Auth::Stub::UserAdd);
+      etcd::AuthRoleAddRequest role;
+      role.set_name(name);
+      Call<etcd::Auth, etcd::AuthRoleAddResponse>(role, &etcd::Auth::Stub::RoleAdd);
+      etcd::AuthUserGrantRoleRequest grant;
+      grant.set_user(name);
+      grant.set_role(name);
+      Call<etcd::Auth, etcd::AuthUserGrantRoleResponse>(grant, &etcd::Auth::Stub::UserGrantRole);
+    }
+    etcd::AuthRoleGrantPermissionRequest permission;
+    permission.set_name("splice");
+    permission.mutable_perm()->set_permtype(etcd::Permission::READWRITE);
+    permission.mutable_perm()->set_key("/test/");
+    permission.mutable_perm()->set_range_end("/test0");
+    Call<etcd::Auth, etcd::AuthRoleGrantPermissionResponse>(permission, &etcd::Auth::Stub::RoleGrantPermission);
+    Call<etcd::Auth, etcd::AuthEnableResponse>(etcd::AuthEnableRequest(), &etcd::Auth::Stub::AuthEnable);
+  }
+
+  const test::TestCa ca_{"etcd's CA"};
+  PeerTlsOptions server_;
+};
+
+TEST_F(GuardedEtcdTest, WithTlsWorkersComeAndGo) {
+  ASSERT_EQ(options_.access.Check(), absl::OkStatus());
+  auto discovery = MakeEtcdDiscovery(options_);
+  Watcher watcher;
+  discovery->Start(watcher.callback());
+  auto d0 = MakeEtcdRegistration(options_, Worker("d0"));
+  ASSERT_TRUE(watcher.WaitForSize(1));
+  // Renewed beyond its lease, and found again after a restart.
+  etcd_->Kill();
+  ASSERT_TRUE(etcd_->Restart());
+  auto d1 = MakeEtcdRegistration(options_, Worker("d1"));
+  ASSERT_TRUE(watcher.WaitForSize(2));
+  d0->Stop();
+  ASSERT_TRUE(watcher.WaitForSize(1));
+}
+
+// Whoever cannot prove who it is gets nothing; an etcd of another CA is believed nothing.
+TEST_F(GuardedEtcdTest, StrangersAreKeptOut) {
+  const test::TestCa other("another CA");
+  const PeerTlsOptions stranger = other.IssueFiles(dir_.path(), "stranger");
+  auto discovery = MakeEtcdDiscovery(options_);
+  Watcher watcher;
+  discovery->Start(watcher.callback());
+  ASSERT_TRUE(watcher.WaitForSize(0));
+  std::vector<std::unique_ptr<Registration>> kept_out;
+  for (const EtcdAccessOptions& access :
+       {EtcdAccessOptions{}, EtcdAccessOptions{.ca_file = options_.access.ca_file},
+        EtcdAccessOptions{.ca_file = stranger.ca_file, .cert_file = stranger.cert_file, .key_file = stranger.key_file},
+        EtcdAccessOptions{
+            .ca_file = options_.access.ca_file, .cert_file = stranger.cert_file, .key_file = stranger.key_file}}) {
+    EtcdOptions options = options_;
+    options.access = access;
+    kept_out.push_back(MakeEtcdRegistration(options, Worker("s" + std::to_string(kept_out.size()))));
+  }
+  auto d0 = MakeEtcdRegistration(options_, Worker("d0"));
+  ASSERT_TRUE(watcher.WaitForSize(1));
+  // Two leases long: those who register do it within milliseconds.
+  EXPECT_FALSE(watcher.WaitFor([](const Members& members) { return members.size() > 1; }, 4s));
+  EXPECT_EQ(watcher.members()[0].worker_id, "d0");
+}
+
+TEST_F(GuardedEtcdTest, AUserLogsInAndAgainWhenItsTokenIsGone) {
+  AddUsers();
+  WritePassword("wrong");
+  auto discovery = MakeEtcdDiscovery(options_);
+  Watcher watcher;
+  discovery->Start(watcher.callback());
+  auto d0 = MakeEtcdRegistration(options_, Worker("d0"));
+  EXPECT_FALSE(watcher.WaitFor([](const Members&) { return true; }, 1s))
+      << "with a wrong password there is not even an empty list";
+  WritePassword("s");  // it is read again
+  ASSERT_TRUE(watcher.WaitForSize(1));
+  // Simple tokens are in memory: a restart forgets them.
+  etcd_->Kill();
+  ASSERT_TRUE(etcd_->Restart());
+  auto d1 = MakeEtcdRegistration(options_, Worker("d1"));
+  ASSERT_TRUE(watcher.WaitForSize(2));
+  d0->Stop();
+  d1->Stop();
+  ASSERT_TRUE(watcher.WaitForSize(0)) << "leases are given back with the token, too";
+}
+
+TEST(EtcdAccessTest, FlagsThatDoNotFitAreRefused) {
+  spl::testing::TempDir dir;
+  const test::TestCa ca("CA");
+  const PeerTlsOptions own = ca.IssueFiles(dir.path(), "own"), other = ca.IssueFiles(dir.path(), "other");
+  const auto message = [](const EtcdAccessOptions& access) { return std::string(access.Check().message()); };
+  using ::testing::HasSubstr;
+  EXPECT_EQ(message({}), "");
+  EXPECT_EQ(message({.ca_file = own.ca_file}), "");
+  EXPECT_THAT(message({.ca_file = own.ca_file, .cert_file = own.cert_file}), HasSubstr("--etcd-key: give both"));
+  EXPECT_THAT(message({.cert_file = own.cert_file, .key_file = own.key_file}), HasSubstr("needs --etcd-ca"));
+  EXPECT_THAT(message({.ca_file = "/nowhere"}), HasSubstr("--etcd-ca /nowhere"));
+  EXPECT_THAT(message({.ca_file = own.ca_file, .cert_file = own.cert_file, .key_file = other.key_file}),
+              HasSubstr("--etcd-key"));
+  EXPECT_THAT(message({.user = "u"}), HasSubstr("--etcd-password-file: give both"));
+  EXPECT_THAT(message({.user = "u", .password_file = "/nowhere"}), HasSubstr("/nowhere cannot be read"));
 }
 
 }  // namespace

@@ -56,6 +56,37 @@ etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.
 {{- end -}}
 {{- end -}}
 
+{{/* Flags, mount and volume of what etcd is told; nothing where etcd lets everybody in. */}}
+{{- define "splice.etcdArgs" -}}
+{{- $etcd := .Values.discovery.etcd -}}
+{{- if and (eq .Values.discovery.mode "etcd") $etcd.existingSecret -}}
+- --etcd-ca=/etc/splice/etcd/ca.crt
+{{- if $etcd.clientCertificate }}
+- --etcd-cert=/etc/splice/etcd/tls.crt
+- --etcd-key=/etc/splice/etcd/tls.key
+{{- end }}
+{{- if $etcd.user }}
+- --etcd-user={{ $etcd.user }}
+- --etcd-password-file=/etc/splice/etcd/password
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "splice.etcdMount" -}}
+{{- if include "splice.etcdArgs" . -}}
+- {name: etcd, mountPath: /etc/splice/etcd, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "splice.etcdVolume" -}}
+{{- if include "splice.etcdArgs" . -}}
+- name: etcd
+  secret:
+    secretName: {{ .Values.discovery.etcd.existingSecret }}
+    defaultMode: 0440
+{{- end -}}
+{{- end -}}
+
 {{/* The pod's own address as peers write it; IPv6 needs brackets in front of a port. */}}
 {{- define "splice.podAddress" -}}
 {{ ternary "[$(POD_IP)]" "$(POD_IP)" .Values.cluster.ipv6 }}
@@ -223,6 +254,9 @@ resources:
 {{- end -}}
 {{- if and (eq .Values.discovery.mode "etcd") (not .Values.discovery.etcd.endpoints) -}}
 {{- fail "discovery.mode etcd needs discovery.etcd.endpoints" -}}
+{{- end -}}
+{{- if and (or .Values.discovery.etcd.clientCertificate .Values.discovery.etcd.user) (not .Values.discovery.etcd.existingSecret) -}}
+{{- fail "discovery.etcd.clientCertificate and .user need discovery.etcd.existingSecret, which holds certificate and password" -}}
 {{- end -}}
 {{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
 {{- if not .Values.auth.apiKeys -}}
