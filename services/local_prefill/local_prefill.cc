@@ -70,8 +70,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   engine.executor.num_threads = options.num_threads;
   engine.turns = host.turns;
   engine.canonical_prefill = false;  // what nobody waits for is not done beside running sequences
-  const auto report = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
-  engine.on_prefix_change = report;
+  engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;
     remote.transport = &host.transport;

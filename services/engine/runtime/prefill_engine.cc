@@ -116,8 +116,8 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
       pool_(pool, model_->backends()),
-      index_(pool_, options.on_prefix_change),
-      segments_(model_->fingerprint()),
+      index_(pool_, options.on_cache_change),
+      segments_(model_->fingerprint(), options.on_cache_change),
       sessions_(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
                 options.session_lease),
       options_(options),

@@ -154,8 +154,10 @@ struct PrefillEngineOptions {
   // Gives back pages that are kept for somebody who can do without; false: there are none. Asked for requests, on any
   // of the engine's threads, before text that was meant to stay is dropped; null: nobody keeps any.
   std::function<bool()> reclaim;
-  PrefixIndex::Observer on_prefix_change;  // null: nobody wants to know
-  std::shared_ptr<StepTurns> turns;        // of a device that is shared with another engine; null: it is not
+  // Of chunks of prefixes and of segments that come and go; their keys are never the same. On any of the engine's
+  // threads; null: nobody wants to know.
+  PrefixIndex::Observer on_cache_change;
+  std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
