@@ -9,6 +9,11 @@ StepTurns::Turn StepTurns::Take() {
   return Turn(*this);
 }
 
+uint64_t StepTurns::num_waiting() const {
+  std::lock_guard lock(mutex_);
+  return next_ > serving_ ? next_ - serving_ - 1 : 0;
+}
+
 void StepTurns::Turn::End() {
   StepTurns* const turns = std::exchange(turns_, nullptr);
   if (turns == nullptr) return;

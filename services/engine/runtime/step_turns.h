@@ -34,9 +34,10 @@ class StepTurns {
   Turn Take();  // blocks for at most the steps of those who asked before
   // `turns` may be null: the device is the caller's alone.
   static Turn TakeOf(StepTurns* turns) { return turns == nullptr ? Turn() : turns->Take(); }
+  uint64_t num_waiting() const;  // for a turn, now
 
  private:
-  std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards the two below
   std::condition_variable ended_;
   uint64_t next_ = 0;     // number of who asks next
   uint64_t serving_ = 0;  // number of who has the turn, or gets it

@@ -90,6 +90,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
     d.landing_bytes = twice * (96 << 20);
     d.service.leases = head_fetches_;
+    d.local_prefill = local_prefill_;
     auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks, decode_classes), d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
@@ -258,8 +259,9 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   v1::ConnectPeerResponse connected_;
   prefill::HeadLeaseOptions head_leases_;
   decode::HeadLeaseOptions head_fetches_;
-  std::function<void()> on_chunk_;              // when tokens of a Generate have come
-  double kv_bytes_per_s_ = 0, kv_write_s_ = 0;  // of reservations: the way of the KV, not known
+  local_prefill::LocalPrefillOptions local_prefill_;  // of the decode worker
+  std::function<void()> on_chunk_;                    // when tokens of a Generate have come
+  double kv_bytes_per_s_ = 0, kv_write_s_ = 0;        // of reservations: the way of the KV, not known
 };
 
 inline std::string WayName(const ::testing::TestParamInfo<Way>& info) {
