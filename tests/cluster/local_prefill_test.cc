@@ -229,7 +229,7 @@ TEST_F(LocalPrefillTest, AWorkerWithoutRoomLetsThemWait) {
 
 // A worker that dies in the middle of its own prefill: the request is served by the other one.
 TEST_F(LocalPrefillTest, ALostWorkerCostsARetry) {
-  Start({.num_decode = 2, .decode_flags = {"--fault", "engine.prefill.step=delay(300)@1"}});
+  Start({.num_decode = 2, .decode_flags = {"--fault", "engine.prefill.step=delay(2000)@1"}});
   KillPool();
   json receipt;
   std::thread asking([&] { receipt = Ask(RandomIds(30, 100)); });

@@ -500,6 +500,7 @@ class PollingFleet final : public Fleet {
                       .address = slot.address,
                       .epoch = info.epoch(),
                       .sequences = info.running_sequences() + info.reserved_tickets(),
+                      .running = info.running_sequences(),
                       .max_sequences = info.max_sequences(),
                       .free_pages = info.free_pages(),
                       .total_pages = info.total_pages(),

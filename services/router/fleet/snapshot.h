@@ -55,6 +55,7 @@ struct DecodeView {
   std::string address;
   uint64_t epoch = 0;
   uint32_t sequences = 0;  // running and reserved
+  uint32_t running = 0;
   uint32_t max_sequences = 0;
   uint64_t free_pages = 0;
   uint64_t total_pages = 0;

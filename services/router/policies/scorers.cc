@@ -15,11 +15,6 @@ double StepSeconds(const ScorerOptions& options, const DecodeView& decode) {
   return decode.step_seconds > 0 ? decode.step_seconds : options.default_step_seconds;
 }
 
-// Running and reserved, by the last poll or by what was sent since.
-double Sequences(const PlacementQuery& query, const DecodeView& decode) {
-  return std::max(decode.sequences, query.loads.Of(decode.worker_id).sequences);
-}
-
 // Every worker of a fleet serves the same model: whoever tells it first.
 double KvBytesPerToken(const FleetSnapshot& fleet) {
   return fleet.decode.empty() ? 0 : static_cast<double>(fleet.decode.front().kv_bytes_per_token);
@@ -77,17 +72,17 @@ double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candida
 
 double SlowdownScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   if (!candidate.prefill->local.has_value()) return 0;
-  const double sequences = Sequences(query, *candidate.decode);
-  if (sequences == 0) return 0;
+  const double running = candidate.decode->running;
+  if (running == 0) return 0;
   const double tokens = ComputeScorer::TokensToCompute(query, candidate.prefill_idx);
   const double slices = std::ceil(tokens / std::max(1u, candidate.prefill->local->slice_tokens));
   return slices * StepSeconds(options_, *candidate.decode) +
-         options_.slowdown_share * sequences * tokens / TokensPerSecond(options_, candidate);
+         options_.slowdown_share * running * tokens / TokensPerSecond(options_, candidate);
 }
 
 double PressureScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const DecodeView& d = *candidate.decode;
-  const double sequences = Sequences(query, d);
+  const double sequences = std::max(d.sequences, query.loads.Of(d.worker_id).sequences);
   const double batch_load = d.max_sequences > 0 ? sequences / d.max_sequences : sequences / 256.0;
   const double load = std::clamp(std::max(batch_load, PageLoad(query, d)), 0.0, 0.999);
   return options_.pressure_tokens * StepSeconds(options_, d) * load / (1 - load);

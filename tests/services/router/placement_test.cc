@@ -331,7 +331,7 @@ TEST_F(LocalPlacementTest, RunningSequencesMakeItDearer) {
   const SlowdownScorer scorer({.slowdown_share = 0.25});
   Candidate candidate{.prefill_idx = 2, .prefill = &fleet_.local[0], .decode = &fleet_.decode[0]};
   EXPECT_EQ(scorer.Seconds(query, candidate), 0) << "nobody is there";
-  fleet_.decode[0].sequences = 4;
+  fleet_.decode[0].sequences = fleet_.decode[0].running = 4;
   // Two slices wait for a step of 10 ms each; four sequences wait for a second.
   EXPECT_NEAR(scorer.Seconds(query, candidate), 0.02 + 0.25 * 4 * 1, 1e-9);
   candidate.prefill_idx = 0;
@@ -339,7 +339,7 @@ TEST_F(LocalPlacementTest, RunningSequencesMakeItDearer) {
   EXPECT_EQ(scorer.Seconds(query, candidate), 0) << "a prefill worker slows nobody down";
   Busy(1500);
   EXPECT_FALSE(IsLocal(100)) << "1.6 s in the pool, 1 s here and 1 s for those that run";
-  fleet_.decode[0].sequences = 1;
+  fleet_.decode[0].running = 1;
   EXPECT_TRUE(IsLocal(100));
 }
 
