@@ -15,6 +15,7 @@ class LocalPrefillTest : public WorkersTest {
     local_prefill_.kv_bytes = (GetParam().f32() ? 2 : 1) * (64 << 20);
     local_prefill_.slice_tokens = 64;
     StartWorkers("none");
+    prefill_->Stop();  // nobody asks it anything
     prefill_stub_ =
         v1::Prefill::NewStub(grpc::CreateChannel(decode_->grpc_address(), grpc::InsecureChannelCredentials()));
   }
@@ -153,8 +154,13 @@ TEST_P(LocalPrefillTest, StoppingWithAPromptUnderWayDoesNotHang) {
   EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages());
 }
 
+class LocalPrefillDrainTest : public LocalPrefillTest {
+ protected:
+  LocalPrefillDrainTest() { drain_timeout_ = 30s; }
+};
+
 // One that ends in time is decoded to its end.
-TEST_P(LocalPrefillTest, DrainingFinishesAPromptUnderWay) {
+TEST_P(LocalPrefillDrainTest, FinishesAPromptUnderWay) {
   const auto prompt = Prompt(6, 300);
   const auto ticket = Reserve(prompt, Sampling(10));
   ASSERT_TRUE(ticket.ok()) << ticket.status();
@@ -179,6 +185,7 @@ TEST_P(LocalPrefillTest, DrainingFinishesAPromptUnderWay) {
   EXPECT_EQ(tokens, Expected(prompt, Sampling(10)));
 }
 
+INSTANTIATE_TEST_SUITE_P(Pools, LocalPrefillDrainTest, testing::Values(Way{"shm", false, "memory"}), WayName);
 INSTANTIATE_TEST_SUITE_P(Pools, LocalPrefillTest,
                          testing::Values(Way{"shm", false, "memory"}, Way{"device", true, "device"},
                                          Way{"shm", false, "memory", 1, 2}, Way{"device", true, "device", 1, 2}),

@@ -86,7 +86,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     d.worker_id = "d";
     d.metrics_listen = metrics_listen_;
     d.kv_bytes = twice * (128 << 20);
-    d.drain_timeout = 500ms;
+    d.drain_timeout = drain_timeout_;
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
     d.landing_bytes = twice * (96 << 20);
     d.service.leases = head_fetches_;
@@ -260,6 +260,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   prefill::HeadLeaseOptions head_leases_;
   decode::HeadLeaseOptions head_fetches_;
   local_prefill::LocalPrefillOptions local_prefill_;  // of the decode worker
+  std::chrono::milliseconds drain_timeout_{500};      // likewise
   std::function<void()> on_chunk_;                    // when tokens of a Generate have come
   double kv_bytes_per_s_ = 0, kv_write_s_ = 0;        // of reservations: the way of the KV, not known
 };
