@@ -51,6 +51,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
       on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
   server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
   engine::DecodeEngineOptions engine_options = options.engine;
+  const bool prefills = options.local_prefill.max_new_tokens > 0;
+  if (prefills) engine_options.turns = std::make_shared<engine::StepTurns>();
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
                                        double kept_mass) {
@@ -90,20 +92,42 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, server->landing_.get(), endpoint,
                                                      service_options, server->metrics_, *server->tracer_);
+  std::vector<grpc::Service*> services = {server->service_.get()};
+  if (prefills) {
+    const local_prefill::DecodeHost self{.model = model,
+                                         .transport = *server->transport_,
+                                         .turns = engine_options.turns,
+                                         .metrics = server->metrics_,
+                                         .tracer = *server->tracer_,
+                                         .tls = options.tls,
+                                         .worker_id = endpoint.worker_id(),
+                                         .epoch = endpoint.epoch()};
+    SPLICE_ASSIGN_OR_RETURN(server->local_, local_prefill::LocalPrefill::Create(options.local_prefill, self));
+    services.push_back(&server->local_->service());
+  }
   ServiceHostOptions host;
   host.name = "decode";
   host.listen = options.listen;
   host.metrics_listen = options.metrics_listen;
   if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
-  host.drain = [service = server->service_.get()](std::chrono::steady_clock::time_point deadline) {
-    service->Drain(deadline);
+  host.drain = [s = server.get()](std::chrono::steady_clock::time_point deadline) {
+    s->service_->Drain(deadline);
+    if (s->local_) s->local_->Drain(deadline);
   };
-  SPLICE_ASSIGN_OR_RETURN(server->host_,
-                          ServiceHost::Start(std::move(host), {server->service_.get()}, server->metrics_));
+  SPLICE_ASSIGN_OR_RETURN(server->host_, ServiceHost::Start(std::move(host), services, server->metrics_));
   const std::string address = WithHost(server->host_->grpc_address(), options.advertise);
   server->service_->set_grpc_address(address);
-  server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
+  if (server->local_) {
+    endpoint.set_grpc_address(address);
+    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, {server->memory_->data(), server->memory_->size()},
+                                                   server->host_->InProcessChannel()));
+    server->service_->set_local_prefill(server->local_.get());
+  }
+  server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server.get()] {
+    s->service_->UpdateGauges();
+    if (s->local_) s->local_->UpdateGauges();
+  });
   server->host_->SetReady(true);
   if (options.join != nullptr) {
     SPLICE_ASSIGN_OR_RETURN(server->registration_,
@@ -119,11 +143,12 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
 
 DecodeServer::~DecodeServer() { Stop(); }
 
-// Intake, drain, service, engine, transport: each step only needs what is still there.
+// Intake, drain, local prefill, service, engine, transport: each step only needs what is still there.
 void DecodeServer::Stop() {
   if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
+  if (local_) local_->Stop();
   if (service_) service_->Stop();
   if (engine_) engine_->Stop();
   if (landing_ && memory_) model_->backend().UnpinHost(memory_->data());

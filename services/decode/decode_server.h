@@ -15,6 +15,7 @@
 #include "services/base/tls.h"
 #include "services/decode/decode_service.h"
 #include "services/engine/engine.h"
+#include "services/local_prefill/local_prefill.h"
 #include "services/membership/membership.h"
 #include "services/transport/kv_transport.h"
 
@@ -31,6 +32,7 @@ struct DecodeServerOptions {
   TraceOptions trace;
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;
+  local_prefill::LocalPrefillOptions local_prefill;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
   // Host that routers and peers are told to reach this worker by, for gRPC and KV; empty: the one it listens on.
@@ -49,7 +51,8 @@ class DecodeServer {
   std::string grpc_address() const { return host_->grpc_address(); }  // that it listens on
   std::string metrics_address() const { return host_->metrics_address(); }
   const engine::PagePool& pool() const { return *pool_; }
-  void Stop();  // drains, then ends; idempotent
+  const local_prefill::LocalPrefill* local_prefill() const { return local_.get(); }  // null: none
+  void Stop();                                                                       // drains, then ends; idempotent
 
  private:
   DecodeServer() = default;
@@ -64,6 +67,7 @@ class DecodeServer {
   std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
   std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it
   std::unique_ptr<engine::DecodeEngine> engine_;
+  std::unique_ptr<local_prefill::LocalPrefill> local_;  // outlives the server that serves it
   std::unique_ptr<ServiceHost> host_;
   std::unique_ptr<Periodic> gauges_;
   std::unique_ptr<membership::Registration> registration_;

@@ -196,6 +196,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
       std::min<int64_t>(config.max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
   response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * engine_.model().page_bytes() /
                                    kernels::kPageTokens);
+  if (const auto* local = local_prefill_.load(); local != nullptr) local->Describe(*response->mutable_local_prefill());
   return Answer(context, absl::OkStatus());
 }
 
@@ -299,9 +300,8 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
     cancelled->store(true);
     engine_.Wake();
   });
-  Ticket* raw = ticket.get();
-  SPLICE_RETURN_IF_ERROR(tickets_.Add(std::move(ticket)));
-  response.set_generation(raw->generation);
+  SPLICE_ASSIGN_OR_RETURN(const uint64_t generation, tickets_.Add(std::move(ticket)));
+  response.set_generation(generation);
   return absl::OkStatus();
 }
 

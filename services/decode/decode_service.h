@@ -15,6 +15,7 @@
 #include "services/decode/head_lease_client.h"
 #include "services/decode/ticket_table.h"
 #include "services/engine/engine.h"
+#include "services/local_prefill/local_prefill.h"
 #include "spl/v1/decode.grpc.pb.h"
 
 namespace spl::decode {
@@ -48,6 +49,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const v1::ReleaseRequest* request,
                                     v1::ReleaseResponse* response) override;
 
+  // What the worker prefills itself, once it is ready to; null (the default): nothing. Part of every GetInfo answer.
+  void set_local_prefill(const local_prefill::LocalPrefill* local_prefill) { local_prefill_ = local_prefill; }
   // The worker's gRPC address, known once its server listens; part of every GetInfo answer.
   void set_grpc_address(const std::string& address);
   // Refuses new tickets and returns when the running ones have ended, or at the deadline.
@@ -82,6 +85,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   engine::PagePool& pool_;
   engine::PagePool* const landing_pool_;
   const DecodeServiceOptions options_;
+  std::atomic<const local_prefill::LocalPrefill*> local_prefill_{nullptr};
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;
   HeadLeaseClient leases_of_heads_;

@@ -24,6 +24,11 @@ int main(int argc, char** argv) {
                             return membership.MakeRegistration(member);
                           };
                           options.kv_bytes = flags.kv_bytes;
+                          options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
+                          options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
+                          options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
+                          options.local_prefill.num_threads = flags.num_threads;
+                          options.local_prefill.store_address = flags.store;
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;

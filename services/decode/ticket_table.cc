@@ -25,17 +25,18 @@ TicketTable::TicketTable(size_t max_tickets) : max_tickets_(max_tickets), thread
 
 TicketTable::~TicketTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
 
-absl::Status TicketTable::Add(std::unique_ptr<Ticket> ticket) {
+absl::StatusOr<uint64_t> TicketTable::Add(std::unique_ptr<Ticket> ticket) {
   std::lock_guard lock(mutex_);
   if (stopping_) return absl::UnavailableError("the decode worker is stopping");
   if (tickets_.size() >= max_tickets_)
     return Errorf(absl::StatusCode::kResourceExhausted, "the decode worker has {} sequences, its limit",
                   tickets_.size());
-  ticket->generation = next_generation_++;
+  const uint64_t generation = next_generation_++;
+  ticket->generation = generation;
   ticket->expires = Clock::now() + ticket->ttl;
   const RandomId id = ticket->id;
   tickets_.emplace(id, std::move(ticket));
-  return absl::OkStatus();
+  return generation;
 }
 
 absl::StatusOr<Ticket*> TicketTable::BeginLanding(const RandomId& id, uint64_t generation) {

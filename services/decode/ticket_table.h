@@ -60,8 +60,9 @@ class TicketTable {
   explicit TicketTable(size_t max_tickets);
   ~TicketTable();  // Stop() must have been called
 
-  // Takes the ticket over and gives it generation. ResourceExhausted when there are too many.
-  absl::Status Add(std::unique_ptr<Ticket> ticket);
+  // Takes the ticket over and returns the generation that it got: the ticket itself may be gone already, released by
+  // somebody else. ResourceExhausted when there are too many.
+  absl::StatusOr<uint64_t> Add(std::unique_ptr<Ticket> ticket);
 
   // kReserved → kLanding; the caller verifies and then calls Launch or Drop. NotFound: unknown, expired or given up;
   // the pages of one in quarantine are free then, because a commit says that its writer is quiet. FailedPrecondition:

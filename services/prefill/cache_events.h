@@ -1,4 +1,4 @@
-// What the prefix cache has gained and lost, in order and numbered, for the routers that watch it.
+// What the caches of prefixes and segments have gained and lost, in order and numbered, for the routers that watch.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace spl::prefill {
 
-// Keeps the last `capacity` events, and the keys that are there now: as many as the cache has chunks. Thread-safe; the
-// engine reports from inside its index, so nothing here waits or calls out.
+// Keeps the last `capacity` events, and the keys that are there now: as many as the two caches have chunks.
+// Thread-safe; the engine reports from inside its indexes, so nothing here waits or calls out.
 class CacheEvents {
  public:
   explicit CacheEvents(size_t capacity = 65'536) : capacity_(capacity) {}

@@ -75,6 +75,7 @@ class CacheStreams::Stream final : public grpc::ServerWriteReactor<v1::CacheEven
       next_ = owner_.events_.Snapshot(&snapshot_);
       in_snapshot_ = true;
       message_.set_snapshot_begin(true);
+      message_.set_with_segments(true);
     }
     if (in_snapshot_) {
       message_.set_snapshot(true);

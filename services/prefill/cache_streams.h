@@ -1,4 +1,4 @@
-// The routers that watch the prefix cache: one gRPC stream each.
+// The routers that watch the caches: one gRPC stream each.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

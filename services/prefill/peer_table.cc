@@ -92,7 +92,11 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                                        endpoint.pool_bytes(), endpoint.host_id()};
   auto peer = std::make_shared<Peer>();
   peer->endpoint = endpoint;
-  SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
+  if (options_.open_memory) {
+    SPLICE_ASSIGN_OR_RETURN(peer->channel, options_.open_memory(remote));
+  } else {
+    SPLICE_ASSIGN_OR_RETURN(peer->channel, transport_.Connect(remote, kConnectTimeout));
+  }
   SPLICE_ASSIGN_OR_RETURN(transport::WriteCost cost, SelfTest(*peer->channel, endpoint));
   const kernels::Backend& backend = model_->backend();
   std::string why_not_device = "this worker's KV is in host memory";
@@ -128,7 +132,9 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                   "KV reaches decode worker '{}' over {} at {:.2f} GB/s, less than the {:.2f} GB/s that "
                   "--kv-min-gb-per-s asks for",
                   endpoint.worker_id(), carrier, peer->bytes_per_s / 1e9, options_.min_bytes_per_s / 1e9);
-  peer->decode = v1::Decode::NewStub(MakePeerChannel(endpoint.grpc_address(), options_.tls.get()));
+  peer->decode =
+      v1::Decode::NewStub(options_.open_calls ? options_.open_calls(endpoint.grpc_address())
+                                              : MakePeerChannel(endpoint.grpc_address(), options_.tls.get()));
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
             log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9),
             log::F("write_us", peer->write_s * 1e6));

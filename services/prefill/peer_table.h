@@ -46,6 +46,10 @@ struct PeerOptions {
   bool require_device = false;         // and refuse every other way
   std::shared_ptr<const PeerTls> tls;  // of the calls (Commit, Release); null: without
   double min_bytes_per_s = 0;          // a slower way is an error when the decode worker is connected
+  // Ways to a decode worker in the same process: into its memory, and to its server. Null: over the transport, and to
+  // the address that it says.
+  std::function<absl::StatusOr<std::unique_ptr<transport::KvChannel>>(const transport::RemoteMemory&)> open_memory;
+  std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> open_calls;
 };
 
 // Owns the channels and one thread that connects and closes, because both may take seconds. Any thread may call.

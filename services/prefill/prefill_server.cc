@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
                             chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
   server->leases_ = std::make_unique<HeadLeaseTable>(options.leases, Clock::Real());
-  engine_options.on_prefix_change = [events = &server->cache_events_](bool stored, auto keys) {
+  engine_options.on_cache_change = [events = &server->cache_events_](bool stored, auto keys) {
     events->Report(stored, keys);
   };
   engine_options.reclaim = [leases = server->leases_.get()] { return leases->ReclaimOne(); };

@@ -1,27 +1,21 @@
 #include "services/prefill/prefill_service.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "services/base/clock.h"
-#include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
-#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
 #include "services/prefill/head_push.h"
 #include "services/wire/convert.h"
-#include "services/wire/ticket_metrics.h"
 #include "services/wire/version.h"
 
 namespace spl::prefill {
 namespace {
 
-FaultPoint run_fault("prefill.run");
 constexpr size_t kMaxProbeKeys = 16384;
-constexpr std::chrono::milliseconds kRetryAfter{200};
 // No write of a fetch starts this close to the end of its time.
 constexpr std::chrono::milliseconds kFetchMargin{1000};
 
@@ -29,11 +23,6 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
   auto* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
   return reactor;
-}
-
-void RaiseTo(prometheus::Counter& counter, uint64_t value) {
-  const double missing = static_cast<double>(value) - counter.Value();
-  if (missing > 0) counter.Increment(missing);
 }
 
 prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
@@ -49,96 +38,13 @@ prometheus::Counter& LeaseCounter(Metrics& metrics, const char* result) {
       {{"result", result}});
 }
 
-prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
-  return metrics.Counter("splice_prefill_line_heads_total",
-                         "KV heads times layers that chose lines, by whether they fell back to everything.",
-                         {{"kind", kind}});
-}
-
-// Shares near 1 are what a method promises, small ones what it saves.
-std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
-
 prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
   return metrics.Counter("splice_prefill_sessions_dropped_total",
                          "Conversations whose KV went: for want of pages, or because their lease was over.",
                          {{"reason", reason}});
 }
 
-prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
-  return metrics.Histogram(metric::kTtftStageSeconds, "Where the time to the first token goes.", buckets::Stage(),
-                           {{"stage", stage}});
-}
-
-void FillLines(const engine::LineReport& lines, v1::LineReceipt& receipt) {
-  receipt.set_heads(static_cast<uint64_t>(lines.heads));
-  receipt.set_dense_heads(static_cast<uint64_t>(lines.dense_heads));
-  receipt.set_covered(lines.covered_share());
-  receipt.set_cells(lines.cell_share());
-  receipt.set_held_out(lines.held_out_share());
-  receipt.set_held_out_lowest(lines.held_out_lowest);
-}
-
-void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
-  receipt.set_reuse_policy(stats.policy);
-  receipt.set_exact(stats.exact);
-  receipt.set_prompt_tokens(static_cast<uint32_t>(stats.prompt_tokens));
-  receipt.set_cached_tokens(static_cast<uint32_t>(stats.cached_tokens));
-  receipt.set_session_tokens(static_cast<uint32_t>(stats.session_tokens));
-  receipt.set_stored_tokens(static_cast<uint32_t>(stats.stored_tokens));
-  receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
-  receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
-  receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
-  receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
-  receipt.set_ffn_share(stats.ffn_share);
-  receipt.set_kept_share(stats.kept_share);
-  receipt.set_summaries_computed(static_cast<uint32_t>(stats.summaries_computed));
-  if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
-  receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
-  receipt.set_queue_seconds(stats.queue_s);
-  receipt.set_lookup_seconds(stats.lookup_s);
-  receipt.set_fetch_seconds(stats.fetch_s);
-  receipt.set_prefill_seconds(stats.prefill_s);
-}
-
 }  // namespace
-
-// One Run or Publish call. Lives until gRPC is done with it, which is after Finish; Finish is called exactly once, by
-// the engine's on_done (of a Run through the push when there is something to undo) or when it is refused at once.
-template <typename Request, typename Response>
-class PrefillService::EngineCall final : public grpc::ServerUnaryReactor {
- public:
-  EngineCall(PrefillService& service, grpc::CallbackServerContext* context, const Request* request, Response* response)
-      : service(service),
-        context(context),
-        request(request),
-        response(response),
-        span(service.tracer_, std::is_same_v<Request, v1::PrefillRequest> ? "prefill.run" : "prefill.publish",
-             AcceptTrace(service.tracer_, *context), SpanKind::kServer) {
-    span.Set("splice.request", request->request_id());
-    span.Set("splice.worker", service.worker_id_);
-  }
-
-  // Instead of Finish.
-  void End(const absl::Status& status) {
-    span.SetStatus(status);
-    span.End();
-    this->Finish(ToGrpcStatus(status));
-  }
-
-  void OnCancel() override {
-    cancelled->store(true);
-    service.engine_.Wake();
-  }
-  void OnDone() override { delete this; }
-
-  PrefillService& service;
-  grpc::CallbackServerContext* const context;
-  const Request* const request;
-  Response* const response;
-  const engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  Span span;
-  const std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
-};
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
                                TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
@@ -147,22 +53,20 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
-      tickets_(tickets),
       leases_(leases),
       cache_streams_(cache_streams),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
       tracer_(tracer),
-      fidelity_(engine, fidelity_share, metrics),
+      core_(
+          engine, peers, pushes, tickets, {.worker_id = worker_id_, .epoch = epoch_, .fidelity_share = fidelity_share},
+          [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes) {
+            return GiveLease(outcome, classes);
+          },
+          metrics, tracer),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
-      tickets_revoked_(metrics.Gauge("splice_prefill_tickets_revoked",
-                                     "Given-up tickets that are remembered: a call that comes late is refused.")),
-      late_runs_(metrics.Counter("splice_prefill_late_runs_total",
-                                 "Calls that came after their ticket had been revoked, and were refused.")),
-      tickets_invalid_(wire::RefusedTicketsCounter(metrics, "invalid")),
-      tickets_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
       frozen_sources_(metrics.Gauge("splice_prefill_frozen_sources", "Segments of knowledge bases in local pages.")),
       frozen_tokens_(metrics.Gauge("splice_prefill_frozen_tokens", "Tokens of these segments.")),
       frozen_dropped_(metrics.Counter("splice_prefill_frozen_dropped_total",
@@ -184,39 +88,12 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       session_pages_(metrics.Gauge("splice_prefill_session_pages", "KV pages that they keep.")),
       sessions_evicted_(SessionsCounter(metrics, "evicted")),
       sessions_expired_(SessionsCounter(metrics, "expired")),
-      prompt_tokens_(metrics.Counter(metric::kPromptTokensTotal, "Prompt tokens of finished prefills.")),
-      reused_prefix_(
-          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "prefix"}})),
-      reused_session_(
-          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "session"}})),
-      reused_segment_(
-          metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "segment"}})),
-      recomputed_(metrics.Counter("splice_recomputed_tokens_total",
-                                  "Tokens of segments that were computed afresh above the dense layers.")),
-      reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
-      fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
       published_new_(metrics.Counter("splice_prefill_published_chunks_total", "Chunks that Publish calls stored.",
                                      {{"result", "stored"}})),
       published_existing_(metrics.Counter("splice_prefill_published_chunks_total", "Chunks that Publish calls stored.",
                                           {{"result", "existing"}})),
       published_bytes_(
-          metrics.Counter("splice_prefill_published_bytes_total", "Payloads of the chunks of Publish calls.")),
-      line_prompts_(metrics.Counter("splice_prefill_line_prompts_total", "Prompts whose heads chose lines.")),
-      line_heads_(LineCounter(metrics, "lines")),
-      line_dense_heads_(LineCounter(metrics, "dense")),
-      line_covered_(metrics.Histogram("splice_prefill_line_covered_share",
-                                      "Lower bound of the sampled rows' attention that a prompt's lines have.",
-                                      ShareBuckets())),
-      line_cells_(metrics.Histogram("splice_prefill_line_cells_share",
-                                    "Cells that attention over lines computed, of a causal prefill's.",
-                                    ShareBuckets())),
-      line_held_out_(metrics.Histogram("splice_prefill_line_held_out_share",
-                                       "Attention of rows outside of the sample that a prompt's lines have.",
-                                       ShareBuckets())),
-      stage_queue_(StageHistogram(metrics, "queue")),
-      stage_lookup_(StageHistogram(metrics, "lookup")),
-      stage_fetch_(StageHistogram(metrics, "fetch")),
-      stage_prefill_(StageHistogram(metrics, "prefill")) {}
+          metrics.Counter("splice_prefill_published_bytes_total", "Payloads of the chunks of Publish calls.")) {}
 
 void PrefillService::set_grpc_address(const std::string& address) {
   std::lock_guard lock(address_mutex_);
@@ -236,9 +113,7 @@ void PrefillService::UpdateGauges() {
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool.num_pages())));
   pages_used_.Set(used);
-  const TicketGuard::Stats tickets = tickets_.stats();
-  tickets_revoked_.Set(static_cast<double>(tickets.num_revoked));
-  RaiseTo(late_runs_, tickets.num_refused);
+  core_.UpdateGauges();
   const engine::SegmentIndex::Stats segments = engine_.segment_stats();
   frozen_sources_.Set(static_cast<double>(segments.num_frozen));
   frozen_tokens_.Set(static_cast<double>(segments.frozen_tokens));
@@ -314,41 +189,21 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
   return reactor;
 }
 
-template <typename Call>
-Call* PrefillService::Begin(Call* call, absl::Status (PrefillService::*start)(Call&)) {
-  const absl::Status status =
-      draining() ? absl::UnavailableError("the prefill worker is draining") : (this->*start)(*call);
-  if (status.ok()) return call;
-  if (status.code() == absl::StatusCode::kResourceExhausted) SetRetryAfter(*call->context, kRetryAfter);
-  call->End(status);
-  return call;
-}
-
 grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                               v1::PrefillResponse* response) {
-  return Begin(new RunCall(*this, context, request, response), &PrefillService::StartRun);
+  return core_.Run(context, request, response, draining());
 }
 
 grpc::ServerUnaryReactor* PrefillService::RevokeTicket(grpc::CallbackServerContext* context,
                                                        const v1::RevokeTicketRequest* request,
                                                        v1::RevokeTicketResponse*) {
-  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
-  if (!id.ok()) return Answer(context, id.status());
-  if (request->epoch() != epoch_)
-    return Answer(context, Errorf(absl::StatusCode::kFailedPrecondition,
-                                  "this is epoch {} of worker '{}', the ticket was given to {}: what that one wrote is "
-                                  "not known here",
-                                  epoch_, worker_id_, request->epoch()));
-  auto* reactor = context->DefaultReactor();
-  tickets_.Revoke(*id, std::chrono::milliseconds(request->ttl_ms()),
-                  [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
-  engine_.Wake();  // what was cancelled ends at once
-  return reactor;
+  return core_.RevokeTicket(context, request);
 }
 
 grpc::ServerUnaryReactor* PrefillService::Publish(grpc::CallbackServerContext* context,
                                                   const v1::PublishRequest* request, v1::PublishResponse* response) {
-  return Begin(new PublishCall(*this, context, request, response), &PrefillService::StartPublish);
+  auto* const call = new PublishCall(engine_, tracer_, "prefill.publish", worker_id_, context, request, response);
+  return call->EndUnless(draining() ? absl::UnavailableError("the prefill worker is draining") : StartPublish(*call));
 }
 
 absl::Status PrefillService::StartPublish(PublishCall& call) {
@@ -435,132 +290,6 @@ grpc::ServerUnaryReactor* PrefillService::ReleaseHeadLease(grpc::CallbackServerC
   leases_.Release(*id);
   engine_.Wake();
   return Answer(context, absl::OkStatus());
-}
-
-absl::Status PrefillService::StartRun(RunCall& call) {
-  const v1::PrefillRequest& request = *call.request;
-  SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
-  // First: whatever happens below, nobody asks in vain whether something is being written.
-  SPLICE_ASSIGN_OR_RETURN(const RandomId ticket_id, RandomId::FromBytes(request.ticket().ticket_id()));
-  SPLICE_ASSIGN_OR_RETURN(auto hold, tickets_.Begin(ticket_id, call.cancelled));
-  SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
-  engine::PrefillRequest prefill;
-  prefill.id = request.request_id();
-  prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
-  SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(wire::FromProto(request.reuse()), engine_.model()));
-  if (const absl::Status status = ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
-                                                 static_cast<int64_t>(prefill.tokens.size()), classes.get());
-      !status.ok()) {
-    tickets_invalid_.Increment();
-    return status;
-  }
-  if (const absl::Status status = hold->Use(); !status.ok()) {
-    tickets_replayed_.Increment();
-    return status;
-  }
-  prefill.num_output_tokens = request.num_output_tokens();
-  prefill.sampling = wire::FromProto(request.sampling());
-  prefill.reuse = wire::FromProto(request.reuse());
-  prefill.reuse_auto = request.reuse().auto_segments();
-  prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
-  prefill.return_first_logits = request.reuse().return_first_logits();
-  SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
-  SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
-                                                                               engine_.model().config(), classes));
-  const engine::HeadRestoreOptions restore = wire::HeadRestoreOptionsOf(request.reuse());
-  if (restore.enabled && classes != nullptr)
-    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(restore, *token_selector, engine_.model()));
-  prefill.session = request.session();
-  SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
-  prefill.deadline = FromGrpcDeadline(call.context->deadline());
-  prefill.cancelled = call.cancelled;
-  SPLICE_ASSIGN_OR_RETURN(auto push, KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes,
-                                                    std::move(hold), prefill.id));
-  prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  const bool keeps_heads = restore.enabled && classes != nullptr;
-  push->SetTrace(tracer_, call.span.context());
-  const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
-  prefill.fetch_trace = fetch_trace;
-  prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace,
-                     selector = std::string(token_selector->name())](const absl::Status& status,
-                                                                     engine::PrefillOutcome outcome) {
-    if (!status.ok()) {
-      push->Abort(std::move(outcome.kv), status, [&call, status] { call.End(status); });
-      return;
-    }
-    Count(outcome.stats);
-    TraceStages(call.span.context(), fetch_trace, outcome.stats);
-    v1::Receipt& receipt = *call.response->mutable_receipt();
-    FillReceipt(outcome.stats, receipt);
-    receipt.set_decode_selector(outcome.kept != nullptr ? "kept_tokens" : selector);
-    receipt.set_prefill_worker(worker_id_);
-    receipt.set_decode_worker(push->peer().endpoint.worker_id());
-    receipt.set_transport(push->peer().carrier());
-    receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
-    for (const engine::SampledToken& token : outcome.first_tokens)
-      *call.response->add_first_tokens() = wire::ToProto(token);
-    std::unique_ptr<PushLease> lease = keeps_heads ? GiveLease(outcome, *classes) : nullptr;
-    receipt.set_head_lease(lease != nullptr);
-    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads, outcome.kept.get(),
-                 std::move(lease));
-    receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
-    call.response->set_run_seconds(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - call.arrived).count());
-    call.End(absl::OkStatus());  // the first token does not wait for the commit
-  };
-  fidelity_.Watch(prefill);
-  const absl::Status status = engine_.Submit(std::move(prefill));
-  if (!status.ok()) pushes_.PushEnded();  // nothing was pushed, nothing is to be undone
-  return status;
-}
-
-// What the engine did for a prompt, as spans.
-void PrefillService::TraceStages(const TraceContext& run, const TraceContext& fetch,
-                                 const engine::PrefillStats& stats) const {
-  if (!tracer_.Records(run)) return;
-  const auto record = [&](const TraceContext& own, std::string_view name, engine::SteadyTime start,
-                          std::optional<double> seconds, std::vector<std::pair<std::string, SpanValue>> attributes) {
-    const auto now = std::chrono::steady_clock::now();
-    const auto length =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds.value_or(0)));
-    tracer_.Record(own, run,
-                   {.name = name,
-                    .start = start,
-                    .end = seconds.has_value() ? start + length : now,
-                    .attributes = std::move(attributes)});
-  };
-  const auto child = [&] { return tracer_.MakeChild(run); };
-  const auto waited = std::chrono::duration<double>(stats.looked_up - stats.submitted).count();
-  record(child(), "prefill.queue", stats.submitted, waited, {});
-  record(child(), "prefill.match", stats.looked_up, stats.lookup_s, {{"splice.cached_tokens", stats.cached_tokens}});
-  if (stats.fetched != engine::SteadyTime{})
-    record(fetch, "prefill.fetch", stats.fetched, stats.fetch_s, {{"splice.bytes", stats.fetched_bytes}});
-  record(child(), "prefill.compute", stats.started, std::nullopt,
-         {{"splice.computed_tokens", stats.computed_tokens},
-          {"splice.aligned_tokens", stats.aligned_tokens},
-          {"splice.reuse", stats.policy}});
-}
-
-void PrefillService::Count(const engine::PrefillStats& stats) {
-  prompt_tokens_.Increment(static_cast<double>(stats.prompt_tokens));
-  reused_prefix_.Increment(static_cast<double>(stats.cached_tokens - stats.session_tokens));
-  reused_session_.Increment(static_cast<double>(stats.session_tokens));
-  reused_segment_.Increment(static_cast<double>(stats.aligned_tokens));
-  recomputed_.Increment(static_cast<double>(stats.recomputed_tokens));
-  reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
-  fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
-  if (stats.lines.heads > 0) {
-    line_prompts_.Increment();
-    line_heads_.Increment(static_cast<double>(stats.lines.heads - stats.lines.dense_heads));
-    line_dense_heads_.Increment(static_cast<double>(stats.lines.dense_heads));
-    line_covered_.Observe(stats.lines.covered_share());
-    line_cells_.Observe(stats.lines.cell_share());
-    line_held_out_.Observe(stats.lines.held_out_share());
-  }
-  stage_queue_.Observe(stats.queue_s);
-  stage_lookup_.Observe(stats.lookup_s);
-  stage_fetch_.Observe(stats.fetch_s);
-  stage_prefill_.Observe(stats.prefill_s);
 }
 
 }  // namespace spl::prefill

@@ -11,9 +11,9 @@
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
 #include "services/prefill/cache_streams.h"
-#include "services/prefill/fidelity_sampler.h"
 #include "services/prefill/kv_push.h"
 #include "services/prefill/peer_table.h"
+#include "services/prefill/prefill_core.h"
 #include "services/prefill/ticket_guard.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
@@ -57,17 +57,8 @@ class PrefillService final : public v1::Prefill::CallbackService {
   void UpdateGauges();
 
  private:
-  template <typename Request, typename Response>
-  class EngineCall;
-  using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
   using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
-  // Starts the call, or refuses it with `start`'s status.
-  template <typename Call>
-  Call* Begin(Call* call, absl::Status (PrefillService::*start)(Call&));
-  absl::Status StartRun(RunCall& call);
   absl::Status StartPublish(PublishCall& call);
-  void Count(const engine::PrefillStats& stats);
-  void TraceStages(const TraceContext& run, const TraceContext& fetch, const engine::PrefillStats& stats) const;
   std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes);
   absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
                             std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
@@ -75,27 +66,22 @@ class PrefillService final : public v1::Prefill::CallbackService {
   engine::PrefillEngine& engine_;
   PeerTable& peers_;
   PushWorker& pushes_;
-  TicketGuard& tickets_;
   HeadLeaseTable& leases_;
   CacheStreams& cache_streams_;
   const std::string worker_id_;
   const uint64_t epoch_;
   const Tracer& tracer_;
+  PrefillCore core_;
   bool draining() const { return draining_ || draining_by_operator_; }
 
   std::atomic<bool> draining_{false};              // for good: the process ends
   std::atomic<bool> draining_by_operator_{false};  // until further notice
-  FidelitySampler fidelity_;
-  mutable std::mutex address_mutex_;  // guards grpc_address_
+  mutable std::mutex address_mutex_;               // guards grpc_address_
   std::string grpc_address_;
 
   prometheus::Gauge& waiting_;
   prometheus::Gauge& kv_usage_;
   prometheus::Gauge& pages_used_;
-  prometheus::Gauge& tickets_revoked_;
-  prometheus::Counter& late_runs_;
-  prometheus::Counter& tickets_invalid_;
-  prometheus::Counter& tickets_replayed_;
   prometheus::Gauge& frozen_sources_;
   prometheus::Gauge& frozen_tokens_;
   prometheus::Counter& frozen_dropped_;
@@ -114,22 +100,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Gauge& session_pages_;
   prometheus::Counter& sessions_evicted_;
   prometheus::Counter& sessions_expired_;
-  prometheus::Counter& prompt_tokens_;
-  prometheus::Counter& reused_prefix_;
-  prometheus::Counter& reused_session_;
-  prometheus::Counter& reused_segment_;
-  prometheus::Counter& recomputed_;
-  prometheus::Counter& reused_miss_;
-  prometheus::Counter& fetched_bytes_;
   prometheus::Counter& published_new_;
   prometheus::Counter& published_existing_;
   prometheus::Counter& published_bytes_;
-  prometheus::Counter &line_prompts_, &line_heads_, &line_dense_heads_;
-  prometheus::Histogram &line_covered_, &line_cells_, &line_held_out_;
-  prometheus::Histogram& stage_queue_;
-  prometheus::Histogram& stage_lookup_;
-  prometheus::Histogram& stage_fetch_;
-  prometheus::Histogram& stage_prefill_;
 };
 
 }  // namespace spl::prefill

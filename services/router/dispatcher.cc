@@ -120,11 +120,18 @@ std::vector<PredictedReuse> Dispatcher::PredictReuse(const PromptKeys& keys,
                                                      std::span<const PrefixIndex::Holder> holders) {
   const auto now = std::chrono::steady_clock::now();
   const std::vector<size_t> recent = recent_index_.CountLeading(keys.prefix, holders, now);
-  std::vector<std::optional<size_t>> known(holders.size());
+  const auto recent_segments = recent_index_.HoldsSegments(keys.segments, holders, now);
+  std::vector<KnownCache> known(holders.size());
   for (size_t i = 0; i < holders.size(); ++i) {
-    size_t real = 0;
-    if (caches_->CountLeading(holders[i].worker_id, holders[i].epoch, keys.prefix, &real))
-      known[i] = std::max(real, recent[i]);
+    size_t leading = 0;
+    if (caches_->CountLeading(holders[i].worker_id, holders[i].epoch, keys.prefix, &leading))
+      known[i].leading = std::max(leading, recent[i]);
+    std::vector<uint32_t> tokens;
+    if (!caches_->CountSegments(holders[i].worker_id, holders[i].epoch, keys.segments, &tokens)) continue;
+    for (size_t s = 0; s < tokens.size(); ++s) {
+      if (recent_segments[i][s] != 0) tokens[s] = keys.segments[s].end - keys.segments[s].begin;
+    }
+    known[i].segments = std::move(tokens);
   }
   return prefix_index_.Predict(keys, holders, now, known);
 }

@@ -101,8 +101,8 @@ class Dispatcher {
   RequestLog& requests() { return requests_; }
   const Placement& placement() const { return placement_; }
   LoadTracker& loads() { return *loads_; }
-  // What each of these workers would not have to compute: of leading chunks as it says itself, and what was just sent
-  // there; of those that do not say, and of segments and the store, as this router guesses.
+  // What each of these workers would not have to compute: of leading chunks and of segments as it says itself, and what
+  // was just sent there; of those that do not say, and of the store, as this router guesses.
   std::vector<PredictedReuse> PredictReuse(const PromptKeys& keys, std::span<const PrefixIndex::Holder> holders);
   // The prompt was sent there (PrefixIndex::Insert).
   void NoteSent(const PromptKeys& keys, const PrefixIndex::Holder& holder, uint32_t exact_tokens);

@@ -124,8 +124,9 @@ void Generation::MakeKeys(const TokenizedPrompt& prompt) {
   keys_.prefix = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, prompt.ids);
   for (const TokenSegment& s : prompt.segments) {
     const auto tokens = std::span(prompt.ids).subspan(s.begin, s.end - s.begin);
-    keys_.segments.push_back(
-        {.key = MakeSegmentKey(fleet->model.fingerprint, SegmentNamespace(s), tokens), .begin = s.begin, .end = s.end});
+    std::vector<chunk::ChunkKey> chunks = MakeSegmentKeys(fleet->model.fingerprint, SegmentNamespace(s), tokens);
+    if (chunks.empty()) continue;
+    keys_.segments.push_back({.key = chunks.back(), .begin = s.begin, .end = s.end, .chunks = std::move(chunks)});
   }
 }
 
@@ -252,7 +253,10 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
   const Clock::time_point start = Clock::now();
   (void)place_fault.Hit();
   std::vector<PrefixIndex::Holder> holders;
-  for (const PrefillView& p : fleet.prefill) holders.push_back({p.worker_id, p.epoch});
+  for (size_t i = 0; i < fleet.num_places(); ++i) {
+    const PrefillView& p = fleet.place(i);
+    holders.push_back({p.worker_id, p.epoch, p.reads_store});
+  }
   const std::vector<PredictedReuse> reuse = core_.PredictReuse(keys_, holders);
   const auto foreign = core_.foreign_load().Of(fleet);
   const auto leaving = core_.planner().leaving();
@@ -270,6 +274,8 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
                              .wire_share = cost.wire_share,
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
+                             // What is left out of heads is kept for the decode worker by a prefill worker.
+                             .may_stay_local = !request_.reuse.decode_restore,
                              .full = &full_,
                              .leaving = leaving.get(),
                              .failed = &avoided};
@@ -285,7 +291,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
     attempt_->link = *candidate->link;
     attempt_->expected_seconds = candidate->expected_s;
     const auto computed = static_cast<uint64_t>(ComputeScorer::TokensToCompute(query, candidate->prefill_idx));
-    core_.planner().OnPlaced(static_cast<double>(computed));
+    if (!candidate->prefill->local.has_value()) core_.planner().OnPlaced(static_cast<double>(computed));
     attempt_->prefill_load = core_.loads().Add(candidate->prefill->worker_id, {.prefill_tokens = computed});
     attempt_->decode_load =
         core_.loads().Add(candidate->decode->worker_id, {.prefill_tokens = tokens, .sequences = request_.sampling.n});
@@ -409,6 +415,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
+  core_.metrics().CountPrefill(attempt->prefill.local.has_value());
   attempt->prefill_span = CallSpan("router.prefill", attempt->prefill.worker_id);
   AddTrace(call->context, attempt->prefill_span.context());
   EndStage(TtftStage::kDispatch);
@@ -430,7 +437,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
   if (done_ || attempt != attempt_) return;
   if (GivenUpByWorker(status.code())) attempt->writer_quiet = true;
   if (!status.ok()) {
-    if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().Look(attempt->prefill.worker_id);
+    if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().Look(attempt->prefill.process_id());
     return OnAttemptFailed(Annotate(status, "prefill on " + attempt->prefill.worker_id), attempt->prefill.worker_id);
   }
   if (response.first_tokens_size() != static_cast<int>(continuations_.size())) {
@@ -462,10 +469,11 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
 
 // Of what really happened, for the placement of others.
 void Generation::Learn(const Attempt& attempt, const RequestReceipt& receipt) {
-  core_.costs().Observe(
-      request_.reuse, receipt,
-      {.tokens_per_s = attempt.prefill.tokens_per_s, .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
-  if (!core_.options().has_store || !request_.reuse.publish) return;
+  core_.costs().Observe(request_.reuse, receipt,
+                        // Computing beside decode steps says nothing of what a token costs.
+                        {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
+                         .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
+  if (!core_.options().has_store || !request_.reuse.publish || !attempt.prefill.reads_store) return;
   const uint32_t exact = receipt.aligned_tokens == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
   core_.prefix_index().InsertStored(keys_, exact, Clock::now());
 }
@@ -503,7 +511,7 @@ void Generation::OnStreamEnded(const AttemptPtr& attempt, const absl::Status& st
 void Generation::OnWorkerLost(const std::string& worker_id) {
   Post([this, worker_id] {
     if (done_ || attempt_ == nullptr || !attempt_->reserved) return;
-    const bool on_prefill = attempt_->prefill_call != nullptr && attempt_->prefill.worker_id == worker_id;
+    const bool on_prefill = attempt_->prefill_call != nullptr && attempt_->prefill.process_id() == worker_id;
     if (!on_prefill && attempt_->decode.worker_id != worker_id) return;
     OnAttemptFailed(Errorf(absl::StatusCode::kUnavailable, "worker {} is lost", worker_id), worker_id);
   });
@@ -548,7 +556,8 @@ void Generation::NoteKill(const absl::Status& status, const std::string& worker_
   if (status.code() != absl::StatusCode::kUnavailable || attempt_ == nullptr || !attempt_->reserved) return;
   const bool is_prefill = attempt_->prefill.worker_id == worker_id;
   if (!is_prefill && attempt_->decode.worker_id != worker_id) return;
-  suspects_.push_back({worker_id, is_prefill ? attempt_->prefill.epoch : attempt_->decode.epoch, Clock::now()});
+  suspects_.push_back({is_prefill ? attempt_->prefill.process_id() : worker_id,
+                       is_prefill ? attempt_->prefill.epoch : attempt_->decode.epoch, Clock::now()});
 }
 
 // At once when there is a pair that has not failed this request; else after a pause, so that a worker can come back.
@@ -579,7 +588,11 @@ void Generation::RetryLater() {
   const auto fresh = [&](const auto& workers) {
     return std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return !failed_.contains(w.worker_id); });
   };
-  if (fresh(fleet->prefill) && fresh(fleet->decode)) return Dispatch();
+  const auto short_enough = [&](const PrefillView& p) {
+    return !failed_.contains(p.worker_id) && prompt_.size() + output_.size() <= p.local->max_new_tokens;
+  };
+  const bool local = std::any_of(fleet->local.begin(), fleet->local.end(), short_enough);
+  if ((fresh(fleet->prefill) || local) && fresh(fleet->decode)) return Dispatch();
   retry_timer_.expires_after(core_.options().retry_backoff * std::max(failures_, 1U));
   retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
     if (!error) self->Dispatch();
@@ -643,7 +656,8 @@ void Generation::AskWriter(const Attempt& attempt, const char* reason) {
 void Generation::DeliverFirst(const v1::PrefillResponse& response) {
   if (!started_output_) {
     receipt_ = FromProto(response.receipt());
-    receipt_.prefill_worker = attempt_->prefill.worker_id;
+    receipt_.prefill_worker = attempt_->prefill.process_id();
+    receipt_.prefill = attempt_->prefill.local.has_value() ? "local" : "pool";
   }
   receipt_.decode_worker = attempt_->decode.worker_id;
   if (receipt_.transport.empty()) receipt_.transport = attempt_->link.transport;
@@ -874,7 +888,7 @@ void Generation::Note(const char* stage) {
 void Generation::Describe(RequestRecord& record) const {
   record.reuse = request_.reuse.policy;
   if (attempt_ != nullptr) {
-    record.prefill_worker = attempt_->prefill.worker_id;
+    record.prefill_worker = attempt_->prefill.process_id();
     record.decode_worker = attempt_->decode.worker_id;
   }
   record.queue_seconds = queue_seconds_;

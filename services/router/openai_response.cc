@@ -59,6 +59,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
                     {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};
   out["ttft_stages"] = r.ttft_stages;
   out["seed"] = r.seed;
+  out["prefill"] = r.prefill;
   out["workers"] = {{"prefill", r.prefill_worker}, {"decode", r.decode_worker}};
   out["transport"] = r.transport;
   out["attempts"] = r.attempts;

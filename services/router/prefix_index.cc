@@ -16,16 +16,22 @@ std::span<const chunk::ChunkKey> ExactPrefix(const PromptKeys& keys, uint32_t ex
 
 }  // namespace
 
-chunk::ChunkKey MakeSegmentKey(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
-                               std::span<const int32_t> tokens) {
-  std::optional<chunk::ChunkKey> last;
+std::vector<chunk::ChunkKey> MakeSegmentKeys(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
+                                             std::span<const int32_t> tokens) {
+  std::vector<chunk::ChunkKey> keys;
   while (!tokens.empty()) {
     const auto piece = tokens.first(std::min<size_t>(tokens.size(), chunk::kChunkTokens));
-    last = chunk::MakeChunkKey(chunk::ChainKind::kSegment, model_fingerprint, namespace_key,
-                               last.has_value() ? &*last : nullptr, piece);
+    keys.push_back(chunk::MakeChunkKey(chunk::ChainKind::kSegment, model_fingerprint, namespace_key,
+                                       keys.empty() ? nullptr : &keys.back(), piece));
     tokens = tokens.subspan(piece.size());
   }
-  return last.value_or(chunk::ChunkKey());
+  return keys;
+}
+
+chunk::ChunkKey MakeSegmentKey(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
+                               std::span<const int32_t> tokens) {
+  const std::vector<chunk::ChunkKey> keys = MakeSegmentKeys(model_fingerprint, namespace_key, tokens);
+  return keys.empty() ? chunk::ChunkKey() : keys.back();
 }
 
 PrefixIndex::Seconds PrefixIndex::SecondsAt(Clock::time_point time) const {
@@ -88,40 +94,60 @@ std::vector<size_t> PrefixIndex::CountLeading(std::span<const chunk::ChunkKey> k
   return {leading.of_holder.begin(), leading.of_holder.end()};
 }
 
+std::vector<std::vector<uint8_t>> PrefixIndex::HoldsSegments(std::span<const SegmentKey> segments,
+                                                             std::span<const Holder> holders, Clock::time_point now) {
+  std::vector<std::vector<uint8_t>> held(holders.size(), std::vector<uint8_t>(segments.size(), 0));
+  std::lock_guard lock(mutex_);
+  const std::vector<int32_t> positions = PositionsLocked(holders);
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const Entry* const entry = FindLocked(segments[s].key);
+    if (entry == nullptr) continue;
+    for (const Presence& presence : entry->holders) {
+      const int32_t position = positions[presence.holder];
+      if (position >= 0 && presence.expires > SecondsAt(now)) held[position][s] = 1;
+    }
+  }
+  return held;
+}
+
 std::vector<PredictedReuse> PrefixIndex::Predict(const PromptKeys& keys, std::span<const Holder> holders,
-                                                 Clock::time_point now_point,
-                                                 std::span<const std::optional<size_t>> known) {
+                                                 Clock::time_point now_point, std::span<const KnownCache> known) {
   const Seconds now = SecondsAt(now_point);
   std::vector<PredictedReuse> reuse(holders.size());
   std::lock_guard lock(mutex_);
   const std::vector<int32_t> positions = PositionsLocked(holders);
   const Leading leading = CountLeadingLocked(keys.prefix, positions, holders.size(), now);
   for (size_t i = 0; i < holders.size(); ++i) {
-    const uint32_t own =
-        !known.empty() && known[i].has_value() ? static_cast<uint32_t>(*known[i]) : leading.of_holder[i];
-    reuse[i].prefix_tokens = std::max(own, leading.stored) * chunk::kChunkTokens;
-    if (leading.stored > own) reuse[i].fetched_tokens = (leading.stored - own) * chunk::kChunkTokens;
+    const uint32_t own = !known.empty() && known[i].leading.has_value() ? static_cast<uint32_t>(*known[i].leading)
+                                                                        : leading.of_holder[i];
+    const uint32_t stored = holders[i].reads_store ? leading.stored : 0;
+    reuse[i].prefix_tokens = std::max(own, stored) * chunk::kChunkTokens;
+    if (stored > own) reuse[i].fetched_tokens = (stored - own) * chunk::kChunkTokens;
   }
   std::vector<uint8_t> held(holders.size());
-  for (const SegmentKey& segment : keys.segments) {
+  for (size_t s = 0; s < keys.segments.size(); ++s) {
+    const SegmentKey& segment = keys.segments[s];
     Entry* const entry = FindLocked(segment.key);
-    if (entry == nullptr) continue;
     std::fill(held.begin(), held.end(), uint8_t{0});
-    for (const Presence& presence : entry->holders) {
-      const int32_t position = positions[presence.holder];
-      if (position >= 0 && presence.expires > now) held[position] = 1;
+    if (entry != nullptr) {
+      for (const Presence& presence : entry->holders) {
+        const int32_t position = positions[presence.holder];
+        if (position >= 0 && presence.expires > now) held[position] = 1;
+      }
+      MakeNewestLocked(*entry);
     }
-    const bool stored = entry->stored_until > now;
+    const bool stored = entry != nullptr && entry->stored_until > now;
     for (size_t i = 0; i < holders.size(); ++i) {
-      if (held[i] == 0 && !stored) continue;
+      const bool is_known = !known.empty() && known[i].segments.has_value();
+      const uint32_t own = is_known ? (*known[i].segments)[s] : held[i] != 0 ? segment.end - segment.begin : 0;
+      // Of a segment that is fetched what is here already is not.
+      const uint32_t own_end = segment.begin + own, end = stored && holders[i].reads_store ? segment.end : own_end;
       const uint32_t begin = std::max(segment.begin, reuse[i].prefix_tokens);
-      const uint32_t tokens = segment.end > begin ? segment.end - begin : 0;
-      if (tokens == 0) continue;
-      reuse[i].aligned_tokens += tokens;
+      if (end <= begin) continue;
+      reuse[i].aligned_tokens += end - begin;
       reuse[i].exact_tokens = std::min(reuse[i].exact_tokens, begin);
-      if (held[i] == 0) reuse[i].fetched_tokens += tokens;
+      reuse[i].fetched_tokens += end - std::clamp(own_end, begin, end);
     }
-    MakeNewestLocked(*entry);
   }
   return reuse;
 }

@@ -28,10 +28,11 @@ struct PrefixIndexOptions {
   std::chrono::steady_clock::time_point epoch = std::chrono::steady_clock::now();
 };
 
-// A segment as the index knows it: as a whole, by one key.
+// A segment. The index knows it as a whole, by one key; workers tell of its chunks (CacheView).
 struct SegmentKey {
   chunk::ChunkKey key;
-  uint32_t begin = 0, end = 0;  // tokens of the prompt
+  uint32_t begin = 0, end = 0;               // tokens of the prompt
+  std::vector<chunk::ChunkKey> chunks = {};  // the last one is `key`; empty: nobody is asked for them
 };
 
 // What a prompt may be found by.
@@ -40,7 +41,10 @@ struct PromptKeys {
   std::vector<SegmentKey> segments;     // ascending, disjoint; empty when the request reuses exact prefixes only
 };
 
-// The last key of the segment's chain of chunks: it stands for all of its tokens.
+// The keys of the segment's chain of chunks. Tokens must not be empty.
+std::vector<chunk::ChunkKey> MakeSegmentKeys(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
+                                             std::span<const int32_t> tokens);
+// The last one: it stands for all of the tokens.
 chunk::ChunkKey MakeSegmentKey(const chunk::Digest& model_fingerprint, const chunk::Digest& namespace_key,
                                std::span<const int32_t> tokens);
 
@@ -51,6 +55,12 @@ struct PredictedReuse {
   uint32_t fetched_tokens = 0;  // of both: those that come from the store
   // Everything in front of the first aligned token: behind it nothing is exact, and only exact KV is ever a prefix.
   uint32_t exact_tokens = std::numeric_limits<uint32_t>::max();
+};
+
+// What somebody knows of a worker's own pages better than the index does.
+struct KnownCache {
+  std::optional<size_t> leading;                  // chunks of the prompt
+  std::optional<std::vector<uint32_t>> segments;  // of each of PromptKeys::segments, tokens from its start
 };
 
 // Maps chunk keys to the workers that were sent them. Thread-safe: one mutex, held for one prompt.
@@ -67,13 +77,13 @@ class PrefixIndex {
   struct Holder {
     std::string worker_id;
     uint64_t epoch = 0;
+    bool reads_store = true;
     bool operator==(const Holder&) const = default;
   };
 
-  // For each holder what it is expected to have; `known`: where somebody knows better how many leading chunks are in
-  // its own pages, these (empty: nobody does).
+  // For each holder what it is expected to have; `known`: likewise what is known (empty: nothing is).
   std::vector<PredictedReuse> Predict(const PromptKeys& keys, std::span<const Holder> holders, Clock::time_point now,
-                                      std::span<const std::optional<size_t>> known = {});
+                                      std::span<const KnownCache> known = {});
   // The prompt was sent there. Of its chunks those within exact_tokens count as present; of its segments all: what the
   // worker has no source for yet it will compute by itself when it is idle.
   void Insert(const PromptKeys& keys, const Holder& holder, uint32_t exact_tokens, Clock::time_point now);
@@ -83,6 +93,9 @@ class PrefixIndex {
   // For each holder the number of leading keys it is expected to have in its own pages.
   std::vector<size_t> CountLeading(std::span<const chunk::ChunkKey> keys, std::span<const Holder> holders,
                                    Clock::time_point now);
+  // [holder][segment]: 1 where the holder is expected to have the segment in its own pages.
+  std::vector<std::vector<uint8_t>> HoldsSegments(std::span<const SegmentKey> segments, std::span<const Holder> holders,
+                                                  Clock::time_point now);
   void Insert(std::span<const chunk::ChunkKey> keys, const Holder& holder, Clock::time_point now);
   size_t size() const;
 

@@ -213,6 +213,7 @@ struct RequestReceipt {
   double ttft_seconds = 0;
   std::map<std::string, double> ttft_stages;  // see TtftStage; they add up to ttft_seconds
   uint64_t seed = 0;
+  std::string prefill;  // "pool": a prefill worker computed the prompt; "local": the decode worker itself
   std::string prefill_worker;
   std::string decode_worker;
   std::string transport;

@@ -10,6 +10,10 @@ prometheus::Histogram& StageHistogram(Metrics& m, const char* stage) {
                      buckets::Stage(), {{"stage", stage}});
 }
 
+prometheus::Counter& PrefillsCounter(Metrics& m, const char* place) {
+  return m.Counter("splice_router_prefills_total", "Prefills that were started, by where.", {{"place", place}});
+}
+
 }  // namespace
 
 RouterMetrics::RouterMetrics(Metrics& m)
@@ -40,6 +44,8 @@ RouterMetrics::RouterMetrics(Metrics& m)
       cancellations(m.Counter(metric::kModelCancellationTotal, "Requests whose client left or whose deadline passed.")),
       migrations(m.Counter(metric::kModelMigrationTotal, "Requests moved to another decode worker midway.")),
       prefill_retries(m.Counter("splice_router_retries_total", "Attempts beyond a request's first.")),
+      prefills_pool(PrefillsCounter(m, "pool")),
+      prefills_local(PrefillsCounter(m, "local")),
       poisoned(m.Counter("splice_router_poisoned_requests_total",
                          "Requests refused because workers were lost while they were there.")),
       budget_refusals(m.Counter("splice_router_retry_budget_exhausted_total",

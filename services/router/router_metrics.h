@@ -29,6 +29,8 @@ struct RouterMetrics {
   prometheus::Counter& cancellations;
   prometheus::Counter& migrations;
   prometheus::Counter& prefill_retries;
+  prometheus::Counter& prefills_pool;
+  prometheus::Counter& prefills_local;
   prometheus::Counter& poisoned;
   prometheus::Counter& budget_refusals;
   prometheus::Counter& rate_limited;
@@ -38,6 +40,8 @@ struct RouterMetrics {
   // Of a request that has its first token; stages that took no time, too.
   void ObserveStages(const TtftStages& stages);
 
+  // splice_router_prefills_total
+  void CountPrefill(bool local) { (local ? prefills_local : prefills_pool).Increment(); }
   // splice_rate_limited_total
   void CountLimited() { rate_limited.Increment(); }
   // splice_request_errors_total{code}

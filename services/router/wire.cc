@@ -235,6 +235,7 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_ttft_seconds(r.ttft_seconds);
   out.mutable_ttft_stages()->insert(r.ttft_stages.begin(), r.ttft_stages.end());
   out.set_seed(r.seed);
+  out.set_prefill(r.prefill);
   out.set_prefill_worker(r.prefill_worker);
   out.set_decode_worker(r.decode_worker);
   out.set_transport(r.transport);

@@ -90,6 +90,27 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
+    app.add_option("--local-prefill-tokens", flags.local_prefill_tokens,
+                   "prompts of which at most so many tokens are new are prefilled by this worker itself where that is "
+                   "faster; 0: none")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    app.add_option_function<std::string>(
+        "--local-prefill-kv-bytes",
+        [&flags](const std::string& text) {
+          const auto bytes = ParseByteSize(text);
+          if (!bytes.ok()) throw CLI::ValidationError("--local-prefill-kv-bytes", MessageOf(bytes.status()));
+          flags.local_prefill_kv_bytes = *bytes;
+        },
+        "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their prefixes for "
+        "later ones (default 256MiB)");
+    app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
+                   "tokens that are computed between two steps of decoding (a multiple of 64)")
+        ->check(CLI::Range(64, 65536))
+        ->capture_default_str();
+    app.add_option("--store", flags.store,
+                   "HOST:PORT of a splice-kvstore, or of several, for --local-prefill-tokens: HOST:PORT,HOST:PORT; "
+                   "empty: none");
   } else {
     app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
         ->check(CLI::Range(64, 65536))

@@ -41,12 +41,15 @@ struct WorkerFlags {
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string log_level = "info";
-  std::string store;  // prefill only: HOST:PORT[,HOST:PORT…] of splice-kvstores
+  std::string store;  // HOST:PORT[,HOST:PORT…] of splice-kvstores
   std::vector<std::string> faults;
   int32_t tp = 1;
   uint64_t kv_bytes = 1ull << 30;  // of all ranks together
   int32_t num_threads = 0;
-  int32_t max_sequences = 64;  // decode only
+  int32_t max_sequences = 64;                      // decode only
+  uint32_t local_prefill_tokens = 0;               // decode only
+  uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
+  int32_t local_prefill_slice_tokens = 128;        // decode only
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only
   double session_lease_s = 600;              // prefill only

@@ -180,9 +180,11 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
     return true;
   };
   std::vector<std::string> prefill_flags = config.prefill_flags;
-  prefill_flags.insert(prefill_flags.end(), {"--store", cluster->store->ready("grpc")});
+  std::vector<std::string> decode_flags = config.decode_flags;
+  if (config.prefill_uses_store) prefill_flags.insert(prefill_flags.end(), {"--store", cluster->store->ready("grpc")});
+  if (config.decode_uses_store) decode_flags.insert(decode_flags.end(), {"--store", cluster->store->ready("grpc")});
   for (int i = 0; i < config.num_decode; ++i)
-    if (!start("splice-decode", config.decode_flags, cluster->decode, decode_list)) return nullptr;
+    if (!start("splice-decode", decode_flags, cluster->decode, decode_list)) return nullptr;
   for (int i = 0; i < config.num_prefill; ++i)
     if (!start("splice-prefill", prefill_flags, cluster->prefill, prefill_list)) return nullptr;
   std::vector<std::string> router = {BinDir() + "/splice-router",
@@ -195,26 +197,38 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
                                      "--prefill",
                                      prefill_list,
                                      "--decode",
-                                     decode_list,
-                                     "--store",
-                                     cluster->store->ready("grpc")};
+                                     decode_list};
+  if (config.prefill_uses_store) router.insert(router.end(), {"--store", cluster->store->ready("grpc")});
   router.insert(router.end(), config.router_flags.begin(), config.router_flags.end());
+  cluster->router_argv = router;
   cluster->router = Process::StartAndWaitReady(router);
   if (!cluster->router || !cluster->WaitReady()) return nullptr;
   return cluster;
 }
 
-bool ProcessCluster::WaitReady() {
+namespace {
+
+bool WaitRouterReady(const std::string& http) {
   const auto deadline = Clock::now() + std::chrono::seconds(30);
   std::mutex mutex;
   std::condition_variable never;
   std::unique_lock lock(mutex);
   while (Clock::now() < deadline) {
-    if (HttpGet(http(), "/readyz").status == 200) return true;
+    if (HttpGet(http, "/readyz").status == 200) return true;
     never.wait_for(lock, std::chrono::milliseconds(10));
   }
   ADD_FAILURE() << "the cluster did not become ready";
   return false;
+}
+
+}  // namespace
+
+bool ProcessCluster::WaitReady() { return WaitRouterReady(http()); }
+
+std::unique_ptr<Process> ProcessCluster::StartAnotherRouter() const {
+  auto another = Process::StartAndWaitReady(router_argv);
+  if (another == nullptr || !WaitRouterReady(another->ready("http"))) return nullptr;
+  return another;
 }
 
 namespace {

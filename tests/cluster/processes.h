@@ -50,6 +50,7 @@ struct ClusterConfig {
   std::string transport = "auto";
   std::string data_dir;  // of the store; empty: memory only
   int num_prefill = 1, num_decode = 1;
+  bool prefill_uses_store = true, decode_uses_store = false;
   std::vector<std::string> store_flags, prefill_flags, decode_flags, router_flags;
 };
 
@@ -60,9 +61,12 @@ class ProcessCluster {
   const std::string& http() const { return router->ready("http"); }
   const std::string& grpc() const { return router->ready("grpc"); }
   bool WaitReady();  // /readyz of the router is 200
+  // One more router over the same workers, once it is ready too.
+  std::unique_ptr<Process> StartAnotherRouter() const;
 
   std::unique_ptr<Process> store, router;
   std::vector<std::unique_ptr<Process>> prefill, decode;
+  std::vector<std::string> router_argv;
 };
 
 // --- A blocking HTTP client of the simplest kind. ---

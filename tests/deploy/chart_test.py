@@ -174,6 +174,30 @@ class ChartTest(unittest.TestCase):
         self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--store")])
         self.assertFalse([d for d in documents if d["metadata"]["name"] == "splice-store" and d["kind"] != "NetworkPolicy"])
 
+    def test_decode_workers_that_prefill_read_the_store(self):
+        sets, documents = workloads({})
+        self.assertFalse([a for a in arguments(sets["splice-decode"]) if a.startswith(("--local-prefill", "--store"))])
+
+        def peers(documents, name, direction):
+            policy, = [d for d in documents if d["kind"] == "NetworkPolicy" and d["metadata"]["name"] == name]
+            key = {"ingress": "from", "egress": "to"}[direction]
+            return {p["podSelector"]["matchLabels"].get("app.kubernetes.io/component")
+                    for rule in policy["spec"][direction] for p in rule[key] if "namespaceSelector" not in p}
+        self.assertNotIn("store", peers(documents, "splice-decode", "egress"))
+        local = {"decode": {"localPrefill": {"tokens": 512, "sliceTokens": 64}}}
+        sets, documents = workloads(local)
+        flags = dict(a.split("=", 1) for a in arguments(sets["splice-decode"]))
+        self.assertEqual([flags["--local-prefill-" + f] for f in ("tokens", "kv-bytes", "slice-tokens")],
+                         ["512", "256MiB", "64"])
+        self.assertIn("--store=" + flags["--store"], arguments(sets["splice-prefill"]))
+        self.assertFalse([a for a in arguments(sets["splice-prefill"]) if a.startswith("--local-prefill")])
+        self.assertIn("store", peers(documents, "splice-decode", "egress"))
+        self.assertIn("decode", peers(documents, "splice-store", "ingress"))
+        sets, _ = workloads({**local, "store": {"replicas": 0}})
+        self.assertFalse([a for a in arguments(sets["splice-decode"]) if a.startswith("--store")])
+        with self.assertRaises(Exception):
+            workloads({"decode": {"localPrefill": {"sliceTokens": 100}}})
+
     def test_pools_that_are_scaled_have_no_number_of_their_own(self):
         scaled = {"enabled": True, "prefill": {"minReplicas": 2, "maxReplicas": 6}, "decode": {"minReplicas": 1, "maxReplicas": 4}}
         for kind, name in [("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")]:

@@ -158,6 +158,9 @@ void PrintWorkers(const json& workers) {
         links += fmt::format("{}{}: {}, {:.1f} GB/s", links.empty() ? "" : "; ", link["decode"].get<std::string>(),
                              link["transport"].get<std::string>(), link["bytes_per_second"].get<double>() / 1e9);
       if (links.empty()) links = "none";
+    } else if (const json& local = w.value("local_prefill", json()); local.is_object()) {
+      links = fmt::format("prefills up to {} new tokens, {} queued", local["max_new_tokens"].get<uint64_t>(),
+                          local["queued_tokens"].get<uint64_t>());
     }
     const std::string load =
         prefill ? fmt::format("{} tokens queued, {:.0f}/s", w["queued_tokens"].get<uint64_t>(),

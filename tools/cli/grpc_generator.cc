@@ -40,6 +40,7 @@ json ToJson(const v1::Receipt& r) {
         {"transfer", r.transfer_seconds()},
         {"ttft", r.ttft_seconds()}}},
       {"ttft_stages", std::map<std::string, double>(r.ttft_stages().begin(), r.ttft_stages().end())},
+      {"prefill", r.prefill()},
       {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
       {"transport", r.transport()}};
   if (r.session_tokens() > 0) out["tokens"]["session"] = r.session_tokens();

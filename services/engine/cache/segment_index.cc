@@ -70,7 +70,9 @@ void SegmentIndex::Freeze(Sources::iterator source) {
 template <typename Map, typename Key>
 void SegmentIndex::Claim(Map& entries, const Key& key, const Place& place, Dropped& dropped) {
   const auto [entry, is_new] = entries.try_emplace(key, place);
-  if (!is_new) {
+  if (is_new) {
+    Tell(true, key);
+  } else {
     const Sources::iterator holder = entry->second.source;
     if (holder == place.source || (holder->frozen && !place.source->frozen)) return;
     entry->second = place;
@@ -83,7 +85,9 @@ template <typename Map, typename Keys>
 void SegmentIndex::Forget(Map& entries, const Keys& keys, Sources::iterator source) {
   for (const auto& key : keys) {
     const auto entry = entries.find(key);
-    if (entry != entries.end() && entry->second.source == source) entries.erase(entry);
+    if (entry == entries.end() || entry->second.source != source) continue;
+    entries.erase(entry);
+    Tell(false, key);
   }
 }
 

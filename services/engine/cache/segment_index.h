@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "services/chunk/chunk.h"
@@ -27,8 +29,12 @@ namespace spl::engine {
 // once.
 class SegmentIndex {
  public:
+  // Told of every key of KeysOf that comes and goes, in order, from inside the index: it must not block nor call back.
+  using Observer = std::function<void(bool stored, std::span<const chunk::ChunkKey> keys)>;
+
   // `fingerprint`: of the model whose KV it is.
-  explicit SegmentIndex(const chunk::Digest& fingerprint) : fingerprint_(fingerprint) {}
+  explicit SegmentIndex(const chunk::Digest& fingerprint, Observer observer = nullptr)
+      : fingerprint_(fingerprint), observer_(std::move(observer)) {}
 
   // Makes the source's tokens findable: from their first token on as a segment, and every full chunk of 64 by its text
   // alone. Where all of it is here, what is here stays, counts as used and becomes frozen if `frozen`. Else the new
@@ -97,10 +103,15 @@ class SegmentIndex {
   template <typename Map, typename Key>
   void Claim(Map& entries, const Key& key, const Place& place, Dropped& dropped);
   template <typename Map, typename Keys>
-  static void Forget(Map& entries, const Keys& keys, Sources::iterator source);
+  void Forget(Map& entries, const Keys& keys, Sources::iterator source);
   void Drop(Sources::iterator source, Dropped& dropped);
+  void Tell(bool stored, const chunk::ChunkKey& key) const {
+    if (observer_ != nullptr) observer_(stored, {&key, 1});
+  }
+  void Tell(bool, uint64_t) const {}  // texts are nobody else's business
 
   const chunk::Digest fingerprint_;
+  const Observer observer_;
   mutable std::mutex mutex_;  // guards all below
   Sources sources_;           // ordinary ones, most recently used first
   Sources frozen_;

@@ -160,6 +160,9 @@ void DecodeEngine::RunLoop() {
     }
     CollectInbox();
     DropDead();
+    // Admitting may run the model, too.
+    StepTurns::Turn turn;
+    if (!waiting_.empty() || !running_.empty()) turn = StepTurns::TakeOf(options_.turns.get());
     AdmitWaiting();
     for (auto& sequence : running_) RestoreHeads(*sequence);
     GrowOrPreempt();

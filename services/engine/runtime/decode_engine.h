@@ -20,6 +20,7 @@
 #include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/prefill_engine.h"
 #include "services/engine/runtime/sampler.h"
+#include "services/engine/runtime/step_turns.h"
 
 namespace spl::engine {
 
@@ -58,6 +59,7 @@ struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
   size_t max_queued = 256;                   // sequences that wait for a place in the batch
   DecodeFidelityOptions fidelity;            // its report must be set where its share is above 0
+  std::shared_ptr<StepTurns> turns;          // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 FaultPoint admit_fault("engine.prefill.admit");
 FaultPoint fetch_fault("engine.prefill.fetch");
 FaultPoint step_fault("engine.prefill.step");
+FaultPoint begin_fault("engine.prefill.begin");
 
 // A prompt that waited this long runs before younger, shorter ones: bounds the delay that short prompts can cause.
 constexpr std::chrono::seconds kMaxDelay{2};
@@ -115,8 +116,8 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
       pool_(pool, model_->backends()),
-      index_(pool_, options.on_prefix_change),
-      segments_(model_->fingerprint()),
+      index_(pool_, options.on_cache_change),
+      segments_(model_->fingerprint(), options.on_cache_change),
       sessions_(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
                 options.session_lease),
       options_(options),
@@ -615,6 +616,12 @@ absl::Status PrefillEngine::StartRun(Job& job) {
   job.stats.exact = job.run->exact();
   job.stats.aligned_tokens = job.run->reused_tokens();
   job.stats.computed_tokens = job.stats.prompt_tokens - job.stats.cached_tokens - job.stats.aligned_tokens;
+  const int64_t most = job.request.max_computed_tokens;
+  if (most > 0 && job.stats.computed_tokens > most)
+    return Errorf(absl::StatusCode::kResourceExhausted,
+                  "{} tokens of the prompt have no KV here, this worker computes at most {}", job.stats.computed_tokens,
+                  most);
+  SPLICE_RETURN_IF_ERROR(begin_fault.Hit().status);
   SPLICE_RETURN_IF_ERROR(job.run->Begin(*executor_));
   job.run_lookup_s = Seconds(Clock::now() - start);
   job.stats.lookup_s += job.run_lookup_s;
@@ -630,6 +637,7 @@ absl::Status PrefillEngine::StartRun(Job& job) {
 }
 
 void PrefillEngine::RunStep() {
+  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get());
   const auto start = Clock::now();
   (void)step_fault.Hit();
   std::vector<std::shared_ptr<Job>> batch;
@@ -638,7 +646,11 @@ void PrefillEngine::RunStep() {
   int32_t room = executor_->max_rows();
   for (const auto& job : ChooseBatch()) {
     if (job->run == nullptr) {
-      if (const absl::Status started = StartRun(*job); !started.ok()) return FailAll({job}, started);
+      if (const absl::Status started = StartRun(*job); !started.ok()) {
+        FailAll({job}, started);
+        if (IsDeviceLost(started)) return;
+        continue;  // the others of the step do not depend on it
+      }
     }
     if (!batch.empty() && (job->run->alone() || job->run->layers() != layers)) continue;
     const PrefillSlice slice = job->run->Next(room);
@@ -653,6 +665,7 @@ void PrefillEngine::RunStep() {
     room -= static_cast<int32_t>(slice.tokens.size());
     if (job->run->alone()) break;
   }
+  if (batch.empty()) return;
   const auto on_layer = [&](int32_t layer) {
     bool any_alive = false;
     const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence();
@@ -695,6 +708,12 @@ void PrefillEngine::RunStep() {
     }
   }
   if (!status.ok()) return FailAll(batch, status);
+  if (options_.turns != nullptr && status.ok()) {
+    // The device has done the slice when another engine's turn comes.
+    if (const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence(); fence != nullptr)
+      status = fence->Wait();
+    if (!status.ok()) return FailAll(batch, status);
+  }
   UpdateRate(work, cost, Seconds(Clock::now() - start));
   for (const auto& job : published) {
     running_.remove(job);

@@ -29,6 +29,7 @@
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
+#include "services/engine/runtime/step_turns.h"
 
 namespace spl::engine {
 
@@ -100,6 +101,8 @@ struct PrefillRequest {
   bool reuse_auto = false;
   bool publish = true;      // false: nothing of it is kept for later prompts, here or in the store
   bool background = false;  // behind everything that is not
+  // Of tokens without any KV; a prompt with more ends with ResourceExhausted before it is computed. 0: any number.
+  int64_t max_computed_tokens = 0;
   bool return_first_logits = false;
   TraceContext fetch_trace;  // of calls to the store (CurrentTrace)
   SteadyTime deadline = SteadyTime::max();
@@ -151,7 +154,10 @@ struct PrefillEngineOptions {
   // Gives back pages that are kept for somebody who can do without; false: there are none. Asked for requests, on any
   // of the engine's threads, before text that was meant to stay is dropped; null: nobody keeps any.
   std::function<bool()> reclaim;
-  PrefixIndex::Observer on_prefix_change;  // null: nobody wants to know
+  // Of chunks of prefixes and of segments that come and go; their keys are never the same. On any of the engine's
+  // threads; null: nobody wants to know.
+  PrefixIndex::Observer on_cache_change;
+  std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

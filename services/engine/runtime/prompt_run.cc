@@ -107,7 +107,8 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   stage_ = std::move(stage);
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;
-  final_ = {0, layout_.num_prefix / kernels::kPageTokens};
+  final_ = {};
+  final_end_ = layout_.num_prefix / kernels::kPageTokens;
   SPLICE_CHECK(!stage_.whole || (num_rows_ == stage_.rows.front().size() && !scores() && alone()),
                "a whole stage has rows without gaps, and nobody beside them");
   if (stage_.whole && line_reports_.empty()) line_reports_.resize(static_cast<size_t>(executor.model().num_ranks()));
@@ -167,7 +168,7 @@ PrefillSlice PromptRun::Next(int32_t room) {
   for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[static_cast<size_t>(position)]);
   if (count == 0) return {};
   const bool last = next_row_ + count == num_rows_;
-  final_.first = final_.end;
+  final_ = {final_end_, final_end_};
   if (stage_.kv_is_final)
     final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
   if (scores()) PrepareScores(pass_positions_);
@@ -253,6 +254,7 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& execu
 
 absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
+  final_end_ = final_.end;
   if (next_row_ < num_rows_) return absl::OkStatus();
   if (stage_.layers.end == num_layers_ && !stage_.keys_only_last)
     recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));

@@ -37,7 +37,8 @@ class PromptRun {
   // room is too small for a sensible slice.
   PrefillSlice Next(int32_t room);
 
-  // Pages [first, end) of the pass's layers become final in the pass that Next described: nothing later writes them.
+  // Pages [first, end) of the pass's layers become final in the pass that Next described: nothing later writes them. A
+  // pass that was described and did not run is described anew by the next Next, with the same pages.
   struct FinalPages {
     int32_t first = 0, end = 0;
   };
@@ -108,6 +109,7 @@ class PromptRun {
   std::vector<QueryTask::Group> query_groups_;
   QueryTask query_task_;
   FinalPages final_;
+  int32_t final_end_ = 0;  // pages in front of it were final before
 };
 
 }  // namespace spl::engine

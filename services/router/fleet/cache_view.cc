@@ -1,5 +1,6 @@
 #include "services/router/fleet/cache_view.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "services/base/log.h"
@@ -29,6 +30,14 @@ CacheView::Cache* CacheView::FindLocked(const std::string& worker_id, uint64_t e
   return found == caches_.end() || found->second.epoch != epoch ? nullptr : &found->second;
 }
 
+// Null: there is no whole snapshot of it.
+const CacheView::Cache* CacheView::FindKnownLocked(const std::string& worker_id, uint64_t epoch) const {
+  const auto found = caches_.find(worker_id);
+  const bool known = found != caches_.end() && found->second.epoch == epoch && found->second.next_sequence != 0 &&
+                     !found->second.too_large;
+  return known ? &found->second : nullptr;
+}
+
 uint64_t CacheView::NextSequence(const std::string& worker_id, uint64_t epoch) const {
   std::lock_guard lock(mutex_);
   const auto found = caches_.find(worker_id);
@@ -40,11 +49,12 @@ void CacheView::ClearLocked(Cache& cache) {
   cache = {};
 }
 
-void CacheView::BeginSnapshot(const std::string& worker_id, uint64_t epoch) {
+void CacheView::BeginSnapshot(const std::string& worker_id, uint64_t epoch, bool with_segments) {
   std::lock_guard lock(mutex_);
   Cache& cache = caches_[worker_id];
   ClearLocked(cache);
   cache.epoch = epoch;
+  cache.with_segments = with_segments;
   resyncs_.Increment();
   UpdateGaugeLocked();
 }
@@ -104,13 +114,25 @@ void CacheView::Forget(const std::string& worker_id) {
 bool CacheView::CountLeading(const std::string& worker_id, uint64_t epoch, std::span<const chunk::ChunkKey> keys,
                              size_t* count) const {
   std::lock_guard lock(mutex_);
-  const auto found = caches_.find(worker_id);
-  if (found == caches_.end() || found->second.epoch != epoch || found->second.next_sequence == 0 ||
-      found->second.too_large) {
-    return false;
-  }
+  const Cache* const cache = FindKnownLocked(worker_id, epoch);
+  if (cache == nullptr) return false;
   *count = 0;
-  while (*count < keys.size() && found->second.keys.contains(keys[*count])) ++*count;
+  while (*count < keys.size() && cache->keys.contains(keys[*count])) ++*count;
+  return true;
+}
+
+bool CacheView::CountSegments(const std::string& worker_id, uint64_t epoch, std::span<const SegmentKey> segments,
+                              std::vector<uint32_t>* tokens) const {
+  std::lock_guard lock(mutex_);
+  const Cache* const cache = FindKnownLocked(worker_id, epoch);
+  if (cache == nullptr || !cache->with_segments) return false;
+  tokens->clear();
+  for (const SegmentKey& segment : segments) {
+    size_t count = 0;
+    while (count < segment.chunks.size() && cache->keys.contains(segment.chunks[count])) ++count;
+    // The last chunk may be short.
+    tokens->push_back(std::min(segment.end - segment.begin, static_cast<uint32_t>(count * chunk::kChunkTokens)));
+  }
   return true;
 }
 

@@ -8,9 +8,11 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <vector>
 
 #include "services/base/metrics.h"
 #include "services/chunk/chunk.h"
+#include "services/router/prefix_index.h"
 
 namespace spl::router {
 
@@ -28,7 +30,8 @@ class CacheView {
   // Where a watch of this life goes on; 0: from a snapshot.
   uint64_t NextSequence(const std::string& worker_id, uint64_t epoch) const;
   // A snapshot begins: what was known of the worker is void, and it is not known until the snapshot is whole.
-  void BeginSnapshot(const std::string& worker_id, uint64_t epoch);
+  // `with_segments`: the worker tells of segments, too.
+  void BeginSnapshot(const std::string& worker_id, uint64_t epoch, bool with_segments = true);
   // `keys`: 32 bytes each.
   void AddToSnapshot(const std::string& worker_id, uint64_t epoch, std::string_view keys);
   void EndSnapshot(const std::string& worker_id, uint64_t epoch, uint64_t next_sequence);
@@ -36,6 +39,9 @@ class CacheView {
   bool Apply(const std::string& worker_id, uint64_t epoch, uint64_t sequence, bool stored, std::string_view keys);
   void Forget(const std::string& worker_id);
 
+  // For each segment how many of its leading tokens the worker has. False: it is not known.
+  bool CountSegments(const std::string& worker_id, uint64_t epoch, std::span<const SegmentKey> segments,
+                     std::vector<uint32_t>* tokens) const;
   // How many leading keys the worker has. False: it is not known.
   bool CountLeading(const std::string& worker_id, uint64_t epoch, std::span<const chunk::ChunkKey> keys,
                     size_t* count) const;
@@ -46,9 +52,11 @@ class CacheView {
     uint64_t epoch = 0;
     uint64_t next_sequence = 0;  // 0: no whole snapshot
     bool too_large = false;
-    std::unordered_set<chunk::ChunkKey, chunk::ChunkKeyHash> keys;
+    bool with_segments = false;
+    std::unordered_set<chunk::ChunkKey, chunk::ChunkKeyHash> keys;  // of both kinds, which never are the same
   };
   Cache* FindLocked(const std::string& worker_id, uint64_t epoch);
+  const Cache* FindKnownLocked(const std::string& worker_id, uint64_t epoch) const;
   void InsertLocked(Cache& cache, std::string_view keys);
   void ClearLocked(Cache& cache);
   void UpdateGaugeLocked() { keys_gauge_.Set(static_cast<double>(num_keys_)); }

@@ -31,7 +31,7 @@ void CacheWatch::OnReadDone(bool ok) {
 
 bool CacheWatch::Take() {
   if (message_.epoch() != epoch_) return false;
-  if (message_.snapshot_begin()) view_->BeginSnapshot(worker_id_, epoch_);
+  if (message_.snapshot_begin()) view_->BeginSnapshot(worker_id_, epoch_, message_.with_segments());
   uint64_t sequence = message_.first_sequence();
   for (const v1::CacheEvents::Event& event : message_.events()) {
     if (event.keys().size() % sizeof(chunk::Digest) != 0) return false;

@@ -27,7 +27,7 @@ bool FleetSnapshot::HasUsablePair() const {
       if (!d.draining && link != p.peers.end() && link->second.decode_epoch == d.epoch) return true;
     }
   }
-  return false;
+  return std::any_of(local.begin(), local.end(), [](const PrefillView& p) { return !p.draining; });
 }
 
 namespace {
@@ -44,11 +44,12 @@ struct Slot {
   // there ends well, or is moved when it dies.
   bool listed = true;
   std::shared_ptr<Worker> worker;
+  std::shared_ptr<PrefillWorker> local_prefill;  // of a decode worker that prefills, once it has said so
   std::unique_ptr<boost::asio::steady_timer> timer;
   bool alive = false;
   bool suspect = false;            // alive by the last poll, but a call has failed since
   bool silent = false;             // its last poll was not answered in time
-  bool watched = false;            // of a prefill worker: a watch of its cache is open
+  bool watched = false;            // of a worker that prefills: a watch of its cache is open
   uint64_t unwatchable_epoch = 0;  // of an older program, which has no such call
   bool polling = false;            // a poll is on its way; otherwise the timer runs
   Clock::time_point answered;      // when the last poll that it answered was sent
@@ -98,6 +99,8 @@ class PollingFleet final : public Fleet {
         strand_(boost::asio::make_strand(io)),
         alive_prefill_(metrics.Gauge("splice_router_workers", "Workers that answer.", {{"worker_type", "prefill"}})),
         alive_decode_(metrics.Gauge("splice_router_workers", "Workers that answer.", {{"worker_type", "decode"}})),
+        local_prefill_(metrics.Gauge("splice_router_local_prefill_workers",
+                                     "Decode workers that answer and prefill short prompts themselves.")),
         members_prefill_(
             metrics.Gauge("splice_router_members", "Workers in the member list.", {{"worker_type", "prefill"}})),
         members_decode_(
@@ -237,7 +240,13 @@ class PollingFleet final : public Fleet {
     slot->unanswered = slot->alive ? 0 : slot->unanswered + 1;
     if (slot->unanswered == kPollsBeforeWarning)
       log::Warning("router.worker_unreachable", log::F("address", slot->address), log::F("status", status));
-    if constexpr (std::is_same_v<S, PrefillSlot>) WatchCache(slot);
+    if constexpr (std::is_same_v<S, PrefillSlot>) {
+      WatchCache(slot, slot->worker, slot->info.worker_id());
+    } else if (slot->info.has_local_prefill()) {
+      if (slot->local_prefill == nullptr)
+        slot->local_prefill = std::make_shared<PrefillWorker>(slot->address, options_.tls.get(), calls_);
+      WatchCache(slot, slot->local_prefill, slot->info.local_prefill().worker_id());
+    }
     if (!slot->listed && (!slot->alive || !HasWork(slot->info))) return Remove(slot);
     Rebuild();
     if (listener_.on_refresh) listener_.on_refresh();
@@ -248,28 +257,38 @@ class PollingFleet final : public Fleet {
     });
   }
 
-  void WatchCache(const std::shared_ptr<PrefillSlot>& slot) {
+  // What `worker`, a prefill worker or what a decode worker prefills, says that it has cached.
+  template <typename S>
+  void WatchCache(const std::shared_ptr<S>& slot, const std::shared_ptr<PrefillWorker>& worker,
+                  const std::string& worker_id) {
     if (options_.caches == nullptr || !slot->alive || slot->watched) return;
     const uint64_t epoch = slot->info.epoch();
     if (slot->unwatchable_epoch == epoch) return;
     slot->watched = true;
-    CacheWatch::Start(*slot->worker, options_.caches, slot->info.worker_id(), epoch,
-                      [self = Self(), slot, epoch](const absl::Status& status) {
-                        boost::asio::post(self->strand_, [self, slot, epoch, status] {
+    CacheWatch::Start(*worker, options_.caches, worker_id, epoch,
+                      [self = Self(), slot, worker_id, epoch](const absl::Status& status) {
+                        boost::asio::post(self->strand_, [self, slot, worker_id, epoch, status] {
                           // Whatever ended it: the next poll that is answered begins another.
                           slot->watched = false;
                           if (status.code() == absl::StatusCode::kUnimplemented) slot->unwatchable_epoch = epoch;
-                          log::Debug("router.cache_watch_ended", log::F("worker", slot->info.worker_id()),
-                                     log::F("status", status));
+                          log::Debug("router.cache_watch_ended", log::F("worker", worker_id), log::F("status", status));
                         });
                       });
+  }
+
+  void ForgetCaches(const v1::PrefillInfo& info) {
+    if (options_.caches != nullptr) options_.caches->Forget(info.worker_id());
+  }
+  void ForgetCaches(const v1::DecodeInfo& info) {
+    if (options_.caches != nullptr && info.has_local_prefill())
+      options_.caches->Forget(info.local_prefill().worker_id());
   }
 
   template <typename S>
   void Remove(const std::shared_ptr<S>& slot) {
     log::Info("router.worker_left", log::F("worker", slot->info.worker_id()), log::F("address", slot->address));
     if (slot->alive) ForgetLife(*slot);
-    if (options_.caches != nullptr) options_.caches->Forget(slot->info.worker_id());
+    ForgetCaches(slot->info);
     slot->alive = false;
     Erase(slot);
     Rebuild();
@@ -312,7 +331,7 @@ class PollingFleet final : public Fleet {
     const double silence_s = std::chrono::duration<double>(Clock::now() - slot.answered).count();
     silence_.Observe(silence_s);
     ForgetLife(slot);
-    if (options_.caches != nullptr) options_.caches->Forget(slot.info.worker_id());
+    ForgetCaches(slot.info);
     // One that was about to end was not killed by anybody's request.
     if (!slot.info.draining()) {
       std::lock_guard lock(lives_mutex_);
@@ -322,7 +341,11 @@ class PollingFleet final : public Fleet {
     log::Warning("router.worker_lost", log::F("worker", slot.info.worker_id()), log::F("address", slot.address),
                  log::F("silence_s", silence_s), log::F("reason", std::string_view(reason)));
     Rebuild();
-    if (listener_.on_lost) listener_.on_lost(slot.info.worker_id());
+    if (!listener_.on_lost) return;
+    listener_.on_lost(slot.info.worker_id());
+    if constexpr (std::is_same_v<S, DecodeSlot>) {
+      if (slot.info.has_local_prefill()) listener_.on_lost(slot.info.local_prefill().worker_id());
+    }
   }
 
   template <typename S>
@@ -412,7 +435,9 @@ class PollingFleet final : public Fleet {
     FillModel(&snapshot->model);
     const bool skip_silent[] = {SomeAnswer(prefill_), SomeAnswer(decode_)};
     for (auto& slot : decode_) {
-      if (IsUsable(*slot) && !(slot->silent && skip_silent[1])) snapshot->decode.push_back(ViewOf(*slot));
+      if (!IsUsable(*slot) || (slot->silent && skip_silent[1])) continue;
+      snapshot->decode.push_back(ViewOf(*slot));
+      if (slot->info.has_local_prefill()) snapshot->local.push_back(LocalViewOf(*slot));
     }
     for (auto& slot : prefill_) {
       if (!IsUsable(*slot)) continue;
@@ -423,6 +448,7 @@ class PollingFleet final : public Fleet {
     }
     alive_prefill_.Set(static_cast<double>(snapshot->prefill.size()));
     alive_decode_.Set(static_cast<double>(snapshot->decode.size()));
+    local_prefill_.Set(static_cast<double>(snapshot->local.size()));
     Publish(std::move(snapshot));
   }
 
@@ -474,6 +500,7 @@ class PollingFleet final : public Fleet {
                       .address = slot.address,
                       .epoch = info.epoch(),
                       .sequences = info.running_sequences() + info.reserved_tickets(),
+                      .running = info.running_sequences(),
                       .max_sequences = info.max_sequences(),
                       .free_pages = info.free_pages(),
                       .total_pages = info.total_pages(),
@@ -482,6 +509,29 @@ class PollingFleet final : public Fleet {
                       .kv_bytes_per_token = info.kv_bytes_per_token(),
                       .draining = info.draining(),
                       .clock = slot.clock.best()};
+  }
+
+  // The decode worker as a place for short prompts.
+  PrefillView LocalViewOf(const DecodeSlot& slot) const {
+    const v1::LocalPrefill& info = slot.info.local_prefill();
+    PrefillView view{.worker = slot.local_prefill,
+                     .worker_id = info.worker_id(),
+                     .address = slot.address,
+                     .epoch = slot.info.epoch(),
+                     .queued_tokens = info.queued_tokens(),
+                     .tokens_per_s = info.prefill_tokens_per_s(),
+                     .max_prompt_tokens = info.max_prompt_tokens(),
+                     .draining = slot.info.draining(),
+                     .clock = slot.clock.best(),
+                     .reads_store = info.has_store(),
+                     .local = PrefillView::Local{.decode_id = slot.info.worker_id(),
+                                                 .max_new_tokens = info.max_new_tokens(),
+                                                 .slice_tokens = info.slice_tokens()}};
+    view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
+                                         .transport = "memory",
+                                         .bytes_per_s = info.copy_bytes_per_s(),
+                                         .write_s = info.copy_write_seconds()};
+    return view;
   }
 
   void EnsureConnected(PrefillSlot& p, DecodeSlot& d) {
@@ -533,6 +583,7 @@ class PollingFleet final : public Fleet {
   boost::asio::strand<boost::asio::io_context::executor_type> strand_;
   prometheus::Gauge& alive_prefill_;
   prometheus::Gauge& alive_decode_;
+  prometheus::Gauge& local_prefill_;
   prometheus::Gauge& members_prefill_;
   prometheus::Gauge& members_decode_;
   prometheus::Counter& lost_refused_;

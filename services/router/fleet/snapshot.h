@@ -36,6 +36,17 @@ struct PrefillView {
   bool draining = false;
   std::optional<ClockOffset> clock;       // of its clock from ours
   std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only
+  bool reads_store = true;                // what is in the chunk store need not be computed
+  // Of a decode worker that prefills short prompts itself (FleetSnapshot::local); its one peer is that worker.
+  struct Local {
+    std::string decode_id;
+    uint32_t max_new_tokens = 0;
+    uint32_t slice_tokens = 0;
+  };
+  std::optional<Local> local;
+
+  // The worker that calls go to, and that is lost when they break.
+  const std::string& process_id() const { return local.has_value() ? local->decode_id : worker_id; }
 };
 
 struct DecodeView {
@@ -44,6 +55,7 @@ struct DecodeView {
   std::string address;
   uint64_t epoch = 0;
   uint32_t sequences = 0;  // running and reserved
+  uint32_t running = 0;
   uint32_t max_sequences = 0;
   uint64_t free_pages = 0;
   uint64_t total_pages = 0;
@@ -71,8 +83,13 @@ struct FleetSnapshot {
   FleetModel model;
   std::vector<PrefillView> prefill;
   std::vector<DecodeView> decode;
+  // Decode workers as places for short prompts. Counted behind `prefill`: place i is prefill[i], or local[i - size].
+  std::vector<PrefillView> local;
 
-  // At least one prefill worker is connected to a decode worker, and neither is draining.
+  size_t num_places() const { return prefill.size() + local.size(); }
+  const PrefillView& place(size_t i) const { return i < prefill.size() ? prefill[i] : local[i - prefill.size()]; }
+  // At least one prefill worker is connected to a decode worker, and neither is draining; or a decode worker prefills
+  // short prompts itself, which is better than to serve none.
   bool HasUsablePair() const;
 };
 

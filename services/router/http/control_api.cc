@@ -216,6 +216,14 @@ OrderedJson ControlApi::Workers() const {
   }
   for (const DecodeView& d : fleet->decode) {
     const WorkerLoad load = core_.loads().Of(d.worker_id);
+    OrderedJson local = nullptr;
+    for (const PrefillView& p : fleet->local) {
+      if (p.local->decode_id != d.worker_id) continue;
+      local = {{"max_new_tokens", p.local->max_new_tokens},
+               {"queued_tokens", p.queued_tokens},
+               {"sent_tokens", core_.loads().Of(p.worker_id).prefill_tokens},
+               {"tokens_per_second", p.tokens_per_s}};
+    }
     data.push_back({{"worker", d.worker_id},
                     {"role", "decode"},
                     {"address", d.address},
@@ -228,6 +236,7 @@ OrderedJson ControlApi::Workers() const {
                     {"total_pages", d.total_pages},
                     {"step_seconds", d.step_seconds},
                     {"max_sequence_tokens", d.max_sequence_tokens},
+                    {"local_prefill", std::move(local)},
                     {"clock", ClockJson(d.clock)}});
   }
   return {{"object", "list"}, {"data", std::move(data)}};

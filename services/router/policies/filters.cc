@@ -4,16 +4,21 @@
 
 namespace spl::router {
 
-bool NotDrainingFilter::KeepPrefill(const PlacementQuery&, const PrefillView& prefill) const {
+bool NotDrainingFilter::KeepPrefill(const PlacementQuery&, const PrefillView& prefill, size_t) const {
   return !prefill.draining;
 }
 bool NotDrainingFilter::KeepDecode(const PlacementQuery&, const DecodeView& decode) const { return !decode.draining; }
 
-bool FitsFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+bool FitsFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t) const {
   return prefill.max_prompt_tokens == 0 || query.prompt_tokens <= prefill.max_prompt_tokens;
 }
 bool FitsFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
   return decode.max_sequence_tokens == 0 || query.total_tokens <= decode.max_sequence_tokens;
+}
+
+bool ShortEnoughFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const {
+  return !prefill.local.has_value() || (query.may_stay_local && ComputeScorer::TokensToCompute(query, place) <=
+                                                                    static_cast<double>(prefill.local->max_new_tokens));
 }
 
 bool NotFullFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
@@ -25,14 +30,14 @@ bool RoomToGrowFilter::KeepDecode(const PlacementQuery& query, const DecodeView&
   return max_load_ >= 1 || idle || PageLoad(query, decode) <= max_load_;
 }
 
-bool NotLeavingFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+bool NotLeavingFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t) const {
   return query.leaving == nullptr || !query.leaving->contains(prefill.worker_id);
 }
 bool NotLeavingFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
   return query.leaving == nullptr || !query.leaving->contains(decode.worker_id);
 }
 
-bool NotFailedFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const {
+bool NotFailedFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t) const {
   return query.failed == nullptr || !query.failed->contains(prefill.worker_id);
 }
 bool NotFailedFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {

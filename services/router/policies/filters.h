@@ -8,15 +8,22 @@ namespace spl::router {
 // The worker is not draining.
 class NotDrainingFilter final : public Filter {
  public:
-  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const override;
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
   bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
 };
 
 // The prompt fits the prefill worker's pool and the whole sequence the decode worker's, where they told their size.
 class FitsFilter final : public Filter {
  public:
-  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const override;
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
   bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
+};
+
+// Of decode workers that prefill: those to which the prompt is short, counting what they would have to compute. Not for
+// requests that need something that only prefill workers have.
+class ShortEnoughFilter final : public Filter {
+ public:
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
 };
 
 // The decode worker did not just refuse this request for lack of room.
@@ -40,7 +47,7 @@ class RoomToGrowFilter final : public Filter {
 // up.
 class NotFailedFilter final : public Filter {
  public:
-  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const override;
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
   bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
   bool advisory() const override { return true; }
 };
@@ -48,7 +55,7 @@ class NotFailedFilter final : public Filter {
 // The planner does not take the worker away. Advisory.
 class NotLeavingFilter final : public Filter {
  public:
-  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill) const override;
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
   bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
   bool advisory() const override { return true; }
 };

@@ -8,7 +8,8 @@ void ForeignLoad::Update(std::shared_ptr<const FleetSnapshot> fleet, const LoadT
   auto tokens = std::make_shared<std::vector<uint64_t>>();
   std::map<std::string, Seen> seen;
   std::lock_guard lock(mutex_);
-  for (const PrefillView& p : fleet->prefill) {
+  for (size_t i = 0; i < fleet->num_places(); ++i) {
+    const PrefillView& p = fleet->place(i);
     const auto old = seen_.find(p.worker_id);
     const bool known = old != seen_.end() && old->second.epoch == p.epoch;
     Seen now = known ? old->second : Seen{.epoch = p.epoch};

@@ -21,7 +21,8 @@ class ForeignLoad {
   // that did not change is taken for the old one.
   void Update(std::shared_ptr<const FleetSnapshot> fleet, const LoadTracker& loads);
 
-  // Tokens, one per fleet.prefill entry; null when `fleet` is not the snapshot of the last Update.
+  // Tokens, one per place of the fleet (FleetSnapshot::place); null when `fleet` is not the snapshot of the last
+  // Update.
   std::shared_ptr<const std::vector<uint64_t>> Of(const FleetSnapshot& fleet) const;
 
  private:

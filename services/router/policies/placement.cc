@@ -47,6 +47,7 @@ void AddCostTerms(const ScorerOptions& options, std::vector<std::unique_ptr<Scor
   terms->push_back(std::make_unique<ComputeScorer>(options));
   terms->push_back(std::make_unique<FetchScorer>(options));
   terms->push_back(std::make_unique<WireScorer>(options));
+  terms->push_back(std::make_unique<SlowdownScorer>(options));
   terms->push_back(std::make_unique<PressureScorer>(options));
 }
 
@@ -73,12 +74,14 @@ Placement::Placement(const PlacementOptions& options)
       random_(options.seed != 0 ? options.seed : std::random_device()()) {
   filters_.push_back(std::make_unique<NotDrainingFilter>());
   filters_.push_back(std::make_unique<FitsFilter>());
+  filters_.push_back(std::make_unique<ShortEnoughFilter>());  // in front of advice: what cannot serve is no way out
   filters_.push_back(std::make_unique<NotLeavingFilter>());
   filters_.push_back(std::make_unique<NotFailedFilter>());
   room_filters_.push_back(std::make_unique<NotFullFilter>());
   room_filters_.push_back(std::make_unique<RoomToGrowFilter>(options.max_decode_load));
   ScorerOptions undecayed = options.scorer;
   undecayed.credit_decay = 0;
+  undecayed.slowdown_share = 0;  // others wait, not this request
   AddCostTerms(undecayed, &expected_);
   switch (policy_) {
     case PlacementPolicy::kSplice:
@@ -103,9 +106,15 @@ Placement::Sides Placement::KeepWorkers(const PlacementQuery& query, bool with_a
   for (size_t i = 0; i < query.fleet.prefill.size(); ++i) {
     sides.prefill.push_back({.prefill_idx = i, .prefill = &query.fleet.prefill[i]});
   }
+  // The other policies know only prefill workers.
+  for (size_t i = query.fleet.prefill.size(); i < query.fleet.num_places() && policy_ == PlacementPolicy::kSplice;
+       ++i) {
+    sides.prefill.push_back({.prefill_idx = i, .prefill = &query.fleet.place(i)});
+  }
   for (const DecodeView& decode : query.fleet.decode) sides.decode.push_back({.decode = &decode});
   const auto apply = [&](const Filter& filter) {
-    Apply(filter.advisory(), &sides.prefill, [&](const Candidate& c) { return filter.KeepPrefill(query, *c.prefill); });
+    Apply(filter.advisory(), &sides.prefill,
+          [&](const Candidate& c) { return filter.KeepPrefill(query, *c.prefill, c.prefill_idx); });
     Apply(filter.advisory(), &sides.decode, [&](const Candidate& c) { return filter.KeepDecode(query, *c.decode); });
   };
   for (const auto& filter : filters_) {
@@ -114,6 +123,10 @@ Placement::Sides Placement::KeepWorkers(const PlacementQuery& query, bool with_a
   if (with_room) {
     for (const auto& filter : room_filters_) apply(*filter);
   }
+  const auto local = std::stable_partition(sides.prefill.begin(), sides.prefill.end(),
+                                           [](const Candidate& c) { return !c.prefill->local.has_value(); });
+  sides.local.assign(local, sides.prefill.end());
+  sides.prefill.erase(local, sides.prefill.end());
   return sides;
 }
 
@@ -125,13 +138,17 @@ void Placement::ScoreSides(const PlacementQuery& query, Sides* sides) const {
   }
   const double mean_s = sides->prefill.empty() ? 0 : total_s / static_cast<double>(sides->prefill.size());
   const bool counts_queue = policy_ == PlacementPolicy::kSplice || policy_ == PlacementPolicy::kLeastLoaded;
-  for (Candidate& c : sides->prefill) {
-    c.excess_queue_s = std::max(0.0, c.queue_s - mean_s);
-    if (counts_queue) c.cost_s = c.queue_s;
+  for (Candidate& c : sides->local) c.queue_s = queue_->Seconds(query, c);
+  for (std::vector<Candidate>* const places : {&sides->prefill, &sides->local}) {
+    for (Candidate& c : *places) {
+      c.excess_queue_s = std::max(0.0, c.queue_s - mean_s);
+      if (counts_queue) c.cost_s = c.queue_s;
+    }
   }
   for (const auto& scorer : scorers_) {
     if (scorer->side() == CostSide::kPrefill) {
       for (Candidate& c : sides->prefill) c.cost_s += scorer->Seconds(query, c);
+      for (Candidate& c : sides->local) c.cost_s += scorer->Seconds(query, c);
     } else if (scorer->side() == CostSide::kDecode) {
       for (Candidate& c : sides->decode) c.cost_s += scorer->Seconds(query, c);
     }
@@ -183,11 +200,26 @@ std::vector<Candidate> Placement::Pairs(const PlacementQuery& query, Sides sides
       if (!own.empty() && ++used == kShortlist) break;
     }
   }
+  JoinLocal(sides, &pairs);
   for (const auto& scorer : scorers_) {
     if (scorer->side() != CostSide::kPair) continue;
     for (Candidate& pair : pairs) pair.cost_s += scorer->Seconds(query, pair);
   }
   return pairs;
+}
+
+// Each decode worker that prefills with itself.
+void Placement::JoinLocal(const Sides& sides, std::vector<Candidate>* pairs) {
+  if (sides.local.empty()) return;
+  std::unordered_map<std::string_view, const Candidate*> by_id;
+  by_id.reserve(sides.decode.size());
+  for (const Candidate& d : sides.decode) by_id.emplace(d.decode->worker_id, &d);
+  const PeerLink* link = nullptr;
+  for (const Candidate& p : sides.local) {
+    const auto d = by_id.find(p.prefill->local->decode_id);
+    if (d != by_id.end() && Connected(*p.prefill, *d->second->decode, &link))
+      pairs->push_back(Join(p, *d->second, link));
+  }
 }
 
 // The worker whose turn it is costs nothing, those behind it one second more each.

@@ -30,9 +30,13 @@ struct PlacementOptions {
   uint64_t seed = 0;           // of tie breaks; 0: from the system
 };
 
+// Pairs are those of connected prefill and decode workers, and with the policy kSplice every decode worker with itself
+// where it prefills prompts as short as this one.
+//
 // Thread-safe. Cost: workers × terms of their side, and pairs × terms of pairs, all in memory. Of fleets with more than
 // kMaxPairs connected pairs only the kShortlist cheapest prefill workers and for each of these the kShortlist cheapest
-// of its decode workers are paired: exact where all links are equal, near it where they are not.
+// of its decode workers are paired: exact where all links are equal, near it where they are not. Decode workers that
+// prefill are looked at all.
 class Placement {
  public:
   static constexpr size_t kMaxPairs = 1024;
@@ -47,11 +51,13 @@ class Placement {
  private:
   struct Sides {
     std::vector<Candidate> prefill, decode;
+    std::vector<Candidate> local;  // decode workers as places for this prompt: each is paired with itself alone
   };
 
   Sides KeepWorkers(const PlacementQuery& query, bool with_advice, bool with_room) const;
   void ScoreSides(const PlacementQuery& query, Sides* sides) const;
   std::vector<Candidate> Pairs(const PlacementQuery& query, Sides sides) const;
+  static void JoinLocal(const Sides& sides, std::vector<Candidate>* pairs);
   void TakeTurn(Sides* sides) const;
 
   const PlacementPolicy policy_;

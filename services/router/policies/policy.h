@@ -21,14 +21,15 @@ struct PlacementQuery {
   const FleetSnapshot& fleet;
   const LoadTracker& loads;
   uint32_t prompt_tokens = 0;
-  uint32_t total_tokens = 0;                   // prompt plus the least useful output
-  std::span<const PredictedReuse> reuse = {};  // one per fleet.prefill entry; empty: nothing is cached anywhere
-  // Tokens of others that wait there, one per fleet.prefill entry (ForeignLoad); empty: the workers' own counts are
-  // used.
+  uint32_t total_tokens = 0;  // prompt plus the least useful output
+  // One per place (FleetSnapshot::place); empty: nothing is cached anywhere.
+  std::span<const PredictedReuse> reuse = {};
+  // Tokens of others that wait there, one per place (ForeignLoad); empty: the workers' own counts are used.
   std::span<const uint64_t> foreign_tokens = {};
   double wire_share = 1;                           // of the prompt's KV: what the request's head classes send
   double aligned_cost = 0.25;                      // of computing a token: what an aligned token costs (RequestCosts)
   double fetch_bytes_per_s = 0;                    // from the chunk store; 0: not measured yet
+  bool may_stay_local = true;                      // false: what the request asks for needs a prefill worker
   const std::set<std::string>* full = nullptr;     // decode workers that had no room a moment ago
   const std::set<std::string>* leaving = nullptr;  // workers that the planner takes away: likewise
   const std::set<std::string>* failed =
@@ -37,7 +38,7 @@ struct PlacementQuery {
 
 // While the two sides are looked at by themselves the other side and the link are null.
 struct Candidate {
-  size_t prefill_idx = 0;
+  size_t prefill_idx = 0;  // number of the place
   const PrefillView* prefill = nullptr;
   const DecodeView* decode = nullptr;
   const PeerLink* link = nullptr;
@@ -50,7 +51,8 @@ struct Candidate {
 class Filter {
  public:
   virtual ~Filter() = default;
-  virtual bool KeepPrefill(const PlacementQuery&, const PrefillView&) const { return true; }
+  // `place`: its number; the view is of that place.
+  virtual bool KeepPrefill(const PlacementQuery&, const PrefillView&, size_t /*place*/) const { return true; }
   virtual bool KeepDecode(const PlacementQuery&, const DecodeView&) const { return true; }
   // An advisory filter that would leave nothing is skipped.
   virtual bool advisory() const { return false; }

@@ -1,6 +1,7 @@
 #include "services/router/policies/scorers.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace spl::router {
 namespace {
@@ -8,6 +9,10 @@ namespace {
 double TokensPerSecond(const ScorerOptions& options, const Candidate& candidate) {
   const double measured = candidate.prefill->tokens_per_s;
   return measured > 0 ? measured : options.default_prefill_tokens_per_s;
+}
+
+double StepSeconds(const ScorerOptions& options, const DecodeView& decode) {
+  return decode.step_seconds > 0 ? decode.step_seconds : options.default_step_seconds;
 }
 
 // Every worker of a fleet serves the same model: whoever tells it first.
@@ -65,13 +70,22 @@ double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candida
   return bytes / bandwidth * (1 - options_.transfer_overlap);
 }
 
+double SlowdownScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
+  if (!candidate.prefill->local.has_value()) return 0;
+  const double running = candidate.decode->running;
+  if (running == 0) return 0;
+  const double tokens = ComputeScorer::TokensToCompute(query, candidate.prefill_idx);
+  const double slices = std::ceil(tokens / std::max(1u, candidate.prefill->local->slice_tokens));
+  return slices * StepSeconds(options_, *candidate.decode) +
+         options_.slowdown_share * running * tokens / TokensPerSecond(options_, candidate);
+}
+
 double PressureScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const DecodeView& d = *candidate.decode;
   const double sequences = std::max(d.sequences, query.loads.Of(d.worker_id).sequences);
   const double batch_load = d.max_sequences > 0 ? sequences / d.max_sequences : sequences / 256.0;
   const double load = std::clamp(std::max(batch_load, PageLoad(query, d)), 0.0, 0.999);
-  const double step = d.step_seconds > 0 ? d.step_seconds : options_.default_step_seconds;
-  return options_.pressure_tokens * step * load / (1 - load);
+  return options_.pressure_tokens * StepSeconds(options_, d) * load / (1 - load);
 }
 
 }  // namespace spl::router

@@ -1,6 +1,6 @@
 // The terms of the placement cost. All are seconds, so that queueing, compute and bytes add up honestly:
 //
-//   cost(p, d) = queue(p) + compute(p) + fetch(p) + wire(p, d) + pressure(d)
+//   cost(p, d) = queue(p) + compute(p) + fetch(p) + wire(p, d) + slowdown(p, d) + pressure(d)
 #pragma once
 
 #include "services/router/policies/policy.h"
@@ -17,6 +17,9 @@ struct ScorerOptions {
   // Spreading of hot prompts: what a hit saves counts 1 / (1 + decay · x) at a worker whose queue is longer than the
   // fleet's mean by x times the computation of this prompt. 0: a hit counts the same everywhere.
   double credit_decay = 4;
+  // Of each second that a running sequence waits for a prompt computed beside it, what counts: its reader has text in
+  // hand, whoever waits for a first token has none.
+  double slowdown_share = 0.25;
 };
 
 // Share of d's pages in use when this request is there, too. 0: the worker did not tell its size.
@@ -64,6 +67,18 @@ class FetchScorer final : public Scorer {
 class WireScorer final : public Scorer {
  public:
   explicit WireScorer(const ScorerOptions& options) : options_(options) {}
+  CostSide side() const override { return CostSide::kPair; }
+  double Seconds(const PlacementQuery& query, const Candidate& candidate) const override;
+
+ private:
+  const ScorerOptions options_;
+};
+
+// Of a prompt that d computes itself, between its steps of decoding: its slices wait for a step each, and so does every
+// sequence there for each slice.
+class SlowdownScorer final : public Scorer {
+ public:
+  explicit SlowdownScorer(const ScorerOptions& options) : options_(options) {}
   CostSide side() const override { return CostSide::kPair; }
   double Seconds(const PlacementQuery& query, const Candidate& candidate) const override;
 

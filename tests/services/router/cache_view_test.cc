@@ -66,6 +66,30 @@ TEST_F(CacheViewTest, AGapIsRefused) {
   EXPECT_EQ(Count("p", 7), 2);
 }
 
+TEST_F(CacheViewTest, SegmentsAreCountedByTheirChunks) {
+  const std::vector<SegmentKey> segments = {{.begin = 100, .end = 300, .chunks = {Key(1), Key(2), Key(3), Key(4)}},
+                                            {.begin = 300, .end = 350, .chunks = {Key(5)}},
+                                            {.begin = 350, .end = 500, .chunks = {Key(6), Key(1), Key(2)}}};
+  std::vector<uint32_t> tokens;
+  EXPECT_FALSE(view_.CountSegments("p", 7, segments, &tokens));
+  Snapshot("p", 7, Bytes({1, 2, 4}), 10);
+  ASSERT_TRUE(view_.CountSegments("p", 7, segments, &tokens));
+  EXPECT_EQ(tokens, (std::vector<uint32_t>{128, 0, 0})) << "the longest start of each";
+  EXPECT_FALSE(view_.CountSegments("p", 8, segments, &tokens));
+  EXPECT_TRUE(view_.Apply("p", 7, 10, true, Bytes({3})));
+  ASSERT_TRUE(view_.CountSegments("p", 7, segments, &tokens));
+  EXPECT_EQ(tokens, (std::vector<uint32_t>{200, 0, 0})) << "a last chunk may be short";
+  EXPECT_TRUE(view_.Apply("p", 7, 11, false, Bytes({1})));
+  EXPECT_TRUE(view_.Apply("p", 7, 12, true, Bytes({5})));
+  ASSERT_TRUE(view_.CountSegments("p", 7, segments, &tokens));
+  EXPECT_EQ(tokens, (std::vector<uint32_t>{0, 50, 0}));
+  // An older worker tells of prefixes alone: that it says nothing of segments does not mean that it has none.
+  view_.BeginSnapshot("p", 7, /*with_segments=*/false);
+  view_.EndSnapshot("p", 7, 20);
+  EXPECT_FALSE(view_.CountSegments("p", 7, segments, &tokens));
+  EXPECT_EQ(Count("p", 7), 0);
+}
+
 TEST_F(CacheViewTest, MemoryIsBounded) {
   Snapshot("a", 1, Bytes({1, 2, 3}), 1);
   Snapshot("b", 1, Bytes({1, 2}), 1);

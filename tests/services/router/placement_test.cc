@@ -251,9 +251,10 @@ TEST_F(PlacementTest, EveryTermIsFiniteAndNotNegative) {
                       .link = &link,
                       .excess_queue_s = static_cast<double>(random() % 10)};
     const ScorerOptions options;
-    for (const double seconds : {QueueScorer(options).Seconds(query, c), ComputeScorer(options).Seconds(query, c),
-                                 FetchScorer(options).Seconds(query, c), WireScorer(options).Seconds(query, c),
-                                 PressureScorer(options).Seconds(query, c)}) {
+    for (const double seconds :
+         {QueueScorer(options).Seconds(query, c), ComputeScorer(options).Seconds(query, c),
+          FetchScorer(options).Seconds(query, c), WireScorer(options).Seconds(query, c),
+          SlowdownScorer(options).Seconds(query, c), PressureScorer(options).Seconds(query, c)}) {
       EXPECT_TRUE(std::isfinite(seconds));
       EXPECT_GE(seconds, 0);
     }
@@ -283,6 +284,149 @@ TEST_F(PlacementTest, WhatDoesNotFitIsNotSentThere) {
   fleet_.prefill[0].max_prompt_tokens = 500;
   fleet_.decode[1].max_sequence_tokens = 1000;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair, "p1d0");
+}
+
+// Two decode workers of which one prefills prompts of up to 200 new tokens itself, at a tenth of the pool's rate.
+class LocalPlacementTest : public PlacementTest {
+ protected:
+  LocalPlacementTest() {
+    PrefillView local{.worker_id = "d0/local", .epoch = 1, .tokens_per_s = 100, .max_prompt_tokens = 4096};
+    local.local = PrefillView::Local{.decode_id = "d0", .max_new_tokens = 200, .slice_tokens = 64};
+    local.peers["d0"] = {.decode_epoch = 1, .transport = "memory", .bytes_per_s = 10e9};
+    fleet_.local.push_back(local);
+    reuse_ = {{}, {}, {}};
+  }
+  bool IsLocal(uint32_t prompt_tokens) { return Place(prompt_tokens).value().prefill->local.has_value(); }
+  // Both prefill workers are busy for so long.
+  void Busy(uint64_t tokens) {
+    for (PrefillView& p : fleet_.prefill) p.queued_tokens = tokens;
+  }
+};
+
+TEST_F(LocalPlacementTest, ShortPromptsStayWhereThatIsFaster) {
+  EXPECT_FALSE(IsLocal(150)) << "0.15 s in the pool, 1.5 s here";
+  Busy(3000);
+  const Candidate chosen = Place(150).value();
+  EXPECT_EQ(chosen.prefill->worker_id, "d0/local");
+  EXPECT_EQ(chosen.prefill_idx, 2u);
+  EXPECT_EQ(chosen.decode->worker_id, "d0");
+  EXPECT_EQ(chosen.link->transport, "memory");
+  EXPECT_NEAR(chosen.expected_s, 1.5, 0.01);
+}
+
+TEST_F(LocalPlacementTest, OnlyNewTokensCount) {
+  Busy(100'000);
+  EXPECT_TRUE(IsLocal(200));
+  EXPECT_FALSE(IsLocal(201));
+  reuse_[2].prefix_tokens = 960;
+  EXPECT_TRUE(IsLocal(1160));
+  EXPECT_FALSE(IsLocal(1161));
+  reuse_[2] = {.aligned_tokens = 960};  // a copied token costs a quarter
+  EXPECT_FALSE(IsLocal(1160));
+  EXPECT_TRUE(IsLocal(900));
+}
+
+TEST_F(LocalPlacementTest, RunningSequencesMakeItDearer) {
+  const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = 100, .reuse = reuse_};
+  const SlowdownScorer scorer({.slowdown_share = 0.25});
+  Candidate candidate{.prefill_idx = 2, .prefill = &fleet_.local[0], .decode = &fleet_.decode[0]};
+  EXPECT_EQ(scorer.Seconds(query, candidate), 0) << "nobody is there";
+  fleet_.decode[0].sequences = fleet_.decode[0].running = 4;
+  // Two slices wait for a step of 10 ms each; four sequences wait for a second.
+  EXPECT_NEAR(scorer.Seconds(query, candidate), 0.02 + 0.25 * 4 * 1, 1e-9);
+  candidate.prefill_idx = 0;
+  candidate.prefill = &fleet_.prefill[0];
+  EXPECT_EQ(scorer.Seconds(query, candidate), 0) << "a prefill worker slows nobody down";
+  Busy(1500);
+  EXPECT_FALSE(IsLocal(100)) << "1.6 s in the pool, 1 s here and 1 s for those that run";
+  fleet_.decode[0].running = 1;
+  EXPECT_TRUE(IsLocal(100));
+}
+
+TEST_F(LocalPlacementTest, ItsOwnQueueCounts) {
+  Busy(3000);
+  EXPECT_TRUE(IsLocal(100));
+  loads_hold_ = loads_->Add("d0/local", {.prefill_tokens = 400});
+  EXPECT_FALSE(IsLocal(100));
+}
+
+TEST_F(LocalPlacementTest, TheWorkerMustHaveRoomAndBeThere) {
+  Busy(100'000);
+  ASSERT_TRUE(IsLocal(100));
+  full_ = {"d0"};
+  EXPECT_FALSE(IsLocal(100));
+  full_.clear();
+  failed_ = {"d0/local"};
+  EXPECT_FALSE(IsLocal(100)) << "it refused this prompt";
+  failed_.clear();
+  fleet_.local[0].draining = true;
+  EXPECT_FALSE(IsLocal(100));
+  fleet_.local[0].draining = false;
+  fleet_.local[0].peers["d0"].decode_epoch = 9;
+  EXPECT_FALSE(IsLocal(100));
+}
+
+TEST_F(LocalPlacementTest, WithoutThePoolOnlyShortPromptsAreServed) {
+  fleet_.prefill.clear();
+  reuse_ = {{}};
+  EXPECT_TRUE(IsLocal(200));
+  EXPECT_EQ(Place(201).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(fleet_.HasUsablePair());
+  fleet_.local.clear();
+  EXPECT_FALSE(fleet_.HasUsablePair());
+}
+
+// A pool that failed this request is better than a place to which the prompt is too long.
+TEST_F(LocalPlacementTest, APlaceThatCannotServeIsNoWayOut) {
+  failed_ = {"p0", "p1"};
+  EXPECT_FALSE(IsLocal(1000));
+  EXPECT_TRUE(IsLocal(100));
+}
+
+TEST_F(LocalPlacementTest, RequestsThatNeedAPrefillWorkerGetOne) {
+  Busy(100'000);
+  const PlacementQuery query{.fleet = fleet_,
+                             .loads = *loads_,
+                             .prompt_tokens = 100,
+                             .total_tokens = 101,
+                             .reuse = reuse_,
+                             .may_stay_local = false};
+  EXPECT_FALSE(placement_.Place(query).value().prefill->local.has_value());
+  // The other policies know prefill workers only.
+  for (const PlacementPolicy policy :
+       {PlacementPolicy::kRoundRobin, PlacementPolicy::kLeastLoaded, PlacementPolicy::kPrefixOnly}) {
+    const Placement placement({.policy = policy, .seed = 1});
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_FALSE(
+          placement
+              .Place({.fleet = fleet_, .loads = *loads_, .prompt_tokens = 100, .total_tokens = 101, .reuse = reuse_})
+              .value()
+              .prefill->local.has_value());
+    }
+  }
+}
+
+// Of a fleet that is shortlisted every such worker is looked at.
+TEST_F(LocalPlacementTest, LargeFleetsHaveLocalPlacesToo) {
+  fleet_ = {};
+  for (int i = 0; i < 60; ++i) {
+    const std::string n = std::to_string(i);
+    fleet_.prefill.push_back({.worker_id = "p" + n, .epoch = 1, .queued_tokens = 50'000, .tokens_per_s = 1000});
+    fleet_.decode.push_back({.worker_id = "d" + n, .epoch = 1, .max_sequences = 64, .step_seconds = 0.01});
+    PrefillView local{.worker_id = "d" + n + "/local", .epoch = 1, .tokens_per_s = 900};
+    local.queued_tokens = i == 37 ? 0 : 5000;
+    local.local = PrefillView::Local{.decode_id = "d" + n, .max_new_tokens = 200, .slice_tokens = 64};
+    local.peers["d" + n] = {.decode_epoch = 1};
+    fleet_.local.push_back(local);
+  }
+  for (PrefillView& p : fleet_.prefill) {
+    for (const DecodeView& d : fleet_.decode) p.peers[d.worker_id] = {.decode_epoch = 1};
+  }
+  reuse_.assign(120, {});
+  const Candidate chosen = Place(100).value();
+  EXPECT_EQ(chosen.prefill->worker_id, "d37/local");
+  EXPECT_EQ(chosen.decode->worker_id, "d37");
+  EXPECT_FALSE(IsLocal(300));
 }
 
 TEST(SoftmaxPickerTest, TemperatureSpreads) {

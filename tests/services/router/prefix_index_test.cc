@@ -128,6 +128,41 @@ TEST(PrefixIndexTest, TheStoreServesEveryWorker) {
   EXPECT_EQ(later[1].prefix_tokens + later[1].aligned_tokens, 0u);
 }
 
+// What a worker says that it has counts, not what this router has sent there; what it has not is fetched where the
+// store has it, unless the worker reads no store.
+TEST(PrefixIndexTest, WhatIsKnownCounts) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const auto keys = WithSegments(1, 4, {{256, 456}, {456, 656}});
+  const std::vector<PrefixIndex::Holder> holders = {kP0, kP1};
+  index.Insert(keys, kP0, UINT32_MAX, now);
+  const std::vector<KnownCache> known = {{.leading = 1, .segments = std::vector<uint32_t>{0, 128}},
+                                         {.leading = 4, .segments = std::vector<uint32_t>{200, 0}}};
+  auto reuse = index.Predict(keys, holders, now, known);
+  EXPECT_EQ(reuse[0].prefix_tokens, 64u);
+  EXPECT_EQ(reuse[0].aligned_tokens, 128u);
+  EXPECT_EQ(reuse[0].exact_tokens, 456u);
+  EXPECT_EQ(reuse[1].prefix_tokens, 256u);
+  EXPECT_EQ(reuse[1].aligned_tokens, 200u);
+  EXPECT_EQ(reuse[1].fetched_tokens, 0u);
+  const auto held = index.HoldsSegments(keys.segments, holders, now);
+  EXPECT_EQ(held, (std::vector<std::vector<uint8_t>>{{1, 1}, {0, 0}}));
+  EXPECT_EQ(index.HoldsSegments(keys.segments, holders, now + std::chrono::hours(2))[0][0], 0);
+
+  index.InsertStored(keys, UINT32_MAX, now);
+  reuse = index.Predict(keys, holders, now, known);
+  EXPECT_EQ(reuse[0].prefix_tokens, 256u);
+  EXPECT_EQ(reuse[0].aligned_tokens, 400u);
+  EXPECT_EQ(reuse[0].fetched_tokens, 192u + 200u + 72u);
+  EXPECT_EQ(reuse[1].aligned_tokens, 400u);
+  EXPECT_EQ(reuse[1].fetched_tokens, 200u);
+  const std::vector<PrefixIndex::Holder> without = {{kP0.worker_id, kP0.epoch, false}, kP1};
+  reuse = index.Predict(keys, without, now, known);
+  EXPECT_EQ(reuse[0].prefix_tokens, 64u);
+  EXPECT_EQ(reuse[0].aligned_tokens, 128u);
+  EXPECT_EQ(reuse[0].fetched_tokens, 0u);
+}
+
 TEST(PrefixIndexTest, SegmentKeysAreOfModelNamespaceAndText) {
   std::vector<int32_t> tokens(130);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);

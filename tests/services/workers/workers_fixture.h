@@ -86,10 +86,11 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     d.worker_id = "d";
     d.metrics_listen = metrics_listen_;
     d.kv_bytes = twice * (128 << 20);
-    d.drain_timeout = 500ms;
+    d.drain_timeout = drain_timeout_;
     d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
     d.landing_bytes = twice * (96 << 20);
     d.service.leases = head_fetches_;
+    d.local_prefill = local_prefill_;
     auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks, decode_classes), d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
@@ -258,8 +259,10 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   v1::ConnectPeerResponse connected_;
   prefill::HeadLeaseOptions head_leases_;
   decode::HeadLeaseOptions head_fetches_;
-  std::function<void()> on_chunk_;              // when tokens of a Generate have come
-  double kv_bytes_per_s_ = 0, kv_write_s_ = 0;  // of reservations: the way of the KV, not known
+  local_prefill::LocalPrefillOptions local_prefill_;  // of the decode worker
+  std::chrono::milliseconds drain_timeout_{500};      // likewise
+  std::function<void()> on_chunk_;                    // when tokens of a Generate have come
+  double kv_bytes_per_s_ = 0, kv_write_s_ = 0;        // of reservations: the way of the KV, not known
 };
 
 inline std::string WayName(const ::testing::TestParamInfo<Way>& info) {

@@ -1,0 +1,169 @@
+#include "services/local_prefill/local_prefill.h"
+
+#include <future>
+#include <utility>
+
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/chunk/remote/cluster_chunk_store.h"
+#include "services/transport/own_memory.h"
+#include "services/wire/convert.h"
+#include "services/wire/version.h"
+
+namespace spl::local_prefill {
+namespace {
+
+// What ends on its own when the engine has stopped: a push's last copies, and a call inside the process.
+constexpr std::chrono::seconds kEndTimeout{15};
+
+}  // namespace
+
+// What of the prefill service a decode worker serves; the rest is Unimplemented.
+class LocalPrefill::Service final : public v1::Prefill::CallbackService {
+ public:
+  explicit Service(LocalPrefill& owner) : owner_(owner) {}
+
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                v1::PrefillResponse* response) override {
+    return owner_.core_->Run(context, request, response, owner_.draining_);
+  }
+  grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request,
+                                         v1::RevokeTicketResponse*) override {
+    return owner_.core_->RevokeTicket(context, request);
+  }
+  grpc::ServerWriteReactor<v1::CacheEvents>* WatchCache(grpc::CallbackServerContext*,
+                                                        const v1::WatchCacheRequest* request) override {
+    return owner_.cache_streams_->Open(*request);
+  }
+
+ private:
+  LocalPrefill& owner_;
+};
+
+LocalPrefill::LocalPrefill(const LocalPrefillOptions& options, const DecodeHost& host)
+    : options_(options),
+      host_(host),
+      worker_id_(host.worker_id + "/local"),
+      waiting_(host.metrics.Gauge("splice_decode_local_prefill_waiting",
+                                  "Prompts that are queued or computed on the decode worker itself.")),
+      pages_used_(host.metrics.Gauge("splice_decode_local_prefill_pages_used",
+                                     "KV pages of the local prefill that are not free, cached prefixes included.")) {}
+
+absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPrefillOptions& options,
+                                                                   const DecodeHost& host) {
+  auto local = std::unique_ptr<LocalPrefill>(new LocalPrefill(options, host));
+  const engine::Model& model = *host.model;
+  absl::StatusOr<int32_t> num_pages = wire::PagesOfPool(options.kv_bytes, model);
+  if (!num_pages.ok()) return Annotate(num_pages.status(), "local prefill");
+  const bool on_host = model.backend().host_memory();
+  if (on_host) {
+    // Registered, so that what the store sends can land in it.
+    SPLICE_ASSIGN_OR_RETURN(local->memory_,
+                            host.transport.Allocate(static_cast<uint64_t>(*num_pages) * model.page_bytes()));
+  } else {
+    SPLICE_ASSIGN_OR_RETURN(local->device_memory_, engine::AllocateKvMemory(model, *num_pages));
+  }
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(model, local->memory_->data(), *num_pages) : local->device_memory_->pages;
+  engine::PrefillEngineOptions engine;
+  engine.executor.max_rows = options.slice_tokens;
+  engine.executor.num_threads = options.num_threads;
+  engine.turns = host.turns;
+  engine.canonical_prefill = false;  // what nobody waits for is not done beside running sequences
+  engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
+  if (!options.store_address.empty()) {
+    chunk::RemoteStoreOptions remote;
+    remote.transport = &host.transport;
+    remote.tls = host.tls;
+    chunk::ClusterStoreOptions cluster;
+    cluster.metrics = &host.metrics;
+    SPLICE_ASSIGN_OR_RETURN(engine.store, chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
+  }
+  absl::StatusOr<std::unique_ptr<engine::PrefillEngine>> created =
+      engine::PrefillEngine::Create(host.model, pages, engine);
+  if (!created.ok()) return Annotate(created.status(), "local prefill");
+  local->engine_ = *std::move(created);
+  if (local->engine_->max_prompt_tokens() < static_cast<int64_t>(options.max_new_tokens)) {
+    local->engine_->Stop();
+    return InvalidArgument(
+        "local prefill of up to {} tokens needs a larger pool: that of {} bytes holds {} (--local-prefill-kv-bytes)",
+        options.max_new_tokens, options.kv_bytes, local->engine_->max_prompt_tokens());
+  }
+  prefill::PeerOptions peers;
+  peers.open_memory = [l = local.get()](const transport::RemoteMemory&) {
+    return transport::MakeOwnMemoryChannel(l->own_memory_);
+  };
+  peers.open_calls = [l = local.get()](const std::string&) { return l->decode_channel_; };
+  local->peers_ = std::make_unique<prefill::PeerTable>(host.transport, host.model, peers);
+  local->pushes_ =
+      std::make_unique<prefill::PushWorker>(model, host.metrics, [engine = local->engine_.get()] { engine->Wake(); });
+  // The router counts whole chunks, and the last token of a prompt is always computed: up to a chunk more than it said.
+  local->core_ = std::make_unique<prefill::PrefillCore>(
+      *local->engine_, *local->peers_, *local->pushes_, local->tickets_,
+      prefill::PrefillCoreOptions{.worker_id = local->worker_id_,
+                                  .epoch = host.epoch,
+                                  .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens},
+      nullptr, host.metrics, host.tracer);
+  local->cache_streams_ = std::make_unique<prefill::CacheStreams>(local->cache_events_, host.epoch);
+  local->service_ = std::make_unique<Service>(*local);
+  return local;
+}
+
+LocalPrefill::~LocalPrefill() { Stop(); }
+
+grpc::Service& LocalPrefill::service() { return *service_; }
+
+absl::Status LocalPrefill::Connect(const v1::DecodeEndpoint& endpoint, std::span<std::byte> memory,
+                                   std::shared_ptr<grpc::Channel> decode) {
+  own_memory_ = memory;
+  decode_channel_ = std::move(decode);
+  std::promise<absl::StatusOr<std::shared_ptr<const prefill::Peer>>> connected;
+  SPLICE_RETURN_IF_ERROR(peers_->Connect(endpoint, [&](auto peer) { connected.set_value(std::move(peer)); }));
+  SPLICE_ASSIGN_OR_RETURN(own_, connected.get_future().get());
+  log::Info("decode.local_prefill_ready", log::F("worker", worker_id_),
+            log::F("max_new_tokens", options_.max_new_tokens),
+            log::F("max_prompt_tokens", engine_->max_prompt_tokens()), log::F("slice_tokens", options_.slice_tokens),
+            log::F("tokens_per_s", engine_->load().tokens_per_s), log::F("carrier", own_->carrier()),
+            log::F("store", options_.store_address.empty() ? std::string("none") : options_.store_address));
+  return absl::OkStatus();
+}
+
+void LocalPrefill::Describe(v1::LocalPrefill& info) const {
+  const engine::PrefillLoad load = engine_->load();
+  info.set_worker_id(worker_id_);
+  info.set_max_new_tokens(options_.max_new_tokens);
+  info.set_max_prompt_tokens(static_cast<uint64_t>(engine_->max_prompt_tokens()));
+  info.set_queued_tokens(static_cast<uint64_t>(std::max<int64_t>(0, load.queued_tokens)));
+  info.set_prefill_tokens_per_s(load.tokens_per_s);
+  info.set_slice_tokens(static_cast<uint32_t>(options_.slice_tokens));
+  info.set_copy_bytes_per_s(own_->bytes_per_s);
+  info.set_copy_write_seconds(own_->write_s);
+  info.set_has_store(!options_.store_address.empty());
+}
+
+void LocalPrefill::UpdateGauges() {
+  core_->UpdateGauges();
+  waiting_.Set(static_cast<double>(engine_->load().queued_requests));
+  pages_used_.Set(static_cast<double>(engine_->pool().num_pages() - engine_->pool().num_free()));
+}
+
+void LocalPrefill::Drain(std::chrono::steady_clock::time_point deadline) {
+  draining_ = true;
+  engine_->WaitIdle(deadline);
+  engine_->Stop();  // ends what is left; its releases still reach the worker's service
+  pushes_->WaitIdle(std::chrono::steady_clock::now() + kEndTimeout);
+  cache_streams_->Close();
+}
+
+void LocalPrefill::Stop() {
+  draining_ = true;
+  if (cache_streams_) cache_streams_->Close();
+  if (engine_) engine_->Stop();
+  if (pushes_) pushes_->WaitIdle(std::chrono::steady_clock::now() + kEndTimeout);
+  if (pushes_) pushes_->Stop();
+  if (peers_) peers_->Stop();
+  own_.reset();
+  decode_channel_.reset();
+}
+
+}  // namespace spl::local_prefill

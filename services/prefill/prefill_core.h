@@ -1,0 +1,86 @@
+// What a worker does with one prompt that a router sends: checks ticket and request, computes, pushes the KV into the
+// ticket's pages while it computes, answers with the first tokens and the receipt. splice-prefill has one, and so has a
+// decode worker that prefills short prompts by itself (services/local_prefill).
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "services/base/metrics.h"
+#include "services/base/trace.h"
+#include "services/engine/engine.h"
+#include "services/prefill/engine_call.h"
+#include "services/prefill/fidelity_sampler.h"
+#include "services/prefill/kv_push.h"
+#include "services/prefill/peer_table.h"
+#include "services/prefill/ticket_guard.h"
+#include "spl/v1/prefill.pb.h"
+
+namespace spl::prefill {
+
+struct PrefillCoreOptions {
+  std::string worker_id;  // in receipts, spans and errors
+  uint64_t epoch = 0;
+  double fidelity_share = 0;        // of the prompts that are not exact: also computed exactly, and compared
+  int64_t max_computed_tokens = 0;  // of one prompt (engine::PrefillRequest); 0: any number
+};
+
+// Raises a counter to what somebody else has counted.
+void RaiseTo(prometheus::Counter& counter, uint64_t value);
+
+// Borrows everything. gRPC threads only validate and enqueue.
+class PrefillCore {
+ public:
+  // Keeps what a decode worker leaves out; null: there is nothing to keep, or no room for it.
+  using GiveLease =
+      std::function<std::unique_ptr<PushLease>(const engine::PrefillOutcome&, const engine::StreamClasses&)>;
+
+  // `give_lease`: null where heads are never restored while decoding.
+  PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
+              PrefillCoreOptions options, GiveLease give_lease, Metrics& metrics, const Tracer& tracer);
+
+  // Prefill.Run; refused with Unavailable when the worker is draining.
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
+                                v1::PrefillResponse* response, bool draining);
+  // Prefill.RevokeTicket.
+  grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request);
+  void UpdateGauges();
+
+ private:
+  using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
+  absl::Status Start(RunCall& call);
+  void Count(const engine::PrefillStats& stats);
+  void TraceStages(const TraceContext& run, const TraceContext& fetch, const engine::PrefillStats& stats) const;
+
+  engine::PrefillEngine& engine_;
+  PeerTable& peers_;
+  PushWorker& pushes_;
+  TicketGuard& tickets_;
+  const PrefillCoreOptions options_;
+  const GiveLease give_lease_;
+  const Tracer& tracer_;
+  FidelitySampler fidelity_;
+
+  prometheus::Gauge& tickets_revoked_;
+  prometheus::Counter& late_runs_;
+  prometheus::Counter& tickets_invalid_;
+  prometheus::Counter& tickets_replayed_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& reused_prefix_;
+  prometheus::Counter& reused_session_;
+  prometheus::Counter& reused_segment_;
+  prometheus::Counter& recomputed_;
+  prometheus::Counter& reused_miss_;
+  prometheus::Counter& fetched_bytes_;
+  prometheus::Counter &line_prompts_, &line_heads_, &line_dense_heads_;
+  prometheus::Histogram &line_covered_, &line_cells_, &line_held_out_;
+  prometheus::Histogram& stage_queue_;
+  prometheus::Histogram& stage_lookup_;
+  prometheus::Histogram& stage_fetch_;
+  prometheus::Histogram& stage_prefill_;
+};
+
+}  // namespace spl::prefill

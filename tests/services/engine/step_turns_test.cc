@@ -1,0 +1,184 @@
+// Two engines of one device: one step at a time, and nobody waits for more than one of the other's.
+#include "services/engine/runtime/step_turns.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "services/base/fault_point.h"
+#include "tests/services/engine/engines_fixture.h"
+
+namespace spl::engine {
+namespace {
+
+TEST(StepTurnsTest, WhoAskedFirstIsNext) {
+  StepTurns turns;
+  StepTurns::Turn mine = turns.Take();
+  std::vector<int> order;  // guarded by the turn
+  std::vector<std::thread> others;
+  for (int i = 0; i < 4; ++i) {
+    others.emplace_back([&, i] {
+      const StepTurns::Turn turn = turns.Take();
+      order.push_back(i);
+    });
+    while (turns.num_waiting() != static_cast<uint64_t>(i) + 1) std::this_thread::yield();
+  }
+  mine.End();
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(turns.num_waiting(), 0u);
+}
+
+TEST(StepTurnsTest, NeverTwoAtOnce) {
+  StepTurns turns;
+  int inside = 0, most = 0, steps = 0;  // guarded by the turn
+  const auto step = [&] {
+    for (int i = 0; i < 2000; ++i) {
+      const StepTurns::Turn turn = turns.Take();
+      most = std::max(most, ++inside);
+      ++steps;
+      --inside;
+    }
+  };
+  std::thread a(step), b(step);
+  a.join();
+  b.join();
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(steps, 4000);
+}
+
+TEST(StepTurnsTest, NobodysTurnEndsNothing) {
+  StepTurns turns;
+  { const StepTurns::Turn none = StepTurns::TakeOf(nullptr); }
+  StepTurns::Turn turn = turns.Take();
+  StepTurns::Turn moved = std::move(turn);
+  turn.End();  // it has none any more
+  moved.End();
+  moved.End();
+  const StepTurns::Turn again = turns.Take();
+}
+
+using SharedDeviceTest = EnginesTest;
+
+// Sequences are decoded while prompts are computed on the same device: tokens are those of the plain model, and between
+// two slices of a prompt there is a step of decoding.
+TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
+  const auto turns = std::make_shared<StepTurns>();
+  PrefillEngineOptions prefill;
+  prefill.turns = turns;
+  prefill.executor.max_rows = 64;
+  prefill.canonical_prefill = false;
+  DecodeEngineOptions decode;
+  decode.turns = turns;
+  Start(16384, 16384, prefill, decode);
+  std::mt19937 random(4);
+  const std::vector<int32_t> running = RandomPrompt(random, 100), long_prompt = RandomPrompt(random, 1280);
+  auto stream = Submit(running, Greedy(600));
+  const auto num_tokens = [&] {
+    std::lock_guard lock(stream->mutex);
+    return stream->tokens[0].size();
+  };
+  while (num_tokens() < 3) std::this_thread::yield();
+  std::vector<size_t> seen;  // tokens of the stream at each slice; engine thread, read when it has ended
+  auto other = Submit(long_prompt, Greedy(4), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
+                      [&](PrefillRequest& request) {
+                        request.on_layer = [&](const LayerReady& ready) {
+                          if (ready.layer == 0) seen.push_back(num_tokens());
+                        };
+                      });
+  ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
+  ASSERT_TRUE(stream->Wait() && stream->status.ok()) << stream->status;
+  EXPECT_EQ(stream->tokens, Expected(running, Greedy(600)));
+  EXPECT_EQ(other->tokens, Expected(long_prompt, Greedy(4)));
+  ASSERT_EQ(seen.size(), 20u);
+  for (size_t i = 1; i < seen.size() && seen[i] < 600; ++i) EXPECT_LE(seen[i] - seen[i - 1], 2u) << "slice " << i;
+  EXPECT_GE(seen.back() - seen.front(), 10u) << "decoding stood still";
+}
+
+TEST_F(SharedDeviceTest, APromptWithTooManyNewTokensIsRefusedBeforeItIsComputed) {
+  Start();
+  std::mt19937 random(5);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 300);
+  const auto at_most = [](int64_t tokens) {
+    return [tokens](PrefillRequest& request) { request.max_computed_tokens = tokens; };
+  };
+  const auto never = std::make_shared<std::atomic<bool>>(false);
+  auto refused = Submit(prompt, Greedy(4), never, SteadyTime::max(), at_most(299));
+  ASSERT_TRUE(refused->Wait());
+  EXPECT_EQ(refused->status.code(), absl::StatusCode::kResourceExhausted) << refused->status;
+  EXPECT_EQ(prefill_->pool().num_free(), prefill_->pool().num_pages());
+  auto exact = Submit(prompt, Greedy(4), never, SteadyTime::max(), at_most(300));
+  ASSERT_TRUE(exact->Wait() && exact->status.ok()) << exact->status;
+  // Its start is there now.
+  auto cached = Submit(prompt, Greedy(4), never, SteadyTime::max(), at_most(44));
+  ASSERT_TRUE(cached->Wait() && cached->status.ok()) << cached->status;
+  EXPECT_EQ(cached->tokens, exact->tokens);
+}
+
+// A prompt that shares a step with another one that cannot begin announces every page all the same.
+TEST_F(SharedDeviceTest, APromptThatCannotBeginCostsTheOthersOfItsStepNoPages) {
+  const ScopedFaults guard;
+  Start();
+  std::mt19937 random(6);
+  ASSERT_TRUE(ArmFault("engine.prefill.step", *ParseFaultAction("delay_until(both are queued)@1")).ok());
+  ASSERT_TRUE(ArmFault("engine.prefill.begin", *ParseFaultAction("error(INTERNAL)@3")).ok());
+  auto first = Submit(RandomPrompt(random, 70), Greedy(2));
+  ASSERT_TRUE(WaitForFaultHits("engine.prefill.step", 1, 20'000));
+  std::vector<int32_t> announced(static_cast<size_t>(model_->config().num_layers), 0);
+  const auto never = std::make_shared<std::atomic<bool>>(false);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 100);
+  auto kept = Submit(prompt, Greedy(2), never, SteadyTime::max(), [&](PrefillRequest& request) {
+    request.on_layer = [&](const LayerReady& ready) {
+      EXPECT_EQ(ready.first_page, announced[static_cast<size_t>(ready.layer)]);
+      announced[static_cast<size_t>(ready.layer)] = ready.first_page + ready.num_pages;
+    };
+  });
+  auto failed = Submit(RandomPrompt(random, 200), Greedy(2));
+  FireFaultEvent("both are queued");
+  ASSERT_TRUE(first->Wait() && first->status.ok()) << first->status;
+  ASSERT_TRUE(failed->Wait());
+  EXPECT_EQ(failed->status.code(), absl::StatusCode::kInternal) << failed->status;
+  ASSERT_TRUE(kept->Wait() && kept->status.ok()) << kept->status;
+  for (size_t layer = 0; layer < announced.size(); ++layer) EXPECT_EQ(announced[layer], 2) << layer;
+  EXPECT_EQ(kept->tokens, Expected(prompt, Greedy(2)));
+}
+
+// What comes and goes is told: both kinds of chunks.
+TEST_F(SharedDeviceTest, PrefixesAndSegmentsThatComeAndGoAreTold) {
+  std::mutex mutex;
+  std::set<std::string> present;
+  PrefillEngineOptions options;
+  options.on_cache_change = [&](bool stored, std::span<const chunk::ChunkKey> keys) {
+    std::lock_guard lock(mutex);
+    for (const chunk::ChunkKey& key : keys) {
+      const std::string bytes(key.bytes.begin(), key.bytes.end());
+      EXPECT_TRUE(stored ? present.insert(bytes).second : present.erase(bytes) == 1) << "told twice";
+    }
+  };
+  const auto has = [&](const chunk::ChunkKey& key) {
+    std::lock_guard lock(mutex);
+    return present.contains(std::string(key.bytes.begin(), key.bytes.end()));
+  };
+  Start(1024, 8192, options);
+  std::mt19937 random(7);
+  const std::vector<int32_t> segment = RandomPrompt(random, 150);
+  const std::vector<int32_t> prompt = Concatenate({RandomPrompt(random, 64), segment, RandomPrompt(random, 20)});
+  (void)Ask(prompt, [&](PrefillRequest& request) {
+    request.reuse.policy = "sparsex";
+    request.segments = {{{64, 214}, kDocs}};
+  });
+  const auto prefix = chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt);
+  const auto chunks = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, segment);
+  ASSERT_EQ(chunks.size(), 3u);
+  for (const chunk::ChunkKey& key : prefix) EXPECT_TRUE(has(key));
+  for (const chunk::ChunkKey& key : chunks) EXPECT_TRUE(has(key));
+  // Others take the room.
+  for (int i = 0; i < 3; ++i) (void)Ask(RandomPrompt(random, 1000), [](PrefillRequest&) {});
+  for (const chunk::ChunkKey& key : chunks) EXPECT_FALSE(has(key));
+}
+
+}  // namespace
+}  // namespace spl::engine
