@@ -95,31 +95,6 @@ class ChartTest(unittest.TestCase):
         with self.assertRaises(Exception):
             workloads(values)
 
-    def check(flags, absent):
-            sets, documents = workloads({"discovery": discovery})
-            pods = [d for d in documents if d["kind"] in ("StatefulSet", "Deployment")]
-            for document in pods:
-                spec = document["spec"]["template"]["spec"]
-                args = spec["containers"][0]["args"]
-                mounts = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"]]
-                if spec["containers"][0]["name"] == "store":
-                    self.assertFalse([a for a in args if "etcd" in a])
-                    continue
-                for flag in flags:
-                    self.assertIn(flag, args)
-                self.assertFalse([a for a in args if a.split("=")[0] in absent])
-                self.assertIn("/etc/splice/etcd", mounts)
-                self.assertIn("etcd-client", [v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v])
-
-        ca = "--etcd-ca=/etc/splice/etcd/ca.crt"
-        check([ca], ["--etcd-cert", "--etcd-key", "--etcd-user", "--etcd-password-file"])
-        etcd |= {"clientCertificate": True, "user": "splice"}
-        check([ca, "--etcd-cert=/etc/splice/etcd/tls.crt", "--etcd-key=/etc/splice/etcd/tls.key",
-               "--etcd-user=splice", "--etcd-password-file=/etc/splice/etcd/password"], [])
-        del etcd["existingSecret"]
-        with self.assertRaises(ChartError):
-            workloads({"discovery": discovery})
-
     def test_tls_is_off_or_everywhere(self):
         sets, _ = workloads({})
         self.assertFalse([a for s in sets.values() for a in arguments(s) if a.startswith("--tls")])
