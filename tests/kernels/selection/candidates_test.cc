@@ -394,9 +394,9 @@ TEST_P(SparseStreamsTest, WhatIsMissingIsNamed) {
   TestContext t(GetParam());
   const auto error = [&](const std::function<void(TestSequence&)>& change) {
     Random random(50);
-    SelectingBatch b(random, {1, 1, 64, 16}, {{5000, 5010}});
+    SelectingBatch b(random, {1, 1, 64, 16}, {{10000, 10010}});
     b.Write();
-    b.HoldSome(random, 0, 64, 0.5);
+    b.HoldSome(random, 0, 64, 0.6);
     change(b.sequences()[0]);
     SelectingSequence view = b.sequences()[0].view();
     Lists lists(1, 64);
@@ -415,7 +415,7 @@ TEST_P(SparseStreamsTest, WhatIsMissingIsNamed) {
   EXPECT_THAT(error([](TestSequence& s) { s.streams[0].page_table.back() = kNoPage; }), HasSubstr("page_tables has no"));
   EXPECT_THAT(error([](TestSequence& s) { s.compact[0].resize(1); }), HasSubstr("compact_tables has 1 pages"));
   EXPECT_THAT(error([](TestSequence& s) { s.list_pages[0].resize(1); }), HasSubstr("positions on 1 pages"));
-  EXPECT_THAT(error([](TestSequence& s) { s.step.compact_len = 5001; }), HasSubstr("compact_len 5001"));
+  EXPECT_THAT(error([](TestSequence& s) { s.step.compact_len = 10001; }), HasSubstr("compact_len 10001"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, SparseStreamsTest, ::testing::ValuesIn(MachineIsas()), IsaParam);

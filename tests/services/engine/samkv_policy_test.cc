@@ -615,7 +615,7 @@ TEST_P(SamKvPolicyTest, MixedStepsAreAsAlone) {
 }
 
 void SamKvPolicyTest::MixSteps(const std::string& chooses) {
-  std::mt19937 random = SeededRandom("mixed steps, " + chooses);
+  std::mt19937 random = SeededRandom(("mixed steps, " + chooses).c_str());
   std::vector<std::shared_ptr<SequenceKv>> together, alone;
   std::vector<Tokens> prompts;
   const auto named = [&](const std::string& name) -> DecodeOptions {
