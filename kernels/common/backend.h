@@ -26,6 +26,7 @@
 #include "kernels/norm/row_norms.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/column_scores.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/pool_scores.h"
@@ -143,6 +144,9 @@ class Backend {
   virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
   virtual absl::Status FuseRows(const KernelContext& /*ctx*/, const FuseRowsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no FuseRows");
+  }
+  virtual absl::Status ListCandidates(const KernelContext& /*ctx*/, const ListCandidatesArgs& /*args*/) const {
+    return absl::UnimplementedError(name() + ": no ListCandidates");
   }
   virtual absl::Status SelectTokens(const KernelContext& /*ctx*/, const SelectTokensArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no SelectTokens");

@@ -70,6 +70,9 @@ class CpuBackend final : public HostBackend {
   absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
     return cpu::FuseRows(ctx, a);
   }
+  absl::Status ListCandidates(const KernelContext& ctx, const ListCandidatesArgs& a) const override {
+    return cpu::ListCandidates(ctx, a);
+  }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
     return cpu::SelectTokens(ctx, a);
   }

@@ -59,6 +59,9 @@ class ReferenceBackend final : public HostBackend {
   absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
     return cpu::FuseRows(ctx, a);
   }
+  absl::Status ListCandidates(const KernelContext& ctx, const ListCandidatesArgs& a) const override {
+    return ref::ListCandidates(ctx, a);
+  }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
     return ref::SelectTokens(ctx, a);
   }

@@ -28,8 +28,13 @@ struct LayerSelection {
   // Of the two tables of dimensions of a stream the valid one is read; a refresh writes the other one, which the next
   // step names. Two, so that blocks which still read the old choice do not race with the one that writes the new.
   uint8_t parity = 0;       // 0 or 1
-  int32_t compact_len = 0;  // positions [0, compact_len) are in the compact pages already; at most kv_len
+  int32_t compact_len = 0;  // candidates [0, compact_len) are in the compact pages already; at most all
   bool records = false;     // the queries of this step are kept for later choices (query_window.h)
+  // The streams only hold what is listed for them, and what was written behind that: their candidates (candidates.h).
+  // Without `selects` a stream's list is the first num_sinks and the last `window` candidates, with a window of 0 all.
+  bool listed = false;
+  int32_t num_sinks = 0;
+  int32_t window = 0;
 };
 
 // A sequence of a decode batch in one layer, as the operations that choose tokens see it. Borrowed for the call.
@@ -43,6 +48,9 @@ struct SelectingSequence {
   int32_t budget = 0;       // tokens of a list, at most TokenLists::stride
   int32_t recent = 1;       // of these the last positions, always taken; in [1, budget]
   int32_t* dims = nullptr;  // device [num_kv_heads, 2, num_dims] of this layer: the two tables of each stream
+  // Of a step that is listed: [num_kv_heads] pages with the listed positions, all in front of first_fresh.
+  std::span<const std::span<const int32_t>> list_tables = {};
+  int32_t first_fresh = 0;
 
   bool selects(int32_t kv_head) const {
     return step.selects && (compact_tables.empty() || !compact_tables[static_cast<size_t>(kv_head)].empty());
@@ -52,12 +60,14 @@ struct SelectingSequence {
 // The same for all layers of a sequence, as Session::Stage brings it to a device.
 struct SequenceSelection {
   // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only ever grow, and
-  // one that is empty stays so.
+  // one that is empty stays so. The first list_pages of each are its SelectingSequence::list_tables.
   std::span<const std::vector<int32_t>> compact_tables;
   std::span<const LayerSelection> layers;  // [num_layers]
   int32_t budget = 0;
   int32_t recent = 1;
   int32_t* dims = nullptr;  // device [num_layers, num_kv_heads, 2, num_dims]
+  int32_t list_pages = 0;
+  int32_t first_fresh = 0;
 };
 
 }  // namespace spl::kernels

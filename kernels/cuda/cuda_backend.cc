@@ -41,6 +41,7 @@
 #include "kernels/norm/row_norms_cuda.h"
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sampling/argmax_cuda.h"
+#include "kernels/selection/candidates_cuda.h"
 #include "kernels/selection/column_scores_cuda.h"
 #include "kernels/selection/page_bound_scores_cuda.h"
 #include "kernels/selection/pool_scores_cuda.h"
@@ -427,7 +428,8 @@ class CudaBackend final : public Backend {
     }
     ColumnTables tables{.num_probes = static_cast<int32_t>(a.probes.size()),
                         .num_kv_heads = static_cast<int32_t>(heads.size())};
-    if (absl::Status s = TakeRules(a.rows.heads, true, false, tables.rules); !s.ok()) return s;
+    uint64_t listed = 0;  // whose columns are all in their lists, so that only causality is left
+    if (absl::Status s = TakeRules(a.rows.heads, true, false, tables.rules, &listed); !s.ok()) return s;
     const std::vector<ColumnPart> parts = ColumnParts(a.columns, &tables.num_scores);
     tables.num_parts = static_cast<int32_t>(parts.size());
     const size_t scratch_bytes =
@@ -464,6 +466,16 @@ class CudaBackend final : public Backend {
     if (absl::Status s = ValidateTopK(a); !s.ok()) return s;
     return ToStatus(cuda::TopK(a, CudaSession::Of(ctx).stream()), "TopK");
   }
+  absl::Status ListCandidates(const KernelContext& ctx, const ListCandidatesArgs& a) const override {
+    if (absl::Status s = ValidateListCandidates(a); !s.ok()) return s;
+    CudaSession& session = CudaSession::Of(ctx);
+    const DeviceBatch& b = session.batch();
+    if (absl::Status s = NeedSelection(b, "ListCandidates", a.pool.base, a.lists.tokens, a.lists.counts); !s.ok())
+      return s;
+    return ToStatus(cuda::ListCandidates(a, Selection(b, a.pool, a.num_kv_heads, a.layer), b.kv_len, b.num_sequences,
+                                         b.max_kv_len, session.stream()),
+                    "ListCandidates");
+  }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
     if (absl::Status s = ValidateSelectTokens(a); !s.ok()) return s;
     CudaSession& session = CudaSession::Of(ctx);
@@ -471,7 +483,7 @@ class CudaBackend final : public Backend {
     if (absl::Status s = NeedSelection(b, "SelectTokens", a.q.data, a.lists.tokens, a.lists.counts); !s.ok()) return s;
     SelectArgs args{.heads = Heads(a.shape),
                     .batch = Batch(b, a.pool, a.layer),
-                    .selection = Selection(b, a.shape.num_kv_heads, a.layer),
+                    .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer),
                     .num_dims = a.num_dims,
                     .dims_offset = int64_t{a.layer} * a.shape.num_kv_heads * 2 * a.num_dims,
                     .max_kv_len = b.max_kv_len,
@@ -492,8 +504,8 @@ class CudaBackend final : public Backend {
     CudaSession& session = CudaSession::Of(ctx);
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "TopTokens", a.scores, a.lists.tokens, a.lists.counts); !s.ok()) return s;
-    return ToStatus(cuda::TopTokens(a, Selection(b, a.num_kv_heads, a.layer), b.kv_len, b.num_sequences, b.max_kv_len,
-                                    session.stream()),
+    return ToStatus(cuda::TopTokens(a, Selection(b, a.pool, a.num_kv_heads, a.layer), b.kv_len, b.num_sequences,
+                                    b.max_kv_len, session.stream()),
                     "TopTokens");
   }
   absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) const override {
@@ -503,7 +515,7 @@ class CudaBackend final : public Backend {
     if (absl::Status s = NeedSelection(b, "ChooseByQueryWindow", a.q.data, a.lists.tokens, a.lists.counts); !s.ok())
       return s;
     QueryWindowLaunch launch{.batch = Batch(b, a.pool, a.layer),
-                             .selection = Selection(b, a.shape.num_kv_heads, a.layer),
+                             .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer),
                              .max_kv_len = b.max_kv_len,
                              .max_streams = static_cast<int32_t>(b.steps_stride) * a.shape.num_kv_heads};
     if (const size_t bytes = QueryWindowScratchBytes(a, launch); bytes > 0) {
@@ -518,7 +530,7 @@ class CudaBackend final : public Backend {
     CudaSession& session = CudaSession::Of(ctx);
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "PageBoundScores", a.q.data, a.scores, a.pool.base); !s.ok()) return s;
-    return ToStatus(cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.shape.num_kv_heads, a.layer),
+    return ToStatus(cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.pool, a.shape.num_kv_heads, a.layer),
                                           b.max_kv_len, session.stream()),
                     "PageBoundScores");
   }
@@ -652,11 +664,13 @@ class CudaBackend final : public Backend {
           absl::StrCat("cuda: ", op, " needs a batch staged with BatchSequence::selection"));
     return absl::OkStatus();
   }
-  static SelectionBatch Selection(const DeviceBatch& b, int32_t num_kv_heads, int32_t layer) {
+  static SelectionBatch Selection(const DeviceBatch& b, const KvPoolView& pool, int32_t num_kv_heads, int32_t layer) {
     return {.sequences = b.selecting,
             .steps = b.selection_steps + layer * b.steps_stride,
             .compact_tables = b.compact_tables + layer * num_kv_heads * b.compact_stride,
-            .compact_head_stride = b.compact_stride};
+            .compact_head_stride = b.compact_stride,
+            .pool = pool.base,
+            .page_bytes = static_cast<int64_t>(pool.page_bytes())};
   }
 
   static RopeBatch Rows(const DeviceBatch& b, int32_t layer) {

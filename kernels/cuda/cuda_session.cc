@@ -301,10 +301,10 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
     auto memory =
         AllocateDevice(Aligned<StagedSequence>(slots_.size()) + Aligned<StagedStep>(num_layers * slots_.size()));
     if (!memory.ok()) return memory.status();
-    // A compact page has the keys of at least two pages, or the kept positions of more; then there are queries, some
-    // hundred a page.
+    // A compact page has the keys of at least two pages, or the listed positions of at least eight; then there are
+    // queries, some hundred a page.
     constexpr int64_t kQueryPages = 64;
-    const int64_t stride = batch_.head_stride / 2 + 1 + kQueryPages;
+    const int64_t stride = batch_.head_stride / 2 + 1 + batch_.head_stride / 8 + 1 + kQueryPages;
     auto tables = AllocateDevice(slots_.size() * num_layers * static_cast<size_t>(options_.num_kv_heads * stride) *
                                  sizeof(int32_t));
     if (!tables.ok()) return tables.status();
@@ -339,15 +339,21 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
       staged[s] = {};
       continue;
     }
-    staged[s] = {sequence.selection->dims, slot_of_.at(sequence.kv_id) * slot_stride, sequence.selection->budget,
-                 sequence.selection->recent};
+    staged[s] = {.dims = sequence.selection->dims,
+                 .compact_offset = slot_of_.at(sequence.kv_id) * slot_stride,
+                 .budget = sequence.selection->budget,
+                 .recent = sequence.selection->recent,
+                 .list_pages = sequence.selection->list_pages,
+                 .first_fresh = sequence.selection->first_fresh};
     for (size_t layer = 0; layer < num_layers; ++layer) {
       const LayerSelection& step = sequence.selection->layers[layer];
       steps[layer * slots_.size() + s] = {
-          (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
-              (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
-              (step.records ? StagedStep::kRecords : 0),
-          step.compact_len};
+          .flags = (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
+                   (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
+                   (step.records ? StagedStep::kRecords : 0) | (step.listed ? StagedStep::kListed : 0),
+          .compact_len = step.compact_len,
+          .num_sinks = step.num_sinks,
+          .window = step.window};
     }
   }
   SPLICE_CUDA_RETURN_IF_ERROR(

@@ -1,9 +1,23 @@
 #include "kernels/selection/column_scores.h"
 
+#include <algorithm>
+
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
 namespace {
+
+// Whether each column is in a list that ascends.
+bool InList(std::span<const PositionRange> columns, std::span<const int32_t> list) {
+  auto at = list.begin();
+  for (const PositionRange& range : columns) {
+    at = std::lower_bound(at, list.end(), range.begin);
+    for (int32_t j = range.begin; j < range.end; ++j, ++at) {
+      if (at == list.end() || *at != j) return false;
+    }
+  }
+  return true;
+}
 
 absl::Status ValidateColumns(const ColumnScoresArgs& a) {
   int32_t end = 0;
@@ -13,8 +27,11 @@ absl::Status ValidateColumns(const ColumnScoresArgs& a) {
     end = range.end;
   }
   for (const HeadStreamView& head : a.rows.heads) {
-    if (head.visibility.rule != VisibilityRule::kFull && head.visibility.rule != VisibilityRule::kBand)
-      return InvalidCall("ColumnScores: rows see everything or a band, not lists");
+    const HeadVisibility& v = head.visibility;
+    if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kList)
+      return InvalidCall("ColumnScores: rows see everything, a band or a list, not blocks or lines");
+    if (v.rule == VisibilityRule::kList && !InList(a.columns, v.indices))
+      return InvalidCall("ColumnScores: rows see a list, and a column is not in it");
     if (end > head.kv_len) return InvalidCall("ColumnScores: columns up to ", end, ", kv_len is ", head.kv_len);
     if (head.page_table.size() * kPageTokens < static_cast<size_t>(end))
       return InvalidCall("ColumnScores: a page table of ", head.page_table.size(), " pages for columns up to ", end);

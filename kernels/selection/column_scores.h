@@ -4,7 +4,8 @@
 //   s_j = Σ_h Σ_{i ∈ rows, i sees j} exp(sm_scale · <q_i,h, K_j> - lse_i,h),  h over the query heads of `kv_heads`
 //
 // lse is the log-sum-exp of the row's attention in that layer, so Σ_j s_j over all positions is rows · heads. What a
-// row sees is the visibility of its head, kFull or kBand. Only the columns asked for are computed.
+// row sees is the visibility of its head: kFull, kBand, or kList, of which all columns are then (a part). Only the
+// columns asked for are computed.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ double Dot(const KvPoolView& pool, int32_t page, int32_t slot, const float* q) {
 
 bool Sees(const HeadVisibility& v, int32_t row, int32_t column) {
   if (column > row) return false;
-  return v.rule == VisibilityRule::kFull || column < v.num_sinks || column > int64_t{row} - v.window;
+  return v.rule != VisibilityRule::kBand || column < v.num_sinks || column > int64_t{row} - v.window;
 }
 
 double Column(const ColumnScoresArgs& a, std::span<const int32_t> kv_heads, int32_t position) {

@@ -1,6 +1,7 @@
 #include "kernels/selection/page_bound_scores.h"
 
 #include "kernels/common/status.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/selecting_sequence.h"
 
 namespace spl::kernels {
@@ -10,8 +11,9 @@ absl::Status ValidatePageBoundScores(const PageBoundScoresArgs& a) {
   if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.selects) continue;
-    absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads,
-                                                  (int64_t{s.kv_len} + kBoundPageTokens - 1) / kBoundPageTokens);
+    absl::Status status = ValidateCandidates(kOp, s, a.pool, a.shape.num_kv_heads);
+    if (status.ok())
+      status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, s.step.listed ? 0 : BoundPages(s.kv_len));
     if (status.ok()) status = ValidateCompactStep(kOp, s);
     if (!status.ok()) return status;
     if (a.scores_stride < (int64_t{s.kv_len} + kBoundTokens - 1) / kBoundTokens)

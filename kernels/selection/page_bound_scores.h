@@ -6,6 +6,7 @@
 //   scores   score = max over the query heads h of the group of sm_scale Σ_c max(q_h,c min_c, q_h,c max_c), f32.
 // The maximum over the group, as in Quest's ports to grouped queries: a granule that one head needs is read for all of
 // them, and a sum would let the head with the longest query decide for the others.
+// Of a stream that is listed, positions are its candidates (candidates.h).
 //
 // Layout    granule i of a stream is at element (i mod 64) 2 head_dim of compact page i / 64: [min | max][head_dim], in
 //           the pool's type (they are elements of K, so nothing is rounded). 1,024 positions a page whatever head_dim,
@@ -28,6 +29,7 @@ namespace spl::kernels {
 inline constexpr int32_t kBoundTokens = 16;
 inline constexpr int32_t kBoundsPerPage = kPageTokens;
 inline constexpr int32_t kBoundPageTokens = kBoundTokens * kBoundsPerPage;
+inline int64_t BoundPages(int64_t tokens) { return (tokens + kBoundPageTokens - 1) / kBoundPageTokens; }
 
 struct PageBoundScoresArgs {
   AttentionShape shape;

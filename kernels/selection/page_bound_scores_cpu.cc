@@ -1,9 +1,12 @@
 // One task for each stream and compact page: bring its bounds up to date, then score them.
 #include <algorithm>
+#include <array>
+#include <span>
 #include <vector>
 
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/page_bound_scores_isa.h"
 #include "kernels/selection/selecting_sequence.h"
@@ -11,15 +14,15 @@
 namespace spl::kernels::cpu {
 namespace {
 
-// keys and bounds are rows of one page of the pool.
+// The keys are rows of pages of the pool, the bounds of one.
 template <typename T, typename Get>
-void UpdateGranule(const T* keys, int32_t num_keys, int32_t head_dim, T* bounds, const Get& get) {
+void UpdateGranule(std::span<const std::byte* const> keys, int32_t head_dim, T* bounds, const Get& get) {
   T* low = bounds;
   T* high = bounds + head_dim;
-  std::copy_n(keys, head_dim, low);
-  std::copy_n(keys, head_dim, high);
-  for (int32_t j = 1; j < num_keys; ++j) {
-    const T* key = keys + int64_t{j} * head_dim;
+  std::copy_n(reinterpret_cast<const T*>(keys[0]), head_dim, low);
+  std::copy_n(reinterpret_cast<const T*>(keys[0]), head_dim, high);
+  for (const std::byte* const row : keys.subspan(1)) {
+    const T* key = reinterpret_cast<const T*>(row);
     for (int32_t c = 0; c < head_dim; ++c) {
       if (get(key[c]) < get(low[c])) low[c] = key[c];
       if (get(key[c]) > get(high[c])) high[c] = key[c];
@@ -27,18 +30,23 @@ void UpdateGranule(const T* keys, int32_t num_keys, int32_t head_dim, T* bounds,
   }
 }
 
-void Update(const PageBoundScoresArgs& a, const SelectingSequence& s, int32_t head, int32_t granule) {
-  const int32_t begin = granule * kBoundTokens, num_keys = std::min(kBoundTokens, s.kv_len - begin);
-  const std::byte* page = a.pool.k(s.page_tables[head][begin / kPageTokens]);
+void Update(const PageBoundScoresArgs& a, const SelectingSequence& s, const Candidates& own, int32_t head,
+            int32_t granule) {
+  const int32_t begin = granule * kBoundTokens, num_keys = std::min(kBoundTokens, own.count() - begin);
+  const size_t row_bytes = static_cast<size_t>(a.shape.head_dim) * DTypeBytes(a.pool.dtype);
+  std::array<const std::byte*, kBoundTokens> rows;
+  for (int32_t i = 0; i < num_keys; ++i) {
+    const int32_t position = own.position(begin + i);
+    rows[static_cast<size_t>(i)] = a.pool.k(s.page_tables[head][position / kPageTokens]) +
+                                   static_cast<size_t>(position % kPageTokens) * row_bytes;
+  }
+  const std::span<const std::byte* const> keys(rows.data(), static_cast<size_t>(num_keys));
   std::byte* bounds = a.pool.k(s.compact_tables[head][granule / kBoundsPerPage]);
-  const int64_t from = int64_t{begin % kPageTokens} * a.shape.head_dim;
   const int64_t to = int64_t{granule % kBoundsPerPage} * 2 * a.shape.head_dim;
   if (a.pool.dtype == DType::kF32) {
-    UpdateGranule(reinterpret_cast<const float*>(page) + from, num_keys, a.shape.head_dim,
-                  reinterpret_cast<float*>(bounds) + to, [](float x) { return x; });
+    UpdateGranule(keys, a.shape.head_dim, reinterpret_cast<float*>(bounds) + to, [](float x) { return x; });
   } else {
-    UpdateGranule(reinterpret_cast<const bf16*>(page) + from, num_keys, a.shape.head_dim,
-                  reinterpret_cast<bf16*>(bounds) + to, [](bf16 x) { return ToFloat(x); });
+    UpdateGranule(keys, a.shape.head_dim, reinterpret_cast<bf16*>(bounds) + to, [](bf16 x) { return ToFloat(x); });
   }
 }
 
@@ -49,7 +57,10 @@ struct Task {
 }  // namespace
 
 absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) {
-  if (absl::Status s = ValidatePageBoundScores(a); !s.ok()) return s;
+  absl::Status valid = ValidatePageBoundScores(a);
+  if (valid.ok())
+    valid = ValidateListedStreams("PageBoundScores", a.sequences, a.pool, a.shape.num_kv_heads, BoundPages);
+  if (!valid.ok()) return valid;
   const PageBoundKernels& kernels = PageBoundKernelsFor(ctx.isa);
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads, dim = a.shape.head_dim;
   std::vector<Task> tasks;
@@ -57,7 +68,8 @@ absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs
     if (!a.sequences[i].step.selects) continue;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
       if (!a.sequences[i].selects(h)) continue;
-      for (int32_t g = 0; g * kBoundTokens < a.sequences[i].kv_len; g += kBoundsPerPage)
+      const int32_t num = Candidates(a.pool, a.sequences[i], h).count();
+      for (int32_t g = 0; g * kBoundTokens < num; g += kBoundsPerPage)
         tasks.push_back({static_cast<int32_t>(i), h, g});
     }
   }
@@ -65,12 +77,13 @@ absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs
     thread_local Scratch scratch;
     const Task task = tasks[static_cast<size_t>(index)];
     const SelectingSequence& s = a.sequences[static_cast<size_t>(task.sequence)];
-    const int32_t num_granules = (s.kv_len + kBoundTokens - 1) / kBoundTokens;
+    const Candidates own(a.pool, s, task.head);
+    const int32_t num_granules = (own.count() + kBoundTokens - 1) / kBoundTokens;
     const int32_t end = std::min(task.first_granule + kBoundsPerPage, num_granules);
     for (int32_t g = s.step.first ? task.first_granule
                                   : std::max(task.first_granule, s.step.compact_len / kBoundTokens);
          g < end; ++g)
-      Update(a, s, task.head, g);
+      Update(a, s, own, task.head, g);
     float* q = scratch.Floats(static_cast<size_t>(group) * dim);
     const float* from = a.q + task.sequence * a.q_row_stride + int64_t{task.head} * group * dim;
     std::transform(from, from + int64_t{group} * dim, q, [&](float x) { return x * a.shape.sm_scale; });

@@ -40,15 +40,15 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
   const int32_t kv_len = p.batch.kv_len[sequence];
   WaitForPrevious();
   if (!p.selection.Selects(sequence, head)) return;
+  const Candidates own = p.selection.CandidatesOf(sequence, head, kv_len);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
-  const int32_t* compact = p.selection.compact_tables + p.selection.sequences[sequence].compact_offset +
-                           head * p.selection.compact_head_stride;
+  const int32_t* compact = p.selection.CompactPages(sequence, head);
   Kv* pool = reinterpret_cast<Kv*>(p.batch.pool.base);
   const int64_t page_elements = int64_t{2} * kPageTokens * p.head_dim;
   const Q* q = static_cast<const Q*>(p.q) + sequence * p.q_row_stride + int64_t{head} * p.group * p.head_dim;
   const int32_t fresh = step.flags & StagedStep::kFirst ? 0 : step.compact_len;
-  const int32_t num_granules = (kv_len + kBoundTokens - 1) / kBoundTokens;
+  const int32_t num_granules = (own.count + kBoundTokens - 1) / kBoundTokens;
   for (int32_t n = 0; n < kGranulesPerBlock / kWarps; ++n) {
     const int32_t granule = blockIdx.x * kGranulesPerBlock + n * kWarps + warp;
     if (granule >= num_granules) return;
@@ -56,15 +56,21 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
         pool + compact[granule / kBoundsPerPage] * page_elements + int64_t{granule % kBoundsPerPage} * 2 * p.head_dim;
     float2 low[kMaxPairs], high[kMaxPairs];
     if ((granule + 1) * kBoundTokens > fresh) {
-      const int32_t begin = granule * kBoundTokens, end = min(begin + kBoundTokens, kv_len);
-      const Kv* keys = pool + table[begin / kPageTokens] * page_elements + int64_t{begin % kPageTokens} * p.head_dim;
+      const int32_t begin = granule * kBoundTokens, num_keys = min(kBoundTokens, own.count - begin);
+      // Where this lane's key of the granule is, two lanes a key; past the end the last one again.
+      const int32_t position = own.Position(begin + min(lane % kBoundTokens, num_keys - 1));
+      const int64_t key_at =
+          table[position / kPageTokens] * page_elements + int64_t{position % kPageTokens} * p.head_dim;
 #pragma unroll
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
-        if (c >= p.head_dim) continue;
-        float2 x16[kBoundTokens];  // all on their way at once; past the end the last one again
+        float2 x16[kBoundTokens];  // all on their way at once
 #pragma unroll
-        for (int j = 0; j < kBoundTokens; ++j) x16[j] = LoadPair(keys + min(j, end - begin - 1) * p.head_dim + c);
+        for (int j = 0; j < kBoundTokens; ++j) {
+          const Kv* const key = pool + __shfl_sync(0xffffffffu, key_at, j);
+          if (c < p.head_dim) x16[j] = LoadPair(key + c);
+        }
+        if (c >= p.head_dim) continue;
         low[i] = high[i] = x16[0];
 #pragma unroll
         for (int j = 1; j < kBoundTokens; ++j) {

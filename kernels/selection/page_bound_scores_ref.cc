@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/selecting_sequence.h"
 
@@ -11,22 +12,24 @@ struct Stream {
   const PageBoundScoresArgs& a;
   const SelectingSequence& s;
   int32_t head;
+  Candidates own;
 
   std::byte* page(int32_t granule) const { return a.pool.k(s.compact_tables[head][granule / kBoundsPerPage]); }
   int64_t element(int32_t granule) const { return int64_t{granule % kBoundsPerPage} * 2 * a.shape.head_dim; }
 
   void Update(int32_t granule) const {
-    const int32_t begin = granule * kBoundTokens, end = std::min(begin + kBoundTokens, s.kv_len);
-    const std::byte* keys = a.pool.k(s.page_tables[head][begin / kPageTokens]);
+    const int32_t begin = granule * kBoundTokens, end = std::min(begin + kBoundTokens, own.count());
+    const auto keys = [&](int32_t j) { return a.pool.k(s.page_tables[head][own.position(j) / kPageTokens]); };
     for (int32_t c = 0; c < a.shape.head_dim; ++c) {
-      const auto at = [&](int32_t j) { return int64_t{j % kPageTokens} * a.shape.head_dim + c; };
+      const auto at = [&](int32_t j) { return int64_t{own.position(j) % kPageTokens} * a.shape.head_dim + c; };
+      const auto element_of = [&](int32_t j) { return PoolElement(a.pool, keys(j), at(j)); };
       int32_t low = begin, high = begin;
       for (int32_t j = begin + 1; j < end; ++j) {
-        if (PoolElement(a.pool, keys, at(j)) < PoolElement(a.pool, keys, at(low))) low = j;
-        if (PoolElement(a.pool, keys, at(j)) > PoolElement(a.pool, keys, at(high))) high = j;
+        if (element_of(j) < element_of(low)) low = j;
+        if (element_of(j) > element_of(high)) high = j;
       }
-      CopyPoolElement(a.pool, keys, at(low), page(granule), element(granule) + c);
-      CopyPoolElement(a.pool, keys, at(high), page(granule), element(granule) + a.shape.head_dim + c);
+      CopyPoolElement(a.pool, keys(low), at(low), page(granule), element(granule) + c);
+      CopyPoolElement(a.pool, keys(high), at(high), page(granule), element(granule) + a.shape.head_dim + c);
     }
   }
 
@@ -48,17 +51,20 @@ struct Stream {
 }  // namespace
 
 absl::Status PageBoundScores(const KernelContext&, const PageBoundScoresArgs& a) {
-  if (absl::Status s = ValidatePageBoundScores(a); !s.ok()) return s;
+  absl::Status valid = ValidatePageBoundScores(a);
+  if (valid.ok())
+    valid = ValidateListedStreams("PageBoundScores", a.sequences, a.pool, a.shape.num_kv_heads, BoundPages);
+  if (!valid.ok()) return valid;
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
   for (size_t i = 0; i < a.sequences.size(); ++i) {
     const SelectingSequence& s = a.sequences[i];
     if (!s.step.selects) continue;
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
       if (!s.selects(h)) continue;
-      const Stream x{a, s, h};
+      const Stream x{a, s, h, {a.pool, s, h}};
       const float* q = a.q + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * a.shape.head_dim;
       float* scores = a.scores + (static_cast<int64_t>(i) * a.shape.num_kv_heads + h) * a.scores_stride;
-      for (int32_t g = 0; g * kBoundTokens < s.kv_len; ++g) {
+      for (int32_t g = 0; g * kBoundTokens < x.own.count(); ++g) {
         if (s.step.first || (g + 1) * kBoundTokens > s.step.compact_len) x.Update(g);
         scores[g] = static_cast<float>(x.Score(g, q, group));
       }

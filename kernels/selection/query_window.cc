@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/common/status.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/query_window_host.h"
 #include "kernels/selection/selecting_sequence.h"
 #include "kernels/selection/token_choice.h"
@@ -49,17 +50,19 @@ class StreamWindow {
 
 absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
   if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
-  if (a.window < 0 || a.window > kQueryWindowMax)
-    return InvalidCall(kOp, ": window is ", a.window, ", it must be in [0, ", kQueryWindowMax, "]");
+  if (a.window < 1 || a.window > kQueryWindowMax)
+    return InvalidCall(kOp, ": window is ", a.window, ", it must be in [1, ", kQueryWindowMax, "]");
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.records) {
       if (s.step.selects) return InvalidCall(kOp, ": a sequence that selects and does not record its queries");
       continue;
     }
-    if (s.step.selects && s.step.refresh && (!a.chooses || a.window == 0))
-      return InvalidCall(kOp, ": a sequence that chooses in a step that says nobody does, or without queries");
+    if (s.step.selects && s.step.refresh && !a.chooses)
+      return InvalidCall(kOp, ": a sequence that chooses in a step that says nobody does");
     if (s.step.compact_len < 0) return InvalidCall(kOp, ": compact_len ", s.step.compact_len, " is negative");
-    if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
+    absl::Status status = ValidateCandidates(kOp, s, a.pool, a.shape.num_kv_heads);
+    if (status.ok()) status = ValidateListBudget(kOp, s, a.lists);
+    if (!status.ok()) return status;
     const QueryWindow window = WindowOf(a, s);
     if (window.list_tokens() > a.lists.stride)
       return InvalidCall(kOp, ": budget ", s.budget, " with a window of ", a.window, " needs lists of ",
@@ -68,19 +71,21 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
       return InvalidCall(kOp, ": scores_stride ", a.scores_stride, " is too short for kv_len ", s.kv_len);
     // What is kept may be all that is resident.
     const bool reads_keys = s.step.selects && s.step.refresh;
-    if (absl::Status status =
-            ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages(), reads_keys);
-        !status.ok())
-      return status;
+    status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages(), reads_keys);
+    if (!status.ok()) return status;
   }
   if (!a.sequences.empty() &&
-      ((a.chooses && a.window > 0 && a.scores == nullptr) || a.lists.tokens == nullptr || a.lists.counts == nullptr))
+      ((a.chooses && a.scores == nullptr) || a.lists.tokens == nullptr || a.lists.counts == nullptr))
     return InvalidCall(kOp, ": scores, lists.tokens or lists.counts is null");
   return absl::OkStatus();
 }
 
 absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& score) {
   if (absl::Status s = ValidateQueryWindow(a); !s.ok()) return s;
+  // The number of compact pages does not depend on that of candidates, and was looked at.
+  absl::Status listed =
+      ValidateListedStreams(kOp, a.sequences, a.pool, a.shape.num_kv_heads, [](int32_t) { return int64_t{0}; });
+  if (!listed.ok()) return listed;
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads, dim = a.shape.head_dim;
   std::vector<uint32_t> bits;
   for (size_t i = 0; i < a.sequences.size(); ++i) {
@@ -89,24 +94,26 @@ absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& sc
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
       if (s.compact_tables[static_cast<size_t>(h)].empty()) continue;
       const StreamWindow memory(a, s, h);
-      const int32_t slot = a.window > 0 ? s.step.compact_len % a.window : 0;
+      const int32_t slot = s.step.compact_len % a.window;
       const float* q =
           static_cast<const float*>(a.q) + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * dim;
-      for (int32_t g = 0; g < group && a.window > 0; ++g) std::copy_n(q + int64_t{g} * dim, dim, memory.query(slot, g));
+      for (int32_t g = 0; g < group; ++g) std::copy_n(q + int64_t{g} * dim, dim, memory.query(slot, g));
       if (!s.step.selects) continue;
       const int64_t stream = static_cast<int64_t>(i) * a.shape.num_kv_heads + h;
       int32_t* const tokens = a.lists.tokens + stream * a.lists.stride;
+      const Candidates own(a.pool, s, h);
       int32_t count = 0;
       if (!s.step.refresh) {
         count = memory.entry(0);
         for (int32_t k = 0; k < count; ++k) tokens[k] = memory.entry(1 + k);
         tokens[count] = memory.entry(1 + count) = s.kv_len - 1;
         ++count;
-      } else if (s.kv_len <= s.budget) {
-        count = IdentityList(s.kv_len, tokens);
+      } else if (own.count() <= s.budget) {
+        count = static_cast<int32_t>(own.Copy(0, own.count(), tokens) - tokens);
       } else {
         QueryWindowStream x{.page_table = s.page_tables[static_cast<size_t>(h)],
                             .kv_len = s.kv_len,
+                            .candidates = own,
                             .num_queries = std::min(s.step.compact_len + 1, a.window)};
         for (int32_t b = x.num_queries - 1; b >= 0; --b) {
           const int32_t at = (slot - b + a.window) % a.window;
@@ -115,12 +122,13 @@ absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& sc
             x.queries.insert(x.queries.end(), row, row + dim);
           }
         }
-        x.scores = {a.scores + stream * a.scores_stride, static_cast<size_t>(s.kv_len)};
+        x.scores = {a.scores + stream * a.scores_stride, static_cast<size_t>(own.count())};
         if (absl::Status status = score(x); !status.ok()) return status;
         bits.resize(x.scores.size());
         std::transform(x.scores.begin(), x.scores.end(), bits.begin(), WeightBits);
         ChooseLargest(bits, s.budget, s.recent, tokens);
         count = s.budget;
+        own.ToPositions({tokens, static_cast<size_t>(count)});
       }
       if (s.step.refresh) {
         for (int32_t k = 0; k < count; ++k) memory.entry(1 + k) = tokens[k];

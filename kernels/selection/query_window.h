@@ -8,10 +8,8 @@
 //            over the positions that q_b,h sees, f32. Kept are the last `recent` positions and of the others those with
 //            the largest w_j, `budget` together, ties to the lower one; all when kv_len <= budget.
 //   join     with `selects` alone: position kv_len - 1 is kept, too. At most `window` - 1 times between two choices.
-// The list of a stream that selects is what is kept.
-// A window of 0 has no queries and makes no choices: what a stream keeps was written to its compact pages by somebody
-// else (SnapKV and its kin, algorithms.md section 7), and every step joins. `budget` is then what the list of this step
-// has at most.
+// The list of a stream that selects is what is kept. Of a stream that is listed, candidates take the places of positions
+// and their number that of kv_len, but for a position that joins (candidates.h).
 //
 // Layout    queries and what is kept lie in compact pages of the stream (QueryWindow), as many whatever the length.
 // Garbage, batch  as in select_tokens.h.
@@ -37,7 +35,7 @@ inline constexpr int32_t kQueryWindowMax = 128;
 struct QueryWindow {
   int32_t head_dim = 0;
   int32_t group = 0;   // query heads of a KV head
-  int32_t window = 0;  // queries that are kept, in [0, kQueryWindowMax]
+  int32_t window = 0;  // queries that are kept, in [1, kQueryWindowMax]
   int32_t budget = 0;
   DType query_dtype = DType::kF32;
   size_t page_bytes = 0;  // of the pool
@@ -45,7 +43,7 @@ struct QueryWindow {
   int64_t rows_per_page() const { return static_cast<int64_t>(page_bytes / (DTypeBytes(query_dtype) * head_dim)); }
   int64_t query_pages() const { return (int64_t{window} * group + rows_per_page() - 1) / rows_per_page(); }
   int64_t entries_per_page() const { return static_cast<int64_t>(page_bytes / sizeof(int32_t)); }
-  int64_t list_tokens() const { return int64_t{budget} + (window > 0 ? window - 1 : 0); }
+  int64_t list_tokens() const { return int64_t{budget} + window - 1; }
   int64_t num_pages() const { return query_pages() + list_tokens() / entries_per_page() + 1; }
 };
 
@@ -65,10 +63,13 @@ struct QueryWindowArgs {
   // False: no sequence chooses in this step (records and joins only). A device then launches nothing that scores, so
   // that a recorded step serves such steps alone.
   bool chooses = true;
+  // Some sequence is listed (LayerSelection::listed): a device then looks keys up one by one, which serves the others,
+  // too. Part of what a recorded step holds, as `chooses` is.
+  bool listed = false;
 };
 
 // InvalidArgument: shapes, dtypes, a window, budget or recent out of range, a table that is short or names a page
-// outside the pool, a choice in front of the first recorded query or in a call that has none.
+// outside the pool, a choice in a call that has none.
 absl::Status ValidateQueryWindow(const QueryWindowArgs& args);
 
 namespace ref {  // scores in double

@@ -1,5 +1,5 @@
 // The kept queries are a short prompt: their log-sum-exp by prefill attention, then what each key gets by column
-// scores.
+// scores. Of a stream that is listed, both over the list: what was recorded is behind all of it.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -11,7 +11,8 @@ namespace spl::kernels::cpu {
 
 absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) {
   std::vector<float> out, lse;
-  std::vector<int32_t> positions, probes;
+  std::vector<int32_t> positions, probes, listed;
+  std::vector<PositionRange> columns;
   return kernels::ChooseByQueryWindow(a, [&](const QueryWindowStream& x) -> absl::Status {
     const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
     const AttentionShape shape{group, 1, a.shape.head_dim, a.shape.sm_scale};
@@ -22,7 +23,18 @@ absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs
     probes.resize(positions.size());
     std::iota(positions.begin(), positions.end(), x.kv_len - x.num_queries);
     std::iota(probes.begin(), probes.end(), 0);
-    const HeadStreamView head{.page_table = x.page_table, .kv_len = x.kv_len};
+    HeadStreamView head{.page_table = x.page_table, .kv_len = x.kv_len};
+    columns.assign(1, {0, x.kv_len});
+    if (x.candidates.listed()) {
+      listed.resize(x.scores.size());
+      x.candidates.Copy(0, x.candidates.count(), listed.data());
+      head.visibility = {.rule = VisibilityRule::kList, .indices = listed};
+      columns.clear();
+      for (const int32_t position : listed) {
+        if (columns.empty() || columns.back().end != position) columns.push_back({position, position});
+        ++columns.back().end;
+      }
+    }
     const PrefillSequence rows{.row_begin = 0, .row_end = x.num_queries, .positions = positions, .heads = {&head, 1}};
     if (absl::Status s = PrefillAttention(ctx, {.shape = shape,
                                                 .pool = a.pool,
@@ -34,7 +46,6 @@ absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs
         !s.ok())
       return s;
     std::fill(x.scores.begin(), x.scores.end(), 0.0f);
-    const PositionRange all{0, x.kv_len};
     return ColumnScores(ctx, {.shape = shape,
                               .pool = a.pool,
                               .q = x.queries.data(),
@@ -42,7 +53,7 @@ absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs
                               .lse = lse.data(),
                               .rows = rows,
                               .probes = probes,
-                              .columns = {&all, 1},
+                              .columns = columns,
                               .scores = x.scores.data()});
   });
 }

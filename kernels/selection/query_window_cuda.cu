@@ -58,6 +58,7 @@ struct Stream {
   StagedStep step;
   const int32_t* table;
   const int32_t* compact;
+  Candidates own;
 
   __device__ Stream(const Params& p, int stream)
       : sequence(stream / p.num_kv_heads),
@@ -66,12 +67,12 @@ struct Stream {
         budget(min(p.selection.sequences[sequence].budget, static_cast<int32_t>(p.list_stride))),
         step(p.selection.steps[sequence]),
         table(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
-        compact(p.selection.compact_tables + p.selection.sequences[sequence].compact_offset +
-                head * p.selection.compact_head_stride) {}
+        compact(p.selection.CompactPages(sequence, head)),
+        own(p.selection.CandidatesOf(sequence, head, kv_len)) {}
 
   __device__ bool has(int32_t flags) const { return (step.flags & flags) == flags; }
   __device__ bool is_scored() const {
-    return has(StagedStep::kRecords | StagedStep::kSelects | StagedStep::kRefresh) && kv_len > budget &&
+    return has(StagedStep::kRecords | StagedStep::kSelects | StagedStep::kRefresh) && own.count > budget &&
            compact[0] != kNoPage;
   }
   // Query `row` of the window; they lie in the order of their slots, not of their age.
@@ -79,16 +80,21 @@ struct Stream {
     return p.batch.pool.base + compact[row / p.rows_per_page] * p.page_bytes +
            static_cast<int64_t>(row % p.rows_per_page) * p.head_dim * p.query_bytes;
   }
-  // Keys that query `row` sees: all in front of its own position and that; none where no query was recorded yet.
+  // Candidates that query `row` sees: all in front of its own position and that; none where no query was recorded yet.
   __device__ int sees(const Params& p, int row) const {
     if (row >= p.rows) return 0;
     const int age = (step.compact_len % p.window - row / p.group + p.window) % p.window;
-    return age <= step.compact_len ? kv_len - age : 0;
+    return age <= step.compact_len ? own.count - age : 0;
   }
   __device__ int split_keys() const {
-    return (kv_len + kMaxSplits * kSplitKeys - 1) / (kMaxSplits * kSplitKeys) * kSplitKeys;
+    return (own.count + kMaxSplits * kSplitKeys - 1) / (kMaxSplits * kSplitKeys) * kSplitKeys;
   }
-  __device__ int num_splits() const { return (kv_len + split_keys() - 1) / split_keys(); }
+  __device__ int num_splits() const { return (own.count + split_keys() - 1) / split_keys(); }
+  // Where the row of candidate j's key is, in rows of the pool; past the last candidate that of the last one.
+  __device__ int64_t KeyRow(int j) const {
+    const int32_t position = own.Position(min(j, own.count - 1));
+    return int64_t{table[position / kPageTokens]} * 2 * kPageTokens + position % kPageTokens;
+  }
 };
 
 // Entry i of what a stream keeps; entry 0 is the number of positions.
@@ -107,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__
   const int words = p.head_dim * p.query_bytes / 4;  // of a row
   const auto* q = static_cast<const std::byte*>(p.q) +
                   (s.sequence * p.q_row_stride + static_cast<int64_t>(s.head) * p.group * p.head_dim) * p.query_bytes;
-  for (int i = t; i < p.rows / max(p.window, 1) * words; i += kThreads) {  // none in a window of 0
+  for (int i = t; i < p.group * words; i += kThreads) {
     const int slot = s.step.compact_len % p.window;
     auto* row = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(s.query(p, slot * p.group + i / words)));
     row[i % words] = reinterpret_cast<const uint32_t*>(q)[i];
@@ -179,8 +185,7 @@ __device__ __forceinline__ void CombineSplits(const Params& p, const Stream& s, 
 // ---- any shape ------------------------------------------------------------------------------------------------------
 template <typename Q, typename Kv>
 __device__ __forceinline__ float Score(const Params& p, const Stream& s, const Q* q, int j) {
-  const Kv* k = reinterpret_cast<const Kv*>(p.batch.pool.base + s.table[j / kPageTokens] * p.page_bytes) +
-                static_cast<int64_t>(j % kPageTokens) * p.head_dim;
+  const Kv* k = reinterpret_cast<const Kv*>(p.batch.pool.base) + s.KeyRow(j) * p.head_dim;
   float dot = 0;
   for (int c = 0; c < p.head_dim; ++c) dot += ToF(q[c]) * ToF(k[c]);
   return dot * p.scale;
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(kGenericThreads) GenericScoresKernel(const __g
   WaitForPrevious();
   if (!s.is_scored()) return;
   const int step = static_cast<int>(gridDim.x) * kGenericThreads;
-  for (int j = static_cast<int>(blockIdx.x * kGenericThreads + threadIdx.x); j < s.kv_len; j += step) {
+  for (int j = static_cast<int>(blockIdx.x * kGenericThreads + threadIdx.x); j < s.own.count; j += step) {
     float sum = 0;
     for (int row = 0; row < p.rows; ++row) {
       if (j >= s.sees(p, row)) continue;
@@ -271,6 +276,18 @@ struct Keys {
     }
   }
 
+  // Of candidates from `first` on: rows that lie anywhere.
+  __device__ __forceinline__ void LoadListed(const __nv_bfloat16* pool, const Stream& s, int first) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
+    const int64_t mine = s.KeyRow(first + lane);  // 32 keys, one a lane
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const auto* row = reinterpret_cast<const uint4*>(pool + __shfl_sync(0xffffffffu, mine, 8 * n + g) * kDim);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) x[n][i] = row[4 * i + c];
+    }
+  }
+
   // Products of queries 16 tile to 16 tile + 15 of shared memory with the keys: out[n] has those of queries g (first
   // two) and g + 8 with keys 8 n + 2 c and 8 n + 2 c + 1.
   __device__ __forceinline__ void Multiply(const uint8_t* queries, int tile, float (&out)[4][4]) const {
@@ -295,8 +312,8 @@ struct Keys {
   }
 };
 
-// The tiles of a warp in a split, and the pages they are on.
-template <int kDim>
+// The tiles of a warp in a split, and the pages they are on. kListed: keys are looked up candidate by candidate.
+template <int kDim, bool kListed>
 class WarpTiles {
  public:
   __device__ __forceinline__ WarpTiles(const Params& p, const Stream& s, int begin, int end)
@@ -305,8 +322,14 @@ class WarpTiles {
   }
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ int key(int i) const { return first_ + i * kWarps * kTileKeys; }
-  __device__ __forceinline__ int32_t page(int i) const { return i < count_ ? s_.table[key(i) / kPageTokens] : 0; }
+  __device__ __forceinline__ int32_t page(int i) const {
+    return !kListed && i < count_ ? s_.table[key(i) / kPageTokens] : 0;
+  }
   __device__ __forceinline__ void Load(Keys<kDim>& keys, int i, int32_t page) const {
+    if constexpr (kListed) {
+      keys.LoadListed(reinterpret_cast<const __nv_bfloat16*>(p_.batch.pool.base), s_, key(i));
+      return;
+    }
     keys.Load(reinterpret_cast<const __nv_bfloat16*>(p_.batch.pool.base + page * p_.page_bytes), key(i) % kPageTokens);
   }
 
@@ -318,7 +341,7 @@ class WarpTiles {
 };
 
 // Block (split, chunk of queries, stream).
-template <int kDim>
+template <int kDim, bool kListed>
 __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t queries[];
   __shared__ Stats warp_stats[kWarps][kChunkRows];
@@ -330,8 +353,8 @@ __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant
   WaitForPrevious();
   if (!s.is_scored() || split >= s.num_splits()) return;
   const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
-  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
-  const WarpTiles<kDim> tiles(p, s, begin, end);
+  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.own.count);
+  const WarpTiles<kDim, kListed> tiles(p, s, begin, end);
   Keys<kDim> keys;
   int32_t page = tiles.page(1);
   if (tiles.count() > 0) tiles.Load(keys, 0, tiles.page(0));
@@ -345,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant
       page = tiles.page(i + 1);
     }
     const int first = tiles.key(i);
-    const bool plain = first + kTileKeys <= s.kv_len - p.window;  // every query sees all of them
+    const bool plain = first + kTileKeys <= s.own.count - p.window;  // every query sees all of them
 #pragma unroll
     for (int tile = 0; tile < kChunkRows / 16; ++tile) {
       if (chunk * kChunkRows + tile * 16 >= p.rows) continue;
@@ -392,7 +415,7 @@ __global__ void __launch_bounds__(kThreads, 2) StatsKernel(const __grid_constant
 }
 
 // Block (split, stream).
-template <int kDim>
+template <int kDim, bool kListed>
 __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t queries[];
   LetNextStart();
@@ -405,8 +428,8 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
   const int query_tiles = (p.rows + 15) / 16;
   auto* lse = reinterpret_cast<float*>(queries + static_cast<int64_t>(query_tiles) * 16 * kDim * 2);
   auto* sees = reinterpret_cast<int32_t*>(lse + query_tiles * 16);
-  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.kv_len);
-  const WarpTiles<kDim> tiles(p, s, begin, end);
+  const int begin = split * s.split_keys(), end = min(begin + s.split_keys(), s.own.count);
+  const WarpTiles<kDim, kListed> tiles(p, s, begin, end);
   Keys<kDim> keys;
   int i = tiles.count() - 1;
   const int last = i;
@@ -422,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
       page = i > 0 ? tiles.page(i - 1) : 0;
     }
     const int first = tiles.key(i);
-    const bool plain = first + kTileKeys <= s.kv_len - p.window;
+    const bool plain = first + kTileKeys <= s.own.count - p.window;
     float sums[8] = {};  // of keys 8 (k / 2) + 2 c + k % 2
 #pragma unroll 2
     for (int tile = 0; tile < query_tiles; ++tile) {
@@ -449,23 +472,23 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
       if (g == k) mine = sums[k];
     }
     const int j = first + 8 * (g / 2) + 2 * c + g % 2;
-    if (j < s.kv_len) p.scores[stream * p.scores_stride + j] = mine;
+    if (j < s.own.count) p.scores[stream * p.scores_stride + j] = mine;
   }
 }
 
-template <int kDim>
+template <int kDim, bool kListed>
 cudaError_t LaunchMma(const Params& p, int splits, int streams, cudaStream_t stream) {
   const int chunks = (p.rows + kChunkRows - 1) / kChunkRows, padded = (p.rows + 15) / 16 * 16;
   constexpr size_t kStatsBytes = size_t{kChunkRows} * kDim * 2;
   const size_t scores_bytes = static_cast<size_t>(padded) * (kDim * 2 + sizeof(float) + sizeof(int32_t));
-  cudaError_t e = cudaFuncSetAttribute(StatsKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
+  cudaError_t e = cudaFuncSetAttribute(StatsKernel<kDim, kListed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
   if (e == cudaSuccess)
-    e = cudaFuncSetAttribute(ScoresKernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    e = cudaFuncSetAttribute(ScoresKernel<kDim, kListed>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(scores_bytes));
   if (e == cudaSuccess) {
-    e = LaunchEarly(StatsKernel<kDim>, dim3(splits, chunks, streams), kThreads, kStatsBytes, stream, p);
+    e = LaunchEarly(StatsKernel<kDim, kListed>, dim3(splits, chunks, streams), kThreads, kStatsBytes, stream, p);
   }
-  if (e == cudaSuccess) e = LaunchEarly(ScoresKernel<kDim>, dim3(splits, streams), kThreads, scores_bytes, stream, p);
+  if (e == cudaSuccess) e = LaunchEarly(ScoresKernel<kDim, kListed>, dim3(splits, streams), kThreads, scores_bytes, stream, p);
   return e;
 }
 
@@ -535,7 +558,9 @@ cudaError_t ChooseByQueryWindow(const QueryWindowArgs& a, const QueryWindowLaunc
   if (variant == WindowVariant::kMma && !mma) return cudaErrorNotSupported;
   const int splits = std::min((launch.max_kv_len + kSplitKeys - 1) / kSplitKeys, kMaxSplits);
   if (mma && variant != WindowVariant::kGeneric) {
-    e = p.head_dim == 128 ? LaunchMma<128>(p, splits, streams, stream) : LaunchMma<64>(p, splits, streams, stream);
+    const auto launch_mma = p.head_dim == 128 ? (a.listed ? LaunchMma<128, true> : LaunchMma<128, false>)
+                                              : (a.listed ? LaunchMma<64, true> : LaunchMma<64, false>);
+    e = launch_mma(p, splits, streams, stream);
   } else {
     e = bf16_q ? (bf16_kv ? LaunchGeneric<__nv_bfloat16, __nv_bfloat16>(p, splits, streams, stream)
                           : LaunchGeneric<__nv_bfloat16, float>(p, splits, streams, stream))

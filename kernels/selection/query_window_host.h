@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/query_window.h"
 
 namespace spl::kernels {
@@ -13,10 +14,11 @@ namespace spl::kernels {
 struct QueryWindowStream {
   std::span<const int32_t> page_table;
   int32_t kv_len = 0;
+  Candidates candidates;  // the positions that are scored
   // The kept queries [num_queries, group, head_dim], that of position kv_len - 1 last, its neighbours in front of it.
   std::vector<float> queries;
   int32_t num_queries = 0;
-  std::span<float> scores;  // out, [kv_len]
+  std::span<float> scores;  // out, of each candidate
 };
 
 // Scores streams, all of one call behind one another.

@@ -13,15 +13,16 @@ absl::Status ChooseByQueryWindow(const KernelContext&, const QueryWindowArgs& a)
   return kernels::ChooseByQueryWindow(a, [&](const QueryWindowStream& x) {
     std::vector<double> sums(x.scores.size()), row(x.scores.size());
     for (int32_t b = 0; b < x.num_queries; ++b) {
-      const int32_t sees = x.kv_len - (x.num_queries - 1 - b);
+      const int32_t sees = x.candidates.count() - (x.num_queries - 1 - b);
       for (int32_t g = 0; g < group; ++g) {
         const float* q = x.queries.data() + (int64_t{b} * group + g) * dim;
         double most = -std::numeric_limits<double>::infinity(), total = 0;
         for (int32_t j = 0; j < sees; ++j) {
-          const std::byte* keys = a.pool.k(x.page_table[static_cast<size_t>(j / kPageTokens)]);
+          const int32_t position = x.candidates.position(j);
+          const std::byte* keys = a.pool.k(x.page_table[static_cast<size_t>(position / kPageTokens)]);
           double dot = 0;
           for (int32_t c = 0; c < dim; ++c)
-            dot += double{q[c]} * PoolElement(a.pool, keys, int64_t{j % kPageTokens} * dim + c);
+            dot += double{q[c]} * PoolElement(a.pool, keys, int64_t{position % kPageTokens} * dim + c);
           row[static_cast<size_t>(j)] = dot * a.shape.sm_scale;
           most = std::max(most, row[static_cast<size_t>(j)]);
         }

@@ -1,6 +1,7 @@
 #include "kernels/selection/select_tokens.h"
 
 #include "kernels/common/status.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/selecting_sequence.h"
 
@@ -13,11 +14,12 @@ absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
   if (!compact.valid())
     return InvalidCall(kOp, ": num_dims ", a.num_dims, " is not a multiple of 4 up to head_dim ", a.shape.head_dim,
                        " that divides twice of it");
-  if (a.lists.stride < 1 || a.lists.stride > kSelectBudgetMax)
-    return InvalidCall(kOp, ": lists.stride is ", a.lists.stride, ", it must be in [1, ", kSelectBudgetMax, "]");
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.selects) continue;
-    absl::Status status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, compact.num_pages(s.kv_len));
+    absl::Status status = ValidateCandidates(kOp, s, a.pool, a.shape.num_kv_heads);
+    if (status.ok())
+      status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads,
+                                       s.step.listed ? 0 : compact.num_pages(s.kv_len));
     if (status.ok()) status = ValidateCompactStep(kOp, s);
     if (!status.ok()) return status;
     if (status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
@@ -29,6 +31,13 @@ absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
       (a.q.data == nullptr || a.pool.base == nullptr || a.lists.tokens == nullptr || a.lists.counts == nullptr))
     return InvalidCall(kOp, ": q, pool.base, lists.tokens or lists.counts is null");
   return absl::OkStatus();
+}
+
+absl::Status ValidateHostSelectTokens(const SelectTokensArgs& a) {
+  if (absl::Status s = ValidateSelectTokens(a); !s.ok()) return s;
+  const CompactKeys compact{a.shape.head_dim, a.num_dims};
+  return ValidateListedStreams("SelectTokens", a.sequences, a.pool, a.shape.num_kv_heads,
+                               [&](int32_t candidates) { return compact.num_pages(candidates); });
 }
 
 }  // namespace spl::kernels

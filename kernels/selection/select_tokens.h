@@ -9,6 +9,8 @@
 //   scores   s_h[j] = sm_scale Σ_i q_h,D[i] K_j,D[i];  w_j = Σ_h exp(s_h[j]) / Σ_j' exp(s_h[j']), f32.
 //   list     the last `recent` positions and of the others those with the largest w_j, `budget` together, ties to the
 //            lower one; all positions when kv_len <= budget. A smaller budget gives a part of the same list.
+// Of a stream that is listed, candidates take the places of positions, their number that of kv_len, until the list is
+// written (candidates.h).
 //
 // Layout    compact keys: compact_keys.h. Dimension tables: SelectingSequence.
 // Garbage   slots at or past kv_len, and pages that no table lists, may hold NaN: they never reach a result. A w_j that
@@ -52,6 +54,8 @@ struct SelectTokensArgs {
 // InvalidArgument: shapes, dtypes, a num_dims that does not fit compact_keys.h, a budget or recent out of range, a
 // table that is short or names a page outside the pool, a position that is not resident.
 absl::Status ValidateSelectTokens(const SelectTokensArgs& args);
+// And where the host reads lists of candidates: those.
+absl::Status ValidateHostSelectTokens(const SelectTokensArgs& args);
 
 namespace ref {  // plain loops, scores in double: the definition
 absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& args);

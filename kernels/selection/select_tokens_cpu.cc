@@ -7,6 +7,7 @@
 
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/select_dims.h"
 #include "kernels/selection/select_tokens.h"
@@ -26,14 +27,16 @@ struct Stream {
   int32_t head, group;
   const float* q;  // [group, head_dim]
   CompactKeys compact;
+  Candidates own;
 
   int32_t* dims(int parity) const { return s.dims + (2 * int64_t{head} + parity) * a.num_dims; }
 
   template <typename T>
   void GatherAs(int32_t begin, int32_t end, std::span<const int32_t> slots, const int32_t* dims) const {
     for (int32_t j = begin; j < end; ++j) {
-      const T* key = reinterpret_cast<const T*>(a.pool.k(s.page_tables[head][j / kPageTokens])) +
-                     int64_t{j % kPageTokens} * a.shape.head_dim;
+      const int32_t position = own.position(j);
+      const T* key = reinterpret_cast<const T*>(a.pool.k(s.page_tables[head][position / kPageTokens])) +
+                     int64_t{position % kPageTokens} * a.shape.head_dim;
       T* to = reinterpret_cast<T*>(a.pool.k(s.compact_tables[head][j / compact.page_tokens()])) + compact.element(j);
       for (const int32_t slot : slots) to[int64_t{slot} * kPageTokens] = key[dims[slot]];
     }
@@ -61,14 +64,14 @@ struct Stream {
     thread_local std::vector<int32_t> all;
     all.resize(static_cast<size_t>(a.num_dims));
     std::iota(all.begin(), all.end(), 0);
-    Gather(gathered, s.kv_len, all, dims);
+    Gather(gathered, own.count(), all, dims);
     return dims;
   }
 
-  // w [64 ceil(kv_len / 64)], in the scratch of this thread.
+  // w [64 ceil(candidates / 64)], in the scratch of this thread.
   const float* Weights(const int32_t* dims) const {
     thread_local Scratch scratch;
-    const int64_t num_tiles = (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens, stride = num_tiles * kPageTokens;
+    const int64_t num_tiles = (int64_t{own.count()} + kPageTokens - 1) / kPageTokens, stride = num_tiles * kPageTokens;
     float* scores = scratch.Floats(static_cast<size_t>(group * (stride + a.num_dims + 1)));
     float* packed = scores + group * stride;
     float* factors = packed + int64_t{group} * a.num_dims;
@@ -89,7 +92,7 @@ struct Stream {
     }
     for (int32_t h = 0; h < group; ++h) {
       float* of_head = scores + h * stride;
-      std::fill(of_head + s.kv_len, of_head + stride, -std::numeric_limits<float>::infinity());
+      std::fill(of_head + own.count(), of_head + stride, -std::numeric_limits<float>::infinity());
       factors[h] = 1.0f / kernels.exp_sum(of_head, num_tiles);
     }
     kernels.add_heads(scores, stride, factors, group, num_tiles, scores);
@@ -98,16 +101,18 @@ struct Stream {
 
   void Run(int32_t* tokens, int32_t* count, float* weights) const {
     const int32_t* dims = Update();
-    const bool everything = s.kv_len <= s.budget;
-    if (everything) *count = IdentityList(s.kv_len, tokens);
+    const int32_t num = own.count();
+    const bool everything = num <= s.budget;
+    if (everything) *count = static_cast<int32_t>(own.Copy(0, num, tokens) - tokens);
     if (everything && weights == nullptr) return;
     const float* w = Weights(dims);
-    if (weights != nullptr) std::copy_n(w, s.kv_len, weights);
+    if (weights != nullptr) std::copy_n(w, num, weights);
     if (everything) return;
     thread_local std::vector<uint32_t> bits;
-    bits.resize(static_cast<size_t>(s.kv_len));
-    std::transform(w, w + s.kv_len, bits.begin(), WeightBits);
+    bits.resize(static_cast<size_t>(num));
+    std::transform(w, w + num, bits.begin(), WeightBits);
     ChooseLargest(bits, s.budget, s.recent, tokens);
+    own.ToPositions({tokens, static_cast<size_t>(s.budget)});
     *count = s.budget;
   }
 };
@@ -115,7 +120,7 @@ struct Stream {
 }  // namespace
 
 absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) {
-  if (absl::Status s = ValidateSelectTokens(a); !s.ok()) return s;
+  if (absl::Status s = ValidateHostSelectTokens(a); !s.ok()) return s;
   const SelectTokensKernels& kernels = SelectTokensKernelsFor(ctx.isa);
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
   ParallelTasks(ctx, static_cast<int64_t>(a.sequences.size()) * a.shape.num_kv_heads, [&](int64_t stream) {
@@ -124,7 +129,7 @@ absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) {
     const SelectingSequence& s = a.sequences[static_cast<size_t>(i)];
     if (!s.selects(head)) return;
     const float* q = a.q + i * a.q_row_stride + int64_t{head} * group * a.shape.head_dim;
-    const Stream x{a, kernels, s, head, group, q, {a.shape.head_dim, a.num_dims}};
+    const Stream x{a, kernels, s, head, group, q, {a.shape.head_dim, a.num_dims}, {a.pool, s, head}};
     x.Run(a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
           a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
   });

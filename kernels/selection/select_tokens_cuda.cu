@@ -171,15 +171,22 @@ __device__ __forceinline__ int64_t CompactTile(const Params& p, const int32_t* c
 constexpr int kGatherRows = 16;
 constexpr int kGatherStride(int row_bytes) { return row_bytes + 16; }
 
-// Gathers `slots` of positions [begin, end) of tile `tile`; a warp. Chosen dimensions lie all over a row: a few are
+// The key of candidate j.
+template <typename Kv>
+__device__ __forceinline__ const Kv* KeyOf(const Params& p, const int32_t* table, const Candidates& own, int32_t j) {
+  const int32_t position = own.Position(j);
+  return reinterpret_cast<const Kv*>(p.batch.pool.base) +
+         (int64_t{table[position / kTile]} * 2 * kTile + position % kTile) * p.head_dim;
+}
+
+// Gathers `slots` of candidates [begin, end) of tile `tile`; a warp. Chosen dimensions lie all over a row: a few are
 // fetched one by one, for more of them whole rows are read. stage: kGatherRows rows of this warp.
 template <typename Kv>
-__device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table, int64_t tile_at, int32_t tile,
-                                           int32_t begin, int32_t end, const int32_t* slots, int num_slots,
-                                           const int32_t* dims, char* stage) {
+__device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table, const Candidates& own,
+                                           int64_t tile_at, int32_t tile, int32_t begin, int32_t end,
+                                           const int32_t* slots, int num_slots, const int32_t* dims, char* stage) {
   constexpr int kFewSlots = 3;
   Kv* pool = reinterpret_cast<Kv*>(p.batch.pool.base);
-  const Kv* keys = pool + int64_t{table[tile]} * 2 * kTile * p.head_dim;
   Kv* to = pool + tile_at;
   const int lane = threadIdx.x % 32, row_bytes = p.head_dim * static_cast<int>(sizeof(Kv));
   begin = max(begin - tile * kTile, 0);
@@ -188,21 +195,26 @@ __device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table
     for (int at = lane; at < (end - begin) * num_slots; at += 32) {
       const int slot = slots == nullptr ? at / (end - begin) : slots[at / (end - begin)];
       const int row = begin + at % (end - begin);
-      to[slot * kTile + row] = keys[row * p.head_dim + dims[slot]];
+      to[slot * kTile + row] = KeyOf<Kv>(p, table, own, tile * kTile + row)[dims[slot]];
     }
     return;
   }
   const int chunks = row_bytes / 16, stride = kGatherStride(row_bytes);
   for (int first = 0; first < kTile; first += kGatherRows) {
     if (first >= end || first + kGatherRows <= begin) continue;
-    const char* from = reinterpret_cast<const char*>(keys) + first * row_bytes;
+    // This lane's row, for the others; past the last candidate that again.
+    const int32_t at_lane = min(tile * kTile + first + lane % kGatherRows, own.count - 1);
+    const int64_t row_at = reinterpret_cast<const char*>(KeyOf<Kv>(p, table, own, at_lane)) -
+                           reinterpret_cast<const char*>(p.batch.pool.base);
+    const char* const from = reinterpret_cast<const char*>(p.batch.pool.base);
     constexpr int kAtOnce = 8;  // 16 rows of 256 bytes
     for (int base = 0; base < kGatherRows * chunks; base += 32 * kAtOnce) {
       uint4 x[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int at = base + 32 * n + lane;
-        if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const uint4*>(from + at * 16);
+        const int64_t row = __shfl_sync(0xffffffffu, row_at, min(at / chunks, kGatherRows - 1));
+        if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const uint4*>(from + row + at % chunks * 16);
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
@@ -237,8 +249,9 @@ struct Stream {
   const int32_t* compact;
   const int32_t* dims_before;
   int32_t* dims_after;
+  Candidates own;
   bool refresh, first, writes_dims;
-  int32_t gathered, kv_len, first_tile, end_tile;
+  int32_t gathered, first_tile, end_tile;
 };
 
 // Steps (a) and (b) but for a position or a few at the end: leaves s.dims. All threads; what a step seldom does is kept
@@ -259,9 +272,9 @@ __device__ __noinline__ void Gather(const Params& p, SmemT& s, const Stream<Q>& 
   for (int32_t tile = x.first_tile + warp; tile < x.end_tile; tile += kThreads / 32) {
     const int64_t at = CompactTile(p, x.compact, tile, tiles_per_page, page_elements);
     if (x.refresh && tile * kTile < x.gathered)
-      GatherTile<Kv>(p, x.table, at, tile, 0, x.gathered, s.changed, s.num_changed, s.dims, stage);
+      GatherTile<Kv>(p, x.table, x.own, at, tile, 0, x.gathered, s.changed, s.num_changed, s.dims, stage);
     if (tile * kTile + kTile > x.gathered)
-      GatherTile<Kv>(p, x.table, at, tile, x.gathered, x.kv_len, nullptr, p.num_dims, s.dims, stage);
+      GatherTile<Kv>(p, x.table, x.own, at, tile, x.gathered, x.own.count, nullptr, p.num_dims, s.dims, stage);
   }
   __syncthreads();
 }
@@ -288,7 +301,9 @@ __device__ __forceinline__ void Select(const Params& p) {
     return;
   }
   const StagedSequence& staged = p.selection.sequences[sequence];
-  const int32_t kv_len = p.batch.kv_len[sequence];
+  const bool listed = step.flags & StagedStep::kListed;
+  const Candidates own = p.selection.CandidatesOf(sequence, head, p.batch.kv_len[sequence]);
+  const int32_t kv_len = own.count;  // from here on as if candidates were the sequence
   const int32_t budget = min(staged.budget, static_cast<int32_t>(p.list_stride));
   const bool everything = kv_len <= budget;
   const bool scores_wanted = !everything || p.weights != nullptr;
@@ -298,7 +313,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   }
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
-  const int32_t* compact = p.selection.compact_tables + staged.compact_offset + head * p.selection.compact_head_stride;
+  const int32_t* compact = p.selection.CompactPages(sequence, head);
   const int32_t tiles_per_page = 2 * p.head_dim / p.num_dims;
   const int64_t page_elements = int64_t{2} * kTile * p.head_dim;
   const int32_t num_tiles = (kv_len + kTile - 1) / kTile, unit_tiles = (num_tiles + kUnits - 1) / kUnits;
@@ -364,7 +379,7 @@ __device__ __forceinline__ void Select(const Params& p) {
     if (scores_wanted) load_some();
 #pragma unroll
     for (int d = 0; d < 4; ++d) lane_dims[d] = dims_before[dim_slot(d)];
-    last_page = table[num_tiles - 1];
+    if (!listed) last_page = table[num_tiles - 1];
   }
   WaitForPrevious();
   if (kMma && plain) {
@@ -373,14 +388,15 @@ __device__ __forceinline__ void Select(const Params& p) {
       const int32_t tile = num_tiles - 1;
       auto* to = reinterpret_cast<unsigned short*>(p.batch.pool.base) +
                  CompactTile(p, compact, tile, tiles_per_page, page_elements);
-      const auto* key = reinterpret_cast<const unsigned short*>(pool) + int64_t{last_page} * page_elements;
+      const auto* page = reinterpret_cast<const unsigned short*>(pool) + int64_t{last_page} * page_elements;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {  // of this lane's positions
         const int slot = 8 * g + n;
         if (tile * kTile + slot < gathered || tile * kTile + slot >= kv_len) continue;
+        const auto* key = listed ? KeyOf<unsigned short>(p, table, own, tile * kTile + slot) : page + slot * p.head_dim;
 #pragma unroll
         for (int d = 0; d < 4; ++d) {
-          const uint32_t value = key[slot * p.head_dim + lane_dims[d]];
+          const uint32_t value = key[lane_dims[d]];
           to[dim_slot(d) * kTile + slot] = static_cast<unsigned short>(value);
           uint32_t& word = keys[0][d][n / 2];
           word = n % 2 == 0 ? (word & 0xffff0000u) | value : (word & 0xffffu) | value << 16;
@@ -390,8 +406,8 @@ __device__ __forceinline__ void Select(const Params& p) {
   } else {
     Gather<kThreads, Smem<kBlocks, kThreads>, Q, Kv>(
         p, s,
-        {q, table, compact, dims_before, dims_table + (1 - parity) * p.num_dims, refresh, first, rank == 0, gathered,
-         kv_len, first_tile, end_tile},
+        {q, table, compact, dims_before, dims_table + (1 - parity) * p.num_dims, own, refresh, first, rank == 0, gathered,
+         first_tile, end_tile},
         reinterpret_cast<char*>(storage.units + p.group * kUnits));  // where the sums and terms will be
     if constexpr (kMma) {
       if (scores_wanted) load_some();
@@ -403,7 +419,7 @@ __device__ __forceinline__ void Select(const Params& p) {
 
   int32_t* tokens = p.tokens + stream * p.list_stride;
   if (everything) {
-    for (int32_t j = begin + t; j < end; j += kThreads) tokens[j] = j;
+    for (int32_t j = begin + t; j < end; j += kThreads) tokens[j] = own.Position(j);
     if (rank == 0 && t == 0) p.counts[stream] = kv_len;
     if (!scores_wanted) return;
   } else if (rank == 0 && t == 0) {
@@ -598,11 +614,14 @@ __device__ __forceinline__ void Select(const Params& p) {
     *reinterpret_cast<uint4*>(terms) = uint4{key[0], key[1], key[2], key[3]};
   }
   if (everything) return;
+  // Found out anew: all of it would be too many registers over what lies between.
+  const Candidates listed_ones =
+      listed ? p.selection.CandidatesOf(sequence, head, p.batch.kv_len[sequence]) : Candidates{.count = kv_len};
   Choice::Choose(
       s.choice, rank, static_cast<uint32_t>(begin), end - begin, static_cast<uint32_t>(budget), bins,
       [&](int i) { return reinterpret_cast<const uint32_t*>(storage.tile(i / kTile))[i % kTile]; },
       [&](int tile) { return reinterpret_cast<uint32_t*>(storage.tile(tile)); },
-      [&](int i, int place) { tokens[place] = begin + i; });
+      [&](int i, int place) { tokens[place] = listed ? listed_ones.Position(begin + i) : begin + i; });
 }
 
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, bool kAllInSmem, typename Q, typename Kv>

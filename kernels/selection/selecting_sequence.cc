@@ -1,6 +1,11 @@
 #include "kernels/selection/selecting_sequence.h"
 
+#include <algorithm>
+
 #include "kernels/common/status.h"
+#include "kernels/selection/candidates.h"
+#include "kernels/selection/page_bound_scores.h"
+#include "kernels/selection/select_tokens.h"
 
 namespace spl::kernels {
 
@@ -47,9 +52,35 @@ absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s,
   const int64_t pages = reads_keys ? (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens : 0;
   for (size_t h = 0; h < heads; ++h) {
     if (s.compact_tables[h].empty()) continue;
-    absl::Status status = ValidateTable(op, "page_tables", s.page_tables[h], pages, pool, s.kv_len);
+    absl::Status status =
+        ValidateTable(op, "page_tables", s.page_tables[h], s.step.listed ? 0 : pages, pool, s.kv_len);
     if (status.ok()) status = ValidateTable(op, "compact_tables", s.compact_tables[h], compact_pages, pool, s.kv_len);
     if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateListedStreams(const char* op, std::span<const SelectingSequence> sequences, const KvPoolView& pool,
+                                   int32_t num_kv_heads, const std::function<int64_t(int32_t)>& compact_pages) {
+  for (const SelectingSequence& s : sequences) {
+    if (!s.step.listed || !s.step.selects) continue;
+    for (int32_t h = 0; h < num_kv_heads; ++h) {
+      const std::span<const int32_t> table = s.page_tables[static_cast<size_t>(h)];
+      const std::span<const int32_t> compact = s.compact_tables[static_cast<size_t>(h)];
+      if (compact.empty() || s.list_tables[static_cast<size_t>(h)].empty()) continue;
+      if (absl::Status status = ValidateList(op, s, pool, h); !status.ok()) return status;
+      const Candidates own(pool, s, h);
+      if (static_cast<int64_t>(compact.size()) < compact_pages(own.count()))
+        return InvalidCall(op, ": compact_tables has ", compact.size(), " pages, ", own.count(), " candidates need ",
+                           compact_pages(own.count()));
+      // What is read: everything by a choice, else what is fresh, with the granule that it begins in.
+      const int32_t num_listed = own.count() - (s.kv_len - s.first_fresh);
+      for (int32_t i = s.step.refresh ? 0 : std::max(num_listed - kBoundTokens, 0); i < own.count(); ++i) {
+        const auto page = static_cast<size_t>(own.position(i) / kPageTokens);
+        if (page >= table.size() || !pool.contains(table[page]))
+          return InvalidCall(op, ": page_tables has no page of the pool at ", page, ", where candidate ", i, " is");
+      }
+    }
   }
   return absl::OkStatus();
 }
@@ -63,8 +94,10 @@ absl::Status ValidateCompactStep(const char* op, const SelectingSequence& s) {
 }
 
 absl::Status ValidateListBudget(const char* op, const SelectingSequence& s, const TokenLists& lists) {
+  if (lists.stride < 1) return InvalidCall(op, ": lists.stride is ", lists.stride);
   if (s.budget < 1 || s.budget > lists.stride)
     return InvalidCall(op, ": budget ", s.budget, " is outside [1, lists.stride = ", lists.stride, "]");
+  if (s.budget > kSelectBudgetMax) return InvalidCall(op, ": budget ", s.budget, ", at most ", kSelectBudgetMax);
   if (s.recent < 1 || s.recent > s.budget)
     return InvalidCall(op, ": recent ", s.recent, " is outside [1, budget = ", s.budget, "]");
   return absl::OkStatus();

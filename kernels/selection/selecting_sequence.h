@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "kernels/attention/attention.h"
@@ -15,9 +17,14 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape,
                                     int64_t q_row_stride);
 
 // A sequence that selects: kv_len and the tables of the heads that do; each has so many compact pages at least, and
-// where keys are read all of these.
+// where keys are read, and nothing is listed, all of these.
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
                                      int32_t num_kv_heads, int64_t compact_pages, bool reads_keys = true);
+
+// Of the host variants, of the streams that select and are listed: their lists (ValidateList), the compact pages that so
+// many candidates need, and the pages of the candidates that the step reads. REQUIRES: the sequences are valid else.
+absl::Status ValidateListedStreams(const char* op, std::span<const SelectingSequence> sequences, const KvPoolView& pool,
+                                   int32_t num_kv_heads, const std::function<int64_t(int32_t)>& compact_pages);
 
 // A sequence that selects, where compact pages hold something of each position: compact_len, parity, first.
 absl::Status ValidateCompactStep(const char* op, const SelectingSequence& sequence);

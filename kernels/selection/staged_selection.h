@@ -1,6 +1,7 @@
 // SequenceSelection (token_selection.h) where kernels read it: staged by the session, the same addresses every step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/common/kv_pool.h"
@@ -12,13 +13,37 @@ struct StagedSequence {
   int64_t compact_offset = 0;  // of its tables among compact_tables
   int32_t budget = 0;
   int32_t recent = 0;
+  int32_t list_pages = 0;
+  int32_t first_fresh = 0;
 };
 
 // LayerSelection. flags: which of these hold; parity is the bit kParity.
 struct StagedStep {
-  static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8, kRecords = 16;
+  static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8, kRecords = 16, kListed = 32;
   int32_t flags = 0;
   int32_t compact_len = 0;
+  int32_t num_sinks = 0;
+  int32_t window = 0;
+};
+
+// What a stream may choose from (candidates.h). Where everything is, candidate i is position i.
+struct Candidates {
+  const std::byte* pool = nullptr;
+  const int32_t* pages = nullptr;  // with the list; null: every position is a candidate
+  int64_t page_bytes = 0;
+  int32_t num_listed = 0;
+  int32_t first_fresh = 0;
+  int32_t count = 0;
+
+#ifdef __CUDACC__
+  __device__ int32_t Position(int32_t i) const {
+    return i < num_listed ? Entry(i + 1) : first_fresh + (i - num_listed);
+  }
+  __device__ int32_t Entry(int32_t i) const {
+    const auto per_page = static_cast<uint32_t>(page_bytes / 4), at = static_cast<uint32_t>(i);
+    return reinterpret_cast<const int32_t*>(pool + pages[at / per_page] * page_bytes)[at % per_page];
+  }
+#endif
 };
 
 // One layer of a staged batch whose sequences choose tokens.
@@ -28,6 +53,8 @@ struct SelectionBatch {
   const int32_t* compact_tables = nullptr;    // device; the caller has added the layer's offset
   int64_t compact_head_stride = 0;            // elements between the tables of two KV heads
   int32_t flags = StagedStep::kSelects;       // that the step of a sequence must have for Selects
+  const std::byte* pool = nullptr;            // page 0, where lists are; not read where none are
+  int64_t page_bytes = 0;
 
 #ifdef __CUDACC__
   // Whether the stream chooses in this step: a head without compact pages never does.
@@ -35,6 +62,25 @@ struct SelectionBatch {
     if ((steps[sequence].flags & flags) != flags) return false;
     return compact_tables == nullptr ||
            compact_tables[sequences[sequence].compact_offset + kv_head * compact_head_stride] != kNoPage;
+  }
+  // Pages of the stream: with its list, and behind those what operations keep.
+  __device__ const int32_t* ListPages(int32_t sequence, int32_t kv_head) const {
+    return compact_tables + sequences[sequence].compact_offset + kv_head * compact_head_stride;
+  }
+  __device__ const int32_t* CompactPages(int32_t sequence, int32_t kv_head) const {
+    return ListPages(sequence, kv_head) + sequences[sequence].list_pages;
+  }
+  __device__ bool Listed(int32_t sequence) const { return (steps[sequence].flags & StagedStep::kListed) != 0; }
+  // Lists were written before the first step: they may be read while the kernel in front still runs.
+  __device__ Candidates CandidatesOf(int32_t sequence, int32_t kv_head, int32_t kv_len) const {
+    if (!Listed(sequence)) return {.count = kv_len};
+    Candidates own{.pool = pool,
+                   .pages = ListPages(sequence, kv_head),
+                   .page_bytes = page_bytes,
+                   .first_fresh = sequences[sequence].first_fresh};
+    own.num_listed = own.Entry(0);
+    own.count = own.num_listed + (kv_len - own.first_fresh);
+    return own;
   }
 #endif
 };

@@ -61,9 +61,4 @@ void ChooseLargest(std::span<const uint32_t> bits, int64_t k, int64_t forced, in
   std::iota(out + (k - forced), out + k, static_cast<int32_t>(free));
 }
 
-int32_t IdentityList(int32_t kv_len, int32_t* out) {
-  std::iota(out, out + kv_len, 0);
-  return kv_len;
-}
-
 }  // namespace spl::kernels

@@ -21,7 +21,4 @@ inline uint32_t WeightBits(float weight) { return weight > 0 ? std::bit_cast<uin
 // largest ordered bits, ties to the lower index. 0 <= forced <= k <= n. Linear in n; `bits` [n].
 void ChooseLargest(std::span<const uint32_t> bits, int64_t k, int64_t forced, int32_t* out);
 
-// Positions [0, kv_len).
-int32_t IdentityList(int32_t kv_len, int32_t* out);
-
 }  // namespace spl::kernels

@@ -6,7 +6,7 @@
 
 #include "kernels/common/parallel.h"
 #include "kernels/common/status.h"
-#include "kernels/selection/select_tokens.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/selecting_sequence.h"
 #include "kernels/selection/token_choice.h"
 
@@ -17,9 +17,9 @@ namespace {
 struct Granules {
   int64_t num, taken, forced;
 
-  Granules(const TopTokensArgs& a, const SelectingSequence& s)
-      : num((int64_t{s.kv_len} + a.granularity - 1) / a.granularity), taken(s.budget / a.granularity) {
-    const int64_t first_recent = std::max(s.kv_len - s.recent, 0) / a.granularity;
+  Granules(const TopTokensArgs& a, const SelectingSequence& s, int32_t tokens)
+      : num((int64_t{tokens} + a.granularity - 1) / a.granularity), taken(s.budget / a.granularity) {
+    const int64_t first_recent = std::max(tokens - s.recent, 0) / a.granularity;
     forced = std::min(num - first_recent, taken);
   }
 };
@@ -41,17 +41,25 @@ int32_t Expand(int32_t* tokens, int64_t n, int32_t granularity, int32_t kv_len) 
 template <typename Choose>
 absl::Status ForEachStream(const KernelContext& ctx, const TopTokensArgs& a, const Choose& choose) {
   if (absl::Status s = ValidateTopTokens(a); !s.ok()) return s;
+  for (const SelectingSequence& s : a.sequences) {
+    for (int32_t h = 0; h < a.num_kv_heads && s.step.listed && s.step.selects; ++h) {
+      if (absl::Status status = ValidateList("TopTokens", s, a.pool, h); !status.ok()) return status;
+    }
+  }
   ParallelTasks(ctx, static_cast<int64_t>(a.sequences.size()) * a.num_kv_heads, [&](int64_t stream) {
     const SelectingSequence& s = a.sequences[static_cast<size_t>(stream / a.num_kv_heads)];
     if (!s.selects(static_cast<int32_t>(stream % a.num_kv_heads))) return;
     int32_t* tokens = a.lists.tokens + stream * a.lists.stride;
-    if (s.kv_len <= s.budget) {
-      a.lists.counts[stream] = IdentityList(s.kv_len, tokens);
+    const Candidates own(a.pool, s, static_cast<int32_t>(stream % a.num_kv_heads));
+    if (own.count() <= s.budget) {
+      own.Copy(0, own.count(), tokens);
+      a.lists.counts[stream] = own.count();
       return;
     }
-    const Granules granules(a, s);
+    const Granules granules(a, s, own.count());
     choose(a.scores + stream * a.scores_stride, granules, tokens);
-    a.lists.counts[stream] = Expand(tokens, granules.taken, a.granularity, s.kv_len);
+    a.lists.counts[stream] = Expand(tokens, granules.taken, a.granularity, own.count());
+    own.ToPositions({tokens, static_cast<size_t>(a.lists.counts[stream])});
   });
   return absl::OkStatus();
 }
@@ -63,12 +71,12 @@ absl::Status ValidateTopTokens(const TopTokensArgs& a) {
   if (a.granularity != 1 && a.granularity != 16)
     return InvalidCall(kOp, ": granularity is ", a.granularity, ", it is 1 or 16");
   if (a.num_kv_heads <= 0) return InvalidCall(kOp, ": num_kv_heads is ", a.num_kv_heads);
-  if (a.lists.stride < 1 || a.lists.stride > kSelectBudgetMax)
-    return InvalidCall(kOp, ": lists.stride is ", a.lists.stride, ", it must be in [1, ", kSelectBudgetMax, "]");
   for (const SelectingSequence& s : a.sequences) {
     if (!s.step.selects) continue;
     if (s.kv_len < 1) return InvalidCall(kOp, ": a sequence that selects has kv_len ", s.kv_len);
-    if (absl::Status status = ValidateListBudget(kOp, s, a.lists); !status.ok()) return status;
+    absl::Status status = ValidateCandidates(kOp, s, a.pool, a.num_kv_heads);
+    if (status.ok()) status = ValidateListBudget(kOp, s, a.lists);
+    if (!status.ok()) return status;
     if (s.budget % a.granularity != 0)
       return InvalidCall(kOp, ": budget ", s.budget, " is no multiple of granularity ", a.granularity);
     if (a.scores_stride < (int64_t{s.kv_len} + a.granularity - 1) / a.granularity)

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/common/kernel_context.h"
+#include "kernels/common/kv_pool.h"
 #include "kernels/common/token_selection.h"
 
 namespace spl::kernels {
@@ -15,14 +16,16 @@ namespace spl::kernels {
 // [granularity i, granularity (i + 1)), a granule, the last one cut off at kv_len. Whole granules are taken, at most
 // budget / granularity of them: those that hold one of the last `recent` positions (the last ones, if these are too
 // many), then those of the largest scores, ties to the lower one, NaN lowest. The list has their positions; all
-// positions when kv_len <= budget.
+// positions when kv_len <= budget. Of a stream that is listed, candidates take the places of positions, their number
+// that of kv_len, until the list is written.
 struct TopTokensArgs {
   const float* scores = nullptr;  // device [num_sequences * num_kv_heads, scores_stride]
   int64_t scores_stride = 0;      // elements; at least ceil(kv_len / granularity)
   int32_t granularity = 1;        // 1 or 16; every budget is a multiple of it
   int32_t num_kv_heads = 0;
-  // The host backends read kv_len, step.selects, budget and recent of these; a device reads the staged batch, and
-  // checks these where they are given.
+  KvPoolView pool;  // with the positions of what is listed (candidates.h); may be empty where no sequence is
+  // The host backends read kv_len, step, budget, recent and what is listed of these; a device reads the staged batch,
+  // and checks these where they are given.
   std::span<const SelectingSequence> sequences;
   TokenLists lists;   // out; lists of streams that do not select stay as they are
   int32_t layer = 0;  // of the staged batch

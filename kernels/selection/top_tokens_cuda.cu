@@ -28,20 +28,21 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
   auto& s = *reinterpret_cast<typename Choice::Smem*>(raw);
   auto* masks = reinterpret_cast<uint32_t(*)[4]>(raw + sizeof(s));  // [tiles of a block]
   LetNextStart();
-  const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads;
+  const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
   const int rank = Cluster<kBlocks>::Rank();
-  if (!p.selection.Selects(sequence, stream % p.num_kv_heads)) {
+  if (!p.selection.Selects(sequence, head)) {
     WaitForPrevious();
     return;
   }
   const StagedSequence& staged = p.selection.sequences[sequence];
-  const int32_t kv_len = p.kv_len[sequence], g = p.granularity;
+  const Candidates own = p.selection.CandidatesOf(sequence, head, p.kv_len[sequence]);
+  const int32_t kv_len = own.count, g = p.granularity;  // as if candidates were the sequence
   const int32_t budget = min(staged.budget, static_cast<int32_t>(p.list_stride));
   int32_t* tokens = p.tokens + stream * p.list_stride;
   if (kv_len <= budget) {
     WaitForPrevious();
     for (int32_t j = rank * kThreads + static_cast<int32_t>(threadIdx.x); j < kv_len; j += kBlocks * kThreads) {
-      tokens[j] = j;
+      tokens[j] = own.Position(j);
     }
     if (rank == 0 && threadIdx.x == 0) p.counts[stream] = kv_len;
     return;
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) TopTokensKernel(const __grid_constan
       [&](int tile) { return masks[tile]; },
       [&](int i, int place) {
         const int32_t first = (begin + i) * g, last = min(first + g, kv_len);
-        for (int32_t j = first; j < last; ++j) tokens[place * g + (j - first)] = j;
+        for (int32_t j = first; j < last; ++j) tokens[place * g + (j - first)] = own.Position(j);
       });
 }
 

@@ -224,16 +224,17 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
   SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, model.config(), model.head_classes().get()));
   ticket->decode = wire::DecodeOptionsOf(request.reuse());
-  SPLICE_ASSIGN_OR_RETURN(const auto selector,
-                          engine::MakeTokenSelector(ticket->decode, model.config(), ticket->classes));
-  SPLICE_RETURN_IF_ERROR(engine::CheckSelectorBehind(reuse.policy, ticket->decode, model));
+  const int64_t tokens = request.prompt_tokens();
+  if (tokens < 1 || tokens >= model.config().max_positions)
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens, model.config().max_positions);
+  // Of all that the policy may leave out nothing is known yet: room is reserved for everything.
+  SPLICE_ASSIGN_OR_RETURN(
+      const auto selector,
+      engine::MakeSelectorBehind(reuse.policy, tokens, ticket->decode, model, ticket->classes));
   ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
   if (ticket->restore.enabled && ticket->classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *selector, model));
-  const int64_t tokens = request.prompt_tokens();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
-  if (tokens < 1 || tokens >= model.config().max_positions)
-    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens, model.config().max_positions);
   if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
     return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
                            request.num_output_tokens(), request.token_ids_size());
@@ -251,7 +252,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> needed = room.of_rank;
   for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;
-  if (const auto compact = engine::CompactNeedsOf(*selector, model); compact.has_value()) {
+  if (const auto compact = engine::CompactNeedsOf(*selector, model, tokens); compact.has_value()) {
     const auto more = engine::CompactPages::PagesByRank(shape, *compact, num_ranks, tokens + 1);
     for (size_t r = 0; r < needed.size(); ++r) needed[r] += more[r] * ticket->sampling.num_forks;
   }
@@ -268,7 +269,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   if (room.compressed) {
     SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool_, room.spares));
   }
-  SPLICE_ASSIGN_OR_RETURN(ticket->compact, engine::MakeCompactPages(*selector, model, pool_));
+  SPLICE_ASSIGN_OR_RETURN(ticket->compact, engine::MakeCompactPages(*selector, model, pool_, tokens));
   if (ticket->compact != nullptr) SPLICE_RETURN_IF_ERROR(ticket->compact->Reserve(tokens + 1));
   if (landing_pool_ != nullptr) ReserveLanding(*landing_pool_, room.spares, *ticket);
   ticket->id = RandomId::Make();
@@ -547,6 +548,11 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.sampling = ticket.sampling;
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);
+  if (decode.kv->kept() != nullptr && decode.compact != nullptr) {  // less than was reserved, now that it is known
+    SPLICE_ASSIGN_OR_RETURN(const auto selector,
+                            engine::MakeSelectorFor(*decode.kv, decode.decode, engine_.model()));
+    SPLICE_RETURN_IF_ERROR(engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));
+  }
   const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;
   if (!ticket.prompt.empty()) {
     decode.prompt.assign(ticket.prompt.begin(), ticket.prompt.begin() + split);

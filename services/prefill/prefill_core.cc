@@ -201,7 +201,8 @@ absl::Status PrefillCore::Start(RunCall& call) {
     TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
-    receipt.set_decode_selector(outcome.kept != nullptr ? "kept_tokens" : selector);
+    // Another selector chooses among what is kept.
+    receipt.set_decode_selector(outcome.kept != nullptr && selector == "dense" ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().carrier());

@@ -97,7 +97,7 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
 }
 
 // Of prompts whose segments are marks or ranges; the number and the names.
-absl::Status ValidateSegments(const Prompt& prompt) {
+absl::Status ValidateSegments(const Prompt& prompt, std::string_view reuse) {
   size_t count = 0;
   std::vector<const std::string*> names;
   const auto marks = [&](const SegmentMarks& segments) {
@@ -124,6 +124,9 @@ absl::Status ValidateSegments(const Prompt& prompt) {
     }
   }
   if (count > kMaxSegments) return ParamError("splice.segments", "at most {} are served, got {}", kMaxSegments, count);
+  if (reuse == "samkv" && count > kMaxSamKvSegments) {
+    return ParamError("splice.segments", "reuse samkv serves at most {}, got {}", kMaxSamKvSegments, count);
+  }
   for (const std::string* name : names) SPLICE_RETURN_IF_ERROR(CheckName("a name in a segment", *name));
   return absl::OkStatus();
 }
@@ -157,7 +160,7 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.echo && request.sampling.logprobs.has_value()) {
     return ParamError("echo", "together with logprobs is not served: log-probabilities of the prompt are not computed");
   }
-  SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt));
+  SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt, request.reuse.policy));
   return ValidateReuse(request);
 }
 

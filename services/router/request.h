@@ -55,6 +55,7 @@ inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxSegments = 4096;
+inline constexpr size_t kMaxSamKvSegments = 1024;  // of a request with reuse samkv; workers refuse more, too
 inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
 
 struct ChatPrompt {

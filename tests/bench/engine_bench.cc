@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "absl/strings/numbers.h"
 #include "services/base/status.h"
 #include "services/engine/engine.h"
 #include "services/engine/model/random_weights.h"
@@ -24,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kKept = "kept=";  // and the share of the context's pages that samkv would have kept
+constexpr const char* kKept = "kept=";  // the share of the context's pages that samkv would have kept, and :METHOD
 
 // That share of the pages, evenly over the context, and its end.
 std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double share, int32_t num_layers) {
@@ -36,6 +37,27 @@ std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double s
   }
   return std::make_shared<engine::KeptTokens>(engine::KeptTokens{
       num_tokens, std::vector<engine::PositionRanges>(static_cast<size_t>(num_layers), engine::MergeRanges(ranges))});
+}
+
+// One entry of --selectors: a method, or kept=SHARE[:METHOD], which decodes what is kept with that method.
+absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::string& entry, int32_t context,
+                                                                    int32_t budget,
+                                                                    const engine::ModelConfig& config) {
+  const bool keeps = entry.starts_with(kKept);
+  const size_t colon = keeps ? entry.find(':') : std::string::npos;
+  const std::string method = !keeps ? entry : colon == std::string::npos ? "dense" : entry.substr(colon + 1);
+  engine::DecodeOptions options(method);
+  if (method != "dense") options.budget = budget;
+  SPLICE_ASSIGN_OR_RETURN(auto selector, engine::MakeTokenSelector(options, config, nullptr));
+  if (selector->of_prompt() != nullptr)
+    return absl::InvalidArgumentError("--selectors: " + method + " chooses by a prompt, and there is none here");
+  if (!keeps) return selector;
+  double share = 0;
+  if (!absl::SimpleAtod(entry.substr(std::strlen(kKept), colon - std::strlen(kKept)), &share) || share < 0 || share > 1)
+    return absl::InvalidArgumentError("--selectors: '" + entry + "' is not kept=SHARE or kept=SHARE:METHOD");
+  if (method == "dense") selector.reset();
+  return std::make_unique<engine::KeptTokensSelector>(config, KeepPages(context, share, config.num_layers),
+                                                      std::move(selector));
 }
 
 struct Flags {
@@ -157,9 +179,6 @@ absl::Status RunBench(const Flags& flags) {
                           engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
   for (const int32_t batch : flags.decode)
     for (const std::string& name : flags.selectors) {
-      const bool lists = name.starts_with(kKept);
-      engine::DecodeOptions options(lists ? "dense" : name);
-      if (!lists && name != "dense") options.budget = flags.budget;
       std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
       std::vector<std::unique_ptr<engine::TokenSelector>> selectors;
       std::vector<std::unique_ptr<engine::CompactPages>> compact;
@@ -167,13 +186,9 @@ absl::Status RunBench(const Flags& flags) {
         sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
         SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
         sequences.back()->set_num_tokens(flags.context);
-        SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), engine::MakeTokenSelector(options, c, nullptr));
-        if (lists)
-          selectors.back() = std::make_unique<engine::KeptTokensSelector>(
-              c, KeepPages(flags.context, std::stod(name.substr(std::strlen(kKept))), c.num_layers));
-        if (selectors.back()->of_prompt() != nullptr)
-          return absl::InvalidArgumentError("--selectors: " + name + " chooses by a prompt, and there is none here");
-        SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(), engine::MakeCompactPages(*selectors.back(), *model, pool));
+        SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), MakeSelector(name, flags.context, flags.budget, c));
+        SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(),
+                                engine::MakeCompactPages(*selectors.back(), *model, pool, flags.context));
         if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + flags.steps + 1));
         SPLICE_RETURN_IF_ERROR(
             engine::BeginLists(*model, pool, *selectors.back(), flags.context, compact.back().get()));
@@ -222,7 +237,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
-  app.add_option("--selectors", flags.selectors, "decode methods; kept=SHARE: behind samkv")
+  app.add_option("--selectors", flags.selectors, "decode methods; kept=SHARE, kept=SHARE:METHOD: behind samkv, which kept that share of the context")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();

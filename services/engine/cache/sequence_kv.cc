@@ -60,6 +60,10 @@ size_t SequenceKv::RankOf(int32_t stream) const {
   return static_cast<size_t>(stream % shape_.num_kv_heads / (shape_.num_kv_heads / pool_.view().num_ranks()));
 }
 
+bool SequenceKv::Keeps(int32_t stream, int32_t page) const {
+  return kept_ == nullptr || kept_->KeepsPage(stream / shape_.num_kv_heads, page);
+}
+
 PageHole SequenceKv::HoleWith(size_t stream, int64_t num_tokens) const {
   return holes_frozen_ ? holes_[stream] : HoleOf((*classes_)[stream], num_tokens);
 }
@@ -80,6 +84,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
     if (!holes.empty()) holes[s] = HoleWith(s, num_tokens);
     const PageHole hole = holes.empty() ? PageHole{} : holes[s];
     counts[RankOf(stream)] += end - begin - std::max(0, std::min(hole.end, end) - std::max(hole.begin, begin));
+    for (int32_t page = begin; page < end && kept_ != nullptr; ++page) counts[RankOf(stream)] -= !Keeps(stream, page);
   }
   std::vector<int32_t> pages;
   SPLICE_RETURN_IF_ERROR(pool_.AllocateByRank(counts, pages));
@@ -88,8 +93,11 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   for (const int32_t stream : order) {
     const auto s = static_cast<size_t>(stream);
     const PageHole hole = holes.empty() ? PageHole{} : holes[s];
-    for (int32_t page = begin; page < end; ++page)
-      streams_[s].push_back(page >= hole.begin && page < hole.end ? kernels::kNoPage : *next++);
+    for (int32_t page = begin; page < end; ++page) {
+      const bool there = (page < hole.begin || page >= hole.end) && Keeps(stream, page);
+      streams_[s].push_back(there ? *next++ : kernels::kNoPage);
+      num_dropped_ += !Keeps(stream, page);
+    }
     if (hole.size() == 0) continue;
     for (int32_t page = std::max(hole.begin, holes_[s].end); page < std::min(hole.end, begin); ++page) {
       int32_t& entry = streams_[s][static_cast<size_t>(page)];
@@ -184,8 +192,13 @@ absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) c
   const auto full_pages = static_cast<int32_t>(std::min(own_from, num_tokens_) / kernels::kPageTokens);
   fork->AppendLeading(*this, full_pages);
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
-  for (int32_t page = full_pages; page < PagesFor(num_tokens_); ++page)
-    SPLICE_RETURN_IF_ERROR(pool_.CopyPages(fork->PagesOfChunk(page), PagesOfChunk(page)));
+  for (int32_t page = full_pages; page < PagesFor(num_tokens_); ++page) {
+    std::vector<int32_t> to = fork->PagesOfChunk(page), from = PagesOfChunk(page);
+    std::erase(to, kernels::kNoPage);
+    std::erase(from, kernels::kNoPage);
+    SPLICE_CHECK(to.size() == from.size(), "a fork keeps what its sequence does");
+    SPLICE_RETURN_IF_ERROR(pool_.CopyPages(to, from));
+  }
   fork->num_tokens_ = num_tokens_;
   fork->provenance_ = provenance_;
   fork->exact_end_ = exact_end_;

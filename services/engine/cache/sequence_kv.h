@@ -117,6 +117,7 @@ class SequenceKv {
   // Makes the places up to page `end`, fills those that are kept of `num_tokens` positions and empties the holes.
   absl::Status ReservePages(int32_t end, int64_t num_tokens);
   size_t RankOf(int32_t stream) const;
+  bool Keeps(int32_t stream, int32_t page) const;  // by kept_
   PageHole HoleWith(size_t stream, int64_t num_tokens) const;
 
   PagePool& pool_;

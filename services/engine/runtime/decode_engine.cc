@@ -220,6 +220,17 @@ void DecodeEngine::AdmitWaiting() {
   load_.running = rows;
 }
 
+// What was reserved becomes what the first fork needs: heads may have been restored and tokens left out since.
+absl::Status DecodeEngine::TakeCompactPages(DecodeRequest& request, Fork& fork) {
+  const int64_t num_tokens = request.kv->num_tokens();
+  if (request.compact == nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, *model_, pool_, num_tokens));
+    return absl::OkStatus();
+  }
+  fork.compact = std::move(request.compact);
+  return FitCompactPages(*fork.selector, *model_, num_tokens, fork.compact);
+}
+
 // Makes the forks; they share the prompt's full pages. The last one takes the sequence's own KV.
 absl::Status DecodeEngine::Start(Sequence& sequence) {
   DecodeRequest& request = sequence.request;
@@ -240,20 +251,14 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     fork.finished = first.finish != FinishReason::kNone;
     if (!fork.finished) {
       SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeSelectorFor(*request.kv, request.decode, *model_));
-      // What was reserved fits unless heads were restored since.
-      if (request.compact != nullptr && CompactNeedsOf(*fork.selector, *model_) == request.compact->needs()) {
-        fork.compact = std::move(request.compact);
-      } else {
-        request.compact.reset();
-        SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, *model_, pool_));
-      }
       const int64_t num_tokens = request.kv->num_tokens();
-      absl::Status listed = BeginLists(*model_, pool_, *fork.selector, num_tokens, fork.compact.get());
-      if (listed.code() == absl::StatusCode::kResourceExhausted)
+      absl::Status status = TakeCompactPages(request, fork);
+      if (status.ok()) status = BeginLists(*model_, pool_, *fork.selector, num_tokens, fork.compact.get());
+      if (status.code() == absl::StatusCode::kResourceExhausted)
         return absl::UnavailableError("preempted: the decode worker's KV pool is full");
-      SPLICE_RETURN_IF_ERROR(listed);
+      SPLICE_RETURN_IF_ERROR(status);
       if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
-        absl::Status status = fork.compact->Reserve(num_tokens + 1);
+        status = fork.compact->Reserve(num_tokens + 1);
         if (status.ok() && !kept.has_value()) {
           auto chosen = ChooseOfPrompt(*executor_, request.prompt, *request.kv, *selector);
           status = chosen.status();

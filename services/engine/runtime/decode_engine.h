@@ -36,7 +36,8 @@ struct DecodeRequest {
       kv;  // positions [0, num_tokens) of the prompt, or what its head classes or kept tokens leave
   SamplingParams sampling;
   DecodeOptions decode;
-  // Room for what the selector keeps beside the KV; null: it is made when decoding begins.
+  // Room for what the selector keeps beside the KV, or at least as much for one of the same method
+  // (MakeSelectorBehind); null: it is made when decoding begins.
   std::unique_ptr<CompactPages> compact;
   std::vector<int32_t> prompt;             // only read when sampling.needs_prompt(), or by a selector of_prompt()
   std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
@@ -103,6 +104,7 @@ class DecodeEngine {
   void DropDead();
   void AdmitWaiting();
   absl::Status Start(Sequence& sequence);
+  absl::Status TakeCompactPages(DecodeRequest& request, Fork& fork);
   void RestoreHeads(Sequence& sequence);
   void GrowOrPreempt();
   void RunStep();

@@ -9,10 +9,11 @@ namespace spl::engine {
 namespace {
 
 // Whether the last step attended to less than everything: a context that is still short is not chosen from.
-bool Chose(const TokenSelector& selector) {
-  if (selector.scoring().scoring == TokenScoring::kNone) return true;
+bool Chose(TokenSelector& selector) {
+  if (selector.scoring().scoring == TokenScoring::kNone && selector.of_prompt() == nullptr) return true;
   const auto layers = selector.layers();
-  return std::any_of(layers.begin(), layers.end(), [](const kernels::LayerSelection& s) { return s.selects; });
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const kernels::LayerSelection& s) { return s.selects || s.listed; });
 }
 
 double MeanKept(const MassProbe& mass) {
@@ -62,7 +63,7 @@ absl::Status DecodeFidelity::AfterStep(ParallelExecutor& executor, std::span<con
   SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor.Logits());
   const auto vocab = static_cast<size_t>(model_.config().vocab_size);
   for (size_t i = 0; i < compared_.size(); ++i) {
-    const TokenSelector& selector = *rows[compared_[i]].selector;
+    TokenSelector& selector = *rows[compared_[i]].selector;
     if (!Chose(selector)) continue;
     options_.report(selector.name(),
                     CompareLogits(logits.subspan(compared_[i] * vocab, vocab),

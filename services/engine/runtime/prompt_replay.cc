@@ -5,7 +5,6 @@
 #include <memory>
 #include <numeric>
 
-#include "kernels/selection/query_window.h"
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/recovery/exact.h"
@@ -13,39 +12,38 @@
 namespace spl::engine {
 namespace {
 
-// What the rows [begin, begin + rows) pay to the positions [0, columns), added to `sums` [layer][kv head][width], from
-// the layer `first` on.
-absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, int32_t first, int32_t columns,
-                          size_t width, std::vector<float>& sums) {
+// What the rows pay to the positions `columns`, the first of `width`, added to `sums` [layer][kv head][width], in these
+// layers; the pass ends with them.
+absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, LayerRange layers,
+                          const PositionRanges& candidates, size_t width, std::vector<float>& sums) {
   const Model& model = executor.model();
   const ModelConfig& config = model.config();
-  const int64_t heads_of_rank = config.num_kv_heads / model.num_ranks();
+  const int64_t heads_of_rank = config.num_kv_heads / model.num_ranks(), columns = CountOf(candidates);
   SPLICE_ASSIGN_OR_RETURN(const ParallelExecutor::RankScores scores,
-                          executor.AllocateScores(config.num_layers * heads_of_rank * columns));
-  const PositionRange candidates{0, columns};
+                          executor.AllocateScores(layers.end * heads_of_rank * columns));
   std::vector<int32_t> probes(rows.tokens.size());
   std::iota(probes.begin(), probes.end(), 0);
   std::vector<ScoreTask> tasks;
   for (const auto& of_rank : scores)
     tasks.push_back({.kind = ScoreKind::kColumnMass,
-                     .layer = first,
+                     .layer = layers.begin,
                      .every_head = true,
                      .probes = probes,
-                     .candidates = {&candidates, 1},
+                     .candidates = candidates,
                      .scores = static_cast<float*>(of_rank->data())});
   PrefillSlice slice = rows;
   slice.score = tasks.data();
   SPLICE_RETURN_IF_ERROR(
-      executor.Prefill({&slice, 1}, {.layers = {0, config.num_layers}, .attention_only_last = true}));
+      executor.Prefill({&slice, 1}, {.layers = {0, layers.end}, .attention_only_last = true}));
   const size_t run = static_cast<size_t>(heads_of_rank * columns);
-  std::vector<float> of_rank(run * static_cast<size_t>(config.num_layers));
+  std::vector<float> of_rank(run * static_cast<size_t>(layers.end));
   for (int r = 0; r < model.num_ranks(); ++r) {
     const kernels::CopyOp op{of_rank.data(), scores[static_cast<size_t>(r)]->data(), of_rank.size() * sizeof(float)};
     SPLICE_RETURN_IF_ERROR(model.rank(r).backend().Copy(kernels::CopyKind::kDownload, {&op, 1}));
-    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
       for (int64_t h = 0; h < heads_of_rank; ++h) {
         const int64_t stream = layer * config.num_kv_heads + model.rank(r).first_kv_head() + h;
-        const float* from = of_rank.data() + static_cast<size_t>(layer) * run + h * columns;
+        const float* from = of_rank.data() + static_cast<size_t>(layer) * run + static_cast<size_t>(h * columns);
         float* to = sums.data() + static_cast<size_t>(stream) * width;
         std::transform(from, from + columns, to, to, std::plus<>());
       }
@@ -54,27 +52,81 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
   return absl::OkStatus();
 }
 
-// Sums of all streams [layer][kv head][columns], from the layer where choices begin; the others are zero.
-absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& kv, const PromptSelector& selector) {
-  const ModelConfig& config = executor.model().config();
-  const auto length = static_cast<int32_t>(prompt.size()), columns = length - selector.window();
-  const auto first_row = static_cast<int32_t>(selector.first_row(length));
-  SPLICE_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceKv> own, kv.Fork(first_row));
-  SPLICE_ASSIGN_OR_RETURN(auto policy, MakeRecoveryPolicy({.policy = "exact"}, config));
-  const auto width = static_cast<size_t>(columns);
-  std::vector<float> sums(static_cast<size_t>(config.num_layers * config.num_kv_heads) * width);
+// What rows of a prompt see that was left out in part: what their layer keeps. Its lists outlive it.
+class KeptRowsPolicy final : public RecoveryPolicy {
+ public:
+  KeptRowsPolicy(const ModelConfig& config, std::span<const std::vector<int32_t>> lists)
+      : RecoveryPolicy(config), lists_(lists), visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+  std::string_view name() const override { return "kept_rows"; }
+  bool reuses_segments() const override { return false; }
+  LayerPlan PlanLayer(int32_t layer) override {
+    std::fill(visibility_.begin(), visibility_.end(),
+              kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList,
+                                      .indices = lists_[static_cast<size_t>(layer)]});
+    return {.visibility = visibility_};
+  }
+
+ private:
+  const std::span<const std::vector<int32_t>> lists_;  // [num_layers]
+  std::vector<kernels::HeadVisibility> visibility_;
+};
+
+// A prompt as a selector sees it: of each layer the positions that are there, and the rows that are run again.
+struct Replay {
+  std::vector<PositionRanges> layers;  // [num_layers]; positions of the prompt
+  std::vector<int32_t> rows;           // kept by all layers, ascending
+  int32_t tail = 0;                    // the positions from here on are kept, of those that are there
+
+  Replay(const ModelConfig& config, const KeptTokens* kept, int32_t length, const PromptSelector& selector) {
+    const PositionRange all{0, length};
+    layers.assign(static_cast<size_t>(config.num_layers), {all});
+    PositionRanges common = {all};
+    for (size_t i = 0; i < layers.size() && kept != nullptr; ++i) {
+      layers[i] = IntersectionOf(kept->layers[i], {&all, 1});
+      common = IntersectionOf(common, layers[i]);
+    }
+    for (const PositionRange& range : common) {
+      for (int32_t p = range.begin; p < range.end; ++p) rows.push_back(p);
+    }
+    const auto count = static_cast<int64_t>(rows.size());
+    tail = rows.empty() ? length : rows[static_cast<size_t>(std::max<int64_t>(count - selector.window(), 0))];
+    rows.erase(rows.begin(), rows.begin() + std::max<int64_t>(selector.first_row(count), 0));
+  }
+  // What of a layer is chosen from.
+  PositionRanges Columns(int32_t layer) const {
+    const PositionRange front{0, tail};
+    return IntersectionOf(layers[static_cast<size_t>(layer)], {&front, 1});
+  }
+};
+
+std::vector<int32_t> PositionsOf(const PositionRanges& ranges) {
   std::vector<int32_t> positions;
-  for (int32_t begin = first_row; begin < length; begin += executor.max_rows()) {
-    const int32_t end = std::min(begin + executor.max_rows(), length);
-    positions.resize(static_cast<size_t>(end - begin));
-    std::iota(positions.begin(), positions.end(), begin);
-    const PrefillSlice rows{.tokens = prompt.subspan(static_cast<size_t>(begin), positions.size()),
-                            .positions = positions,
-                            .kv = own.get(),
-                            .policy = policy.get()};
-    SPLICE_RETURN_IF_ERROR(
-        AddAttention(executor, rows, selector.scoring().first_layer, std::min(columns, end), width, sums));
+  for (const PositionRange& range : ranges) {
+    for (int32_t p = range.begin; p < range.end; ++p) positions.push_back(p);
+  }
+  return positions;
+}
+
+// Sums of the streams of layers [first, end), which have the same columns: [layer][kv head][columns], the layers in
+// front zero.
+absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::span<const int32_t> prompt,
+                                             const SequenceKv& own, RecoveryPolicy& policy, const Replay& replay,
+                                             LayerRange layers) {
+  const ModelConfig& config = executor.model().config();
+  const PositionRanges all = replay.Columns(layers.begin);
+  const auto width = static_cast<size_t>(CountOf(all));
+  std::vector<float> sums(static_cast<size_t>(layers.end * config.num_kv_heads) * width);
+  std::vector<int32_t> tokens;
+  const auto num_rows = static_cast<int32_t>(replay.rows.size());
+  for (int32_t begin = 0; begin < num_rows; begin += executor.max_rows()) {
+    const int32_t end = std::min(begin + executor.max_rows(), num_rows);
+    const auto positions = std::span(replay.rows).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    tokens.clear();
+    for (const int32_t p : positions) tokens.push_back(prompt[static_cast<size_t>(p)]);
+    const PrefillSlice rows{.tokens = tokens, .positions = positions, .kv = &own, .policy = &policy};
+    // No row sees what is behind it, and of that nothing may be written yet.
+    const PositionRange seen{0, positions.back() + 1};
+    SPLICE_RETURN_IF_ERROR(AddAttention(executor, rows, layers, IntersectionOf(all, {&seen, 1}), width, sums));
   }
   return sums;
 }
@@ -84,24 +136,53 @@ absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::sp
 absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
                                              const SequenceKv& kv, const PromptSelector& selector) {
   const ModelConfig& config = executor.model().config();
-  const auto length = static_cast<int64_t>(prompt.size());
+  const auto length = static_cast<int32_t>(prompt.size());
   if (length == 0 || length > kv.num_tokens())
     return InvalidArgument(
         "decode selector '{}' runs the prompt's last tokens again and was given {} of the {} tokens that have KV",
         selector.name(), length, kv.num_tokens());
-  if (!selector.chooses_of(length)) return KeptPositions();
-  const int32_t first_layer = selector.scoring().first_layer;
-  const auto columns = static_cast<int32_t>(length) - selector.window();
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<float> attention, Attention(executor, prompt, kv, selector));
+  const Replay replay(config, kv.kept().get(), length, selector);
+  const auto longest = std::max_element(replay.layers.begin(), replay.layers.end(),
+                                        [](const auto& a, const auto& b) { return CountOf(a) < CountOf(b); });
+  if (!selector.chooses_of(CountOf(*longest)) || replay.rows.empty()) return KeptPositions();
+  // Whole lists first: of layers that choose nothing, and what is there behind the prompt.
   KeptPositions kept(static_cast<size_t>(config.num_layers * config.num_kv_heads));
-  const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * static_cast<size_t>(columns);
-  for (int32_t layer = first_layer; layer < config.num_layers; ++layer) {
-    if (!selector.Chooses(layer, 0)) continue;  // a layer with a window: all of its heads keep that
-    auto lists = selector.Keep(std::span(attention).subspan(static_cast<size_t>(layer) * of_layer, of_layer), columns);
-    for (int32_t h = 0; h < config.num_kv_heads; ++h) {
-      std::vector<int32_t>& list = kept[static_cast<size_t>(layer * config.num_kv_heads + h)];
-      list = std::move(lists[static_cast<size_t>(h)]);
-      for (int64_t j = columns; j < kv.num_tokens(); ++j) list.push_back(static_cast<int32_t>(j));
+  std::vector<std::vector<int32_t>> lists;
+  std::unique_ptr<RecoveryPolicy> policy;
+  if (kv.kept() != nullptr) {
+    for (const PositionRanges& layer : kv.kept()->layers) lists.push_back(PositionsOf(layer));
+    policy = std::make_unique<KeptRowsPolicy>(config, lists);
+    for (size_t stream = 0; stream < kept.size(); ++stream)
+      kept[stream] = lists[stream / static_cast<size_t>(config.num_kv_heads)];
+  } else {
+    SPLICE_ASSIGN_OR_RETURN(policy, MakeRecoveryPolicy({.policy = "exact"}, config));
+  }
+  SPLICE_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceKv> own, kv.Fork(replay.rows.front()));
+  for (LayerRange layers{selector.scoring().first_layer, 0}; layers.begin < config.num_layers;
+       layers.begin = layers.end) {
+    const PositionRanges columns = replay.Columns(layers.begin);
+    layers.end = layers.begin + 1;
+    while (layers.end < config.num_layers && replay.Columns(layers.end) == columns) ++layers.end;
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<float> attention,
+                            Attention(executor, prompt, *own, *policy, replay, layers));
+    const std::vector<int32_t> positions = PositionsOf(columns);
+    const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * positions.size();
+    for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
+      if (!selector.Lists(layer, 0)) continue;  // a layer with a window: all of its heads keep that
+      const auto chosen = selector.Keep(std::span(attention).subspan(static_cast<size_t>(layer) * of_layer, of_layer),
+                                        static_cast<int32_t>(positions.size()));
+      for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+        std::vector<int32_t>& list = kept[static_cast<size_t>(layer * config.num_kv_heads + h)];
+        std::vector<int32_t> next;
+        for (const int32_t column : chosen[static_cast<size_t>(h)])
+          next.push_back(positions[static_cast<size_t>(column)]);
+        if (kv.kept() != nullptr) {
+          next.insert(next.end(), std::lower_bound(list.begin(), list.end(), replay.tail), list.end());
+        } else {
+          for (int64_t j = replay.tail; j < kv.num_tokens(); ++j) next.push_back(static_cast<int32_t>(j));
+        }
+        list = std::move(next);
+      }
     }
   }
   return kept;
@@ -113,9 +194,9 @@ absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositio
   SPLICE_RETURN_IF_ERROR(WriteKeptPositions(model, pool, kept, compact));
   size_t longest = 0;
   for (size_t stream = 0; stream < kept.size(); ++stream) {
-    if (!compact.tables()[stream].empty()) longest = std::max(longest, kept[stream].size());
+    if (compact.needs().lists[stream]) longest = std::max(longest, kept[stream].size());
   }
-  if (longest > 0) selector.SetKept(static_cast<int64_t>(longest) + 1, num_tokens);
+  if (longest > 0) selector.SetKept(static_cast<int64_t>(longest), num_tokens);
   return absl::OkStatus();
 }
 

@@ -22,7 +22,7 @@ bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
 }
 
 kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {
-  if (chosen_ && Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
+  if (chosen_ && ChoosingSelector::Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
   return Unchosen(layer, kv_head);
 }
 

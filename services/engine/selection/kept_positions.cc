@@ -14,12 +14,12 @@ absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPo
   std::vector<std::vector<int32_t>> entries(kept.size());  // their number, then the positions
   std::vector<std::vector<kernels::CopyOp>> ops(static_cast<size_t>(model.num_ranks()));
   for (size_t stream = 0; stream < kept.size(); ++stream) {
-    const std::vector<int32_t>& pages = compact.tables()[stream];
-    if (pages.empty()) continue;
+    if (compact.needs().list_pages == 0 || !compact.needs().lists[stream]) continue;
+    const auto pages = std::span(compact.tables()[stream]).first(static_cast<size_t>(compact.needs().list_pages));
     std::vector<int32_t>& of_stream = entries[stream];
     of_stream.push_back(static_cast<int32_t>(kept[stream].size()));
     of_stream.insert(of_stream.end(), kept[stream].begin(), kept[stream].end());
-    SPLICE_CHECK(of_stream.size() < pages.size() * page_entries, "room for the list and the next position");
+    SPLICE_CHECK(of_stream.size() <= pages.size() * page_entries, "room for the list");
     for (size_t at = 0, page = 0; at < of_stream.size(); at += page_entries, ++page) {
       const size_t count = std::min(page_entries, of_stream.size() - at);
       ops[static_cast<size_t>(pool.view().rank_of(pages[page]))].push_back(
@@ -33,7 +33,7 @@ absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPo
 
 absl::Status BeginLists(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
                         CompactPages* compact) {
-  const KeptPositions lists = selector.lists(num_tokens);
+  const KeptPositions lists = selector.lists();
   if (lists.empty()) return absl::OkStatus();
   SPLICE_CHECK(compact != nullptr, "a selector with lists has compact pages");
   SPLICE_RETURN_IF_ERROR(compact->Reserve(num_tokens + 1));

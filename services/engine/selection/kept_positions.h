@@ -1,5 +1,5 @@
-// Lists of positions that the streams of a sequence attend to from a step on, where steps find them: in its compact
-// pages (kernels/selection/query_window.h, a window of 0).
+// Lists of positions that the streams of a sequence may choose from, beside what is fresh, where steps find them: in
+// its compact pages (kernels/selection/candidates.h).
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ class TokenSelector;
 // Empty: everything is kept.
 using KeptPositions = std::vector<std::vector<int32_t>>;
 
-// Writes them. Streams without compact pages are left out. REQUIRES: `compact` has room for a position more than the
-// longest list, and no pass uses it. Errors are those of copies.
+// Writes them. Streams without pages for a list are left out. REQUIRES: `compact` has room for the longest list, and no
+// pass uses it. Errors are those of copies.
 absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPositions& kept,
                                 const CompactPages& compact);
 
-// The same for a selector that knows its lists (TokenSelector::lists), with room for the step that writes position
-// `num_tokens`; nothing for others. `compact` may be null for those. ResourceExhausted: no pages.
+// The same for a selector that knows its lists (TokenSelector::lists), behind reserving room for the step that writes
+// position `num_tokens`; nothing for others. `compact` may be null for those. ResourceExhausted: no pages.
 absl::Status BeginLists(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
                         CompactPages* compact);
 

@@ -5,50 +5,72 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/selection/prompt_selector.h"
 
 namespace spl::engine {
 namespace {
 
-int64_t LongestOf(const KeptTokens& kept) {
-  int64_t longest = 0;
-  for (const PositionRanges& layer : kept.layers) longest = std::max(longest, CountOf(layer));
-  return longest;
+// Null: everything that is kept.
+absl::StatusOr<std::unique_ptr<TokenSelector>> MakeInner(DecodeOptions options, const ModelConfig& config) {
+  if (options.selector.empty() || options.selector == "auto") options.selector = "dense";
+  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
+  if (options.selector == "dense") inner.reset();
+  return inner;
 }
 
 }  // namespace
 
-KeptTokensSelector::KeptTokensSelector(const ModelConfig& config, std::shared_ptr<const KeptTokens> kept)
-    : ChoosingSelector(config, nullptr, {.scoring = TokenScoring::kKeptTokens, .budget = 1}),
-      kept_(std::move(kept)),
+KeptTokensSelector::KeptTokensSelector(const ModelConfig& config, std::shared_ptr<const KeptTokens> kept,
+                                       std::unique_ptr<TokenSelector> inner)
+    : kept_(std::move(kept)),
+      inner_(std::move(inner)),
       num_kv_heads_(config.num_kv_heads),
-      longest_(LongestOf(*kept_)),
-      kv_len_(kept_->num_tokens) {
-  SPLICE_CHECK(static_cast<int32_t>(kept_->layers.size()) == config.num_layers &&
-                   static_cast<int32_t>(choosing_layers().size()) == config.num_layers,
-               "a list for each layer of a model without windows");
+      kv_len_(int64_t{kept_->num_tokens} + 1),
+      layers_(static_cast<size_t>(config.num_layers)) {
+  SPLICE_CHECK(kept_->layers.size() == layers_.size(), "a list for each layer");
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    SPLICE_CHECK(config.visibility(layer).rule == kernels::VisibilityRule::kFull, "a model without windows");
+    counts_.push_back(CountOf(kept_->layers[static_cast<size_t>(layer)]));
+    longest_ = std::max(longest_, counts_.back());
+  }
+  for (kernels::LayerSelection& layer : layers_) layer.listed = true;
 }
 
 void KeptTokensSelector::BeginStep(int64_t kv_len) {
   kv_len_ = kv_len;
-  SetStep(/*scores=*/true, /*chosen=*/true);
-  for (const int32_t number : choosing_layers()) layer(number).selects = layer(number).records = true;
+  if (inner_ == nullptr) return;
+  inner_->BeginStep(longest_ + (kv_len - kept_->num_tokens));
+  const TokenScoring scoring = inner_->scoring().scoring;
+  // What was gathered before is counted in tokens of the layer that keeps most.
+  const bool counts_tokens = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPageBounds;
+  const auto steps = inner_->layers();
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    kernels::LayerSelection& layer = layers_[i];
+    layer = steps.empty() ? kernels::LayerSelection{} : steps[i];
+    layer.listed = true;
+    if (counts_tokens && layer.compact_len > 0) layer.compact_len -= static_cast<int32_t>(longest_ - counts_[i]);
+    const kernels::HeadVisibility seen = inner_->Select(static_cast<int32_t>(i), 0);
+    if (seen.rule != kernels::VisibilityRule::kBand) continue;
+    layer.num_sinks = seen.num_sinks;
+    layer.window = seen.window;
+  }
 }
 
 ScoringPlan KeptTokensSelector::scoring() const {
-  ScoringPlan now = plan();
-  now.budget = static_cast<int32_t>(longest_ + std::max<int64_t>(kv_len_ - kept_->num_tokens, 1));
-  return now;
+  ScoringPlan plan = inner_ == nullptr ? ScoringPlan{} : inner_->scoring();
+  plan.first_fresh = kept_->num_tokens;
+  plan.listed_tokens = longest_ + std::max<int64_t>(kv_len_ - kept_->num_tokens, 1);
+  return plan;
 }
 
-KeptPositions KeptTokensSelector::lists(int64_t num_tokens) const {
+KeptPositions KeptTokensSelector::lists() const {
   KeptPositions lists;
   for (const PositionRanges& layer : kept_->layers) {
     std::vector<int32_t> list;
-    list.reserve(static_cast<size_t>(CountOf(layer) + num_tokens - kept_->num_tokens));
+    list.reserve(static_cast<size_t>(CountOf(layer)));
     for (const PositionRange& range : layer) {
       for (int32_t p = range.begin; p < range.end; ++p) list.push_back(p);
     }
-    for (int64_t p = kept_->num_tokens; p < num_tokens; ++p) list.push_back(static_cast<int32_t>(p));
     lists.insert(lists.end(), static_cast<size_t>(num_kv_heads_), list);
   }
   return lists;
@@ -57,19 +79,20 @@ KeptPositions KeptTokensSelector::lists(int64_t num_tokens) const {
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,
                                                                const Model& model) {
   if (kv.kept() == nullptr) return MakeTokenSelector(options, model.config(), kv.classes());
-  SPLICE_RETURN_IF_ERROR(CheckSelectorBehind("samkv", options, model));
-  return std::make_unique<KeptTokensSelector>(model.config(), kv.kept());
+  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, model.config()));
+  return std::make_unique<KeptTokensSelector>(model.config(), kv.kept(), std::move(inner));
 }
 
-absl::Status CheckSelectorBehind(std::string_view policy, const DecodeOptions& options, const Model&) {
-  if (policy != "samkv") return absl::OkStatus();
-  const std::string& name = options.selector;
-  if (!name.empty() && name != "auto" && name != "dense")
-    return InvalidArgument(
-        "decode is '{}': behind reuse policy samkv a layer only has the tokens that it keeps, and this build lets no "
-        "selector choose among them: leave decode out",
-        name);
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorBehind(std::string_view policy, int64_t num_tokens,
+                                                                  const DecodeOptions& options, const Model& model,
+                                                                  std::shared_ptr<const StreamClasses> classes) {
+  const ModelConfig& config = model.config();
+  if (policy != "samkv") return MakeTokenSelector(options, config, std::move(classes));
+  const PositionRange everything{0, static_cast<int32_t>(num_tokens)};
+  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, config));
+  KeptTokens kept{everything.end, std::vector<PositionRanges>(static_cast<size_t>(config.num_layers), {everything})};
+  return std::make_unique<KeptTokensSelector>(config, std::make_shared<const KeptTokens>(std::move(kept)),
+                                              std::move(inner));
 }
 
 }  // namespace spl::engine

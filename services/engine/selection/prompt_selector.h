@@ -27,20 +27,23 @@ class PromptSelector : public ChoosingSelector {
   // about budget - window each.
   virtual std::vector<std::vector<int32_t>> Keep(std::span<const float> attention, int32_t columns) const = 0;
 
-  // From now on steps attend to lists of at most `longest` positions in a step that writes position `num_tokens`, and
-  // of one more in each step behind it.
-  void SetKept(int64_t longest, int64_t num_tokens);
+  // From now on steps attend to lists of at most `longest` positions in front of `first_fresh`, and all behind it.
+  void SetKept(int64_t longest, int64_t first_fresh);
   void BeginStep(int64_t kv_len) override;
   ScoringPlan scoring() const override;
   PromptSelector* of_prompt() override { return this; }
+  // Nothing is scored while decoding: there are only lists.
+  bool Chooses(int32_t, int32_t) const override { return false; }
+  bool Lists(int32_t layer, int32_t kv_head) const override { return ChoosingSelector::Chooses(layer, kv_head); }
+  int64_t most_listed(int64_t num_tokens) const override { return num_tokens; }
 
  protected:
   const int32_t num_kv_heads_;
   const int32_t budget_, window_;
 
  private:
-  int64_t longest_ = 0;  // list of the step that writes position first_; 0: nothing was chosen
-  int64_t first_ = 0;
+  int64_t longest_ = 0;  // of the lists; 0: nothing was chosen
+  int64_t first_fresh_ = 0;
   int64_t kv_len_ = 0;  // of the step
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/page_bound_scores.h"
 #include "kernels/selection/query_window.h"
@@ -32,13 +33,14 @@ void FillDefaults(DecodeOptions& options) {
 
 }  // namespace
 
-std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model) {
+std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
+                                                  int64_t num_tokens) {
   const ModelConfig& config = model.config();
   const ScoringPlan plan = selector.scoring();
   CompactPages::Needs needs;
   switch (plan.scoring) {
     case TokenScoring::kNone:
-      return std::nullopt;
+      break;
     case TokenScoring::kCompactKeys:
       needs.page_tokens = kernels::CompactKeys{config.head_dim, plan.num_dims}.page_tokens();
       needs.num_dims = plan.num_dims;
@@ -55,23 +57,38 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
                                                .page_bytes = model.page_bytes()}
                               .num_pages();
       break;
-    case TokenScoring::kKeptTokens:  // their number, and at most every position
-      needs.fixed_pages = 1;
-      needs.page_tokens = static_cast<int32_t>(model.page_bytes() / sizeof(int32_t));
-      break;
   }
+  bool lists = false;
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    for (int32_t h = 0; h < config.num_kv_heads; ++h) needs.streams.push_back(selector.Chooses(layer, h));
+    for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+      needs.streams.push_back(selector.Chooses(layer, h));
+      needs.lists.push_back(selector.Lists(layer, h));
+      lists |= needs.lists.back();
+    }
   }
+  if (lists) {
+    const int64_t most = selector.most_listed(num_tokens);
+    needs.list_pages = kernels::ListPages(most, model.page_bytes());
+    needs.left_out = std::max<int64_t>(plan.first_fresh - most, 0);
+  }
+  if (plan.scoring == TokenScoring::kNone && !lists) return std::nullopt;
   return needs;
 }
 
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
-                                                               PagePool& pool) {
+                                                               PagePool& pool, int64_t num_tokens) {
   const ModelConfig& config = model.config();
-  auto needs = CompactNeedsOf(selector, model);
+  auto needs = CompactNeedsOf(selector, model, num_tokens);
   if (!needs.has_value()) return nullptr;
   return CompactPages::Create(pool, {config.num_layers, config.num_kv_heads}, *std::move(needs), model.backends());
+}
+
+absl::Status FitCompactPages(const TokenSelector& selector, const Model& model, int64_t num_tokens,
+                             std::unique_ptr<CompactPages>& pages) {
+  auto needs = CompactNeedsOf(selector, model, num_tokens);
+  if (needs.has_value()) return pages->Become(*std::move(needs), num_tokens + 1);
+  pages.reset();
+  return absl::OkStatus();
 }
 
 std::vector<std::string> TokenSelectorNames() {

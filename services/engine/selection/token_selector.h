@@ -1,6 +1,7 @@
 // A decode method: which resident tokens a query attends to (DESIGN section 2).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,15 +23,14 @@ namespace spl::engine {
 
 // How tokens get the scores by which a step chooses among them.
 enum class TokenScoring : uint8_t {
-  kNone,         // none are chosen: what a head sees is known to the host
+  kNone,         // none are chosen: what a head sees is known to the host, or listed before the first step
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
   kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/query_window.h)
-  kKeptTokens,   // SnapKV and its kin, SamKV: chosen before the first step, and none later (a query window of 0)
 };
 
-// What a selector needs computed, the same for all steps of a sequence but for the budget. Sequences of one step have
-// equal scorings.
+// What a selector needs computed, the same for all steps of a sequence but for the budget and the length of its lists.
+// Sequences that score have equal scorings in one step.
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
@@ -38,6 +38,10 @@ struct ScoringPlan {
   int32_t first_layer = 0;  // no layer below chooses
   int32_t budget = 0;
   int32_t recent = 1;
+  // Of a sequence with lists (kernels/selection/candidates.h): where what is fresh begins, and the most positions of a
+  // list of this step that is no choice; 0: it has none.
+  int32_t first_fresh = 0;
+  int64_t listed_tokens = 0;
 
   // Whether the same operations serve both: budgets may differ.
   bool SharesStep(const ScoringPlan& other) const {
@@ -45,7 +49,10 @@ struct ScoringPlan {
            first_layer == other.first_layer;
   }
   // Positions of a list at most.
-  int64_t list_tokens() const { return int64_t{budget} + (window > 0 ? window - 1 : 0); }
+  int64_t list_tokens() const {
+    const int64_t chosen = scoring == TokenScoring::kNone ? 0 : int64_t{budget} + (window > 0 ? window - 1 : 0);
+    return std::max(chosen, listed_tokens);
+  }
 };
 
 class PromptSelector;
@@ -68,12 +75,15 @@ class TokenSelector {
   virtual bool shares_plan() const { return true; }
 
   virtual ScoringPlan scoring() const { return {}; }
-  // What streams attend to in the step that writes position `num_tokens`, but for that position, where it is known
-  // without a choice; whoever begins decoding writes it to the compact pages (BeginLists). Empty: nothing is.
-  virtual KeptPositions lists(int64_t /*num_tokens*/) const { return {}; }
+  // The positions that streams may choose from beside what is fresh, where these are known without a choice; whoever
+  // begins decoding writes them to the compact pages (BeginLists). Empty: nothing is.
+  virtual KeptPositions lists() const { return {}; }
+  // Which streams have lists, and how many positions are in one at most when decoding begins behind so many tokens.
+  virtual bool Lists(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
+  virtual int64_t most_listed(int64_t /*num_tokens*/) const { return 0; }
   // Null: this selector needs nothing of the prompt (runtime/prompt_replay.h).
   virtual PromptSelector* of_prompt() { return nullptr; }
-  // Whether tokens of this stream are ever chosen: it then has compact pages.
+  // Whether tokens of this stream are ever chosen by scores: it then has compact pages.
   virtual bool Chooses(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
   // What the layers do in this step; empty: nothing is chosen in any. [num_layers]
   virtual std::span<const kernels::LayerSelection> layers() const { return {}; }
@@ -87,10 +97,16 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
                                                                  std::shared_ptr<const StreamClasses> classes);
 std::vector<std::string> TokenSelectorNames();
 
-// What a sequence with this selector keeps beside its KV; nothing: std::nullopt.
-std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model);
+// What a sequence with this selector keeps beside its KV when decoding begins behind `num_tokens` positions; nothing:
+// std::nullopt.
+std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
+                                                  int64_t num_tokens);
 // Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
-                                                               PagePool& pool);
+                                                               PagePool& pool, int64_t num_tokens);
+// Pages of a selector of the same method become those of this one, with room for the step behind `num_tokens`
+// positions; null where it needs none. Errors as CompactPages::Become.
+absl::Status FitCompactPages(const TokenSelector& selector, const Model& model, int64_t num_tokens,
+                             std::unique_ptr<CompactPages>& pages);
 
 }  // namespace spl::engine

@@ -47,7 +47,10 @@ class DeviceSide {
       for (int32_t layer = 0; layer < kLayers; ++layer) {
         for (int32_t h = 0; h < b.shape().kv_heads; ++h) {
           tables_.back().push_back(s.streams[h].page_table);
-          compact_.back().push_back(layer == kLayer ? s.compact[h] : std::vector<int32_t>{});
+          compact_.back().emplace_back();
+          if (layer != kLayer) continue;
+          if (!s.list_pages.empty()) compact_.back().back() = s.list_pages[h];
+          compact_.back().back().insert(compact_.back().back().end(), s.compact[h].begin(), s.compact[h].end());
         }
       }
     }
@@ -76,7 +79,13 @@ class DeviceSide {
     for (size_t i = 0; i < b_.sequences().size(); ++i) {
       const TestSequence& s = b_.sequences()[i];
       steps[i][kLayer] = s.step;
-      selections[i] = {compact_[i], steps[i], s.budget, s.recent, static_cast<int32_t*>(dims_[i]->data())};
+      selections[i] = {.compact_tables = compact_[i],
+                       .layers = steps[i],
+                       .budget = s.budget,
+                       .recent = s.recent,
+                       .dims = static_cast<int32_t*>(dims_[i]->data()),
+                       .list_pages = static_cast<int32_t>(s.list_pages.empty() ? 0 : s.list_pages[0].size()),
+                       .first_fresh = s.first_fresh};
       positions.push_back(s.kv_len - 1);
       sequences.push_back({.row_begin = static_cast<int32_t>(i),
                            .row_end = static_cast<int32_t>(i) + 1,
@@ -208,13 +217,21 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> lengths;
   int32_t budget;
   int steps;
+  double held = 0;  // every other sequence only holds so much of what it had
 };
+
+// Every other sequence, from the second on.
+void HoldSome(Random& random, SelectingBatch& b, double share) {
+  for (size_t i = 1; i < b.sequences().size() && share > 0; i += 2)
+    b.HoldSome(random, i, i % 4 == 1 ? 64 : 3, share);
+}
 
 // Steps as a decode engine makes them, recorded from the second one on where nothing but staged memory changes.
 void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
   Random random(seed), steps(seed + 1);
   SelectingBatch b(random, c.shape, c.lengths);
   b.Write();
+  HoldSome(random, b, c.held);
   for (float& x : b.q()) x = ToFloat(ToBf16(x));
   int64_t longest = 0;
   for (const auto& [kv_len, max_len] : c.lengths) longest = std::max<int64_t>(longest, max_len);
@@ -246,10 +263,13 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
       const std::vector<int32_t> dims = device.Dims(stream / c.shape.kv_heads);
       EXPECT_TRUE(std::equal(valid, valid + c.shape.num_dims, dims.data() + (valid - s.dims.data()))) << what;
       ASSERT_EQ(counts[stream], want.counts[stream]) << what;
-      const std::span<const float> w = std::span(want.weights).subspan(stream * longest, s.kv_len);
-      ExpectClose(std::span(weights).subspan(stream * longest, s.kv_len), w, DType::kF32, what + " weights");
-      EXPECT_TRUE(SameChoice(std::span(tokens).subspan(stream * c.budget, counts[stream]),
-                             want.args.lists.of(static_cast<int64_t>(stream)), w, s.kv_len - s.recent))
+      const size_t head = stream % static_cast<size_t>(c.shape.kv_heads);
+      const int32_t num = s.candidates(head);
+      const std::span<const float> w = std::span(want.weights).subspan(stream * longest, static_cast<size_t>(num));
+      ExpectClose(std::span(weights).subspan(stream * longest, static_cast<size_t>(num)), w, DType::kF32,
+                  what + " weights");
+      EXPECT_TRUE(SameChoice(s.NumbersOf(head, std::span(tokens).subspan(stream * c.budget, counts[stream])),
+                             s.NumbersOf(head, want.args.lists.of(static_cast<int64_t>(stream))), w, num - s.recent))
           << what;
     }
     for (size_t i = 0; i < b.sequences().size(); ++i) {
@@ -274,6 +294,60 @@ TEST_F(CudaSelectionTest, TensorCoreShapesEqualTheReference) {
   RunCase(*cuda_, {{2, 9, 64, 16, bf16}, mixed, 300, 6}, ++seed);
   RunCase(*cuda_, {{2, 4, 128, 16, bf16}, {{16384, 16400}, {8191, 8200}}, 2048, 5}, ++seed);
   RunCase(*cuda_, {{1, 4, 128, 16, bf16}, {{70001, 70020}}, 2048, 4}, ++seed);
+}
+
+TEST_F(CudaSelectionTest, SparseStreamsEqualTheReference) {
+  uint64_t seed = 730;
+  const DType bf16 = DType::kBF16;
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
+                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, mixed, 200, 14, 0.5}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, mixed, 300, 10, 0.8}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, mixed, 20, 10, 0}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, {{400, 420}, {16384, 16420}, {8191, 8200}}, 512, 40, 0.25}, ++seed);
+  RunCase(*cuda_, {{1, 4, 128, 16, bf16}, {{10, 20}, {70001, 70020}}, 2048, 6, 0.7}, ++seed);  // a list of many pages
+  RunCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, mixed, 200, 10, 0.5}, ++seed);
+  RunCase(*cuda_, {{1, 3, 96, 96, bf16}, mixed, 64, 8, 0.3}, ++seed);
+}
+
+// What is listed, and the ends of it that a step asks for; everybody else's lists stay.
+TEST_F(CudaSelectionTest, ListsOfCandidatesEqualTheReference) {
+  for (const uint64_t seed : {770u, 771u, 772u}) {
+    Random random(seed);
+    const SelectingShape shape{2, 1, seed == 771 ? 40 : 64, 8, seed == 772 ? DType::kF32 : DType::kBF16};
+    SelectingBatch b(random, shape, {{50, 60}, {2, 20}, {900, 920}, {30000, 30020}, {64, 80}, {9000, 9020}});
+    b.Write();
+    HoldSome(random, b, 0.6);
+    constexpr int64_t kStride = 20000;
+    DeviceSide device(*cuda_, b, kStride, 1, shape.dtype);
+    for (int step = 0; step < 8; ++step) {
+      device.SetLists(std::vector<int32_t>(b.num_streams() * kStride, -9), std::vector<int32_t>(b.num_streams(), -9));
+      for (TestSequence& s : b.sequences()) {
+        s.step.selects = random.Int(0, 3) == 0;
+        s.step.num_sinks = random.Int(0, 40);
+        s.step.window = random.Int(0, 2) == 0 ? 0 : random.Int(1, 10000);
+      }
+      device.Stage();
+      const ListCandidatesArgs on_device{.pool = device.pool(),
+                                         .num_kv_heads = shape.kv_heads,
+                                         .lists = device.lists(),
+                                         .layer = DeviceSide::kLayer};
+      ExpectOk(device.session().RunStep(21, [&] { return cuda_->ListCandidates(device.ctx(), on_device); }));
+      HostLists want(b, kStride, 1);
+      std::ranges::fill(want.tokens, -9);
+      std::ranges::fill(want.counts, -9);
+      ExpectOk(ref::ListCandidates({}, {.pool = b.pool().view(),
+                                        .num_kv_heads = shape.kv_heads,
+                                        .sequences = want.views,
+                                        .lists = want.args.lists}));
+      EXPECT_EQ(device.Counts(), want.counts) << "seed " << seed << ", step " << step;
+      EXPECT_EQ(device.Tokens(), want.tokens) << "seed " << seed << ", step " << step;
+      for (size_t i = 0; i < b.sequences().size(); ++i) {
+        b.Append(i);
+        device.UploadToken(i, b.sequences()[i].kv_len - 1);
+      }
+    }
+  }
 }
 
 TEST_F(CudaSelectionTest, OtherShapesEqualTheReference) {
@@ -456,12 +530,14 @@ TEST_F(CudaSelectionTest, AttentionOverLists) {
 TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
   uint64_t seed = 880;
   const SelectingShape shapes[] = {
-      {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32}, {1, 7, 40, 8, DType::kBF16}};
-  for (const SelectingShape& shape : shapes) {
+      {2, 4, 128, 16, DType::kBF16}, {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32},
+      {1, 1, 64, 16, DType::kF32},   {1, 7, 40, 8, DType::kBF16},   {1, 7, 40, 8, DType::kBF16}};
+  for (const SelectingShape& shape : shapes) {  // each without lists, then with some
     Random random(++seed), steps(seed + 100);
     const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {9000, 9040}};
     SelectingBatch b(random, shape, lengths, kBoundPageTokens);
     b.Write();
+    HoldSome(random, b, seed % 2 == 0 ? 0.4 : 0);
     constexpr int64_t kStride = 9040 / kBoundTokens + 1, kBudget = 512;
     DeviceSide device(*cuda_, b, kBudget, 9040, shape.dtype);
     for (int step = 0; step < 6; ++step) {
@@ -484,6 +560,7 @@ TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
                         .scores_stride = kStride,
                         .granularity = kBoundTokens,
                         .num_kv_heads = shape.kv_heads,
+                        .pool = like.pool,
                         .lists = device.lists(),
                         .layer = DeviceSide::kLayer};
       ExpectOk(device.session().RunStep(4, [&] {
@@ -500,6 +577,7 @@ TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
       // The device's own scores, so that the choice is the same to the last position.
       std::vector<float> scores = device.Weights();
       top.scores = scores.data();
+      top.pool = b.pool().view();
       top.sequences = host.views;
       top.lists = host.args.lists;
       ExpectOk(ref::TopTokens({}, top));
@@ -509,7 +587,8 @@ TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
         if (!s.step.selects) continue;
         const std::string what = "seed " + std::to_string(seed) + ", step " + std::to_string(step) + ", stream " +
                                  std::to_string(stream) + ", kv_len " + std::to_string(s.kv_len);
-        const size_t granules = static_cast<size_t>((s.kv_len + kBoundTokens - 1) / kBoundTokens);
+        const int32_t num = s.candidates(stream % static_cast<size_t>(shape.kv_heads));
+        const size_t granules = static_cast<size_t>((num + kBoundTokens - 1) / kBoundTokens);
         ExpectClose(std::span(scores).subspan(stream * kStride, granules),
                     std::span(host.weights).subspan(stream * kStride, granules), DType::kF32, what);
         EXPECT_TRUE(std::ranges::equal(std::span(tokens).subspan(stream * kBudget, counts[stream]),
@@ -572,6 +651,7 @@ struct WindowCase {
   SelectingShape shape;
   std::vector<int32_t> lengths;  // at the first step
   int32_t window, budget, steps;
+  double held = 0;
 };
 
 class WindowBatch {
@@ -589,7 +669,9 @@ class WindowBatch {
     const auto pages = static_cast<int32_t>(layout.num_pages());
     batch_ = std::make_unique<SelectingBatch>(random, c.shape, lengths, std::max(max_len_ / pages, 1));
     batch_->Write();
-    for (TestSequence& s : batch_->sequences()) s.step = {}, s.budget = c.budget, s.recent = std::min(c.budget, 3);
+    HoldSome(random, *batch_, c.held);
+    for (TestSequence& s : batch_->sequences()) s.budget = c.budget, s.recent = std::min(c.budget, 3);
+    for (TestSequence& s : batch_->sequences()) s.step = {.listed = !s.listed.empty()};
   }
 
   // What sequence i does in step `step`; it begins to record in step i.
@@ -602,7 +684,11 @@ class WindowBatch {
       if (since_[i] >= 0) ++since_[i];
       const bool refresh = recorded + 1 >= c_.window && (since_[i] < 0 || since_[i] == c_.window);
       if (refresh) since_[i] = 0;
-      s.step = {.selects = since_[i] >= 0, .refresh = refresh, .compact_len = recorded, .records = true};
+      s.step = {.selects = since_[i] >= 0,
+                .refresh = refresh,
+                .compact_len = recorded,
+                .records = true,
+                .listed = !s.listed.empty()};
       chooses_ |= refresh;
     }
   }
@@ -617,7 +703,8 @@ class WindowBatch {
             .scores_stride = like.weights_stride,
             .lists = like.lists,
             .layer = like.layer,
-            .chooses = chooses_};
+            .chooses = chooses_,
+            .listed = c_.held > 0};
   }
   SelectingBatch& batch() { return *batch_; }
   bool chooses() const { return chooses_; }
@@ -673,10 +760,13 @@ void RunWindowCase(const Backend& cuda, const WindowCase& c, uint64_t seed) {
       if (!s.step.refresh) {
         before[stream].push_back(s.kv_len - 1);
         EXPECT_EQ(got, before[stream]) << what;
-      } else if (s.kv_len > s.budget) {
-        const std::span<const float> ref_scores = std::span(want.weights).subspan(stream * longest, s.kv_len);
-        ExpectClose(std::span(scores).subspan(stream * longest, s.kv_len), ref_scores, DType::kF32, what + " scores");
-        EXPECT_TRUE(SameChoice(got, want.args.lists.of(static_cast<int64_t>(stream)), ref_scores, s.kv_len - s.recent))
+      } else if (const size_t head = stream % static_cast<size_t>(c.shape.kv_heads); s.candidates(head) > s.budget) {
+        const auto num = static_cast<size_t>(s.candidates(head));
+        const std::span<const float> ref_scores = std::span(want.weights).subspan(stream * longest, num);
+        ExpectClose(std::span(scores).subspan(stream * longest, num), ref_scores, DType::kF32, what + " scores");
+        EXPECT_TRUE(SameChoice(s.NumbersOf(head, got),
+                               s.NumbersOf(head, want.args.lists.of(static_cast<int64_t>(stream))), ref_scores,
+                               s.candidates(head) - s.recent))
             << what;
       } else {
         EXPECT_TRUE(std::ranges::equal(got, want.args.lists.of(static_cast<int64_t>(stream)))) << what;
@@ -709,6 +799,18 @@ TEST_F(CudaSelectionTest, QueryWindowsOfTensorCoreShapesEqualTheReference) {
   RunWindowCase(*cuda_, {{1, 3, 64, 16, bf16}, {1100, 200}, 1, 100, 6}, ++seed);  // every step chooses
   RunWindowCase(*cuda_, {{2, 4, 128, 16, bf16}, {20000, 9000}, 16, 1024, 20}, ++seed);
   RunWindowCase(*cuda_, {{1, 4, 64, 16, bf16}, {140000}, 4, 1024, 6}, ++seed);  // splits of more than 1024 keys
+}
+
+TEST_F(CudaSelectionTest, QueryWindowsOfSparseStreamsEqualTheReference) {
+  uint64_t seed = 1070;
+  const DType bf16 = DType::kBF16;
+  RunWindowCase(*cuda_, {{2, 4, 128, 16, bf16}, {40, 63, 64, 300, 1000, 2040}, 16, 60, 40, 0.5}, ++seed);
+  RunWindowCase(*cuda_, {{1, 16, 128, 16, bf16}, {700, 1500}, 16, 200, 36, 0.7}, ++seed);
+  RunWindowCase(*cuda_, {{2, 9, 64, 16, bf16}, {300, 4000}, 7, 300, 18, 0.4}, ++seed);
+  RunWindowCase(*cuda_, {{2, 4, 128, 16, bf16}, {9000, 20000}, 16, 1024, 20, 0.25}, ++seed);
+  RunWindowCase(*cuda_, {{1, 4, 64, 16, bf16}, {500, 140000}, 4, 1024, 6, 0.9}, ++seed);
+  RunWindowCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, {40, 63, 1200, 900}, 8, 60, 20, 0.5}, ++seed);
+  RunWindowCase(*cuda_, {{1, 3, 96, 96, bf16}, {64, 900}, 5, 48, 12, 0.6}, ++seed);
 }
 
 TEST_F(CudaSelectionTest, QueryWindowsOfOtherShapesEqualTheReference) {

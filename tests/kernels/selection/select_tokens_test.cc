@@ -406,7 +406,10 @@ TEST(SelectTokensValidation, NamesTheFieldThatIsWrong) {
   refuses("sm_scale", [](Args& a, Views&, Batch&) { a.shape.sm_scale = 0; });
   refuses("q_row_stride", [](Args& a, Views&, Batch&) { a.q_row_stride = 255; });
   refuses("lists.stride", [](Args& a, Views&, Batch&) { a.lists.stride = 0; });
-  refuses("lists.stride", [](Args& a, Views&, Batch&) { a.lists.stride = kSelectBudgetMax + 1; });
+  refuses("at most 65536", [](Args& a, Views& v, Batch&) {
+    a.lists.stride = kSelectBudgetMax + 1;
+    v[0].budget = kSelectBudgetMax + 1;
+  });
   refuses("lists.tokens", [](Args& a, Views&, Batch&) { a.lists.tokens = nullptr; });
   refuses("weights_stride", [](Args& a, Views&, Batch&) { a.weights_stride = 199; });
   refuses("budget", [](Args&, Views& v, Batch&) { v[1].budget = 65; });

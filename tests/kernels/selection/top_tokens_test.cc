@@ -140,7 +140,11 @@ TEST(TopTokensValidation, NamesTheFieldThatIsWrong) {
   refuses("num_kv_heads", [](TopTokensArgs& a, S&) { a.num_kv_heads = 0; });
   refuses("scores_stride", [](TopTokensArgs& a, S&) { a.scores_stride = 9; });
   refuses("scores", [](TopTokensArgs& a, S&) { a.scores = nullptr; });
-  refuses("lists.stride", [](TopTokensArgs& a, S&) { a.lists.stride = kSelectBudgetMax + 1; });
+  refuses("lists.stride", [](TopTokensArgs& a, S&) { a.lists.stride = 0; });
+  refuses("at most 65536", [](TopTokensArgs& a, S& s) {
+    a.lists.stride = kSelectBudgetMax + 1;
+    s.budget = kSelectBudgetMax + 1;
+  });
   refuses("budget", [](TopTokensArgs&, S& s) { s.budget = 9; });
   refuses("multiple of granularity", [](TopTokensArgs& a, S& s) {
     a.granularity = 16;

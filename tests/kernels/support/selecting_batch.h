@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/common/token_selection.h"
+#include "kernels/selection/candidates.h"
 #include "kernels/selection/compact_keys.h"
 #include "kernels/selection/select_tokens.h"
 #include "tests/kernels/support/paged_kv.h"
@@ -35,18 +36,42 @@ struct TestSequence {
   std::vector<TestStream> streams;            // [kv_heads], each of max_len
   std::vector<std::vector<int32_t>> compact;  // [kv_heads]
   std::vector<int32_t> dims;                  // [kv_heads, 2, num_dims]
-  std::vector<std::span<const int32_t>> page_tables, compact_tables;
+  // Where something was left out: [kv_heads] the positions in front of first_fresh that are there, and their pages.
+  std::vector<std::vector<int32_t>> listed, list_pages;
+  int32_t first_fresh = 0;
+  std::vector<std::span<const int32_t>> page_tables, compact_tables, list_tables;
 
   SelectingSequence view() {
     page_tables.clear();
     compact_tables.clear();
+    list_tables.clear();
     for (const TestStream& s : streams) page_tables.emplace_back(s.page_table);
     for (const auto& pages : compact) compact_tables.emplace_back(pages);
-    return {page_tables, compact_tables, kv_len, step, budget, recent, dims.data()};
+    for (const auto& pages : list_pages) list_tables.emplace_back(pages);
+    return {page_tables, compact_tables, kv_len, step, budget, recent, dims.data(), list_tables, first_fresh};
+  }
+  // What a head may choose from: how many positions, and which.
+  int32_t candidates(size_t head) const {
+    return listed.empty() ? kv_len : static_cast<int32_t>(listed[head].size()) + kv_len - first_fresh;
+  }
+  int32_t position(size_t head, int32_t i) const {
+    if (listed.empty()) return i;
+    const auto n = static_cast<int32_t>(listed[head].size());
+    return i < n ? listed[head][static_cast<size_t>(i)] : first_fresh + i - n;
+  }
+  // Positions as numbers of candidates; -1 for one that is none.
+  std::vector<int32_t> NumbersOf(size_t head, std::span<const int32_t> tokens) const {
+    std::vector<int32_t> all, numbers;
+    for (int32_t i = 0; i < candidates(head); ++i) all.push_back(position(head, i));
+    for (const int32_t token : tokens) {
+      const auto at = std::lower_bound(all.begin(), all.end(), token);
+      numbers.push_back(at == all.end() || *at != token ? -1 : static_cast<int32_t>(at - all.begin()));
+    }
+    return numbers;
   }
   // What follows a call: the next step appends one position, and names the table that a refresh has written.
   void Advance() {
-    step.compact_len = kv_len;
+    step.compact_len = candidates(0);  // as many in all heads
     if (step.refresh) step.parity ^= 1;
     step.refresh = step.first = false;
   }
@@ -88,6 +113,57 @@ class SelectingBatch {
       }
     }
   }
+  // Behind Write: of what is in front of `first_fresh` the sequence's heads only have `listed` [kv_heads] from here on.
+  // The rest becomes NaN, and pages without any of it leave the tables. REQUIRES: first_fresh < kv_len.
+  void Hold(size_t sequence, const std::vector<std::vector<int32_t>>& listed, int32_t first_fresh) {
+    TestSequence& s = sequences_[sequence];
+    s.listed = listed;
+    s.first_fresh = first_fresh;
+    s.step.listed = true;
+    const int64_t per_page = ListEntriesPerPage(pool_->view().page_bytes());
+    for (size_t h = 0; h < listed.size(); ++h) {
+      TestStream& stream = s.streams[h];
+      std::vector<char> there(static_cast<size_t>(first_fresh), 0);
+      for (const int32_t j : listed[h]) there[static_cast<size_t>(j)] = 1;
+      for (int32_t j = 0; j < first_fresh; ++j) {
+        if (there[static_cast<size_t>(j)]) continue;
+        const auto row = static_cast<size_t>(j) * static_cast<size_t>(shape_.head_dim);
+        std::fill_n(stream.k.begin() + static_cast<int64_t>(row), shape_.head_dim, std::nanf(""));
+        std::fill_n(stream.v.begin() + static_cast<int64_t>(row), shape_.head_dim, std::nanf(""));
+        pool_->WriteToken(stream, j);
+      }
+      for (int32_t page = 0; (page + 1) * kPageTokens <= first_fresh; ++page) {
+        const auto begin = there.begin() + page * kPageTokens;
+        if (std::count(begin, begin + kPageTokens, 1) == 0) stream.page_table[static_cast<size_t>(page)] = kNoPage;
+      }
+      std::vector<int32_t> entries = {static_cast<int32_t>(listed[h].size())};
+      entries.insert(entries.end(), listed[h].begin(), listed[h].end());
+      s.list_pages.emplace_back();
+      for (int64_t at = 0; at < ListPages(static_cast<int64_t>(listed[h].size()), pool_->view().page_bytes()); ++at) {
+        s.list_pages.back().push_back(pool_->Take());
+        const auto first = static_cast<size_t>(at * per_page);
+        const size_t count = std::min(static_cast<size_t>(per_page), entries.size() - first);
+        std::memcpy(pool_->view().k(s.list_pages.back().back()), &entries[first], count * sizeof(int32_t));
+      }
+    }
+  }
+  // The same with random lists, runs of `run` positions at most; every head has as many of `share` as the others.
+  void HoldSome(Random& random, size_t sequence, int32_t run, double share) {
+    TestSequence& s = sequences_[sequence];
+    if (s.kv_len < 2) return;
+    const int32_t first_fresh = random.Int(std::max(1, s.kv_len - 20), s.kv_len - 1);
+    const auto wanted = static_cast<size_t>(std::max(0.0, share * first_fresh));
+    std::vector<std::vector<int32_t>> listed(s.streams.size());
+    for (auto& list : listed) {
+      std::set<int32_t> positions;
+      while (positions.size() < wanted) {
+        const int32_t begin = random.Int(0, first_fresh - 1), end = std::min(first_fresh, begin + random.Int(1, run));
+        for (int32_t j = begin; j < end && positions.size() < wanted; ++j) positions.insert(j);
+      }
+      list.assign(positions.begin(), positions.end());
+    }
+    Hold(sequence, listed, first_fresh);
+  }
   // One more position in every stream of the sequence.
   void Append(size_t sequence) {
     TestSequence& s = sequences_[sequence];
@@ -113,17 +189,19 @@ class SelectingBatch {
     return shape_.dtype == DType::kF32 ? x : ToFloat(ToBf16(x));
   }
 
-  // Whether compact slot i of every position in [0, kv_len) has the bits of dimension dims[i] of its key.
+  // Whether compact slot i of every candidate has the bits of dimension dims[i] of its key.
   ::testing::AssertionResult CompactKeysAreThoseOf(size_t stream_index, std::span<const int32_t> dims) {
     const TestSequence& s = sequence_of(stream_index);
     const CompactKeys compact{shape_.head_dim, shape_.num_dims};
     const KvPoolView& pool = pool_->view();
     const size_t size = DTypeBytes(shape_.dtype);
-    for (int32_t j = 0; j < s.kv_len; ++j) {
-      const std::byte* key = pool.k(stream(stream_index).page_table[j / kPageTokens]);
+    const size_t head = stream_index % static_cast<size_t>(shape_.kv_heads);
+    for (int32_t j = 0; j < s.candidates(head); ++j) {
+      const int32_t position = s.position(head, j);
+      const std::byte* key = pool.k(stream(stream_index).page_table[position / kPageTokens]);
       const std::byte* page = pool.k(s.compact[stream_index % shape_.kv_heads][j / compact.page_tokens()]);
       for (int32_t i = 0; i < shape_.num_dims; ++i) {
-        const size_t from = static_cast<size_t>(j % kPageTokens) * shape_.head_dim + dims[i];
+        const size_t from = static_cast<size_t>(position % kPageTokens) * shape_.head_dim + dims[i];
         const size_t at = static_cast<size_t>(compact.element(j)) + static_cast<size_t>(i) * kPageTokens;
         if (std::memcmp(key + from * size, page + at * size, size) != 0)
           return ::testing::AssertionFailure() << "stream " << stream_index << ", position " << j << ", slot " << i;
@@ -145,6 +223,9 @@ class SelectingBatch {
     int32_t pages = 3;
     for (const auto& [kv_len, max_len] : lengths) {
       pages += shape.kv_heads * ((max_len + kPageTokens - 1) / kPageTokens + (max_len + page_tokens - 1) / page_tokens);
+      // And a list of everything.
+      const size_t page_bytes = 2 * kPageTokens * DTypeBytes(shape.dtype) * static_cast<size_t>(shape.head_dim);
+      pages += shape.kv_heads * static_cast<int32_t>(ListPages(max_len, page_bytes));
     }
     return std::make_unique<TestPool>(shape.dtype, shape.head_dim, pages);
   }

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
@@ -122,6 +123,104 @@ TEST_F(CacheTest, ForkSharesFullPagesAndCopiesTheLast) {
                         pool_.view().page_bytes()),
             0);
   EXPECT_EQ(pool_.owners(kv.stream(0, 0)[0]), 2);
+}
+
+// A fork of a sequence that leaves tokens out leaves them out, too, however much of it the fork owns.
+TEST_F(CacheTest, ForksOfWhatIsKeptHaveItsHoles) {
+  SequenceKv kv(pool_, kShape);
+  ASSERT_TRUE(kv.Reserve(600).ok());
+  kv.set_num_tokens(600);
+  const int64_t whole = pool_.num_free();
+  kv.KeepOnly(std::make_shared<const KeptTokens>(
+      KeptTokens{600, {{{0, 10}, {200, 260}, {590, 600}}, {{320, 321}, {599, 600}}}}));
+  EXPECT_EQ(pool_.num_free() - whole, 3 * (6 + 8));  // of ten pages a head keeps 0, 3, 4, 9 and 5, 9
+  for (const int64_t own_from : {0, 100, 250, 330, 600}) {
+    const int64_t free = pool_.num_free();
+    auto fork = kv.Fork(own_from);
+    ASSERT_TRUE(fork.ok()) << fork.status();
+    (*fork)->CheckInvariants();
+    EXPECT_EQ((*fork)->num_pages(), kv.num_pages());
+    const auto full = static_cast<int32_t>(own_from / 64);
+    int64_t shared = 0;
+    for (int32_t s = 0; s < kShape.num_streams(); ++s) {
+      for (int32_t page = 0; page < full; ++page)
+        shared += kv.streams()[static_cast<size_t>(s)][static_cast<size_t>(page)] != kernels::kNoPage;
+    }
+    EXPECT_EQ(free - pool_.num_free(), kv.num_pages() - shared) << own_from;
+    ASSERT_TRUE((*fork)->Reserve(700).ok());
+    (*fork)->CheckInvariants();
+  }
+}
+
+// Compact pages that turn into those of other needs: every stream has what it needs, no page twice, and what is over or
+// missing goes to or comes from the pool.
+TEST_F(CacheTest, CompactPagesBecomeOthers) {
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  const auto some_needs = [&] {
+    CompactPages::Needs needs;
+    needs.page_tokens = random() % 3 == 0 ? 0 : 64 << random() % 3;
+    needs.fixed_pages = random() % 3;
+    needs.left_out = random() % 2 * 300;
+    needs.list_pages = random() % 3;
+    for (int32_t s = 0; s < kShape.num_streams(); ++s) {
+      needs.lists.push_back(random() % 4 > 0);
+      needs.streams.push_back((needs.list_pages == 0 || needs.lists.back()) && random() % 3 > 0);
+    }
+    if (needs.page_tokens + needs.fixed_pages == 0) needs.list_pages = 1;
+    if (needs.list_pages > 0) {
+      for (size_t s = 0; s < needs.streams.size(); ++s) needs.lists[s] = needs.lists[s] || needs.streams[s];
+    }
+    return needs;
+  };
+  const auto expect = [&](const CompactPages& pages, const CompactPages::Needs& needs, int64_t num_tokens) {
+    std::set<int32_t> all;
+    size_t count = 0;
+    for (size_t s = 0; s < needs.streams.size(); ++s) {
+      int64_t want = needs.list_pages > 0 && needs.lists[s] ? needs.list_pages : 0;
+      const int64_t tokens = std::max<int64_t>(num_tokens - needs.left_out, 0);
+      if (needs.streams[s]) {
+        want += needs.fixed_pages;
+        if (needs.page_tokens > 0) want += (tokens + needs.page_tokens - 1) / needs.page_tokens;
+      }
+      EXPECT_EQ(static_cast<int64_t>(pages.tables()[s].size()), want) << "stream " << s;
+      all.insert(pages.tables()[s].begin(), pages.tables()[s].end());
+      count += pages.tables()[s].size();
+    }
+    EXPECT_EQ(all.size(), count) << "a page in two places";
+    EXPECT_EQ(pool_.num_free(), kPages - static_cast<int64_t>(count));
+    const std::vector<int64_t> by_rank = CompactPages::PagesByRank(kShape, needs, 1, num_tokens);
+    EXPECT_EQ(by_rank[0], static_cast<int64_t>(count));
+    pool_.CheckInvariants();
+  };
+  for (int round = 0; round < 300; ++round) {
+    CompactPages::Needs needs = some_needs();
+    int64_t tokens = 1 + static_cast<int64_t>(random() % 700);
+    auto pages = CompactPages::Create(pool_, kShape, needs, {});
+    ASSERT_TRUE(pages.ok()) << pages.status();
+    ASSERT_TRUE((*pages)->Reserve(tokens).ok());
+    expect(**pages, needs, tokens);
+    for (int turn = 0; turn < 3; ++turn) {
+      needs = some_needs();
+      tokens = 1 + static_cast<int64_t>(random() % 700);
+      ASSERT_TRUE((*pages)->Become(needs, tokens).ok());
+      expect(**pages, needs, tokens);
+      tokens += static_cast<int64_t>(random() % 100);
+      ASSERT_TRUE((*pages)->Reserve(tokens).ok());
+      expect(**pages, needs, tokens);
+    }
+    // What the pool cannot give changes nothing.
+    const auto before = std::vector<std::vector<int32_t>>((*pages)->tables().begin(), (*pages)->tables().end());
+    CompactPages::Needs many = needs;
+    many.list_pages = kPages;
+    many.lists.assign(many.streams.size(), true);
+    EXPECT_EQ((*pages)->Become(many, tokens).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE(std::ranges::equal((*pages)->tables(), before));
+    expect(**pages, needs, tokens);
+    pages->reset();
+    EXPECT_EQ(pool_.num_free(), kPages);
+  }
 }
 
 TEST_F(CacheTest, PrefixIndexFindsLeadingChunksAndSharesTheirPages) {

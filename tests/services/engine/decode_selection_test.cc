@@ -182,7 +182,7 @@ TEST_F(DecodeSelectionTest, KeysOfStepsTellStridesApart) {
     SequenceKv kv(*decode_pool_, {model_->config().num_layers, model_->config().num_kv_heads});
     EXPECT_TRUE(kv.Reserve(length + 1).ok());
     kv.set_num_tokens(length);
-    auto compact = MakeCompactPages(*selector, *model_, *decode_pool_);
+    auto compact = MakeCompactPages(*selector, *model_, *decode_pool_, length);
     EXPECT_TRUE(compact.ok() && (*compact == nullptr || (*compact)->Reserve(length + 1).ok()));
     selector->BeginStep(length + 1);
     const DecodeRow row{.token = 1, .kv = &kv, .selector = selector.get(), .compact = compact->get()};
@@ -350,7 +350,7 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
   records.dense_layers = 0;
   records.budget = 1000;
   const auto recorder = *MakeTokenSelector(records, config, nullptr);
-  const auto compact = *MakeCompactPages(*recorder, *model_, pool);
+  const auto compact = *MakeCompactPages(*recorder, *model_, pool, kv.num_tokens());
   ASSERT_TRUE(compact->Reserve(1).ok());
   for (int32_t j = kLength - kWindow; j < kLength; ++j) {
     const DecodeRow row{prompt[static_cast<size_t>(j)], &kv, recorder.get(), compact.get()};

@@ -90,14 +90,14 @@ TEST_P(KeptMassTest, IsTheAttentionOnWhatIsKept) {
              some = Selector("streaming", 64), more = Selector("streaming", 128), quest = Selector("quest", 96),
              whole = Selector("streaming", 4096);
   // The queries of this very step, which the recorder keeps; layer 0's are the same whatever is chosen.
-  const auto compact = *MakeCompactPages(*recorder, *model_, *pool_);
+  const auto compact = *MakeCompactPages(*recorder, *model_, *pool_, kLength);
   ASSERT_TRUE(compact->Reserve(1).ok());
   const DecodeRow record{77, kv.get(), recorder.get(), compact.get()};
   ASSERT_TRUE(executor_->Decode({&record, 1}).ok());
   const kernels::DType query_type = model_->rank(0).backend().activation_dtype(model_->config().dtype);
   const auto measure = [&](TokenSelector& selector, bool beside) {
     MassProbe probe{.everything = everything.get(), .kept = std::vector<float>(size_t{kLayers} * kQueryHeads)};
-    const auto pages = *MakeCompactPages(selector, *model_, *pool_);
+    const auto pages = *MakeCompactPages(selector, *model_, *pool_, kLength);
     EXPECT_TRUE(pages == nullptr || pages->Reserve(kLength + 1).ok());
     everything->BeginStep(kLength + 1);
     std::vector<DecodeRow> rows = {{77, kv.get(), &selector, pages.get(), nullptr, &probe}};

@@ -16,6 +16,7 @@
 #include "services/engine/cache/segment_summary.h"
 #include "services/engine/engine.h"
 #include "services/engine/recovery/samkv_choice.h"
+#include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/selection/kept_tokens_selector.h"
 #include "tests/services/engine/prompt_runs.h"
@@ -136,6 +137,7 @@ class SamKvPolicyTest : public testing::TestWithParam<std::string> {
   void SetUp() override {
     if (!machine_.there()) GTEST_SKIP() << "no such device";
   }
+  void MixSteps(const std::string& chooses);
   Machine machine_{GetParam()};
 };
 
@@ -478,19 +480,28 @@ TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
   }
 }
 
-// What a sequence decodes with.
+// What a sequence decodes with. `prompt` is read by selectors that choose by it.
 struct Decoding {
-  Decoding(Machine& machine, SequenceKv& sequence) : kv(&sequence) {
-    auto made = MakeSelectorFor(sequence, {}, *machine.model);
+  Decoding(Machine& machine, SequenceKv& sequence, const DecodeOptions& options = {}, const Tokens& prompt = {})
+      : kv(&sequence) {
+    auto made = MakeSelectorFor(sequence, options, *machine.model);
     EXPECT_TRUE(made.ok()) << made.status();
     Begin(machine, *std::move(made));
+    PromptSelector* const of_prompt = selector->of_prompt();
+    if (of_prompt == nullptr) return;
+    EXPECT_TRUE(compact->Reserve(sequence.num_tokens() + 1).ok());
+    auto kept = ChooseOfPrompt(*machine.executor, prompt, sequence, *of_prompt);
+    EXPECT_TRUE(kept.ok()) << kept.status();
+    if (!kept.ok()) return;
+    EXPECT_TRUE(
+        KeepPositions(*machine.model, *machine.pool, *kept, sequence.num_tokens(), *of_prompt, *compact).ok());
   }
   Decoding(Machine& machine, SequenceKv& sequence, std::unique_ptr<TokenSelector> made) : kv(&sequence) {
     Begin(machine, std::move(made));
   }
   void Begin(Machine& machine, std::unique_ptr<TokenSelector> made) {
     selector = std::move(made);
-    auto pages = MakeCompactPages(*selector, *machine.model, *machine.pool);
+    auto pages = MakeCompactPages(*selector, *machine.model, *machine.pool, kv->num_tokens());
     EXPECT_TRUE(pages.ok()) << pages.status();
     compact = *std::move(pages);
     EXPECT_TRUE(BeginLists(*machine.model, *machine.pool, *selector, kv->num_tokens(), compact.get()).ok());
@@ -510,9 +521,10 @@ struct Decoding {
 };
 
 // Logits of `steps` decode steps with these tokens.
-std::vector<std::vector<float>> Decode(Machine& machine, SequenceKv& kv, const Tokens& next) {
+std::vector<std::vector<float>> Decode(Machine& machine, SequenceKv& kv, const Tokens& next,
+                                       const DecodeOptions& options = {}, const Tokens& prompt = {}) {
   std::vector<std::vector<float>> logits;
-  Decoding decoding(machine, kv);
+  Decoding decoding(machine, kv, options, prompt);
   for (const int32_t token : next) {
     const DecodeRow row = decoding.Row(token);
     const absl::Status status = machine.executor->Decode({&row, 1});
@@ -527,6 +539,30 @@ std::vector<std::vector<float>> Decode(Machine& machine, SequenceKv& kv, const T
 
 std::shared_ptr<const KeptTokens> KeptOf(const Result& result) {
   return std::make_shared<KeptTokens>(KeptTokens{static_cast<int32_t>(result.kv->num_tokens()), result.kept});
+}
+
+// Other bytes in every token that its layer does not keep.
+void Spoil(Machine& machine, const Result& result) {
+  for (int32_t stream = 0; stream < kLayers * kHeads; ++stream) {
+    const auto pages = result.kv->stream(stream / kHeads, stream % kHeads);
+    for (size_t i = 0; i < pages.size(); ++i) {
+      if (pages[i] == kernels::kNoPage) continue;
+      std::vector<std::byte> bytes(machine.model->page_bytes());
+      ASSERT_TRUE(machine.pool->ReadPages({&pages[i], 1}, bytes.data()).ok());
+      for (int32_t slot = 0; slot < 64; ++slot) {
+        const int32_t position = static_cast<int32_t>(i) * 64 + slot;
+        if (position >= result.kv->num_tokens() ||
+            ContainsPosition(result.kept[static_cast<size_t>(stream / kHeads)], position))
+          continue;
+        for (const size_t half : {size_t{0}, bytes.size() / 2}) {
+          std::fill_n(
+              bytes.begin() + static_cast<std::ptrdiff_t>(half + static_cast<size_t>(slot) * machine.row_bytes()),
+              machine.row_bytes(), std::byte{0x45});
+        }
+      }
+      ASSERT_TRUE(machine.pool->WritePages({&pages[i], 1}, bytes.data()).ok());
+    }
+  }
 }
 
 // What no layer keeps of a page is given back, and what is kept decides alone: forks and the sequence itself go on
@@ -549,27 +585,7 @@ TEST_P(SamKvPolicyTest, DecodingSeesWhatEachLayerKeeps) {
   (*fork)->CheckInvariants();
   EXPECT_EQ((*fork)->num_pages(), first.kv->num_pages());
   // The second keeps its pages, with other bytes in every token that is not kept.
-  for (int32_t layer = 0; layer < kLayers; ++layer) {
-    for (int32_t head = 0; head < kHeads; ++head) {
-      for (size_t i = 0; i < second.kv->stream(layer, head).size(); ++i) {
-        const int32_t page = second.kv->stream(layer, head)[i];
-        std::vector<std::byte> bytes(machine_.model->page_bytes());
-        ASSERT_TRUE(machine_.pool->ReadPages({&page, 1}, bytes.data()).ok());
-        for (int32_t slot = 0; slot < 64; ++slot) {
-          const int32_t position = static_cast<int32_t>(i) * 64 + slot;
-          if (position >= second.kv->num_tokens() ||
-              ContainsPosition(second.kept[static_cast<size_t>(layer)], position))
-            continue;
-          for (const size_t half : {size_t{0}, bytes.size() / 2}) {  // some large number
-            std::fill_n(
-                bytes.begin() + static_cast<std::ptrdiff_t>(half + static_cast<size_t>(slot) * machine_.row_bytes()),
-                machine_.row_bytes(), std::byte{0x45});
-          }
-        }
-        ASSERT_TRUE(machine_.pool->WritePages({&page, 1}, bytes.data()).ok());
-      }
-    }
-  }
+  Spoil(machine_, second);
   Decoding with_holes(machine_, *second.kv,
                       std::make_unique<KeptTokensSelector>(machine_.model->config(), KeptOf(second)));
   const auto want = Decode(machine_, *first.kv, next), forked = Decode(machine_, **fork, next);
@@ -598,17 +614,112 @@ TEST_P(SamKvPolicyTest, WithNothingLeftOutDecodingIsDense) {
   const auto got = Decode(machine_, *kept.kv, next), want = Decode(machine_, *exact.kv, next);
   for (size_t step = 0; step < next.size(); ++step)
     EXPECT_LE(RelativeL2(got[step], want[step]), kernels::ToleranceFor(machine_.dtype()).relative_l2) << step;
-  const auto refused = MakeSelectorFor(*kept.kv, {"sparcas"}, *machine_.model);
+  const auto refused = MakeSelectorFor(*kept.kv, {"head_classes"}, *machine_.model);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), testing::HasSubstr("decode is 'sparcas'"));
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("'head_classes' needs"));
 }
 
-// A step of sequences with lists and of one without is for each of them what it is alone, recorded or not.
+// Every selector that decodes behind kept tokens, with this budget.
+std::vector<DecodeOptions> ChoosingSelectors(int32_t budget) {
+  std::vector<DecodeOptions> all;
+  for (const char* name : {"sparcas", "quest", "loopserve", "streaming", "snapkv", "adakv", "h2o"}) {
+    DecodeOptions options(name);
+    options.budget = budget;
+    options.dense_layers = 1;
+    options.recent = 16;
+    options.refresh_interval = 5;
+    options.dims = 8;
+    if (options.selector != "h2o") options.window = 8;
+    all.push_back(options);
+  }
+  return all;
+}
+
+// Whatever chooses: a budget beyond what is kept is what decodes everything that is kept, bit by bit; a smaller one is
+// not; what a layer does not keep has no part in it; and all pages come back.
+TEST_P(SamKvPolicyTest, EverySelectorChoosesAmongWhatIsKept) {
+  std::mt19937 random = SeededRandom("selectors");
+  for (const char* choose : {"attention", "means"}) {
+    const Prompt prompt(machine_, random, 3, 500, 700, 60);
+    const Result result =
+        Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.5, .choose = choose}, prompt.hits);
+    const Result spoilt =
+        Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.5, .choose = choose}, prompt.hits);
+    ASSERT_EQ(result.kept, spoilt.kept);
+    Spoil(machine_, spoilt);
+    result.kv->KeepOnly(KeptOf(result));
+    spoilt.kv->KeepOnly(KeptOf(spoilt));
+    const Tokens next = RandomTokens(random, 40);
+    const int64_t free = machine_.pool->num_free();
+    const auto decode = [&](const Result& from, const DecodeOptions& options) {
+      auto fork = from.kv->Fork();
+      EXPECT_TRUE(fork.ok()) << fork.status();
+      return Decode(machine_, **fork, next, options, prompt.tokens);
+    };
+    const auto everything = decode(result, {});
+    for (const DecodeOptions& options : ChoosingSelectors(4096)) {
+      const auto got = decode(result, options);
+      for (size_t step = 0; step < next.size(); ++step)
+        ASSERT_TRUE(SameBits(got[step], everything[step])) << options.selector << ", " << choose << ", step " << step;
+    }
+    for (const DecodeOptions& options : ChoosingSelectors(64)) {
+      const auto got = decode(result, options), again = decode(spoilt, options);
+      double apart = 0;
+      for (size_t step = 0; step < next.size(); ++step) {
+        apart = std::max(apart, RelativeL2(got[step], everything[step]));
+        ASSERT_TRUE(SameBits(got[step], again[step])) << options.selector << ", " << choose << ", step " << step;
+        for (const float x : got[step]) ASSERT_TRUE(std::isfinite(x)) << options.selector;
+      }
+      EXPECT_GT(apart, 1e-4) << options.selector << ", " << choose << ": nothing was left out";
+    }
+    EXPECT_EQ(machine_.pool->num_free(), free);
+    machine_.pool->CheckInvariants();
+  }
+}
+
+// With everything kept, a selector chooses what it does of a sequence that leaves nothing out.
+TEST_P(SamKvPolicyTest, WithNothingLeftOutSelectorsChooseTheSame) {
+  std::mt19937 random = SeededRandom("everything kept");
+  const Tokens prompt = RandomTokens(random, 700);
+  const Result whole = Prefill(machine_, prompt, {.policy = "exact"});
+  const Tokens next = RandomTokens(random, 24);
+  const double tolerance = kernels::ToleranceFor(machine_.dtype()).relative_l2;
+  for (const DecodeOptions& options : ChoosingSelectors(96)) {
+    auto kept = whole.kv->Fork(), plain = whole.kv->Fork();
+    ASSERT_TRUE(kept.ok() && plain.ok());
+    Result all;
+    all.kv = *std::move(kept);
+    all.kept.assign(kLayers, {{0, 700}});
+    all.kv->KeepOnly(KeptOf(all));
+    const auto got = Decode(machine_, *all.kv, next, options, prompt),
+               want = Decode(machine_, **plain, next, options, prompt);
+    for (size_t step = 0; step < next.size(); ++step)
+      EXPECT_LE(RelativeL2(got[step], want[step]), tolerance) << options.selector << ", step " << step;
+  }
+}
+
+// A step of sequences with lists and without, which choose or do not, is for each of them what it is alone, recorded or
+// not.
 TEST_P(SamKvPolicyTest, MixedStepsAreAsAlone) {
-  std::mt19937 random = SeededRandom("mixed steps");
+  for (const std::string chooses : {"", "sparcas", "quest", "loopserve"}) MixSteps(chooses);
+}
+
+void SamKvPolicyTest::MixSteps(const std::string& chooses) {
+  std::mt19937 random = SeededRandom(("mixed steps, " + chooses).c_str());
   std::vector<std::shared_ptr<SequenceKv>> together, alone;
-  for (const double budget : {0.3, 1.0, 0.6}) {  // the second one dense
-    const Prompt prompt(machine_, random, 3, 400, 700, 30);
+  std::vector<Tokens> prompts;
+  const auto named = [&](const std::string& name) -> DecodeOptions {
+    for (const DecodeOptions& options : ChoosingSelectors(64)) {
+      if (options.selector == name) return options;
+    }
+    return {};
+  };
+  // Only one way to score in a step, but lists go along with any.
+  const std::vector<DecodeOptions> options = {{},           named(chooses),     named("snapkv"),
+                                              named(chooses), named("streaming"), named(chooses)};
+  for (const double budget : {0.3, 1.0, 0.6, 0.4, 0.4, 0.8}) {  // the second one dense
+    const Prompt prompt(machine_, random, 3, 300, 450, 30);
+    prompts.push_back(prompt.tokens);
     const bool dense = budget == 1.0;
     const Result result =
         dense ? Prefill(machine_, prompt.tokens, {.policy = "exact"})
@@ -620,7 +731,8 @@ TEST_P(SamKvPolicyTest, MixedStepsAreAsAlone) {
     alone.push_back(*std::move(fork));
   }
   std::vector<std::unique_ptr<Decoding>> decodings;
-  for (const auto& kv : together) decodings.push_back(std::make_unique<Decoding>(machine_, *kv));
+  for (size_t i = 0; i < together.size(); ++i)
+    decodings.push_back(std::make_unique<Decoding>(machine_, *together[i], options[i], prompts[i]));
   const Tokens next = RandomTokens(random, 70);
   std::vector<std::vector<std::vector<float>>> got(together.size()), want;
   for (const int32_t token : next) {
@@ -637,10 +749,12 @@ TEST_P(SamKvPolicyTest, MixedStepsAreAsAlone) {
       together[i]->set_num_tokens(together[i]->num_tokens() + 1);
     }
   }
-  for (const auto& kv : alone) want.push_back(Decode(machine_, *kv, next));
+  for (size_t i = 0; i < alone.size(); ++i)
+    want.push_back(Decode(machine_, *alone[i], next, options[i], prompts[i]));
   for (size_t i = 0; i < want.size(); ++i) {
     for (size_t step = 0; step < next.size(); ++step)
-      ASSERT_TRUE(SameBits(got[i][step], want[i][step])) << "sequence " << i << ", step " << step;
+      ASSERT_TRUE(SameBits(got[i][step], want[i][step]))
+          << "beside " << chooses << ", sequence " << i << ", step " << step;
   }
 }
 

@@ -100,6 +100,30 @@ TEST(ParseCompletionBodyTest, PartsOfAKnowledgeBase) {
   EXPECT_EQ(std::get<TokenizedPrompt>(ids->generation.prompt).segments[0].knowledge_base, "ships");
 }
 
+// The workers' limit, before anything is reserved; other policies take more.
+TEST(ParseCompletionBodyTest, SamKvTakesSoManySegments) {
+  const auto parse = [](size_t count, const std::string& reuse) {
+    Json ids = Json::array(), segments = Json::array(), parts = Json::array();
+    for (size_t i = 0; i < count; ++i) {
+      ids.push_back(7);
+      segments.push_back({{"begin", i}, {"end", i + 1}});
+      parts.push_back({{"type", "segment"}, {"text", "t"}});
+    }
+    const Json of_ids = {{"prompt", ids}, {"splice", {{"reuse", reuse}, {"segments", segments}}}};
+    const Json of_text = {{"prompt", parts}, {"splice", {{"reuse", reuse}}}};
+    const absl::Status status = ParseCompletionBody(of_ids.dump()).status();
+    EXPECT_EQ(ParseCompletionBody(of_text.dump()).status().code(), status.code());
+    return status;
+  };
+  EXPECT_TRUE(parse(kMaxSamKvSegments, "samkv").ok());
+  EXPECT_TRUE(parse(kMaxSamKvSegments + 1, "sparsex").ok());
+  const absl::Status refused = parse(kMaxSamKvSegments + 1, "samkv");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParamOf(refused), "splice.segments");
+  EXPECT_EQ(refused.message(), "splice.segments: reuse samkv serves at most 1024, got 1025");
+  EXPECT_EQ(HttpStatusOf(refused), 400);
+}
+
 TEST(ParseCompletionBodyTest, DefaultsToSixteenTokens) {
   EXPECT_EQ(ParseCompletionBody(R"({"prompt":"x"})").value().generation.sampling.max_tokens, 16u);
 }

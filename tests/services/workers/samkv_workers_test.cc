@@ -1,5 +1,6 @@
 // Requests with samkv through a prefill and a decode worker: tokens are those of one process, and the decode worker
 // keeps what the layers keep.
+#include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/workers/workers_fixture.h"
 
@@ -97,11 +98,16 @@ class SamKvWorkersTest : public WorkersTest {
     kv.KeepOnly(std::make_shared<engine::KeptTokens>(
         engine::KeptTokens{static_cast<int32_t>(documents.prompt.size()), {run.kept().begin(), run.kept().end()}}));
     alone.pages = kv.num_pages();
-    auto selector = engine::MakeSelectorFor(kv, {}, *model_);
+    auto selector = engine::MakeSelectorFor(kv, wire::DecodeOptionsOf(reuse_), *model_);
     EXPECT_TRUE(selector.ok()) << selector.status();
-    auto compact = engine::MakeCompactPages(**selector, *model_, pool);
+    auto compact = engine::MakeCompactPages(**selector, *model_, pool, kv.num_tokens());
     EXPECT_TRUE(compact.ok()) << compact.status();
     EXPECT_TRUE(engine::BeginLists(*model_, pool, **selector, kv.num_tokens(), compact->get()).ok());
+    if (engine::PromptSelector* const of_prompt = (*selector)->of_prompt(); of_prompt != nullptr) {
+      auto chosen = engine::ChooseOfPrompt(**executor, documents.prompt, kv, *of_prompt);
+      EXPECT_TRUE(chosen.ok()) << chosen.status();
+      EXPECT_TRUE(engine::KeepPositions(*model_, pool, *chosen, kv.num_tokens(), *of_prompt, **compact).ok());
+    }
     for (int step = 1; step < steps; ++step) {
       EXPECT_TRUE(kv.Reserve(kv.num_tokens() + 1).ok());
       EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
@@ -148,14 +154,61 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
   }
 }
 
+// Every way to decode, over what is kept; what was reserved for lists and compact keys before it was known what is
+// kept comes back with all the rest.
+TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
+  const Documents documents = MakeDocuments();
+  reuse_.set_policy("samkv");
+  reuse_.set_budget_ratio(0.4);
+  reuse_.set_decode_budget(128);
+  Publish(documents);
+  reserve_with_tokens_ = true;
+  for (const char* name : {"sparcas", "quest", "loopserve", "streaming", "snapkv", "adakv", "h2o"}) {
+    reuse_.set_decode(name);
+    const Alone alone = RunAlone(documents, 24);
+    const Result result = Generate(documents.prompt, Sampling(24));
+    ASSERT_TRUE(result.run.ok()) << name << ": " << result.run;
+    ASSERT_TRUE(result.stream.ok()) << name << ": " << result.stream;
+    EXPECT_EQ(result.tokens, alone.tokens) << name;
+    EXPECT_EQ(result.receipt.decode_selector(), name);
+    EXPECT_LT(result.receipt.kept_share(), 1);
+    EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages()) << name;
+  }
+}
+
+// Lists take pages, which are reserved with the rest: a pool that has room for the prompt's KV alone lets nobody in.
+TEST_P(SamKvWorkersTest, ListsAreReserved) {
+  const auto pages_of = [&](const char* policy, const char* decode) {
+    reuse_.set_policy(policy);
+    reuse_.set_decode(decode);
+    const auto ticket = Reserve(Prompt(3, 3000), Sampling(2));
+    EXPECT_TRUE(ticket.ok()) << ticket.status();
+    const int64_t taken = decode_->pool().num_pages() - decode_->pool().num_free();
+    v1::ReleaseRequest release;
+    release.set_ticket_id(ticket->ticket_id());
+    release.set_generation(ticket->generation());
+    release.set_writer_quiet(true);
+    v1::ReleaseResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(decode_stub_->Release(&context, release, &response).ok());
+    EXPECT_TRUE(PagesComeBack());
+    return taken;
+  };
+  const int64_t streams = engine::KvShapeOf(model_->config()).num_streams();
+  // 3,000 positions are one page of each stream, whatever chooses beside them.
+  EXPECT_EQ(pages_of("samkv", "auto") - pages_of("exact", "auto"), streams);
+  EXPECT_EQ(pages_of("samkv", "sparcas") - pages_of("exact", "sparcas"), streams);
+  EXPECT_EQ(pages_of("samkv", "quest") - pages_of("exact", "quest"), streams);
+}
+
 TEST_P(SamKvWorkersTest, WhatIsNotServedSaysWhich) {
   const Documents documents = MakeDocuments();
   reuse_.set_policy("samkv");
   Mark(documents.ranges);
-  reuse_.set_decode("sparcas");
+  reuse_.set_decode("head_classes");
   const absl::Status selector = Generate(documents.prompt, Sampling(2)).run;
   EXPECT_EQ(selector.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(selector.message(), testing::HasSubstr("decode is 'sparcas'"));
+  EXPECT_THAT(selector.message(), testing::HasSubstr("'head_classes' needs"));
   reuse_.clear_decode();
   reuse_.set_budget_ratio(2);
   // Nothing is reserved for what a prefill worker would refuse.

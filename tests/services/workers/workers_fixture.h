@@ -153,6 +153,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
                                      uint32_t ttl_ms = 0) {
     v1::ReserveRequest request;
     request.set_prompt_tokens(static_cast<uint32_t>(prompt.size()));
+    if (reserve_with_tokens_) request.mutable_token_ids()->Assign(prompt.begin(), prompt.end());
     *request.mutable_sampling() = sampling;
     request.set_model_fingerprint(wire::ToBytes(model_->fingerprint()));
     request.set_ttl_ms(ttl_ms);
@@ -255,6 +256,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   std::string carrier_;
   std::string metrics_listen_;              // empty: none
   v1::ReuseOptions reuse_;                  // of all requests
+  bool reserve_with_tokens_ = false;        // for selectors that choose by the prompt
   std::vector<v1::TokenSegment> segments_;  // of the next requests
   v1::ConnectPeerResponse connected_;
   prefill::HeadLeaseOptions head_leases_;
