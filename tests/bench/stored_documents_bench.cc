@@ -3,7 +3,7 @@
 // samkv-attention: choose=attention.
 //
 //   splice_stored_documents_bench --model models/splice-tiny --data-dir DIR [--documents 16] [--document-tokens 1000]
-//     [--methods sparsex,samkv,samkv-means=0.15] [--rounds 5]
+//     [--methods sparsex,samkv,samkv-means=0.15] [--rounds 5] [--backend cpu|cuda]
 //
 // Documents are published once, each by itself, and acknowledged on disk. Then methods take turns. Before each prompt
 // the store starts anew with an empty memory, the kernel is asked to forget its files, and the prefill engine
@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <future>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ using Clock = std::chrono::steady_clock;
 constexpr chunk::Digest kNamespace{9};
 
 struct Setup {
-  std::string model_dir, data_dir;
+  std::string model_dir, data_dir, backend = "cpu";
   std::string carrier = "shm";
   int documents = 16;
   int document_tokens = 1000;
@@ -55,7 +56,7 @@ class Bench {
  public:
   explicit Bench(const Setup& setup)
       : setup_(setup),
-        model_(std::move(engine::Model::Load(setup.model_dir, std::move(MakeBackend("cpu")).value())).value()) {
+        model_(std::move(engine::Model::Load(setup.model_dir, std::move(MakeBackend(setup.backend)).value())).value()) {
     std::mt19937 random(7);
     const auto text = [&](int length) {
       std::vector<int32_t> tokens(static_cast<size_t>(length));
@@ -95,7 +96,8 @@ class Bench {
   // A store, and an engine that knows nothing.
   struct Parts {
     std::unique_ptr<transport::KvTransport> transport;
-    std::unique_ptr<transport::RegisteredMemory> memory;
+    std::unique_ptr<transport::RegisteredMemory> memory;  // the pages, on the host
+    std::optional<engine::KvMemory> device_memory;        // those of a GPU
     std::unique_ptr<kvstore::KvStoreServer> server;
     std::shared_ptr<chunk::ChunkStore> store;
     std::unique_ptr<engine::PrefillEngine> engine;
@@ -124,7 +126,13 @@ class Bench {
     transport.carriers = setup_.carrier;
     parts->transport = std::move(transport::KvTransport::Create(transport)).value();
     const int64_t pages = engine::PagesForTokens(model_->config(), 2 * static_cast<int64_t>(prompt_.size()) + 2048);
-    parts->memory = std::move(parts->transport->Allocate(static_cast<uint64_t>(pages) * model_->page_bytes())).value();
+    const bool on_host = model_->backend().host_memory();
+    if (on_host) {
+      parts->memory =
+          std::move(parts->transport->Allocate(static_cast<uint64_t>(pages) * model_->page_bytes())).value();
+    } else {
+      parts->device_memory = std::move(engine::AllocateKvMemory(*model_, static_cast<int32_t>(pages))).value();
+    }
     kvstore::KvStoreOptions options;
     options.kv_transport = setup_.carrier;
     options.data_dir = setup_.data_dir;
@@ -135,9 +143,10 @@ class Bench {
     engine::PrefillEngineOptions prefill;
     prefill.store = parts->store;
     prefill.store_timeout = std::chrono::minutes(2);
-    const kernels::KvPoolView view{parts->memory->data(), model_->kv_dtype(), model_->config().head_dim,
-                                   static_cast<int32_t>(pages)};
-    parts->engine = std::move(engine::PrefillEngine::Create(model_, view, prefill)).value();
+    const engine::KvPartitions partitions =
+        on_host ? engine::PartitionHostMemory(*model_, parts->memory->data(), static_cast<int32_t>(pages))
+                : parts->device_memory->pages;
+    parts->engine = std::move(engine::PrefillEngine::Create(model_, partitions, prefill)).value();
     return parts;
   }
 
@@ -206,6 +215,7 @@ int main(int argc, char** argv) {
   app.add_option("--document-tokens", setup.document_tokens)->capture_default_str();
   app.add_option("--methods", setup.methods, "NAME[=BUDGET], separated by commas")->delimiter(',');
   app.add_option("--rounds", setup.rounds)->capture_default_str();
+  app.add_option("--backend", setup.backend, "cpu or cuda")->capture_default_str();
   app.add_option("--carrier", setup.carrier, "shm or tcp")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   std::filesystem::create_directories(setup.data_dir);
