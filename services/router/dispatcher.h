@@ -113,8 +113,8 @@ class Dispatcher {
 
   // The longest context that is served: the workers' word, else the model folder's.
   uint32_t max_context() const;
-  // A request would be taken: a pair of workers is connected and the router is not draining.
-  bool ready() const { return !admission_.closed() && fleet_->snapshot()->HasUsablePair(); }
+  // A request would be taken: the fleet serves and the router is not draining.
+  bool ready() const { return !admission_.closed() && fleet_->snapshot()->Serves(); }
   size_t num_active() const;
   // Ends the requests of this id that are under way (clients may name two alike); how many these were.
   size_t Cancel(const std::string& request_id, const absl::Status& reason);

@@ -521,6 +521,7 @@ void Generation::OnWorkerLost(const std::string& worker_id) {
 void Generation::OnAttemptFailed(const absl::Status& status, const std::string& worker_id) {
   const bool lost_stream = attempt_ != nullptr && attempt_->prefilled;
   waiting_in_ = TtftStage::kRetry;
+  found_none_ = worker_id.empty();
   if (!worker_id.empty() && IsWorkersFault(status.code())) core_.breakers().OnFailure(worker_id, Clock::now());
   NoteKill(status, worker_id);
   Abandon("the attempt failed");
@@ -560,7 +561,8 @@ void Generation::NoteKill(const absl::Status& status, const std::string& worker_
                        is_prefill ? attempt_->prefill.epoch : attempt_->decode.epoch, Clock::now()});
 }
 
-// At once when there is a pair that has not failed this request; else after a pause, so that a worker can come back.
+// At once when there is a pair that has not failed this request; else after a pause, so that a worker can come back, or
+// be connected.
 void Generation::RetryLater() {
   uint32_t killed = 0, unknown = 0;
   for (const Suspect& suspect : suspects_) {
@@ -592,7 +594,7 @@ void Generation::RetryLater() {
     return !failed_.contains(p.worker_id) && prompt_.size() + output_.size() <= p.local->max_new_tokens;
   };
   const bool local = std::any_of(fleet->local.begin(), fleet->local.end(), short_enough);
-  if ((fresh(fleet->prefill) || local) && fresh(fleet->decode)) return Dispatch();
+  if (!found_none_ && (fresh(fleet->prefill) || local) && fresh(fleet->decode)) return Dispatch();
   retry_timer_.expires_after(core_.options().retry_backoff * std::max(failures_, 1U));
   retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
     if (!error) self->Dispatch();

@@ -155,8 +155,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   RequestReceipt receipt_;
 
   AttemptPtr attempt_;
-  uint32_t attempts_ = 0;  // prefills started
-  uint32_t failures_ = 0;  // attempts that ended before prefill answered
+  uint32_t attempts_ = 0;    // prefills started
+  uint32_t failures_ = 0;    // attempts that ended before prefill answered
+  bool found_none_ = false;  // the last attempt failed for want of workers
   uint32_t migrations_ = 0;
   std::set<std::string> full_;    // decode workers that had no room since the last wait
   std::set<std::string> failed_;  // workers that failed this request

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <fstream>
+#include <atomic>
+#include <mutex>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <random>
 #include <thread>
 
@@ -55,6 +55,8 @@ class LocalPrefillTest : public testing::Test {
   double Decode(const std::string& name, size_t i = 0) const { return Metric(*cluster_->decode[i], "metrics", name); }
 
   static std::string Expected(const Ids& prompt, int max_tokens) {
+    static std::mutex mutex;  // the generator is one thread's at a time
+    std::lock_guard lock(mutex);
     static auto generator = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0);
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto result =
@@ -99,7 +101,7 @@ class LocalPrefillTest : public testing::Test {
       for (int i = 0; i < 2; ++i) {
         threads_.emplace_back([this, i] {
           for (uint32_t n = 0; !stop_; ++n) {
-            const json body = Body(RandomIds(1000 + 2 * n + i, 4096), 1);
+            const json body = Body(RandomIds(1000 + 2 * n + i, 2048), 1);
             EXPECT_EQ(HttpPost(test_.cluster_->http(), "/v1/completions", body.dump()).status, 200);
           }
         });
@@ -198,7 +200,7 @@ TEST_F(LocalPrefillTest, WhatFailsHereIsComputedInThePool) {
 }
 
 TEST_F(LocalPrefillTest, AClientThatLeavesFreesThePages) {
-  Start({.decode_flags = {"--fault", "engine.prefill.step=delay(200)", "--local-prefill-slice-tokens", "64"}});
+  Start({.decode_flags = {"--fault", "engine.prefill.step=delay(1000)", "--local-prefill-slice-tokens", "64"}});
   KillPool();
   const auto start = std::chrono::steady_clock::now();
   {

@@ -27,7 +27,12 @@ bool FleetSnapshot::HasUsablePair() const {
       if (!d.draining && link != p.peers.end() && link->second.decode_epoch == d.epoch) return true;
     }
   }
-  return std::any_of(local.begin(), local.end(), [](const PrefillView& p) { return !p.draining; });
+  return false;
+}
+
+bool FleetSnapshot::Serves() const {
+  return HasUsablePair() ||
+         (had_pair && std::any_of(local.begin(), local.end(), [](const PrefillView& p) { return !p.draining; }));
 }
 
 namespace {
@@ -449,6 +454,8 @@ class PollingFleet final : public Fleet {
     alive_prefill_.Set(static_cast<double>(snapshot->prefill.size()));
     alive_decode_.Set(static_cast<double>(snapshot->decode.size()));
     local_prefill_.Set(static_cast<double>(snapshot->local.size()));
+    had_pair_ = had_pair_ || snapshot->HasUsablePair();
+    snapshot->had_pair = had_pair_;
     Publish(std::move(snapshot));
   }
 
@@ -601,6 +608,7 @@ class PollingFleet final : public Fleet {
   std::map<std::pair<std::string, std::string>, Connection> connections_;  // by (prefill, decode) worker_id
   v1::ModelIdentity reference_;
   Listener listener_;
+  bool had_pair_ = false;
   bool stopped_ = false;
 };
 

@@ -88,9 +88,13 @@ struct FleetSnapshot {
 
   size_t num_places() const { return prefill.size() + local.size(); }
   const PrefillView& place(size_t i) const { return i < prefill.size() ? prefill[i] : local[i - prefill.size()]; }
-  // At least one prefill worker is connected to a decode worker, and neither is draining; or a decode worker prefills
-  // short prompts itself, which is better than to serve none.
+  bool had_pair = false;  // this snapshot or one before it
+
+  // At least one prefill worker is connected to a decode worker, and neither is draining.
   bool HasUsablePair() const;
+  // A request would be taken: there is such a pair. Or there was one and now a decode worker prefills short prompts
+  // itself, which is better than to serve none; before there was one, the others are about to come.
+  bool Serves() const;
 };
 
 }  // namespace spl::router

@@ -371,9 +371,12 @@ TEST_F(LocalPlacementTest, WithoutThePoolOnlyShortPromptsAreServed) {
   reuse_ = {{}};
   EXPECT_TRUE(IsLocal(200));
   EXPECT_EQ(Place(201).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(fleet_.HasUsablePair());
-  fleet_.local.clear();
+  EXPECT_FALSE(fleet_.Serves()) << "the pool may be about to come";
+  fleet_.had_pair = true;
+  EXPECT_TRUE(fleet_.Serves());
   EXPECT_FALSE(fleet_.HasUsablePair());
+  fleet_.local.clear();
+  EXPECT_FALSE(fleet_.Serves());
 }
 
 // A pool that failed this request is better than a place to which the prompt is too long.
