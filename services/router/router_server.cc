@@ -1,5 +1,6 @@
 #include "services/router/router_server.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -190,7 +191,8 @@ class Server final : public RouterServer {
     if (stopped_) return;
     if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
     if (++readiness_rounds_ % 10 == 0) ReloadKeys();
-    if (readiness_rounds_ % (10 * static_cast<uint64_t>(options_.public_tls.refresh.count())) == 0) ReloadCertificate();
+    const auto refresh_s = static_cast<uint64_t>(std::max<int64_t>(1, options_.public_tls.refresh.count()));
+    if (readiness_rounds_ % (10 * refresh_s) == 0) ReloadCertificate();
     readiness_timer_.expires_after(std::chrono::milliseconds(100));
     readiness_timer_.async_wait([this](const boost::system::error_code& error) {
       if (!error) UpdateReadiness();

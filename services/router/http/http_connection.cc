@@ -397,9 +397,9 @@ void HttpConnection::OnResponseDone() {
   ArmReadTimer(core_->options.idle_timeout);
   if (buffer_.size() == 0) return Watch();  // or the read that is pending already
   if (!watching_) return ReadRequest();
+  // A pipelined request is here already: the pending read ends and makes way for it.
   ErrorCode ignored;
-  stream_.next_layer().cancel(
-      ignored);  // a pipelined request is here already: the pending read ends and makes way for it
+  stream_.next_layer().cancel(ignored);
 }
 
 // ---- timers and the end
