@@ -530,9 +530,10 @@ class CudaBackend final : public Backend {
     CudaSession& session = CudaSession::Of(ctx);
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "PageBoundScores", a.q.data, a.scores, a.pool.base); !s.ok()) return s;
-    return ToStatus(cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.pool, a.shape.num_kv_heads, a.layer),
-                                          b.max_kv_len, session.stream()),
-                    "PageBoundScores");
+    return ToStatus(
+        cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.pool, a.shape.num_kv_heads, a.layer),
+                              b.max_kv_len, session.stream()),
+        "PageBoundScores");
   }
   absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
     if (absl::Status s = ValidateValueDeviation(a); !s.ok()) return s;

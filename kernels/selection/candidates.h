@@ -5,10 +5,10 @@
 // A stream whose step is `listed` has n listed positions, ascending, all in front of first_fresh, and
 //   candidate i = listed[i] for i < n, and first_fresh + i - n behind: n + kv_len - first_fresh of them.
 // Every position is a candidate of a stream that is not. Operations that choose (SelectTokens, PageBoundScores and
-// TopTokens, ChooseByQueryWindow) take the candidates of a listed stream as if they were a sequence of their own: compact
-// keys, granules, the last `recent` ones, ties and budgets go by number of the candidate, lists name its position. So
-// sinks and windows count what is held, not what the prompt once had: keys were rotated by their true positions before,
-// and nothing else of a position matters to attention.
+// TopTokens, ChooseByQueryWindow) take the candidates of a listed stream as if they were a sequence of their own:
+// compact keys, granules, the last `recent` ones, ties and budgets go by number of the candidate, lists name its
+// position. So sinks and windows count what is held, not what the prompt once had: keys were rotated by their true
+// positions before, and nothing else of a position matters to attention.
 //
 // Layout   list pages of a stream, out of the pool that has its keys: int32, entry 0 is n, then the positions, the next
 //          page where one is full. Written before the first step, and never by one.

@@ -37,8 +37,8 @@ void Update(const PageBoundScoresArgs& a, const SelectingSequence& s, const Cand
   std::array<const std::byte*, kBoundTokens> rows;
   for (int32_t i = 0; i < num_keys; ++i) {
     const int32_t position = own.position(begin + i);
-    rows[static_cast<size_t>(i)] = a.pool.k(s.page_tables[head][position / kPageTokens]) +
-                                   static_cast<size_t>(position % kPageTokens) * row_bytes;
+    rows[static_cast<size_t>(i)] =
+        a.pool.k(s.page_tables[head][position / kPageTokens]) + static_cast<size_t>(position % kPageTokens) * row_bytes;
   }
   const std::span<const std::byte* const> keys(rows.data(), static_cast<size_t>(num_keys));
   std::byte* bounds = a.pool.k(s.compact_tables[head][granule / kBoundsPerPage]);
@@ -69,8 +69,7 @@ absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs
     for (int32_t h = 0; h < a.shape.num_kv_heads; ++h) {
       if (!a.sequences[i].selects(h)) continue;
       const int32_t num = Candidates(a.pool, a.sequences[i], h).count();
-      for (int32_t g = 0; g * kBoundTokens < num; g += kBoundsPerPage)
-        tasks.push_back({static_cast<int32_t>(i), h, g});
+      for (int32_t g = 0; g * kBoundTokens < num; g += kBoundsPerPage) tasks.push_back({static_cast<int32_t>(i), h, g});
     }
   }
   ParallelTasks(ctx, static_cast<int64_t>(tasks.size()), [&](int64_t index) {

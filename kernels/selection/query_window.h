@@ -8,8 +8,8 @@
 //            over the positions that q_b,h sees, f32. Kept are the last `recent` positions and of the others those with
 //            the largest w_j, `budget` together, ties to the lower one; all when kv_len <= budget.
 //   join     with `selects` alone: position kv_len - 1 is kept, too. At most `window` - 1 times between two choices.
-// The list of a stream that selects is what is kept. Of a stream that is listed, candidates take the places of positions
-// and their number that of kv_len, but for a position that joins (candidates.h).
+// The list of a stream that selects is what is kept. Of a stream that is listed, candidates take the places of
+// positions and their number that of kv_len, but for a position that joins (candidates.h).
 //
 // Layout    queries and what is kept lie in compact pages of the stream (QueryWindow), as many whatever the length.
 // Garbage, batch  as in select_tokens.h.

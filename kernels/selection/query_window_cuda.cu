@@ -481,14 +481,16 @@ cudaError_t LaunchMma(const Params& p, int splits, int streams, cudaStream_t str
   const int chunks = (p.rows + kChunkRows - 1) / kChunkRows, padded = (p.rows + 15) / 16 * 16;
   constexpr size_t kStatsBytes = size_t{kChunkRows} * kDim * 2;
   const size_t scores_bytes = static_cast<size_t>(padded) * (kDim * 2 + sizeof(float) + sizeof(int32_t));
-  cudaError_t e = cudaFuncSetAttribute(StatsKernel<kDim, kListed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
+  cudaError_t e =
+      cudaFuncSetAttribute(StatsKernel<kDim, kListed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kStatsBytes);
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute(ScoresKernel<kDim, kListed>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(scores_bytes));
   if (e == cudaSuccess) {
     e = LaunchEarly(StatsKernel<kDim, kListed>, dim3(splits, chunks, streams), kThreads, kStatsBytes, stream, p);
   }
-  if (e == cudaSuccess) e = LaunchEarly(ScoresKernel<kDim, kListed>, dim3(splits, streams), kThreads, scores_bytes, stream, p);
+  if (e == cudaSuccess)
+    e = LaunchEarly(ScoresKernel<kDim, kListed>, dim3(splits, streams), kThreads, scores_bytes, stream, p);
   return e;
 }
 

@@ -406,8 +406,8 @@ __device__ __forceinline__ void Select(const Params& p) {
   } else {
     Gather<kThreads, Smem<kBlocks, kThreads>, Q, Kv>(
         p, s,
-        {q, table, compact, dims_before, dims_table + (1 - parity) * p.num_dims, own, refresh, first, rank == 0, gathered,
-         first_tile, end_tile},
+        {q, table, compact, dims_before, dims_table + (1 - parity) * p.num_dims, own, refresh, first, rank == 0,
+         gathered, first_tile, end_tile},
         reinterpret_cast<char*>(storage.units + p.group * kUnits));  // where the sums and terms will be
     if constexpr (kMma) {
       if (scores_wanted) load_some();

@@ -105,7 +105,8 @@ absl::Status SelectTokens(const KernelContext&, const SelectTokensArgs& a) {
       const int64_t stream = static_cast<int64_t>(i) * a.shape.num_kv_heads + h;
       const float* q = a.q + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * a.shape.head_dim;
       Select({a, a.sequences[i], h, q, {a.shape.head_dim, a.num_dims}, {a.pool, a.sequences[i], h}}, group,
-             a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream], a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
+             a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
+             a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
     }
   }
   return absl::OkStatus();

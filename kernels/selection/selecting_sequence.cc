@@ -52,8 +52,7 @@ absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s,
   const int64_t pages = reads_keys ? (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens : 0;
   for (size_t h = 0; h < heads; ++h) {
     if (s.compact_tables[h].empty()) continue;
-    absl::Status status =
-        ValidateTable(op, "page_tables", s.page_tables[h], s.step.listed ? 0 : pages, pool, s.kv_len);
+    absl::Status status = ValidateTable(op, "page_tables", s.page_tables[h], s.step.listed ? 0 : pages, pool, s.kv_len);
     if (status.ok()) status = ValidateTable(op, "compact_tables", s.compact_tables[h], compact_pages, pool, s.kv_len);
     if (!status.ok()) return status;
   }

@@ -21,8 +21,8 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape,
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
                                      int32_t num_kv_heads, int64_t compact_pages, bool reads_keys = true);
 
-// Of the host variants, of the streams that select and are listed: their lists (ValidateList), the compact pages that so
-// many candidates need, and the pages of the candidates that the step reads. REQUIRES: the sequences are valid else.
+// Of the host variants, of the streams that select and are listed: their lists (ValidateList), the compact pages that
+// so many candidates need, and the pages of the candidates that the step reads. REQUIRES: the sequences are valid else.
 absl::Status ValidateListedStreams(const char* op, std::span<const SelectingSequence> sequences, const KvPoolView& pool,
                                    int32_t num_kv_heads, const std::function<int64_t(int32_t)>& compact_pages);
 

@@ -227,9 +227,8 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   if (tokens < 1 || tokens >= model.config().max_positions)
     return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens, model.config().max_positions);
   // Of all that the policy may leave out nothing is known yet: room is reserved for everything.
-  SPLICE_ASSIGN_OR_RETURN(
-      const auto selector,
-      engine::MakeSelectorBehind(reuse.policy, tokens, ticket->decode, model, ticket->classes));
+  SPLICE_ASSIGN_OR_RETURN(const auto selector,
+                          engine::MakeSelectorBehind(reuse.policy, tokens, ticket->decode, model, ticket->classes));
   ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
   if (ticket->restore.enabled && ticket->classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *selector, model));
@@ -549,9 +548,9 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);
   if (decode.kv->kept() != nullptr && decode.compact != nullptr) {  // less than was reserved, now that it is known
-    SPLICE_ASSIGN_OR_RETURN(const auto selector,
-                            engine::MakeSelectorFor(*decode.kv, decode.decode, engine_.model()));
-    SPLICE_RETURN_IF_ERROR(engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));
+    SPLICE_ASSIGN_OR_RETURN(const auto selector, engine::MakeSelectorFor(*decode.kv, decode.decode, engine_.model()));
+    SPLICE_RETURN_IF_ERROR(
+        engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));
   }
   const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;
   if (!ticket.prompt.empty()) {

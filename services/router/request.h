@@ -56,7 +56,7 @@ inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxSegments = 4096;
 inline constexpr size_t kMaxSamKvSegments = 1024;  // of a request with reuse samkv; workers refuse more, too
-inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
+inline constexpr int32_t kMaxPriority = 1000;      // and not below its negative
 
 struct ChatPrompt {
   std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them

@@ -41,8 +41,7 @@ std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double s
 
 // One entry of --selectors: a method, or kept=SHARE[:METHOD], which decodes what is kept with that method.
 absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::string& entry, int32_t context,
-                                                                    int32_t budget,
-                                                                    const engine::ModelConfig& config) {
+                                                                    int32_t budget, const engine::ModelConfig& config) {
   const bool keeps = entry.starts_with(kKept);
   const size_t colon = keeps ? entry.find(':') : std::string::npos;
   const std::string method = !keeps ? entry : colon == std::string::npos ? "dense" : entry.substr(colon + 1);
@@ -237,7 +236,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
-  app.add_option("--selectors", flags.selectors, "decode methods; kept=SHARE, kept=SHARE:METHOD: behind samkv, which kept that share of the context")
+  app.add_option("--selectors", flags.selectors,
+                 "decode methods; kept=SHARE, kept=SHARE:METHOD: behind samkv, which kept that share of the context")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();

@@ -66,7 +66,8 @@ uint64_t TokenChoices::key() const {
   if (!any()) return 0;
   uint64_t key = 0x2545f4914f6cdd1dull;
   const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x9e3779b97f4a7c15ull + 1; };
-  mix(static_cast<uint64_t>(plan_.scoring) << 33 | static_cast<uint64_t>(listed_) << 32 | static_cast<uint64_t>(plan_.num_dims + plan_.window));
+  mix(static_cast<uint64_t>(plan_.scoring) << 33 | static_cast<uint64_t>(listed_) << 32 |
+      static_cast<uint64_t>(plan_.num_dims + plan_.window));
   mix(static_cast<uint64_t>(plan_.first_layer) << 32 | static_cast<uint64_t>(lists_.stride));
   mix(static_cast<uint64_t>(scores_stride_));
   mix(reinterpret_cast<uint64_t>(lists_.tokens));
@@ -114,11 +115,9 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
   ViewLayer(layer);
   const kernels::Backend& backend = model_.backend();
   if (listed_)
-    SPLICE_RETURN_IF_ERROR(backend.ListCandidates(context, {.pool = pool_,
-                                                            .num_kv_heads = shape.num_kv_heads,
-                                                            .sequences = of_layer_,
-                                                            .lists = lists_,
-                                                            .layer = layer}));
+    SPLICE_RETURN_IF_ERROR(backend.ListCandidates(
+        context,
+        {.pool = pool_, .num_kv_heads = shape.num_kv_heads, .sequences = of_layer_, .lists = lists_, .layer = layer}));
   if (!scores(layer)) return absl::OkStatus();
   if (plan_.scoring == TokenScoring::kCompactKeys)
     return backend.SelectTokens(context, {.shape = shape,

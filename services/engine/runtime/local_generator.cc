@@ -125,7 +125,8 @@ absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt pr
   Decoding decoding{.prompt = std::move(prompt)};
   SPLICE_ASSIGN_OR_RETURN(decoding.selector,
                           MakeTokenSelector(options_.decode, model_->config(), decoding.prompt.classes));
-  SPLICE_ASSIGN_OR_RETURN(decoding.compact, MakeCompactPages(*decoding.selector, *model_, *pool_, decoding.prompt.kv->num_tokens()));
+  SPLICE_ASSIGN_OR_RETURN(decoding.compact,
+                          MakeCompactPages(*decoding.selector, *model_, *pool_, decoding.prompt.kv->num_tokens()));
   if (PromptSelector* const selector = decoding.selector->of_prompt(); selector != nullptr) {
     const SequenceKv& kv = *decoding.prompt.kv;
     SPLICE_RETURN_IF_ERROR(decoding.compact->Reserve(kv.num_tokens() + 1));

@@ -33,8 +33,7 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
                      .scores = static_cast<float*>(of_rank->data())});
   PrefillSlice slice = rows;
   slice.score = tasks.data();
-  SPLICE_RETURN_IF_ERROR(
-      executor.Prefill({&slice, 1}, {.layers = {0, layers.end}, .attention_only_last = true}));
+  SPLICE_RETURN_IF_ERROR(executor.Prefill({&slice, 1}, {.layers = {0, layers.end}, .attention_only_last = true}));
   const size_t run = static_cast<size_t>(heads_of_rank * columns);
   std::vector<float> of_rank(run * static_cast<size_t>(layers.end));
   for (int r = 0; r < model.num_ranks(); ++r) {
@@ -60,9 +59,9 @@ class KeptRowsPolicy final : public RecoveryPolicy {
   std::string_view name() const override { return "kept_rows"; }
   bool reuses_segments() const override { return false; }
   LayerPlan PlanLayer(int32_t layer) override {
-    std::fill(visibility_.begin(), visibility_.end(),
-              kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList,
-                                      .indices = lists_[static_cast<size_t>(layer)]});
+    std::fill(
+        visibility_.begin(), visibility_.end(),
+        kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList, .indices = lists_[static_cast<size_t>(layer)]});
     return {.visibility = visibility_};
   }
 

@@ -17,8 +17,8 @@
 namespace spl::engine {
 
 // Behind a prompt of which tokens were left out everything is as if the tokens that are there were the prompt: rows are
-// those that every layer keeps, and see what their layer keeps; chosen is of that, by number. Layers that choose nothing
-// keep all they have.
+// those that every layer keeps, and see what their layer keeps; chosen is of that, by number. Layers that choose
+// nothing keep all they have.
 //
 // `kv` has the KV of `prompt` and, where a sequence was begun elsewhere, of tokens generated behind it, which are all
 // kept: what is kept is the same wherever it goes on. Rows are written to pages of their own: the sequence's may be

@@ -1,13 +1,13 @@
 // Selector `kept_tokens`: behind a prompt of which tokens were left out, a query of each layer sees what that layer
-// keeps, and everything behind the prompt (SamKV; algorithms.md section 3, "custom heads" of section 8), or what another
-// selector chooses of it. The lists lie in the sequence's compact pages, on the device (BeginLists,
+// keeps, and everything behind the prompt (SamKV; algorithms.md section 3, "custom heads" of section 8), or what
+// another selector chooses of it. The lists lie in the sequence's compact pages, on the device (BeginLists,
 // kernels/selection/candidates.h); a step only says where they end.
 //
-// The inner selector is asked as if the kept tokens of a layer, and what follows the prompt, were the sequence: budgets,
-// sinks, windows and recent tokens count tokens that are there, in their order, and not the positions that the prompt
-// once had; so does the length from which on choices begin, by the layer that keeps most. What a method attends to is
-// then what it would attend to if the prompt had never had the other tokens, but for its keys and queries, which were
-// rotated by their true positions.
+// The inner selector is asked as if the kept tokens of a layer, and what follows the prompt, were the sequence:
+// budgets, sinks, windows and recent tokens count tokens that are there, in their order, and not the positions that the
+// prompt once had; so does the length from which on choices begin, by the layer that keeps most. What a method attends
+// to is then what it would attend to if the prompt had never had the other tokens, but for its keys and queries, which
+// were rotated by their true positions.
 #pragma once
 
 #include <memory>

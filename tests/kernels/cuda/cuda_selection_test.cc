@@ -222,8 +222,7 @@ struct Case {
 
 // Every other sequence, from the second on.
 void HoldSome(Random& random, SelectingBatch& b, double share) {
-  for (size_t i = 1; i < b.sequences().size() && share > 0; i += 2)
-    b.HoldSome(random, i, i % 4 == 1 ? 64 : 3, share);
+  for (size_t i = 1; i < b.sequences().size() && share > 0; i += 2) b.HoldSome(random, i, i % 4 == 1 ? 64 : 3, share);
 }
 
 // Steps as a decode engine makes them, recorded from the second one on where nothing but staged memory changes.
@@ -328,10 +327,8 @@ TEST_F(CudaSelectionTest, ListsOfCandidatesEqualTheReference) {
         s.step.window = random.Int(0, 2) == 0 ? 0 : random.Int(1, 10000);
       }
       device.Stage();
-      const ListCandidatesArgs on_device{.pool = device.pool(),
-                                         .num_kv_heads = shape.kv_heads,
-                                         .lists = device.lists(),
-                                         .layer = DeviceSide::kLayer};
+      const ListCandidatesArgs on_device{
+          .pool = device.pool(), .num_kv_heads = shape.kv_heads, .lists = device.lists(), .layer = DeviceSide::kLayer};
       ExpectOk(device.session().RunStep(21, [&] { return cuda_->ListCandidates(device.ctx(), on_device); }));
       HostLists want(b, kStride, 1);
       std::ranges::fill(want.tokens, -9);
@@ -529,9 +526,9 @@ TEST_F(CudaSelectionTest, AttentionOverLists) {
 // Quest: bounds, scores and whole granules; and given scores of single positions.
 TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
   uint64_t seed = 880;
-  const SelectingShape shapes[] = {
-      {2, 4, 128, 16, DType::kBF16}, {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32},
-      {1, 1, 64, 16, DType::kF32},   {1, 7, 40, 8, DType::kBF16},   {1, 7, 40, 8, DType::kBF16}};
+  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16}, {2, 4, 128, 16, DType::kBF16},
+                                   {1, 1, 64, 16, DType::kF32},   {1, 1, 64, 16, DType::kF32},
+                                   {1, 7, 40, 8, DType::kBF16},   {1, 7, 40, 8, DType::kBF16}};
   for (const SelectingShape& shape : shapes) {  // each without lists, then with some
     Random random(++seed), steps(seed + 100);
     const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {9000, 9040}};

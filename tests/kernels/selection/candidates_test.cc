@@ -52,10 +52,9 @@ TEST(ListCandidates, IsWhatIsListedAndWhatIsFresh) {
       for (TestSequence& s : b.sequences()) views.push_back(s.view());
       for (const ListOp op : kListOps) {
         Lists lists(b.num_streams(), 5020);
-        const absl::Status status = op(t.ctx, {.pool = b.pool().view(),
-                                               .num_kv_heads = shape.kv_heads,
-                                               .sequences = views,
-                                               .lists = lists.view()});
+        const absl::Status status =
+            op(t.ctx,
+               {.pool = b.pool().view(), .num_kv_heads = shape.kv_heads, .sequences = views, .lists = lists.view()});
         ASSERT_TRUE(status.ok()) << status;
         for (size_t stream = 0; stream < b.num_streams(); ++stream) {
           const TestSequence& s = b.sequence_of(stream);
@@ -315,13 +314,13 @@ TEST_P(SparseStreamsTest, QueryWindowsChooseAsOfASequenceOfThese) {
       SCOPED_TRACE("seed " + std::to_string(seed) + (exact ? ", ref" : ", cpu"));
       Random random(seed);
       const int32_t window = 5, budget = 60;
-      const QueryWindow layout{.head_dim = shapes_[n].head_dim,
-                               .group = shapes_[n].group,
-                               .window = window,
-                               .budget = budget,
-                               .query_dtype = DType::kF32,
-                               .page_bytes = 2 * kPageTokens * DTypeBytes(shapes_[n].dtype) *
-                                             static_cast<size_t>(shapes_[n].head_dim)};
+      const QueryWindow layout{
+          .head_dim = shapes_[n].head_dim,
+          .group = shapes_[n].group,
+          .window = window,
+          .budget = budget,
+          .query_dtype = DType::kF32,
+          .page_bytes = 2 * kPageTokens * DTypeBytes(shapes_[n].dtype) * static_cast<size_t>(shapes_[n].head_dim)};
       // The shortest sequence has at least as many as these.
       Pair pair = MakePair(random, shapes_[n], 17, 20 / static_cast<int32_t>(layout.num_pages()));
       for (int step = 0; step < 17; ++step) {
@@ -371,8 +370,8 @@ TEST_P(SparseStreamsTest, QueryWindowsChooseAsOfASequenceOfThese) {
               EXPECT_TRUE(BitwiseEqual(of, packed) || s.candidates(head) <= budget) << what;
             } else if (s.candidates(head) > budget) {
               ExpectClose(of, packed, DType::kF32, what);
-              EXPECT_TRUE(SameChoice(s.NumbersOf(head, got.of(stream)), want.of(stream), packed,
-                                     s.candidates(head) - s.recent))
+              EXPECT_TRUE(
+                  SameChoice(s.NumbersOf(head, got.of(stream)), want.of(stream), packed, s.candidates(head) - s.recent))
                   << what;
               // Joins go on from what was chosen here.
               continue;
@@ -412,7 +411,8 @@ TEST_P(SparseStreamsTest, WhatIsMissingIsNamed) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };
-  EXPECT_THAT(error([](TestSequence& s) { s.streams[0].page_table.back() = kNoPage; }), HasSubstr("page_tables has no"));
+  EXPECT_THAT(error([](TestSequence& s) { s.streams[0].page_table.back() = kNoPage; }),
+              HasSubstr("page_tables has no"));
   EXPECT_THAT(error([](TestSequence& s) { s.compact[0].resize(1); }), HasSubstr("compact_tables has 1 pages"));
   EXPECT_THAT(error([](TestSequence& s) { s.list_pages[0].resize(1); }), HasSubstr("positions on 1 pages"));
   EXPECT_THAT(error([](TestSequence& s) { s.step.compact_len = 10001; }), HasSubstr("compact_len 10001"));

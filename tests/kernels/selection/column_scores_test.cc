@@ -127,6 +127,43 @@ TEST_P(ColumnScores, CountsOnlyWhatABandLetsARowSee) {
   EXPECT_NEAR(sum, static_cast<double>(p.positions.size()) * kQoHeads, 1e-4 * sum);
 }
 
+// Rows over a list: its columns have all of their attention. Others may not be asked for.
+TEST_P(ColumnScores, CountsWhatAListLetsARowSee) {
+  Random random(99);
+  TestContext t(GetParam(), 2);
+  Problem p(random, DType::kBF16, 64);
+  std::vector<int32_t> list;
+  p.columns.clear();
+  for (int32_t at = 0; at < kLen;) {
+    const int32_t end = std::min(kLen, at + random.Int(1, 60));
+    p.columns.push_back({at, end});
+    for (int32_t j = at; j < end; ++j) list.push_back(j);
+    at = end + random.Int(1, 70);
+  }
+  for (HeadStreamView& view : p.views) view.visibility = {.rule = VisibilityRule::kList, .indices = list};
+  std::vector<float> out(p.q.size());
+  const PrefillSequence sequence{0, static_cast<int32_t>(p.positions.size()), p.positions, p.views};
+  ASSERT_TRUE(ref::PrefillAttention({}, {.shape = p.shape,
+                                         .pool = p.pool.view(),
+                                         .q = p.q.data(),
+                                         .q_row_stride = int64_t{kQoHeads} * 64,
+                                         .out = out.data(),
+                                         .lse = p.lse.data(),
+                                         .sequences = {&sequence, 1}})
+                  .ok());
+  std::vector<float> want(list.size()), got(list.size());
+  ASSERT_TRUE(ref::ColumnScores(t.ctx, p.Args(want)).ok());
+  ASSERT_TRUE(cpu::ColumnScores(t.ctx, p.Args(got)).ok());
+  ExpectClose(got, want, DType::kF32, "scores");
+  const auto seeing =
+      std::count_if(p.positions.begin(), p.positions.end(), [&](int32_t row) { return row >= list[0]; });
+  const double sum = std::accumulate(got.begin(), got.end(), 0.0);
+  EXPECT_NEAR(sum, static_cast<double>(seeing) * kQoHeads, 1e-4 * sum);
+  p.columns.back().begin -= 1;  // no longer one of the list
+  got.resize(got.size() + 1);
+  EXPECT_EQ(cpu::ColumnScores(t.ctx, p.Args(got)).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(ColumnScores, DoesNotDependOnThreads) {
   Random random(93);
   Problem p(random, DType::kBF16, 64);

@@ -404,8 +404,7 @@ struct Decoding {
     auto kept = ChooseOfPrompt(*machine.executor, prompt, sequence, *of_prompt);
     EXPECT_TRUE(kept.ok()) << kept.status();
     if (!kept.ok()) return;
-    EXPECT_TRUE(
-        KeepPositions(*machine.model, *machine.pool, *kept, sequence.num_tokens(), *of_prompt, *compact).ok());
+    EXPECT_TRUE(KeepPositions(*machine.model, *machine.pool, *kept, sequence.num_tokens(), *of_prompt, *compact).ok());
   }
   Decoding(Machine& machine, SequenceKv& sequence, std::unique_ptr<TokenSelector> made) : kv(&sequence) {
     Begin(machine, std::move(made));
@@ -625,8 +624,8 @@ void SamKvPolicyTest::MixSteps(const std::string& chooses) {
     return {};
   };
   // Only one way to score in a step, but lists go along with any.
-  const std::vector<DecodeOptions> options = {{},           named(chooses),     named("snapkv"),
-                                              named(chooses), named("streaming"), named(chooses)};
+  const std::vector<DecodeOptions> options = {
+      {}, named(chooses), named("snapkv"), named(chooses), named("streaming"), named(chooses)};
   for (const double budget : {0.3, 1.0, 0.6, 0.4, 0.4, 0.8}) {  // the second one dense
     const Prompt prompt(machine_, random, 3, 300, 450, 30);
     prompts.push_back(prompt.tokens);
@@ -659,8 +658,7 @@ void SamKvPolicyTest::MixSteps(const std::string& chooses) {
       together[i]->set_num_tokens(together[i]->num_tokens() + 1);
     }
   }
-  for (size_t i = 0; i < alone.size(); ++i)
-    want.push_back(Decode(machine_, *alone[i], next, options[i], prompts[i]));
+  for (size_t i = 0; i < alone.size(); ++i) want.push_back(Decode(machine_, *alone[i], next, options[i], prompts[i]));
   for (size_t i = 0; i < want.size(); ++i) {
     for (size_t step = 0; step < next.size(); ++step)
       ASSERT_TRUE(SameBits(got[i][step], want[i][step]))
