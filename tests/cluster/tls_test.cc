@@ -214,7 +214,9 @@ TEST_F(TlsClusterTest, TheToolsUseTheApisOverTls) {
         run({"generate", "--endpoint", endpoint, "--prompt", "The captain", "--max-tokens", "8"}, files.ca_file);
     ASSERT_EQ(told.exit_code, 0) << told.err;
     EXPECT_FALSE(told.out.empty());
-    if (!text.empty()) EXPECT_EQ(told.out, text);
+    if (!text.empty()) {
+      EXPECT_EQ(told.out, text);
+    }
     text = told.out;
   }
   const auto status = run({"ctl", "status", "--url", http}, files.ca_file);
