@@ -1,6 +1,7 @@
 // Several routers over the same workers: what one of them has sent, the others know from the workers themselves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -38,7 +39,18 @@ class SharedIndexesTest : public testing::Test {
     ASSERT_NE(second_, nullptr);
   }
 
+  // The router has seen that nobody waits at the prefill workers: only what they have decides.
+  static bool SeesThemIdle(const std::string& http) {
+    return Eventually([&] {
+      const json workers = json::parse(HttpGet(http, "/control/v1/workers").body)["data"];
+      return std::all_of(workers.begin(), workers.end(), [](const json& w) {
+        return w["role"] != "prefill" || (w["queued_tokens"] == 0 && w["sent_tokens"] == 0);
+      });
+    });
+  }
+
   static json Ask(const std::string& http, const json& content) {
+    EXPECT_TRUE(SeesThemIdle(http));
     const json body = {{"model", "splice-tiny"},
                        {"messages", {{{"role", "user"}, {"content", content}}}},
                        {"max_tokens", 4},
@@ -100,9 +112,9 @@ TEST_F(SharedIndexesTest, ARouterPlacesByPrefixesThatItKnowsFromEventsOnly) {
   for (int i = 0; i < 6; ++i) {
     const std::string start = Sentences(random, 30);
     const double before = Known(second);
-    const json sent = Ask(first, {Text(start + "What is lost?")});
+    const json sent = Ask(first, json::array({Text(start + "What is lost?")}));
     ASSERT_TRUE(Eventually([&] { return Known(second) >= before + 5; }));
-    const json found = Ask(second, {Text(start + "And what is not?")});
+    const json found = Ask(second, json::array({Text(start + "And what is not?")}));
     EXPECT_EQ(found["workers"]["prefill"], sent["workers"]["prefill"]);
     EXPECT_GT(found["tokens"]["cached"], 200);
   }
