@@ -75,6 +75,9 @@ class FakeDeviceBackend : public kernels::Backend {
                                const kernels::DecodeAttentionArgs& a) const override {
     return cpu_->DecodeAttention(ctx, a);
   }
+  absl::Status ListCandidates(const kernels::KernelContext& ctx, const kernels::ListCandidatesArgs& a) const override {
+    return cpu_->ListCandidates(ctx, a);
+  }
   absl::Status SelectTokens(const kernels::KernelContext& ctx, const kernels::SelectTokensArgs& a) const override {
     return cpu_->SelectTokens(ctx, a);
   }

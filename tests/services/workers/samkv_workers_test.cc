@@ -56,7 +56,9 @@ class SamKvWorkersTest : public WorkersTest {
     int64_t pages = 0;
     double kept_share = 1;
   };
-  Alone RunAlone(const Documents& documents, int steps) {
+  Alone RunAlone(const Documents& documents, int steps) { return RunAlone(documents, steps, {"auto"})[0]; }
+  // With each of these decode methods, behind one prefill.
+  std::vector<Alone> RunAlone(const Documents& documents, int steps, const std::vector<const char*>& methods) {
     const engine::ModelConfig& config = model_->config();
     auto memory = engine::AllocateKvMemory(*model_, engine::PagesForTokens(config, 8192));
     EXPECT_TRUE(memory.ok());
@@ -92,31 +94,42 @@ class SamKvWorkersTest : public WorkersTest {
     engine::PromptRun run(documents.prompt, hits, kv, **policy);
     run_all(run);
     EXPECT_TRUE((*executor)->ComputeLogits({&last_row, 1}).ok());
-    Alone alone;
-    alone.tokens.push_back((*executor)->Argmax().value()[0]);
-    alone.kept_share = run.kept_share();
+    const int32_t first_token = (*executor)->Argmax().value()[0];
     kv.KeepOnly(std::make_shared<engine::KeptTokens>(
         engine::KeptTokens{static_cast<int32_t>(documents.prompt.size()), {run.kept().begin(), run.kept().end()}}));
-    alone.pages = kv.num_pages();
+    std::vector<Alone> all;
+    for (const char* method : methods) {
+      reuse_.set_decode(method);
+      auto fork = kv.Fork();
+      EXPECT_TRUE(fork.ok()) << fork.status();
+      all.push_back({{first_token}, kv.num_pages(), run.kept_share()});
+      DecodeAlone(**executor, pool, **fork, documents.prompt, steps, all.back().tokens);
+    }
+    return all;
+  }
+
+  // Steps behind the last of `tokens`, which they are added to.
+  void DecodeAlone(engine::ParallelExecutor& executor, engine::PagePool& pool, engine::SequenceKv& kv,
+                   const std::vector<int32_t>& prompt, int steps, std::vector<int32_t>& tokens) {
     auto selector = engine::MakeSelectorFor(kv, wire::DecodeOptionsOf(reuse_), *model_);
     EXPECT_TRUE(selector.ok()) << selector.status();
     auto compact = engine::MakeCompactPages(**selector, *model_, pool, kv.num_tokens());
     EXPECT_TRUE(compact.ok()) << compact.status();
     EXPECT_TRUE(engine::BeginLists(*model_, pool, **selector, kv.num_tokens(), compact->get()).ok());
     if (engine::PromptSelector* const of_prompt = (*selector)->of_prompt(); of_prompt != nullptr) {
-      auto chosen = engine::ChooseOfPrompt(**executor, documents.prompt, kv, *of_prompt);
+      auto chosen = engine::ChooseOfPrompt(executor, prompt, kv, *of_prompt);
       EXPECT_TRUE(chosen.ok()) << chosen.status();
       EXPECT_TRUE(engine::KeepPositions(*model_, pool, *chosen, kv.num_tokens(), *of_prompt, **compact).ok());
     }
     for (int step = 1; step < steps; ++step) {
       EXPECT_TRUE(kv.Reserve(kv.num_tokens() + 1).ok());
       EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
-      const engine::DecodeRow row{alone.tokens.back(), &kv, selector->get(), compact->get()};
-      EXPECT_TRUE((*executor)->Decode({&row, 1}).ok());
+      const engine::DecodeRow row{tokens.back(), &kv, selector->get(), compact->get()};
+      const absl::Status status = executor.Decode({&row, 1});
+      EXPECT_TRUE(status.ok()) << status;
       kv.set_num_tokens(kv.num_tokens() + 1);
-      alone.tokens.push_back((*executor)->Argmax().value()[0]);
+      tokens.push_back(executor.Argmax().value()[0]);
     }
-    return alone;
   }
 };
 
@@ -163,9 +176,12 @@ TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
   reuse_.set_decode_budget(128);
   Publish(documents);
   reserve_with_tokens_ = true;
-  for (const char* name : {"sparcas", "quest", "loopserve", "streaming", "snapkv", "adakv", "h2o"}) {
+  const std::vector<const char*> methods = {"sparcas", "quest", "loopserve", "streaming", "snapkv", "adakv", "h2o"};
+  const std::vector<Alone> all = RunAlone(documents, 24, methods);
+  for (size_t i = 0; i < methods.size(); ++i) {
+    const char* const name = methods[i];
+    const Alone& alone = all[i];
     reuse_.set_decode(name);
-    const Alone alone = RunAlone(documents, 24);
     const Result result = Generate(documents.prompt, Sampling(24));
     ASSERT_TRUE(result.run.ok()) << name << ": " << result.run;
     ASSERT_TRUE(result.stream.ok()) << name << ": " << result.stream;
@@ -176,7 +192,7 @@ TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
   }
 }
 
-// Lists take pages, which are reserved with the rest: a pool that has room for the prompt's KV alone lets nobody in.
+// Lists take pages, which are reserved with the rest, and come back with it.
 TEST_P(SamKvWorkersTest, ListsAreReserved) {
   const auto pages_of = [&](const char* policy, const char* decode) {
     reuse_.set_policy(policy);
