@@ -138,10 +138,11 @@ TEST_F(LocalPrefillTest, ShortPromptsDoNotWaitForThePool) {
       EXPECT_EQ(near["transport"], "memory");
       EXPECT_EQ(near["tokens"]["computed"], length);
     }
-    const auto grpc = cli::MakeGrpcGenerator(cluster_->grpc(), "");
+    const auto grpc = cli::MakeGrpcGenerator({.url = "grpc://" + cluster_->grpc()});
+    ASSERT_TRUE(grpc.ok()) << grpc.status();
     const Ids prompt = RandomIds(77, 90);
     const auto result =
-        grpc->Generate({.ids = prompt, .max_tokens = 12, .ignore_eos = true}, [](const std::string&) { return true; });
+        (*grpc)->Generate({.ids = prompt, .max_tokens = 12, .ignore_eos = true}, [](const std::string&) { return true; });
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->text, Expected(prompt, 12));
     EXPECT_EQ(result->receipt["prefill"], "local");
