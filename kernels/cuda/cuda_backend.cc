@@ -492,7 +492,8 @@ class CudaBackend final : public Backend {
                     .q_row_stride = a.q_row_stride,
                     .lists = a.lists,
                     .weights = a.weights,
-                    .weights_stride = a.weights_stride};
+                    .weights_stride = a.weights_stride,
+                    .listed = b.listed};
     auto scratch = session.Scratch(CudaSession::Use::kSelectTokens, SelectScratchBytes(args));
     if (!scratch.ok()) return scratch.status();
     args.scratch = static_cast<float*>(*scratch);

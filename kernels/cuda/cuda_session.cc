@@ -378,6 +378,10 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   }
   batch_.selects = std::any_of(batch.sequences.begin(), batch.sequences.end(),
                                [](const BatchSequence& s) { return s.selection != nullptr; });
+  batch_.listed = std::any_of(batch.sequences.begin(), batch.sequences.end(), [](const BatchSequence& s) {
+    return s.selection != nullptr && std::any_of(s.selection->layers.begin(), s.selection->layers.end(),
+                                                 [](const LayerSelection& layer) { return layer.listed; });
+  });
   if (batch_.selects) {
     if (absl::Status s = StageSelection(batch); !s.ok()) return s;
   }

@@ -38,6 +38,7 @@ struct DeviceBatch {
   int64_t compact_stride = 0;
   int64_t steps_stride = 0;  // elements of selection_steps between layers
   bool selects = false;      // some sequence of this batch has a selection
+  bool listed = false;       // and some layer of one is listed
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
   int32_t max_kv_len = 0;  // at least as long as every sequence: what a recorded step is sized for

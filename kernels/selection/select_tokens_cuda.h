@@ -28,6 +28,8 @@ struct SelectArgs {
   float* weights = nullptr;  // [num_sequences * num_kv_heads, weights_stride] or null
   int64_t weights_stride = 0;
   float* scratch = nullptr;  // SelectScratchBytes; may be null when that is 0
+  // Some sequence is listed (LayerSelection::listed): keys are looked up one by one then, which serves the others, too.
+  bool listed = false;
   // The launch may begin before the kernels in front of it on the stream end (cuda_launch.h). The caller promises that
   // kernels which may still run write none of the staged memory, the dimensions, and the positions in front of
   // compact_len of the compact keys.
