@@ -47,7 +47,9 @@ bool Healthy(const std::shared_ptr<grpc::Channel>& channel) {
     request.set_key("health");
     etcdserverpb::RangeResponse response;
     const grpc::Status status = etcdserverpb::KV::NewStub(channel)->Range(&context, request, &response);
-    if (status.ok() || status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) return true;
+    if (status.ok() || status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+        status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+      return true;
   }
   return false;
 }
