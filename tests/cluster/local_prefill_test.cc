@@ -201,7 +201,7 @@ TEST_F(LocalPrefillTest, WhatFailsHereIsComputedInThePool) {
 }
 
 TEST_F(LocalPrefillTest, AClientThatLeavesFreesThePages) {
-  Start({.decode_flags = {"--fault", "engine.prefill.step=delay(1000)", "--local-prefill-slice-tokens", "64"}});
+  Start({.decode_flags = {"--fault", "engine.prefill.step=delay(4000)", "--local-prefill-slice-tokens", "64"}});
   KillPool();
   const auto start = std::chrono::steady_clock::now();
   {
