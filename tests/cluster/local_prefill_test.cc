@@ -20,6 +20,7 @@ namespace spl::test {
 namespace {
 
 using nlohmann::json;
+using spl::testing::HttpTestClient;
 using Ids = std::vector<int32_t>;
 
 // Printable, so that every token has a text.
@@ -39,7 +40,7 @@ double Metric(const Process& process, const std::string& address, const std::str
   return MetricValue(HttpGet(process.ready(address), "/metrics").body, name);
 }
 
-class LocalPrefillTest : public testing::Test {
+class LocalPrefillTest : public ::testing::Test {
  protected:
   void Start(ClusterConfig config = {}) {
     config.model_dir = kTinyModel;
@@ -142,14 +143,14 @@ TEST_F(LocalPrefillTest, ShortPromptsDoNotWaitForThePool) {
     const auto grpc = cli::MakeGrpcGenerator({.url = "grpc://" + cluster_->grpc()});
     ASSERT_TRUE(grpc.ok()) << grpc.status();
     const Ids prompt = RandomIds(77, 90);
-    const auto result =
-        (*grpc)->Generate({.ids = prompt, .max_tokens = 12, .ignore_eos = true}, [](const std::string&) { return true; });
+    const auto result = (*grpc)->Generate({.ids = prompt, .max_tokens = 12, .ignore_eos = true},
+                                          [](const std::string&) { return true; });
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->text, Expected(prompt, 12));
     EXPECT_EQ(result->receipt["prefill"], "local");
   }
   const std::string metrics = HttpGet(cluster_->http(), "/metrics").body;
-  EXPECT_THAT(metrics, testing::HasSubstr("splice_router_prefills_total{place=\"local\"} 6"));
+  EXPECT_THAT(metrics, ::testing::HasSubstr("splice_router_prefills_total{place=\"local\"} 6"));
   EXPECT_GT(MetricValue(metrics, "splice_router_prefills_total"), 7);
   ExpectNoPageLost();
 }
