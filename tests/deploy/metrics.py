@@ -6,8 +6,9 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "metrics.md"
 
-# type: counter, gauge or histogram; labels: name -> set of known values; programs: set of router, prefill, decode, store
-Metric = collections.namedtuple("Metric", "type labels programs")
+# type: counter, gauge or histogram; labels: name -> set of known values; programs: set of router, prefill, decode, store;
+# local_prefill: the decode worker has it only if it prefills itself
+Metric = collections.namedtuple("Metric", "type labels programs local_prefill", defaults=[False])
 
 # Folders of the sources that belong to one program alone.
 PROGRAM_OF_FOLDER = {"router": "router", "prefill": "prefill", "decode": "decode", "kvstore": "store"}
@@ -29,7 +30,8 @@ def read_table(text=None):
         for part in re.finditer(r"`(\w+)`(?::([^`]*))?", cells[2]):
             values = {value.strip() for value in (part.group(2) or "").split(",")}
             labels[part.group(1)] = values - {""}
-        metrics[name] = Metric(cells[1], labels, {program.strip() for program in cells[4].split(",")})
+        programs = {program.strip() for program in cells[4].split(",")}
+        metrics[name] = Metric(cells[1], labels, {program.rstrip("*") for program in programs}, "decode*" in programs)
     return metrics
 
 

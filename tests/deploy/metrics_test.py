@@ -37,6 +37,8 @@ class MetricsTest(unittest.TestCase):
     def test_a_wrong_row_is_noticed(self):
         row = "| `splice_x` | gauge | | bytes | store | what it is |\n"
         self.assertEqual(metrics.read_table(row)["splice_x"].programs, {"store"})
+        starred = metrics.read_table(row.replace("store", "prefill, decode*"))["splice_x"]
+        self.assertEqual((starred.programs, starred.local_prefill), ({"prefill", "decode"}, True))
         with self.assertRaises(ValueError):
             metrics.read_table(row + row)
         with self.assertRaises(ValueError):

@@ -71,7 +71,7 @@ class PodsTest(unittest.TestCase):
         return cls.ports.setdefault(str(port), free_port())
 
     @classmethod
-    def start(cls, name):
+    def start(cls, name, *more):
         container = cls.pods[name]["containers"][0]
         command = [str(BIN / container["command"][0])]
         for argument in container["args"]:
@@ -86,6 +86,7 @@ class PodsTest(unittest.TestCase):
             if value == "auto" and flag == "--backend":
                 value = "cpu"
             command.append(f"{flag}={SMALLER.get(flag, value)}")
+        command += more
         with open(pathlib.Path(cls.folder.name) / f"{name}.log", "w") as log:
             cls.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=tools.ROOT)
 
@@ -110,6 +111,30 @@ class PodsTest(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline, f"{name} did not become ready:\n{log}")
             time.sleep(0.1)
 
+    def check_exported(self, name, local_prefill):
+        table = metrics.read_table()
+        status, text = get(self.metrics_url(name) + "/metrics")
+        self.assertEqual(status, 200, text)
+        exported = dict(re.findall(r"^# TYPE (splice_\w+) (\w+)$", text, re.MULTILINE))
+        self.assertGreater(len(exported), 10, name)
+        wrong = {metric for metric, kind in exported.items()
+                 if metric not in table or table[metric].type != kind or name not in table[metric].programs}
+        self.assertEqual(wrong, set(), f"{name} exports it, and the table has another type or program")
+        # What the table says is there from the start: all but events that this test has not caused.
+        # Spans are counted where they are exported, and these pods have no collector.
+        # And what only a plan sets: an autoscaler must not read a 0 before there is one.
+        events = {"splice_request_errors_total", "splice_trace_spans_total", "splice_pool_desired_replicas",
+                  "splice_pool_desired_reason"} | {m for m in table if m.startswith("splice_fidelity_")}
+        own = {m for m, row in table.items() if name in row.programs}
+        if name == "decode":
+            only_local = {m for m in own if table[m].local_prefill}
+            if local_prefill:  # its pods are given no store
+                own -= {m for m in own if m.startswith("splice_store_")}
+            else:
+                self.assertEqual(only_local & set(exported), set(), "these came without --local-prefill-tokens")
+                own -= only_local
+        self.assertEqual(own - set(exported) - events, set(), f"{name} does not export it")
+
     def test_they_serve_and_end(self):
         for name in ORDER:
             self.wait_ready(name)
@@ -123,20 +148,8 @@ class PodsTest(unittest.TestCase):
         self.assertEqual(json.loads(text)["splice"]["workers"],
                          {"prefill": "splice-prefill-0", "decode": "splice-decode-0"})
 
-        table = metrics.read_table()
         for name in ORDER:
-            status, text = get(self.metrics_url(name) + "/metrics")
-            exported = dict(re.findall(r"^# TYPE (splice_\w+) (\w+)$", text, re.MULTILINE))
-            self.assertGreater(len(exported), 10, name)
-            for metric, kind in exported.items():
-                self.assertIn(metric, table, f"{name} exports it")
-                self.assertEqual((kind, name in table[metric].programs), (table[metric].type, True), f"{name} {metric}")
-            # What the table says is there from the start: all but events that this test has not caused.
-            # Spans are counted where they are exported, and these pods have no collector.
-            # And what only a plan sets: an autoscaler must not read a 0 before there is one.
-            events = {"splice_request_errors_total", "splice_trace_spans_total", "splice_pool_desired_replicas", "splice_pool_desired_reason"} | {m for m in table if m.startswith("splice_fidelity_")}
-            missing = {m for m, row in table.items() if name in row.programs} - set(exported) - events
-            self.assertEqual(missing, set(), f"{name} does not export it")
+            self.check_exported(name, local_prefill=False)
 
         # What the alert SplicePagesLeaked takes for a leak: a decode worker without requests that holds pages.
         deadline = time.monotonic() + 10
@@ -150,6 +163,10 @@ class PodsTest(unittest.TestCase):
             code = process.wait(timeout=self.pods[name]["terminationGracePeriodSeconds"])
             self.assertEqual(code, 0, (pathlib.Path(self.folder.name) / f"{name}.log").read_text()[-2000:])
             print(f"{name} ended {time.monotonic() - begin:.1f} s after SIGTERM", file=sys.stderr)
+
+        self.start("decode", "--local-prefill-tokens=256", "--local-prefill-kv-bytes=64MiB")
+        self.wait_ready("decode")
+        self.check_exported("decode", local_prefill=True)
 
 
 if __name__ == "__main__":
