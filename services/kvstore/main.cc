@@ -2,7 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "services/base/byte_size.h"
+#include "services/base/byte_size_option.h"
 #include "services/base/crash_handler.h"
 #include "services/base/fault_point.h"
 #include "services/base/log.h"
@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
   spl::kvstore::KvStoreOptions options;
   options.listen = "127.0.0.1:7004";
   options.metrics_listen = "127.0.0.1:9004";
-  std::string memory = "1GiB", disk = "16GiB", log_level = "info";
+  std::string log_level = "info";
   std::vector<std::string> faults;
   spl::PeerTlsOptions tls;
   CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
@@ -44,8 +44,8 @@ int main(int argc, char** argv) {
   tls.Register(app);
   options.trace.Register(app);
   app.add_option("--data-dir", options.data_dir, "directory of the disk tier; without it chunks live in memory only");
-  app.add_option("--memory-bytes", memory, "memory tier, for example 512MiB")->capture_default_str();
-  app.add_option("--disk-bytes", disk, "disk tier")->capture_default_str();
+  spl::AddByteSizeOption(app, "--memory-bytes", options.memory_bytes, "memory tier, for example 512MiB");
+  spl::AddByteSizeOption(app, "--disk-bytes", options.disk_bytes, "disk tier");
   app.add_option("--high-watermark", options.high_watermark, "share of a tier that triggers eviction")
       ->capture_default_str();
   app.add_option("--low-watermark", options.low_watermark, "share that eviction leaves in use")->capture_default_str();
@@ -65,11 +65,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto memory_bytes = spl::ParseByteSize(memory);
-  const auto disk_bytes = spl::ParseByteSize(disk);
-  absl::Status usage = memory_bytes.status();
-  usage.Update(disk_bytes.status());
-  usage.Update(spl::log::SetLevel(log_level));
+  absl::Status usage = spl::log::SetLevel(log_level);
   for (const std::string& fault : faults) usage.Update(spl::ArmFaultFromFlag(fault));
   auto peer_tls = spl::PeerTls::Load(tls);
   usage.Update(peer_tls.status());
@@ -78,8 +74,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   options.tls = *std::move(peer_tls);
-  options.memory_bytes = *memory_bytes;
-  options.disk_bytes = *disk_bytes;
   if (const absl::Status status = Serve(options, stop); !status.ok()) {
     std::fprintf(stderr, "splice-kvstore: %s\n", spl::MessageOf(status).c_str());
     return 1;

@@ -6,7 +6,7 @@
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/base/address.h"
-#include "services/base/byte_size.h"
+#include "services/base/byte_size_option.h"
 
 namespace spl {
 
@@ -52,28 +52,16 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  app.add_option_function<std::string>(
-      "--kv-bytes",
-      [&flags](const std::string& text) {
-        const auto bytes = ParseByteSize(text);
-        if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
-        flags.kv_bytes = *bytes;
-      },
-      "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB (default 1GiB)");
+  AddByteSizeOption(app, "--kv-bytes", flags.kv_bytes,
+                    "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--kv-transport", flags.kv_transport,
                  "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  app.add_option_function<std::string>(
-      "--host-kv-bytes",
-      [&flags](const std::string& text) {
-        const auto bytes = ParseByteSize(text);
-        if (!bytes.ok()) throw CLI::ValidationError("--host-kv-bytes", MessageOf(bytes.status()));
-        flags.host_kv_bytes = *bytes;
-      },
-      "with a GPU: page-locked host memory through which KV reaches workers that are not written directly (default "
-      "256MiB)");
+  AddByteSizeOption(
+      app, "--host-kv-bytes", flags.host_kv_bytes,
+      "with a GPU: page-locked host memory through which KV reaches workers that are not written directly");
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")
       ->capture_default_str();
@@ -95,15 +83,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
                    "faster; 0: none")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
-    app.add_option_function<std::string>(
-        "--local-prefill-kv-bytes",
-        [&flags](const std::string& text) {
-          const auto bytes = ParseByteSize(text);
-          if (!bytes.ok()) throw CLI::ValidationError("--local-prefill-kv-bytes", MessageOf(bytes.status()));
-          flags.local_prefill_kv_bytes = *bytes;
-        },
-        "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their prefixes for "
-        "later ones (default 256MiB)");
+    AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
+                      "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their "
+                      "prefixes for later ones");
     app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
                    "tokens that are computed between two steps of decoding (a multiple of 64)")
         ->check(CLI::Range(64, 65536))
@@ -118,15 +100,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                    "refuse decode workers that KV reaches more slowly than this; 0: any")
         ->check(CLI::NonNegativeNumber);
-    app.add_option_function<std::string>(
-        "--head-lease-bytes",
-        [&flags](const std::string& text) {
-          const auto bytes = ParseByteSize(text);
-          if (!bytes.ok()) throw CLI::ValidationError("--head-lease-bytes", MessageOf(bytes.status()));
-          flags.head_lease_bytes = *bytes;
-        },
-        "of the page pool, what may be kept for decode workers that leave it out and may fetch it later (requests with "
-        "decode_restore); 0: nothing (default 256MiB)");
+    AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
+                      "of the page pool, what may be kept for decode workers that leave it out and may fetch it later "
+                      "(requests with decode_restore); 0: nothing");
     app.add_option("--session-share", flags.session_share,
                    "of the KV pool: what conversations may keep between their turns")
         ->check(CLI::Range(0.0, 1.0))

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "services/base/byte_size.h"
+#include "services/base/byte_size_option.h"
 #include "services/base/status.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/capacity_bench.h"
@@ -236,15 +236,7 @@ Command MakeBenchCommand(CLI::App& root) {
                  "With --capacity: what is compared with dense: safe, mid, paper, or a head_classes.json")
       ->needs(capacity)
       ->capture_default_str();
-  app.add_option_function<std::string>(
-         "--kv-bytes",
-         [raw = flags.get()](const std::string& text) {
-           const auto bytes = ParseByteSize(text);
-           if (!bytes.ok()) throw CLI::ValidationError("--kv-bytes", MessageOf(bytes.status()));
-           raw->room.kv_bytes = *bytes;
-         },
-         "With --capacity: memory of the pool (default 1GiB)")
-      ->needs(capacity);
+  AddByteSizeOption(app, "--kv-bytes", flags->room.kv_bytes, "With --capacity: memory of the pool")->needs(capacity);
   app.add_option("--decode-steps", flags->room.steps, "With --capacity: steps that are measured")
       ->needs(capacity)
       ->check(CLI::Range(1, 4096))

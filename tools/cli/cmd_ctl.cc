@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "services/base/byte_size.h"
+#include "services/base/byte_size_option.h"
 #include "services/base/shutdown_signal.h"
 #include "tools/cli/admin_flags.h"
 #include "tools/cli/command.h"
@@ -254,14 +255,7 @@ absl::Status Drain(const Flags& flags) {
 }
 
 void AddSettings(CLI::App& app, Flags& flags) {
-  app.add_option_function<std::string>(
-      "--quota",
-      [&flags](const std::string& text) {
-        const auto bytes = ParseByteSize(text);
-        if (!bytes.ok()) throw CLI::ValidationError("--quota", MessageOf(bytes.status()));
-        flags.quota_bytes = *bytes;
-      },
-      "KV on each store at most, e.g. 4GiB; 0: no limit");
+  AddByteSizeOption(app, "--quota", flags.quota_bytes, "KV on each store at most, e.g. 4GiB; 0: no limit");
   app.add_option("--quota-chunks", flags.quota_chunks, "chunks on each store at most; 0: no limit");
   app.add_option("--ttl-seconds", flags.ttl_seconds, "how long a chunk is kept; 0: for ever");
   app.add_option("--public", flags.is_public, "true for a name that begins with public/: shared by all callers");

@@ -3,9 +3,9 @@
 
 #include <memory>
 
+#include "services/base/byte_size_option.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
-#include "tools/cli/byte_size_option.h"
 #include "tools/cli/command.h"
 #include "tools/cli/doctor_checks.h"
 #include "tools/cli/endpoint.h"
@@ -52,8 +52,8 @@ Command MakeDoctorCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--model", o.model_dir, "model folder: is it readable and whole")->type_name("DIR");
   app.add_option("--data-dir", o.data_dir, "folder of the chunk store: may it be written, and is there room");
-  AddBytes(app, "--store-disk-bytes", o.store_disk_bytes, "that the store is to keep there");
-  AddBytes(app, "--kv-bytes", o.kv_bytes, "of each of the two KV page pools");
+  AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes, "that the store is to keep there");
+  AddByteSizeOption(app, "--kv-bytes", o.kv_bytes, "of each of the two KV page pools");
   app.add_option("--http", flags->http, "HOST:PORT that the router will listen on; empty: not looked at")
       ->capture_default_str();
   app.add_option("--grpc", flags->grpc, "likewise")->capture_default_str();

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <memory>
 
+#include "services/base/byte_size_option.h"
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
 #include "services/worker_flags/worker_flags.h"
-#include "tools/cli/byte_size_option.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
 
@@ -68,10 +68,10 @@ Command MakeServeCommand(CLI::App& root) {
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddBytes(app, "--kv-bytes", c.kv_bytes,
+  AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
            "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
-  AddBytes(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
-  AddBytes(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
+  AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
+  AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
   app.add_option("--fidelity-share", c.fidelity_share,

@@ -443,20 +443,12 @@ absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_
   for (size_t s = 0; s < slices.size(); ++s) {
     const ScoreTask* score = slices[s].score;
     if (!ScoresColumns(score, layer)) continue;
-    // Candidates are in the lists of heads that see some (ScoreRequest::candidates): of these they see what the model
-    // lets them.
-    kernels::PrefillSequence rows = prefill_sequences_[s];
-    score_views_.assign(rows.heads.begin(), rows.heads.end());
-    for (kernels::HeadStreamView& head : score_views_) {
-      if (head.visibility.rule == kernels::VisibilityRule::kList) head.visibility = model_->config().visibility(layer);
-    }
-    rows.heads = score_views_;
     kernels::ColumnScoresArgs args{.shape = attention_shape(),
                                    .pool = pool_,
                                    .q = query(),
                                    .q_row_stride = query_stride(),
                                    .lse = F32(ws_.lse),
-                                   .rows = rows,
+                                   .rows = prefill_sequences_[s],
                                    .sequence = static_cast<int32_t>(s),
                                    .layer = layer,
                                    .probes = score->probes,

@@ -304,7 +304,6 @@ class Executor {
   std::vector<LayerPlan> layer_plans_;  // of the layer that runs, by slice
   std::vector<int32_t> ffn_rows_;
   std::vector<int32_t> score_heads_;
-  std::vector<kernels::HeadStreamView> score_views_;
   struct Observer {
     kernels::HeadVisibility other;
     const OnAttention* observe = nullptr;

@@ -105,10 +105,11 @@ void SamKvPolicy::See(const ReuseLayout& layout, std::span<const PositionRanges>
 PositionRanges SamKvPolicy::AlwaysKept(const ReuseLayout& layout) const {
   if (choose_ == By::kMeans) return UnionOf(AlwaysSeen(layout), FixedTiles(layout));
   PositionRanges kept = AlwaysSeen(layout);
-  for (const PositionRange& document : layout.reused) {
-    if (num_initial() == 0) break;
-    const PositionRange initial = PageTiles(document).front();
-    kept = UnionOf(kept, {&initial, 1});
+  if (num_initial() > 0) {
+    for (const PositionRange& document : layout.reused) {
+      const PositionRange initial = PageTiles(document).front();
+      kept = UnionOf(kept, {&initial, 1});
+    }
   }
   const PositionRange question = QuestionOf(layout);  // perhaps the last document's end
   return UnionOf(kept, {&question, 1});
@@ -259,22 +260,29 @@ void SamKvPolicy::Choose(const ReuseLayout& layout) {
   }
 }
 
+PositionRanges SamKvPolicy::KeptByAnyLayer() const {
+  PositionRanges kept;
+  for (const PositionRanges& of_layer : kept_) kept = UnionOf(kept, of_layer);
+  return kept;
+}
+
+PositionRanges SamKvPolicy::KeptBeforeQuestion(const ReuseLayout& layout) const {
+  const PositionRange before{layout.active().begin, QuestionOf(layout).begin};
+  return IntersectionOf(KeptByAnyLayer(), {&before, 1});
+}
+
 // Which tokens are kept is known from here on.
 PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   Choose(layout);
-  PositionRanges all;  // of any layer
-  for (const PositionRanges& of_layer : kept_) all = UnionOf(all, of_layer);
-  const PositionRange question = QuestionOf(layout), active = layout.active();
-  const PositionRange before{active.begin, question.begin};
-  const PositionRanges rows = IntersectionOf(all, {&before, 1});
   if (recompute_ == Recompute::kNone && choose_ == By::kRecovered) {
     at_ = At::kLastToken;
     return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
   }
+  const PositionRanges rows = KeptBeforeQuestion(layout);
   if (recompute_ == Recompute::kNone || rows.empty()) return Question(layout);
-  See(layout, {&all, 1});
-  if (recompute_ == Recompute::kSparseX && sparsex_.DenseLayersOf(layout) < config().num_layers)
-    return Dense(layout, all);
+  const PositionRanges seen = KeptByAnyLayer();
+  See(layout, {&seen, 1});
+  if (recompute_ == Recompute::kSparseX && sparsex_.DenseLayersOf(layout) < config().num_layers) return Dense(layout);
   at_ = At::kRecompute;
   PrefillStage stage{.rows = rows, .layers = {0, config().num_layers}, .kv_is_final = false};
   if (options_.fusion) stage.fuse = IntersectionOf(rows, MergeRanges(layout.reused));
@@ -283,12 +291,11 @@ PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
 
 // As SparseX, but for two things: the chosen rows begin at layer 0 again, for their hidden states have gaps, which are
 // not kept; and with no dense layer the fresh text alone scores, in layer 0.
-PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout, const PositionRanges& all) {
+PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout) {
   at_ = At::kDense;
-  const PositionRange question = QuestionOf(layout), active = layout.active();
+  const PositionRange question = QuestionOf(layout);
   const PositionRanges probes = UnionOf(layout.fresh(), {&question, 1});
-  const PositionRange before{active.begin, question.begin};
-  const PositionRanges kept = IntersectionOf(all, {&before, 1});
+  const PositionRanges kept = KeptBeforeQuestion(layout);
   const int32_t dense = sparsex_.DenseLayersOf(layout);
   PrefillStage stage{
       .rows = dense == 0 ? probes : UnionOf(kept, probes), .layers = {0, std::max(1, dense)}, .kv_is_final = false};
@@ -303,11 +310,8 @@ PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout, const PositionRanges&
 }
 
 PrefillStage SamKvPolicy::ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected) {
-  const PositionRange before{layout.num_prefix, QuestionOf(layout).begin};
-  PositionRanges kept;  // of any layer
-  for (const PositionRanges& of_layer : kept_) kept = UnionOf(kept, of_layer);
   PositionRanges rows = IntersectionOf(UnionOf(sparsex_.RowsWithoutScores(layout), RangesOf(selected)),
-                                       IntersectionOf(kept, {&before, 1}));
+                                       KeptBeforeQuestion(layout));
   at_ = At::kRecompute;
   if (rows.empty()) return Question(layout);
   return {.rows = std::move(rows), .layers = {0, config().num_layers}, .kv_is_final = false};

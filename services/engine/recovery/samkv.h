@@ -73,11 +73,13 @@ class SamKvPolicy final : public RecoveryPolicy {
   PrefillStage NextUnknown(const ReuseLayout& layout);
   PrefillStage Composite(const ReuseLayout& layout);
   PrefillStage Chosen(const ReuseLayout& layout);
-  // recompute=sparsex: the dense layers of what is kept, `all`, which choose its rows; and these.
-  PrefillStage Dense(const ReuseLayout& layout, const PositionRanges& all);
+  // recompute=sparsex: the dense layers of what is kept, which choose its rows; and these.
+  PrefillStage Dense(const ReuseLayout& layout);
   PrefillStage ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected);
   PrefillStage Question(const ReuseLayout& layout);
   void Choose(const ReuseLayout& layout);
+  PositionRanges KeptByAnyLayer() const;
+  PositionRanges KeptBeforeQuestion(const ReuseLayout& layout) const;  // by any layer, behind the exact prefix
   std::vector<SamKvDocument> Documents(const ReuseLayout& layout) const;
   // The text behind the documents; of a prompt that ends with one its last tile.
   static PositionRange QuestionOf(const ReuseLayout& layout);

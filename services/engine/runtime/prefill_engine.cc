@@ -708,7 +708,7 @@ void PrefillEngine::RunStep() {
     }
   }
   if (!status.ok()) return FailAll(batch, status);
-  if (options_.turns != nullptr && status.ok()) {
+  if (options_.turns != nullptr) {
     // The device has done the slice when another engine's turn comes.
     if (const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence(); fence != nullptr)
       status = fence->Wait();

@@ -26,17 +26,22 @@ struct Problem {
     const size_t rows = positions.size();
     q = random.Normals(rows * kQoHeads * dim);
     lse.resize(rows * kQoHeads);
+    Attend();
+    for (size_t i = 0; i < rows; ++i) probes.push_back(static_cast<int32_t>(i));
+  }
+
+  // Fills `lse` by what the views let the rows see.
+  void Attend() {
     std::vector<float> out(q.size());
-    const PrefillSequence sequence{0, static_cast<int32_t>(rows), positions, views};
-    EXPECT_TRUE(ref::PrefillAttention({}, {.shape = shape,
+    const PrefillSequence sequence{0, static_cast<int32_t>(positions.size()), positions, views};
+    ASSERT_TRUE(ref::PrefillAttention({}, {.shape = shape,
                                            .pool = pool.view(),
                                            .q = q.data(),
-                                           .q_row_stride = int64_t{kQoHeads} * dim,
+                                           .q_row_stride = int64_t{kQoHeads} * shape.head_dim,
                                            .out = out.data(),
                                            .lse = lse.data(),
                                            .sequences = {&sequence, 1}})
                     .ok());
-    for (size_t i = 0; i < rows; ++i) probes.push_back(static_cast<int32_t>(i));
   }
 
   ColumnScoresArgs Args(std::vector<float>& scores) const {
@@ -109,16 +114,7 @@ TEST_P(ColumnScores, CountsOnlyWhatABandLetsARowSee) {
   TestContext t(GetParam(), 2);
   Problem p(random, DType::kBF16, 64);
   for (HeadStreamView& view : p.views) view.visibility = {VisibilityRule::kBand, 5, 70, {}};
-  std::vector<float> out(p.q.size());
-  const PrefillSequence sequence{0, static_cast<int32_t>(p.positions.size()), p.positions, p.views};
-  ASSERT_TRUE(ref::PrefillAttention({}, {.shape = p.shape,
-                                         .pool = p.pool.view(),
-                                         .q = p.q.data(),
-                                         .q_row_stride = int64_t{kQoHeads} * 64,
-                                         .out = out.data(),
-                                         .lse = p.lse.data(),
-                                         .sequences = {&sequence, 1}})
-                  .ok());
+  p.Attend();
   std::vector<float> want(kLen), got(kLen);
   ASSERT_TRUE(ref::ColumnScores(t.ctx, p.Args(want)).ok());
   ASSERT_TRUE(cpu::ColumnScores(t.ctx, p.Args(got)).ok());
@@ -141,16 +137,7 @@ TEST_P(ColumnScores, CountsWhatAListLetsARowSee) {
     at = end + random.Int(1, 70);
   }
   for (HeadStreamView& view : p.views) view.visibility = {.rule = VisibilityRule::kList, .indices = list};
-  std::vector<float> out(p.q.size());
-  const PrefillSequence sequence{0, static_cast<int32_t>(p.positions.size()), p.positions, p.views};
-  ASSERT_TRUE(ref::PrefillAttention({}, {.shape = p.shape,
-                                         .pool = p.pool.view(),
-                                         .q = p.q.data(),
-                                         .q_row_stride = int64_t{kQoHeads} * 64,
-                                         .out = out.data(),
-                                         .lse = p.lse.data(),
-                                         .sequences = {&sequence, 1}})
-                  .ok());
+  p.Attend();
   std::vector<float> want(list.size()), got(list.size());
   ASSERT_TRUE(ref::ColumnScores(t.ctx, p.Args(want)).ok());
   ASSERT_TRUE(cpu::ColumnScores(t.ctx, p.Args(got)).ok());

@@ -36,8 +36,12 @@ Member Worker(const std::string& id, Role role = Role::kDecode) {
 class EtcdTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    etcd_ = EtcdProcess::Start(dir_.path() + "/etcd");
-    ASSERT_NE(etcd_, nullptr);
+    UseEtcd(EtcdProcess::Start(dir_.path() + "/etcd"));
+  }
+
+  void UseEtcd(std::unique_ptr<EtcdProcess> etcd) {
+    ASSERT_NE(etcd, nullptr);
+    etcd_ = std::move(etcd);
     options_.endpoints = {etcd_->endpoint()};
     options_.prefix = "/test";
     options_.lease_ttl = 2s;  // the least that etcd grants
@@ -209,12 +213,7 @@ class GuardedEtcdTest : public EtcdTest {
     server_ = ca_.IssueFiles(dir_.path(), "etcd");
     const PeerTlsOptions own = ca_.IssueFiles(dir_.path(), "worker");
     options_.access = {.ca_file = own.ca_file, .cert_file = own.cert_file, .key_file = own.key_file};
-    etcd_ = EtcdProcess::Start(dir_.path() + "/etcd", server_);
-    ASSERT_NE(etcd_, nullptr);
-    options_.endpoints = {etcd_->endpoint()};
-    options_.prefix = "/test";
-    options_.lease_ttl = 2s;
-    options_.absent_grace = 4s;
+    UseEtcd(EtcdProcess::Start(dir_.path() + "/etcd", server_));
   }
 
   void WritePassword(const std::string& password) {

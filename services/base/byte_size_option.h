@@ -1,0 +1,29 @@
+// A flag that takes a size: "512MiB", "4GiB", or bytes. Header only: of the programs alone, which have CLI11 anyway.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "services/base/byte_size.h"
+#include "services/base/status.h"
+
+namespace spl {
+
+// Target: uint64_t, whose value is the default that the help names, or std::optional<uint64_t>. `target` lives as long
+// as `app`. A text that is no size ends parsing as other wrong values do.
+template <typename Target>
+CLI::Option* AddByteSizeOption(CLI::App& app, const std::string& name, Target& target, std::string help) {
+  if constexpr (std::is_same_v<Target, uint64_t>) help += " (default " + FormatByteSize(target) + ")";
+  return app.add_option_function<std::string>(
+      name,
+      [&target, name](const std::string& text) {
+        const auto bytes = ParseByteSize(text);
+        if (!bytes.ok()) throw CLI::ValidationError(name, MessageOf(bytes.status()));
+        target = *bytes;
+      },
+      help);
+}
+
+}  // namespace spl
