@@ -384,6 +384,15 @@ absl::Status DecodeService::RestoreHeads(Ticket& ticket, const v1::CommitRequest
 
 namespace {
 
+absl::StatusOr<engine::PositionRanges> RangesOf(const v1::KeptPositions& positions, std::string_view what) {
+  if (positions.bounds_size() % 2 != 0)
+    return InvalidArgument("commit: {} has {} bounds, a range takes two", what, positions.bounds_size());
+  engine::PositionRanges ranges;
+  for (int i = 0; i < positions.bounds_size(); i += 2)
+    ranges.push_back({static_cast<int32_t>(positions.bounds(i)), static_cast<int32_t>(positions.bounds(i + 1))});
+  return ranges;
+}
+
 // Null: everything is kept.
 absl::StatusOr<std::shared_ptr<const engine::KeptTokens>> KeptTokensOf(const v1::CommitRequest& request,
                                                                        int64_t prompt_tokens,
@@ -391,18 +400,37 @@ absl::StatusOr<std::shared_ptr<const engine::KeptTokens>> KeptTokensOf(const v1:
   if (request.kept().empty()) return nullptr;
   engine::KeptTokens kept{static_cast<int32_t>(prompt_tokens), {}};
   for (const v1::KeptPositions& positions : request.kept()) {
-    if (positions.bounds_size() % 2 != 0)
-      return InvalidArgument("commit: kept has {} bounds in layer {}, a range takes two", positions.bounds_size(),
-                             kept.layers.size());
-    engine::PositionRanges& ranges = kept.layers.emplace_back();
-    for (int i = 0; i < positions.bounds_size(); i += 2)
-      ranges.push_back({static_cast<int32_t>(positions.bounds(i)), static_cast<int32_t>(positions.bounds(i + 1))});
+    SPLICE_ASSIGN_OR_RETURN(kept.layers.emplace_back(), RangesOf(positions, "kept"));
   }
   SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(kept, config.num_layers, prompt_tokens));
   return std::make_shared<const engine::KeptTokens>(std::move(kept));
 }
 
 }  // namespace
+
+// The KV is of a shorter prompt than was reserved: the ticket is for that one from here on.
+absl::Status DecodeService::Shorten(Ticket& ticket, const v1::CommitRequest& request) {
+  if (!request.has_only()) return absl::OkStatus();
+  engine::KeptTokens only{static_cast<int32_t>(ticket.prompt_tokens), {}};
+  SPLICE_ASSIGN_OR_RETURN(only.layers.emplace_back(), RangesOf(request.only(), "only"));
+  SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(only, 1, ticket.prompt_tokens));
+  if (ticket.classes != nullptr || !request.kept().empty())
+    return InvalidArgument("commit of a shorter prompt with {}",
+                           ticket.classes != nullptr ? "head classes" : "kept tokens");
+  const int64_t left = engine::CountOf(only.layers[0]);
+  for (engine::SequenceKv* const kv : {ticket.kv.get(), ticket.landing.get()}) {
+    if (kv != nullptr) kv->Truncate(left);
+  }
+  if (!ticket.prompt.empty()) {
+    const auto input_end = static_cast<int32_t>(ticket.prompt_tokens - ticket.num_output_tokens);
+    const engine::PositionRange input{0, input_end};
+    for (const engine::PositionRange& range : engine::IntersectionOf(only.layers[0], {&input, 1}))
+      ticket.left_prompt.insert(ticket.left_prompt.end(), ticket.prompt.begin() + range.begin,
+                                ticket.prompt.begin() + range.end);
+  }
+  ticket.prompt_tokens = left;
+  return absl::OkStatus();
+}
 
 // What was not sent is given back before anything is checked.
 absl::Status DecodeService::KeepOnly(Ticket& ticket, const v1::CommitRequest& request) {
@@ -421,6 +449,7 @@ absl::Status DecodeService::KeepOnly(Ticket& ticket, const v1::CommitRequest& re
 absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& request) {
   const engine::KvShape& shape = ticket.kv->shape();
   const size_t page_bytes = pool_.view().page_bytes();
+  SPLICE_RETURN_IF_ERROR(Shorten(ticket, request));
   if (request.num_tokens() != ticket.prompt_tokens)
     return InvalidArgument("commit of {} tokens, {} were reserved", request.num_tokens(), ticket.prompt_tokens);
   if (request.crc32c_size() != shape.num_streams())
@@ -547,7 +576,8 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.sampling = ticket.sampling;
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);
-  if (decode.kv->kept() != nullptr && decode.compact != nullptr) {  // less than was reserved, now that it is known
+  const bool less = decode.kv->kept() != nullptr || request.has_only();
+  if (less && decode.compact != nullptr) {  // than was reserved, now that it is known
     SPLICE_ASSIGN_OR_RETURN(const auto selector, engine::MakeSelectorFor(*decode.kv, decode.decode, engine_.model()));
     SPLICE_RETURN_IF_ERROR(
         engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));
@@ -556,6 +586,7 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   if (!ticket.prompt.empty()) {
     decode.prompt.assign(ticket.prompt.begin(), ticket.prompt.begin() + split);
     decode.prior_output.assign(ticket.prompt.begin() + split, ticket.prompt.end());
+    decode.left_prompt = std::move(ticket.left_prompt);
   }
   for (const v1::SampledToken& token : request.first_tokens()) {
     SPLICE_ASSIGN_OR_RETURN(decode.first_tokens.emplace_back(), wire::FromProto(token));

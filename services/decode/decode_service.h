@@ -72,6 +72,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   void CountRefusal(const absl::Status& status);
   void LandingLoop();
   void Land(LandingTask task);
+  absl::Status Shorten(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status RestoreHeads(Ticket& ticket, const v1::CommitRequest& request);
   absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);

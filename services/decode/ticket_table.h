@@ -43,6 +43,7 @@ struct Ticket {
   engine::HeadRestoreOptions restore;
   std::unique_ptr<engine::CompactPages> compact;  // of the first continuation; null: its selector needs none
   std::vector<int32_t> prompt;                    // only when a penalty or the selector needs it, or for resumed output
+  std::vector<int32_t> left_prompt;  // of it, but for its last num_output_tokens, what came, where that is less
   int64_t num_output_tokens = 0;
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<TokenStream> stream;

@@ -279,20 +279,32 @@ absl::Status KvPush::SendRestored() {
   return absl::OkStatus();
 }
 
-void KvPush::Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-                    const std::vector<int32_t>& restored_heads, const engine::KeptTokens* kept_tokens,
-                    std::unique_ptr<PushLease> lease) {
+namespace {
+
+void AddRanges(const engine::PositionRanges& ranges, v1::KeptPositions& positions) {
+  for (const engine::PositionRange& range : ranges) {
+    positions.add_bounds(static_cast<uint32_t>(range.begin));
+    positions.add_bounds(static_cast<uint32_t>(range.end));
+  }
+}
+
+}  // namespace
+
+void KvPush::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease) {
+  std::shared_ptr<const engine::SequenceKv> kv = outcome.kv;
+  const engine::KeptTokens* const kept_tokens = outcome.kept.get();
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(kv->num_tokens()));
-  for (const engine::SampledToken& token : first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
-  commit.mutable_restored_heads()->Assign(restored_heads.begin(), restored_heads.end());
-  for (const int32_t stream : restored_heads) restored_pages_ += HoleOf(stream).size();
+  for (const engine::SampledToken& token : outcome.first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
+  commit.mutable_restored_heads()->Assign(outcome.restored_heads.begin(), outcome.restored_heads.end());
+  for (const int32_t stream : outcome.restored_heads) restored_pages_ += HoleOf(stream).size();
+  if (!outcome.only.empty()) {
+    AddRanges(outcome.only, *commit.mutable_only());
+    left_out_pages_ = int64_t{shape_.num_streams()} *
+                      (static_cast<int64_t>(ticket_.num_pages_per_stream()) - engine::PagesFor(kv->num_tokens()));
+  }
   for (size_t layer = 0; kept_tokens != nullptr && layer < kept_tokens->layers.size(); ++layer) {
-    v1::KeptPositions& positions = *commit.add_kept();
-    for (const engine::PositionRange& range : kept_tokens->layers[layer]) {
-      positions.add_bounds(static_cast<uint32_t>(range.begin));
-      positions.add_bounds(static_cast<uint32_t>(range.end));
-    }
+    AddRanges(kept_tokens->layers[layer], *commit.add_kept());
     for (int32_t page = 0; page < kv->num_pages_per_stream(); ++page) {
       if (!kept_tokens->KeepsPage(static_cast<int32_t>(layer), page)) left_out_pages_ += shape_.num_kv_heads;
     }

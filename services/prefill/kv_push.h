@@ -50,7 +50,8 @@ struct PushLease {
 // One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
 // worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
 // What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit; nor
-// are pages without a kept token (LayerReady::kept), whose places the decode worker takes back with the commit.
+// are pages without a kept token (LayerReady::kept), or behind a prompt of which less is left
+// (PrefillOutcome::only), whose places the decode worker takes back with the commit.
 class KvPush : public std::enable_shared_from_this<KvPush> {
  public:
   // ResourceExhausted: the only way to this decode worker leads through landing pages, and the ticket has none.
@@ -67,11 +68,9 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
     trace_ = trace;
   }
   void OnLayer(const engine::LayerReady& ready);
-  // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps `kv` until then.
-  // `restored_heads`, `kept`: of PrefillOutcome. `lease`: may be null.
-  void Commit(std::shared_ptr<const engine::SequenceKv> kv, const std::vector<engine::SampledToken>& first_tokens,
-              const std::vector<int32_t>& restored_heads, const engine::KeptTokens* kept = nullptr,
-              std::unique_ptr<PushLease> lease = nullptr);
+  // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps the KV until then.
+  // `lease`: may be null.
+  void Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease = nullptr);
   // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 

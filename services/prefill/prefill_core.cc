@@ -211,8 +211,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
       *call.response->add_first_tokens() = wire::ToProto(token);
     std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes) : nullptr;
     receipt.set_head_lease(lease != nullptr);
-    push->Commit(std::move(outcome.kv), outcome.first_tokens, outcome.restored_heads, outcome.kept.get(),
-                 std::move(lease));
+    push->Commit(outcome, std::move(lease));
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.response->set_run_seconds(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - call.arrived).count());

@@ -100,6 +100,7 @@ struct ReuseRequest {
   bool fusion = false;
   std::string recompute, choose;
   std::optional<bool> personal_bias;
+  bool compact = false;
   bool head_classes = false;
   std::optional<bool> score_all_heads;
   std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,

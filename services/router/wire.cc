@@ -85,6 +85,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   out.set_recompute(r.recompute);
   out.set_choose(r.choose);
   if (r.personal_bias.has_value()) out.set_personal_bias(*r.personal_bias);
+  out.set_compact(r.compact);
   out.set_head_classes(r.head_classes);
   if (r.line_samples.has_value()) out.set_line_samples(*r.line_samples);
   if (r.line_alpha.has_value()) out.set_line_alpha(*r.line_alpha);
@@ -141,6 +142,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   out.recompute = o.recompute();
   out.choose = o.choose();
   if (o.has_personal_bias()) out.personal_bias = o.personal_bias();
+  out.compact = o.compact();
   out.head_classes = o.head_classes();
   if (o.has_line_samples()) out.line_samples = o.line_samples();
   if (o.has_line_alpha()) out.line_alpha = o.line_alpha();

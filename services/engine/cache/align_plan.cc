@@ -21,8 +21,22 @@ kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t 
 
 namespace {
 
+// Tokens of a source, or of the sequence itself, to positions of the sequence.
+struct Move {
+  const SegmentSource* source = nullptr;  // null: the sequence
+  int32_t from = 0;                       // token of the source, or position
+  int32_t target = 0;
+  int32_t num_tokens = 0;
+  int32_t distance = 0;
+
+  int32_t slot(int32_t token) const { return source != nullptr ? source->slot(token) : token % kernels::kPageTokens; }
+  int32_t page(int32_t stream, int32_t token, std::span<const int32_t> own) const {
+    return source != nullptr ? source->page(stream, token) : own[static_cast<size_t>(token / kernels::kPageTokens)];
+  }
+};
+
 // The copies of heads [begin, end) in the layers from first_layer on.
-AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
                         const ModelConfig& config, const Range& heads) {
   AlignPlan plan;
   const KvShape& shape = kv.shape();
@@ -43,20 +57,20 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
     return it->second;
   };
   struct Place {
-    const SegmentHit* hit;
-    int32_t src_offset;  // of its first token
-    size_t dst_page;     // of a stream
+    const Move* move;
+    int32_t token;    // its first one
+    size_t dst_page;  // of a stream
   };
   std::vector<Place> places;  // of the runs
-  for (const SegmentHit& hit : hits) {
-    const int32_t rotation = rotation_of(hit.distance());
-    for (int32_t done = 0; done < hit.num_tokens;) {
-      const int32_t src_slot = hit.source->slot(hit.offset + done), target = hit.target + done;
+  for (const Move& move : moves) {
+    const int32_t rotation = rotation_of(move.distance);
+    for (int32_t done = 0; done < move.num_tokens;) {
+      const int32_t src_slot = move.slot(move.from + done), target = move.target + done;
       const int32_t dst_slot = target % kernels::kPageTokens;
       const int32_t count =
-          std::min({hit.num_tokens - done, kernels::kPageTokens - src_slot, kernels::kPageTokens - dst_slot});
+          std::min({move.num_tokens - done, kernels::kPageTokens - src_slot, kernels::kPageTokens - dst_slot});
       plan.runs.push_back({count, src_slot, dst_slot, rotation});
-      places.push_back({&hit, hit.offset + done, static_cast<size_t>(target / kernels::kPageTokens)});
+      places.push_back({&move, move.from + done, static_cast<size_t>(target / kernels::kPageTokens)});
       done += count;
     }
   }
@@ -70,7 +84,7 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
       const std::span<const int32_t> to = kv.stream(layer, head);
       const int32_t stream = layer * shape.num_kv_heads + head;
       for (size_t i = 0; i < places.size(); ++i) {
-        plan.src_pages[i * num_streams + at] = places[i].hit->source->page(stream, places[i].src_offset);
+        plan.src_pages[i * num_streams + at] = places[i].move->page(stream, places[i].token, to);
         plan.dst_pages[i * num_streams + at] = to[places[i].dst_page];
       }
     }
@@ -78,14 +92,49 @@ AlignPlan MakeAlignPlan(std::span<const SegmentHit> hits, const SequenceKv& kv, 
   return plan;
 }
 
+// One for each rank.
+std::vector<AlignPlan> PlansOf(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
+                               const ModelConfig& config, int num_ranks) {
+  std::vector<AlignPlan> plans;
+  for (int rank = 0; rank < num_ranks; ++rank)
+    plans.push_back(MakeAlignPlan(moves, kv, first_layer, config, Shard{rank, num_ranks}.PartOf(config.num_kv_heads)));
+  return plans;
+}
+
 }  // namespace
 
 std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
                                       const ModelConfig& config, int num_ranks) {
-  std::vector<AlignPlan> plans;
-  for (int rank = 0; rank < num_ranks; ++rank)
-    plans.push_back(MakeAlignPlan(hits, kv, first_layer, config, Shard{rank, num_ranks}.PartOf(config.num_kv_heads)));
-  return plans;
+  std::vector<Move> moves;
+  for (const SegmentHit& hit : hits)
+    moves.push_back({hit.source.get(), hit.offset, hit.target, hit.num_tokens, hit.distance()});
+  return PlansOf(moves, kv, first_layer, config, num_ranks);
+}
+
+std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,
+                                                     const ModelConfig& config, int num_ranks) {
+  std::vector<std::vector<AlignPlan>> steps;
+  std::vector<Move> moves;  // of the step
+  int32_t target = 0;
+  for (const PositionRange& range : only) {
+    for (int32_t from = range.begin; from < range.end;) {
+      if (from == target) {  // in its place
+        target = from = range.end;
+        continue;
+      }
+      // Targets of a step end where its sources begin.
+      const int32_t sources = moves.empty() ? from : moves.front().from;
+      const int32_t count = std::min(range.end - from, sources - target);
+      if (count > 0) moves.push_back({nullptr, from, target, count, target - from});
+      from += count;
+      target += count;
+      if (target < sources) continue;
+      steps.push_back(PlansOf(moves, kv, 0, config, num_ranks));
+      moves.clear();
+    }
+  }
+  if (!moves.empty()) steps.push_back(PlansOf(moves, kv, 0, config, num_ranks));
+  return steps;
 }
 
 }  // namespace spl::engine

@@ -1,4 +1,4 @@
-// From segment hits to the arguments of one align copy (kernels/kv_copy/align_copy.h).
+// From segment hits, or what is left of a prompt, to the arguments of align copies (kernels/kv_copy/align_copy.h).
 #pragma once
 
 #include <cstdint>
@@ -27,5 +27,12 @@ struct AlignPlan {
 // scaled frequencies; the magnitude factor of YaRN is in the cached keys already.
 std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
                                       const ModelConfig& config, int num_ranks = 1);
+
+// Moves positions `only` of `kv`, ascending and disjoint, together to positions 0, 1, …, in all layers, keys turned by
+// the distance. [steps][num_ranks]: one step runs behind the other, because its targets are sources of earlier ones.
+// A step moves at least as many positions as are missing in front of it: all in all a few, for fewer steps the more is
+// left out.
+std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,
+                                                     const ModelConfig& config, int num_ranks = 1);
 
 }  // namespace spl::engine

@@ -151,6 +151,20 @@ void SequenceKv::KeepOnly(std::shared_ptr<const KeptTokens> kept) {
   pool_.Release(left_out);
 }
 
+void SequenceKv::Truncate(int64_t num_tokens) {
+  const auto pages = static_cast<size_t>(PagesFor(num_tokens));
+  SPLICE_CHECK(is_whole() && num_tokens >= 0 && num_tokens <= capacity(), "a whole sequence of at least as many pages");
+  std::vector<int32_t> left_out;
+  for (std::vector<int32_t>& stream : streams_) {
+    left_out.insert(left_out.end(), stream.begin() + static_cast<std::ptrdiff_t>(pages), stream.end());
+    stream.resize(pages);
+  }
+  pool_.Release(left_out);
+  num_tokens_ = std::min(num_tokens_, num_tokens);
+  settled_until_ = capacity();
+  id_ = NextId();
+}
+
 void SequenceKv::FreezeHoles() {
   SPLICE_CHECK(classes_ != nullptr, "a sequence with head classes");
   holes_frozen_ = true;

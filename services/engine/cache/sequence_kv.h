@@ -71,6 +71,9 @@ class SequenceKv {
   // From here on only pages that hold a token of `kept` are kept, which is never a source afterwards; others go back.
   // REQUIRES: neither head classes nor kept tokens so far; kept.num_tokens == num_tokens() (ValidateKeptTokens).
   void KeepOnly(std::shared_ptr<const KeptTokens> kept);
+  // Gives the pages behind those of the first `num_tokens` positions back; num_tokens() is at most that afterwards. The
+  // sequence gets another id(). REQUIRES: a whole sequence with as many positions' pages.
+  void Truncate(int64_t num_tokens);
   const std::shared_ptr<const KeptTokens>& kept() const { return kept_; }  // null: nothing was left out that way
   // Everything of the sequence is there: it may be a source of prefixes, segments and chunks (P5).
   bool is_whole() const { return classes_ == nullptr && kept_ == nullptr; }

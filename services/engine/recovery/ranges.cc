@@ -48,6 +48,17 @@ PositionRanges ComplementOf(std::span<const PositionRange> ranges, PositionRange
   return rest;
 }
 
+PositionRanges NumberedWithin(std::span<const PositionRange> ranges, std::span<const PositionRange> only) {
+  PositionRanges numbered;
+  int32_t at = 0;  // number of the range's first position
+  for (const PositionRange& range : only) {
+    for (const PositionRange& part : IntersectionOf(ranges, {&range, 1}))
+      numbered.push_back({at + part.begin - range.begin, at + part.end - range.begin});
+    at += range.size();
+  }
+  return MergeRanges(std::move(numbered));
+}
+
 PositionRanges RangesOf(std::span<const int32_t> positions) {
   PositionRanges ranges;
   for (const int32_t position : positions) {

@@ -144,6 +144,17 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
                 fmt::join(RecoveryPolicyNames(), ", "));
 }
 
+ReuseLayout ReuseLayout::Only(std::span<const PositionRange> only) const {
+  ReuseLayout left{static_cast<int32_t>(CountOf(only)), num_prefix, {}, {}};
+  for (size_t i = 0; i < reused.size(); ++i) {
+    const PositionRanges numbered = NumberedWithin({&reused[i], 1}, only);
+    if (numbered.empty()) continue;
+    left.reused.push_back(numbered.front());  // nothing else stands in a copy: what is left of it is one range
+    left.isolated.push_back(isolated[i]);
+  }
+  return left;
+}
+
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes) {
   // What is left whole is decoded without the map, which only the prefill worker then has.

@@ -73,6 +73,9 @@ struct ReuseLayout {
 
   PositionRange active() const { return {num_prefix, num_tokens}; }  // whatever is not the prefix
   PositionRanges fresh() const { return ComplementOf(reused, active()); }
+  // Of the prompt that is left when everything but `only`, which holds the prefix and the last position, is dropped and
+  // what is left stands together. Copies of which nothing is left vanish.
+  ReuseLayout Only(std::span<const PositionRange> only) const;
 };
 
 enum class ScoreKind : uint8_t {
@@ -116,6 +119,10 @@ struct PrefillStage {
   // copy is made again behind it. What is found is kept with the copy's source.
   int32_t summary_of = -1;
   PositionRanges fuse;  // rows whose K and V are blended with those in their place
+  // Not empty: in front of the stage everything else of the prompt is dropped, and these positions, with the prefix and
+  // the last one among them, stand together from 0 on. The stage, and all behind it, is about what is left
+  // (ReuseLayout::Only). No KV of an earlier stage was final.
+  PositionRanges only;
 };
 
 // Of a copy without its KV, at the positions where the copy stands; see SegmentSummary.
@@ -213,6 +220,8 @@ struct ReuseOptions {
   std::string recompute;
   std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
   bool personal_bias = true;         // means: documents are asked in the light of each other
+  // What any layer keeps stands together and is a shorter prompt; false: it keeps its positions, with gaps.
+  bool compact = false;
   // Head classes: redknot, splice, splice+.
   bool full_kv = false;  // nothing is left out of what is decoded from
   // Which rows run through feed-forward, see FfnSchedule; -1: as the map says.

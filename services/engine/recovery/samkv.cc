@@ -274,6 +274,17 @@ PositionRanges SamKvPolicy::KeptBeforeQuestion(const ReuseLayout& layout) const 
 // Which tokens are kept is known from here on.
 PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   Choose(layout);
+  PositionRanges only = KeptByAnyLayer();
+  if (!options_.compact || CountOf(only) == layout.num_tokens) return BehindChoice(layout);
+  const ReuseLayout left = layout.Only(only);
+  kept_.assign(kept_.size(), {{0, left.num_tokens}});
+  compacted_ = true;
+  PrefillStage stage = BehindChoice(left);
+  stage.only = std::move(only);
+  return stage;
+}
+
+PrefillStage SamKvPolicy::BehindChoice(const ReuseLayout& layout) {
   if (recompute_ == Recompute::kNone && choose_ == By::kRecovered) {
     at_ = At::kLastToken;
     return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
@@ -310,8 +321,8 @@ PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout) {
 }
 
 PrefillStage SamKvPolicy::ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected) {
-  PositionRanges rows = IntersectionOf(UnionOf(sparsex_.RowsWithoutScores(layout), RangesOf(selected)),
-                                       KeptBeforeQuestion(layout));
+  PositionRanges rows =
+      IntersectionOf(UnionOf(sparsex_.RowsWithoutScores(layout), RangesOf(selected)), KeptBeforeQuestion(layout));
   at_ = At::kRecompute;
   if (rows.empty()) return Question(layout);
   return {.rows = std::move(rows), .layers = {0, config().num_layers}, .kv_is_final = false};

@@ -20,9 +20,10 @@
 //     that SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
 //  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
 //
-// Text that is in no document (fresh text, the exact prefix) is always seen. Positions keep their gaps. With
-// budget_ratio 1 nothing is left out: choose=recovered is SparseX then, and recompute=samkv a full prefill. Behind a
-// prompt without a copy KV is exact.
+// Text that is in no document (fresh text, the exact prefix) is always seen. Positions keep their gaps; with `compact`
+// what any layer keeps moves together behind the choice, keys turned, and steps 3 and 4 are those of a shorter prompt
+// of which every layer keeps everything. With budget_ratio 1 nothing is left out: choose=recovered is SparseX then, and
+// recompute=samkv a full prefill. Behind a prompt without a copy KV is exact.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,9 @@ class SamKvPolicy final : public RecoveryPolicy {
   void TakeScores(std::vector<float> scores) override { scores_ = std::move(scores); }
   LayerPlan PlanLayer(int32_t layer) override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
-  std::span<const PositionRanges> kept() const override { return kept_; }
+  std::span<const PositionRanges> kept() const override {
+    return compacted_ ? std::span<const PositionRanges>() : kept_;
+  }
 
  protected:
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
@@ -73,6 +76,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   PrefillStage NextUnknown(const ReuseLayout& layout);
   PrefillStage Composite(const ReuseLayout& layout);
   PrefillStage Chosen(const ReuseLayout& layout);
+  PrefillStage BehindChoice(const ReuseLayout& layout);  // of what is left, with compact
   // recompute=sparsex: the dense layers of what is kept, which choose its rows; and these.
   PrefillStage Dense(const ReuseLayout& layout);
   PrefillStage ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected);
@@ -114,6 +118,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   At at_ = At::kComposite;
   size_t unknown_ = 0;                       // document of a kLocal stage
   std::vector<PositionRanges> kept_;         // [num_layers] once chosen
+  bool compacted_ = false;                   // what was left out is gone; kept_ is everything that is left
   std::vector<std::vector<int32_t>> lists_;  // one for all layers, or [num_layers]
   bool sees_all_ = true;                     // nothing is left out of the stage: the model's own visibility
   std::vector<kernels::HeadVisibility> visibility_;

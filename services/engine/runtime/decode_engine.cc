@@ -260,7 +260,8 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
         status = fork.compact->Reserve(num_tokens + 1);
         if (status.ok() && !kept.has_value()) {
-          auto chosen = ChooseOfPrompt(*executor_, request.prompt, *request.kv, *selector);
+          const std::vector<int32_t>& tokens = request.left_prompt.empty() ? request.prompt : request.left_prompt;
+          auto chosen = ChooseOfPrompt(*executor_, tokens, *request.kv, *selector);
           status = chosen.status();
           if (chosen.ok()) kept = *std::move(chosen);
         }

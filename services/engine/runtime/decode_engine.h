@@ -40,6 +40,7 @@ struct DecodeRequest {
   // (MakeSelectorBehind); null: it is made when decoding begins.
   std::unique_ptr<CompactPages> compact;
   std::vector<int32_t> prompt;             // only read when sampling.needs_prompt(), or by a selector of_prompt()
+  std::vector<int32_t> left_prompt;        // what `kv` has of it, where that is less (PrefillOutcome::only); else empty
   std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
   std::vector<SampledToken> first_tokens;  // one per fork
   SteadyTime deadline = SteadyTime::max();

@@ -71,6 +71,7 @@ struct PrefillEngine::Job {
   std::vector<float> first_logits;
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // null: everything
+  PositionRanges only;                     // empty: everything
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
   double run_lookup_s = 0;         // of lookup_s, behind `started`
@@ -697,6 +698,7 @@ void PrefillEngine::RunStep() {
     job.stats.ffn_share = job.run->ffn_share();
     job.restored_heads = job.run->restored_heads();
     job.stats.kept_share = job.run->kept_share();
+    job.only = job.run->only();
     job.stats.summaries_computed = job.run->summaries_computed();
     job.stats.restored_heads = static_cast<int64_t>(job.restored_heads.size());
     job.stats.lines = job.run->lines();
@@ -813,7 +815,7 @@ void PrefillEngine::Index(const Job& job) {
 // turn would take for seen: such a prompt stays with its request.
 void PrefillEngine::KeepSession(const Job& job) {
   const PrefillRequest& request = job.request;
-  if (request.session.empty() || job.kept != nullptr) return;
+  if (request.session.empty() || job.kept != nullptr || !job.only.empty()) return;
   auto kept = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   kept->AppendLeading(*job.kv, static_cast<int32_t>(job.kv->num_tokens() / kernels::kPageTokens));
   sessions_.Keep(request.session, request.namespace_key, request.tokens, job.policy->name(), std::move(kept),
@@ -958,8 +960,9 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     return;
   }
   if (job->kv) handed_out_.push_back(job->kv);
-  PrefillOutcome outcome{std::move(job->first_tokens),   std::move(job->kv),  job->stats, std::move(job->first_logits),
-                         std::move(job->restored_heads), std::move(job->kept)};
+  PrefillOutcome outcome{
+      std::move(job->first_tokens),   std::move(job->kv),   job->stats,          std::move(job->first_logits),
+      std::move(job->restored_heads), std::move(job->kept), std::move(job->only)};
   if (!status.ok()) outcome.first_tokens.clear();
   job->request.on_done(status, std::move(outcome));
   std::lock_guard lock(mutex_);

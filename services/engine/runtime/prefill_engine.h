@@ -79,6 +79,8 @@ struct PrefillOutcome {
   // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // what of the prompt is to be decoded with; null: everything
+  // Not empty: `kv` is of a shorter prompt, of these positions alone, one behind the other.
+  PositionRanges only;
 };
 
 // A part of a prompt that may be found in, and is offered to, the segment index.

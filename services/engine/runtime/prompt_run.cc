@@ -101,7 +101,30 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
   return absl::OkStatus();
 }
 
+// From here on the prompt is what is left of it.
+absl::Status PromptRun::Compact(ParallelExecutor& executor, const PositionRanges& only) {
+  SPLICE_CHECK(only_.empty() && !only.empty() && only.front().begin == 0 && only.front().end >= layout_.num_prefix &&
+                   only.back().end == layout_.num_tokens,
+               "a prompt is compacted once, around its prefix and its last position");
+  const Model& model = executor.model();
+  for (const std::vector<AlignPlan>& step : MakeCompactPlans(only, kv_, model.config(), model.num_ranks()))
+    SPLICE_RETURN_IF_ERROR(executor.AlignCopy(step));
+  const PositionRanges copies = MergeRanges(layout_.reused);
+  left_share_ = static_cast<double>(CountOf(IntersectionOf(copies, only))) / static_cast<double>(CountOf(copies));
+  recomputed_dropped_ = CountOf(recomputed_rows_);
+  recomputed_rows_ = NumberedWithin(recomputed_rows_, only);
+  recomputed_dropped_ -= CountOf(recomputed_rows_);
+  for (const PositionRange& range : only)
+    left_tokens_.insert(left_tokens_.end(), tokens_.begin() + range.begin, tokens_.begin() + range.end);
+  tokens_ = left_tokens_;
+  layout_ = layout_.Only(only);
+  hidden_.clear();
+  only_ = only;
+  return absl::OkStatus();
+}
+
 absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
+  if (!stage.only.empty()) SPLICE_RETURN_IF_ERROR(Compact(executor, stage.only));
   SPLICE_CHECK(!stage.rows.empty() && stage.layers.begin < stage.layers.end && stage.layers.end <= num_layers_,
                "a stage has rows and layers");
   stage_ = std::move(stage);
@@ -280,6 +303,7 @@ std::vector<int32_t> PromptRun::restored_heads() const {
 }
 
 double PromptRun::kept_share() const {
+  if (!only_.empty()) return left_share_;
   if (policy_.kept().empty() || layout_.reused.empty()) return 1;
   const PositionRanges copies = MergeRanges(layout_.reused);
   int64_t count = 0;

@@ -56,13 +56,16 @@ class PromptRun {
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
-  int64_t recomputed_tokens() const { return CountOf(recomputed_rows_); }
+  int64_t recomputed_tokens() const { return CountOf(recomputed_rows_) + recomputed_dropped_; }
   const ReuseLayout& layout() const { return layout_; }
   // Copies whose summary (keys or local query) no earlier prompt had left with their source.
   int64_t summaries_computed() const { return summaries_computed_; }
   // Of a policy that leaves tokens out, when done: what each layer keeps of the prompt, [num_layers]; empty:
   // everything.
   std::span<const PositionRanges> kept() const { return policy_.kept(); }
+  // Of a policy that drops tokens and moves the others together (PrefillStage::only): what is left, in the prompt's own
+  // positions; empty: everything. layout() and the sequence's num_tokens() are of these; its pages stay as many.
+  const PositionRanges& only() const { return only_; }
   // Kept tokens of the copies as a share of them, over all layers.
   double kept_share() const;
   // Of a policy with head classes, when done: heads that were restored, ascending; rows through feed-forward as a share
@@ -75,6 +78,7 @@ class PromptRun {
  private:
   bool scores() const { return stage_.score.kind != ScoreKind::kNone; }
   absl::Status Enter(ParallelExecutor& executor, PrefillStage stage);
+  absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
   void PrepareScores(std::span<const int32_t> positions);
@@ -82,7 +86,9 @@ class PromptRun {
   absl::Status GiveSummaries(const Model& model);
   absl::Status GiveQueryMeans(ParallelExecutor& executor);
 
-  const std::span<const int32_t> tokens_;
+  std::span<const int32_t> tokens_;  // the prompt, or those that are left of it
+  std::vector<int32_t> left_tokens_;
+  PositionRanges only_;
   const std::vector<SegmentHit> hits_;
   SequenceKv& kv_;
   RecoveryPolicy& policy_;
@@ -93,6 +99,8 @@ class PromptRun {
   int64_t num_rows_ = 0;            // of the stage
   int64_t next_row_ = 0;            // of the stage
   PositionRanges recomputed_rows_;  // of copies, through all layers
+  int64_t recomputed_dropped_ = 0;  // and of those that are not left
+  double left_share_ = 1;           // of the copies' tokens
   int64_t summaries_computed_ = 0;
   bool done_ = false;
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none

@@ -152,6 +152,25 @@ TEST_F(CacheTest, ForksOfWhatIsKeptHaveItsHoles) {
   }
 }
 
+TEST_F(CacheTest, TruncatedGivesPagesBackAndGrowsAgain) {
+  SequenceKv kv(pool_, kShape);
+  ASSERT_TRUE(kv.Reserve(600).ok());
+  kv.set_num_tokens(600);
+  const int64_t free = pool_.num_free();
+  const uint64_t id = kv.id();
+  const std::vector<int32_t> leading = kv.PagesOfChunk(1);
+  kv.Truncate(65);
+  kv.CheckInvariants();
+  EXPECT_EQ(kv.num_tokens(), 65);
+  EXPECT_EQ(kv.num_pages_per_stream(), 2);
+  EXPECT_EQ(pool_.num_free() - free, 8 * kShape.num_streams());
+  EXPECT_EQ(kv.PagesOfChunk(1), leading);
+  EXPECT_NE(kv.id(), id);  // who knows the lists must look again
+  ASSERT_TRUE(kv.Reserve(129).ok());
+  kv.CheckInvariants();
+  EXPECT_EQ(kv.num_pages_per_stream(), 3);
+}
+
 // Compact pages that turn into those of other needs: every stream has what it needs, no page twice, and what is over or
 // missing goes to or comes from the pool.
 TEST_F(CacheTest, CompactPagesBecomeOthers) {

@@ -71,6 +71,7 @@ struct Result {
   std::shared_ptr<SequenceKv> kv;
   std::vector<float> logits;
   std::vector<PositionRanges> kept;
+  PositionRanges only;
   double kept_share = 1;
   int64_t recomputed = 0, summaries_computed = 0;
 };
@@ -85,6 +86,7 @@ Result Prefill(Machine& machine, const Tokens& tokens, const ReuseOptions& reuse
   PromptRun run(tokens, hits, *result.kv, **policy);
   result.logits = RunToEnd(run, *machine.executor, room);
   result.kept.assign(run.kept().begin(), run.kept().end());
+  result.only = run.only();
   result.kept_share = run.kept_share();
   result.recomputed = run.recomputed_tokens();
   result.summaries_computed = run.summaries_computed();
@@ -474,8 +476,10 @@ TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
                        .choose = kChoices[random() % 3]};
     if (reuse.choose == "recovered" && reuse.recompute == "sparsex") reuse.recompute = "";
     reuse.fusion = random() % 2 == 0 && reuse.choose != "recovered" && reuse.recompute != "sparsex";
+    reuse.compact = random() % 2 == 0;
     const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits, round % 2 == 0 ? 512 : 192);
-    EXPECT_EQ(got.kv->num_tokens(), static_cast<int64_t>(prompt.tokens.size()));
+    EXPECT_EQ(got.kv->num_tokens(), got.only.empty() ? static_cast<int64_t>(prompt.tokens.size()) : CountOf(got.only));
+    EXPECT_TRUE(reuse.compact || got.only.empty());
     for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << round;
   }
 }
@@ -616,6 +620,150 @@ TEST_P(SamKvPolicyTest, WithNothingLeftOutDecodingIsDense) {
   const auto refused = MakeSelectorFor(*kept.kv, {"head_classes"}, *machine_.model);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.status().message(), testing::HasSubstr("'head_classes' needs"));
+}
+
+// Tokens at these positions.
+Tokens TokensAt(const Tokens& tokens, const PositionRanges& only) {
+  Tokens left;
+  for (const PositionRange& range : only)
+    left.insert(left.end(), tokens.begin() + range.begin, tokens.begin() + range.end);
+  return left;
+}
+
+// Whole tables of what stands together behind the move: V is what it was, K is turned by the distance.
+TEST_P(SamKvPolicyTest, WhatIsLeftMovesTogether) {
+  std::mt19937 random = SeededRandom("moves");
+  const Tokens tokens = RandomTokens(random, 1500);
+  for (int round = 0; round < 8; ++round) {
+    const Result was = Prefill(machine_, tokens, {.policy = "exact"});
+    PositionRanges only;
+    for (int32_t at = 0; at < 1500;) {  // also single tokens, and gaps of one
+      const int32_t end = std::min<int32_t>(1500, at + 1 + static_cast<int32_t>(random() % (round < 4 ? 150 : 9)));
+      only.push_back({at, end});
+      at = end + 1 + static_cast<int32_t>(random() % (round % 2 == 0 ? 3 : 200));
+    }
+    auto kv = was.kv->Fork(0);
+    ASSERT_TRUE(kv.ok()) << kv.status();
+    Result moved;
+    moved.kv = *std::move(kv);
+    const ModelConfig& config = machine_.model->config();
+    const auto steps = MakeCompactPlans(only, *moved.kv, config, machine_.model->num_ranks());
+    EXPECT_LE(steps.size(), static_cast<size_t>(CountOf(only)));
+    for (const std::vector<AlignPlan>& step : steps) ASSERT_TRUE(machine_.executor->AlignCopy(step).ok());
+    const std::vector<float> frequencies = InverseFrequencies(config.rope, config.head_dim);
+    int32_t target = 0;
+    for (const PositionRange& range : only) {
+      for (int32_t from = range.begin; from < range.end; ++from, ++target) {
+        if (target % 5 != 0) continue;
+        ASSERT_TRUE(SameBits(Row(machine_, moved, 2, 1, target, true), Row(machine_, was, 2, 1, from, true)))
+            << target << " from " << from;
+        std::vector<float> want = Row(machine_, was, 2, 1, from, false);
+        for (size_t c = 0; c < frequencies.size(); ++c) {
+          const double angle = static_cast<double>(target - from) * frequencies[c];
+          const double x = want[c], y = want[c + frequencies.size()];
+          want[c] = static_cast<float>(x * std::cos(angle) - y * std::sin(angle));
+          want[c + frequencies.size()] = static_cast<float>(y * std::cos(angle) + x * std::sin(angle));
+        }
+        ASSERT_LE(RelativeL2(Row(machine_, moved, 2, 1, target, false), want),
+                  kernels::ToleranceFor(machine_.dtype()).relative_l2)
+            << target << " from " << from;
+      }
+    }
+  }
+}
+
+// compact with everything computed afresh: what is left is a prompt like any other, bit by bit a full prefill of it, by
+// each choice, and decoding goes on as behind that.
+TEST_P(SamKvPolicyTest, CompactIsAFullPrefillOfWhatIsLeft) {
+  std::mt19937 random = SeededRandom("compact");
+  for (const char* choose : {"attention", "means", "recovered"}) {
+    for (const int32_t question : {0, 30}) {
+      const Prompt prompt(machine_, random, 4, 400, 900, question);
+      ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.4, .recompute = "samkv", .choose = choose};
+      const Result gaps = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+      reuse.compact = true;
+      const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+      PositionRanges any;
+      for (const PositionRanges& of_layer : gaps.kept) any = UnionOf(any, of_layer);
+      EXPECT_EQ(got.only, any);
+      EXPECT_TRUE(got.kept.empty());
+      EXPECT_EQ(got.kv->num_tokens(), CountOf(any));
+      EXPECT_LT(CountOf(any), static_cast<int64_t>(prompt.tokens.size()));
+      EXPECT_EQ(got.recomputed, gaps.recomputed);
+      EXPECT_EQ(got.kv->provenance(), chunk::Provenance::kApprox);
+      if (std::string(choose) != "means") {
+        EXPECT_DOUBLE_EQ(got.kept_share, gaps.kept_share);
+      }
+      const Tokens left = TokensAt(prompt.tokens, any);
+      const Result want = Prefill(machine_, left, {.policy = "exact"});
+      EXPECT_TRUE(SameBits(got.logits, want.logits)) << choose << ", " << question;
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (int32_t p = 0; p < static_cast<int32_t>(left.size()); p += 7) {
+          ASSERT_TRUE(SameBits(Row(machine_, got, layer, 1, p, true), Row(machine_, want, layer, 1, p, true))) << p;
+          ASSERT_TRUE(SameBits(Row(machine_, got, layer, 0, p, false), Row(machine_, want, layer, 0, p, false))) << p;
+        }
+      }
+      got.kv->Truncate(got.kv->num_tokens());
+      want.kv->Truncate(want.kv->num_tokens());
+      EXPECT_EQ(got.kv->num_pages(), want.kv->num_pages());
+      const Tokens next = RandomTokens(random, 5);
+      const auto steps = Decode(machine_, *got.kv, next), wanted = Decode(machine_, *want.kv, next);
+      for (size_t step = 0; step < next.size(); ++step)
+        ASSERT_TRUE(SameBits(steps[step], wanted[step])) << choose << ", step " << step;
+    }
+  }
+}
+
+// Without recomputation the copies stand as they are, but for keys that turn twice: naive, of what is left.
+TEST_P(SamKvPolicyTest, CompactWithoutRecomputationIsNaiveOfWhatIsLeft) {
+  if (machine_.dtype() != kernels::DType::kF32) GTEST_SKIP() << "keys that turn twice are rounded twice";
+  std::mt19937 random = SeededRandom("compact, naive");
+  const Prompt prompt(machine_, random, 4, 400, 900, 30);
+  const Result got =
+      Prefill(machine_, prompt.tokens,
+              {.policy = "samkv", .budget_ratio = 0.4, .recompute = "none", .choose = "attention", .compact = true},
+              prompt.hits);
+  EXPECT_EQ(got.recomputed, 0);
+  std::vector<SegmentHit> hits;  // of what is left of each document
+  for (const SegmentHit& hit : prompt.hits) {
+    const PositionRange document{hit.target, hit.target + hit.num_tokens};
+    for (const PositionRange& part : IntersectionOf(got.only, {&document, 1})) {
+      const PositionRanges now = NumberedWithin({&part, 1}, got.only);
+      hits.push_back({hit.source, part.begin - hit.target, now.front().begin, part.size()});
+    }
+  }
+  const Result want = Prefill(machine_, TokensAt(prompt.tokens, got.only), {.policy = "naive"}, hits);
+  EXPECT_LE(RelativeL2(got.logits, want.logits), kernels::ToleranceFor(machine_.dtype()).relative_l2);
+}
+
+// recovered: what is left has the values that it has with gaps; with nothing left out nothing moves.
+TEST_P(SamKvPolicyTest, CompactMovesWhatWasRecovered) {
+  std::mt19937 random = SeededRandom("compact, recovered");
+  const Prompt prompt(machine_, random, 4, 500, 900, 30);
+  for (const double budget : {0.3, 1.0}) {
+    ReuseOptions reuse{.policy = "samkv", .budget_ratio = budget};
+    const Result gaps = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    reuse.compact = true;
+    const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    EXPECT_EQ(got.recomputed, gaps.recomputed);
+    EXPECT_DOUBLE_EQ(got.kept_share, gaps.kept_share);
+    if (budget == 1) {
+      EXPECT_TRUE(got.only.empty());
+      EXPECT_TRUE(SameBits(got.logits, gaps.logits));
+      continue;
+    }
+    EXPECT_EQ(got.only, gaps.kept[0]);
+    EXPECT_FALSE(SameBits(got.logits, gaps.logits));
+    int32_t target = 0;
+    for (const PositionRange& range : got.only) {
+      for (int32_t from = range.begin; from < range.end; ++from, ++target) {
+        if (target % 9 != 0 || target + 1 == got.kv->num_tokens()) continue;
+        for (int32_t layer = 0; layer < kLayers; ++layer)
+          ASSERT_TRUE(SameBits(Row(machine_, got, layer, 1, target, true), Row(machine_, gaps, layer, 1, from, true)))
+              << target << " from " << from;
+      }
+    }
+  }
 }
 
 // Every selector that decodes behind kept tokens, with this budget.

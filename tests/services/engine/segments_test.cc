@@ -484,6 +484,20 @@ TEST(RangesTest, SetOperations) {
   EXPECT_EQ(RangesOf(positions), (PositionRanges{{1, 4}, {7, 8}, {9, 11}}));
   EXPECT_TRUE(ContainsPosition(a, 9));
   EXPECT_FALSE(ContainsPosition(a, 10));
+  EXPECT_EQ(NumberedWithin(a, b), (PositionRanges{{0, 5}, {15, 22}}));  // b has 5 to 24 as 0 to 19, then 28 as 20
+  EXPECT_EQ(NumberedWithin(b, b), (PositionRanges{{0, 32}}));
+  EXPECT_TRUE(NumberedWithin({}, b).empty());
+}
+
+// What is left of a prompt: a prefix of 10, copies at 20, 40 and 60, of which the second is dropped.
+TEST(ReuseLayoutTest, OnlyWhatIsLeft) {
+  const ReuseLayout all{80, 10, {{20, 40}, {40, 55}, {60, 75}}, {true, false, true}};
+  const ReuseLayout left = all.Only(PositionRanges{{0, 24}, {30, 33}, {55, 61}, {74, 80}});
+  EXPECT_EQ(left.num_tokens, 39);
+  EXPECT_EQ(left.num_prefix, 10);
+  EXPECT_EQ(left.reused, (PositionRanges{{20, 27}, {32, 34}}));
+  EXPECT_EQ(left.isolated, (std::vector<bool>{true, true}));
+  EXPECT_EQ(left.fresh(), (PositionRanges{{10, 20}, {27, 32}, {34, 39}}));
 }
 
 }  // namespace

@@ -95,15 +95,23 @@ class SamKvWorkersTest : public WorkersTest {
     run_all(run);
     EXPECT_TRUE((*executor)->ComputeLogits({&last_row, 1}).ok());
     const int32_t first_token = (*executor)->Argmax().value()[0];
-    kv.KeepOnly(std::make_shared<engine::KeptTokens>(
-        engine::KeptTokens{static_cast<int32_t>(documents.prompt.size()), {run.kept().begin(), run.kept().end()}}));
+    std::vector<int32_t> prompt = documents.prompt;
+    if (!run.only().empty()) {
+      kv.Truncate(kv.num_tokens());
+      prompt.clear();
+      for (const engine::PositionRange& range : run.only())
+        prompt.insert(prompt.end(), documents.prompt.begin() + range.begin, documents.prompt.begin() + range.end);
+    } else {
+      kv.KeepOnly(std::make_shared<engine::KeptTokens>(
+          engine::KeptTokens{static_cast<int32_t>(prompt.size()), {run.kept().begin(), run.kept().end()}}));
+    }
     std::vector<Alone> all;
     for (const char* method : methods) {
       reuse_.set_decode(method);
       auto fork = kv.Fork();
       EXPECT_TRUE(fork.ok()) << fork.status();
       all.push_back({{first_token}, kv.num_pages(), run.kept_share()});
-      DecodeAlone(**executor, pool, **fork, documents.prompt, steps, all.back().tokens);
+      DecodeAlone(**executor, pool, **fork, prompt, steps, all.back().tokens);
     }
     return all;
   }
@@ -123,7 +131,9 @@ class SamKvWorkersTest : public WorkersTest {
     }
     for (int step = 1; step < steps; ++step) {
       EXPECT_TRUE(kv.Reserve(kv.num_tokens() + 1).ok());
-      EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
+      if (*compact != nullptr) {
+        EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
+      }
       const engine::DecodeRow row{tokens.back(), &kv, selector->get(), compact->get()};
       const absl::Status status = executor.Decode({&row, 1});
       EXPECT_TRUE(status.ok()) << status;
@@ -189,6 +199,40 @@ TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
     EXPECT_EQ(result.receipt.decode_selector(), name);
     EXPECT_LT(result.receipt.kept_share(), 1);
     EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages()) << name;
+  }
+}
+
+// compact: the decode worker has a shorter prompt, whatever chooses of it, and gives back what was reserved for the
+// rest.
+TEST_P(SamKvWorkersTest, CompactPromptsAreShorter) {
+  const Documents documents = MakeDocuments();
+  reuse_.set_policy("samkv");
+  reuse_.set_budget_ratio(0.4);
+  reuse_.set_decode_budget(128);
+  reuse_.set_compact(true);
+  Publish(documents);
+  for (const auto& [choose, recompute] :
+       {std::pair{"", ""}, std::pair{"attention", "samkv"}, std::pair{"attention", "none"}}) {
+    reuse_.set_choose(choose);
+    reuse_.set_recompute(recompute);
+    const std::vector<const char*> methods = {"auto", "sparcas", "snapkv"};
+    const std::vector<Alone> all = RunAlone(documents, 24, methods);
+    for (size_t i = 0; i < methods.size(); ++i) {
+      SCOPED_TRACE(std::string(choose) + ", " + methods[i]);
+      reserve_with_tokens_ = i == 2;
+      reuse_.set_decode(methods[i]);
+      const Result result = Generate(documents.prompt, Sampling(24));
+      ASSERT_TRUE(result.run.ok()) << result.run;
+      ASSERT_TRUE(result.stream.ok()) << result.stream;
+      EXPECT_EQ(result.tokens, all[i].tokens);
+      EXPECT_EQ(result.receipt.decode_selector(), i == 0 ? "dense" : methods[i]);
+      EXPECT_DOUBLE_EQ(result.receipt.kept_share(), all[i].kept_share);
+      EXPECT_LT(result.receipt.kept_share(), 0.6);
+      EXPECT_EQ(result.receipt.bytes_moved(), static_cast<uint64_t>(all[i].pages) * model_->page_bytes());
+      EXPECT_LT(2 * all[i].pages,
+                engine::PagesForTokens(model_->config(), static_cast<int64_t>(documents.prompt.size())));
+      EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages());
+    }
   }
 }
 
