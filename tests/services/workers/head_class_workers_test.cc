@@ -290,10 +290,14 @@ TEST_P(HeadClassWorkersTest, EveryKeptPageArrivesAsItWasComputed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, HeadClassWorkersTest,
-                         testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},
-                                         Way{"device", true, "device"}, Way{"shm", true, "dma+shm"},
-                                         Way{"tcp", true, "staged+tcp"}, Way{"shm", false, "shm", 1, 2},
-                                         Way{"device", true, "device", 2, 1}, Way{"tcp", true, "staged+tcp", 2, 4}),
+                         testing::ValuesIn(FewOf(3, {{"shm", false, "shm"},
+                                                     {"device", true, "device", 2, 1},
+                                                     {"tcp", true, "staged+tcp", 2, 4},
+                                                     {"tcp", false, "tcp"},
+                                                     {"device", true, "device"},
+                                                     {"shm", true, "dma+shm"},
+                                                     {"tcp", true, "staged+tcp"},
+                                                     {"shm", false, "shm", 1, 2}})),
                          WayName);
 
 }  // namespace

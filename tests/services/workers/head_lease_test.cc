@@ -270,9 +270,11 @@ TEST_P(HeadLeaseTest, ForksRestoreEachOnItsOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, HeadLeaseTest,
-                         testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},
-                                         Way{"device", true, "device"}, Way{"shm", false, "shm", 1, 2},
-                                         Way{"shm", false, "shm", 2, 1}),
+                         testing::ValuesIn(FewOf(2, {{"tcp", false, "tcp"},
+                                                     {"shm", false, "shm", 1, 2},
+                                                     {"shm", false, "shm"},
+                                                     {"device", true, "device"},
+                                                     {"shm", false, "shm", 2, 1}})),
                          WayName);
 
 }  // namespace
