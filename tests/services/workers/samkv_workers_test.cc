@@ -135,6 +135,7 @@ class SamKvWorkersTest : public WorkersTest {
     EXPECT_TRUE(compact.ok()) << compact.status();
     EXPECT_TRUE(engine::BeginLists(*model_, pool, **selector, kv.num_tokens(), compact->get()).ok());
     if (engine::PromptSelector* const of_prompt = (*selector)->of_prompt(); of_prompt != nullptr) {
+      EXPECT_TRUE((*compact)->Reserve(kv.num_tokens() + 1).ok());
       auto chosen = engine::ChooseOfPrompt(executor, prompt, kv, *of_prompt);
       EXPECT_TRUE(chosen.ok()) << chosen.status();
       EXPECT_TRUE(engine::KeepPositions(*model_, pool, *chosen, kv.num_tokens(), *of_prompt, **compact).ok());
