@@ -54,7 +54,10 @@ std::shared_ptr<const SegmentSummary> SegmentSource::KeepSummary(SegmentSummary 
   std::lock_guard lock(summary_mutex_);
   if (summary_ != nullptr) {
     if (part.tile_means.empty()) part.tile_means = summary_->tile_means;
-    if (part.local_query.empty()) part.local_query = summary_->local_query;
+    if (part.local_query.empty()) {
+      part.local_query = summary_->local_query;
+      part.attended = summary_->attended;
+    }
   }
   summary_ = std::make_shared<const SegmentSummary>(std::move(part));
   return summary_;

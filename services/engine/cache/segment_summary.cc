@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/common/dtype.h"
 #include "services/base/status.h"
@@ -31,6 +32,31 @@ double ElementOf(const std::byte* k, kernels::DType dtype, size_t at) {
 PositionRange LocalTilesOf(const PositionRange& segment) {
   const int32_t first = std::max(0, PagesFor(segment.size()) - kLocalTiles);
   return {segment.begin + first * kernels::kPageTokens, segment.end};
+}
+
+PositionRange MiddleTilesOf(const PositionRange& segment) {
+  const int32_t begin = std::min(segment.end, segment.begin + kernels::kPageTokens);
+  return {begin, std::max(begin, LocalTilesOf(segment).begin)};
+}
+
+int32_t NumAttended(int32_t num_middle_tokens) {
+  constexpr int32_t kPart = 4, kMin = 8;
+  return std::min(num_middle_tokens, std::max(kMin, num_middle_tokens / kPart));
+}
+
+std::vector<int32_t> MostAttended(std::span<const float> scores) {
+  const int32_t k = NumAttended(static_cast<int32_t>(scores.size()));
+  std::vector<int32_t> best(scores.size());
+  std::iota(best.begin(), best.end(), 0);
+  const auto score = [&](int32_t i) {
+    const float s = scores[static_cast<size_t>(i)];
+    return std::isnan(s) ? -INFINITY : s;
+  };
+  std::nth_element(best.begin(), best.begin() + k, best.end(),
+                   [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a < b; });
+  best.resize(static_cast<size_t>(k));
+  std::sort(best.begin(), best.end());
+  return best;
 }
 
 absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelConfig& config,

@@ -12,20 +12,47 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian, as KV is");
 
-// Floats of a summary's two parts.
+// Numbers of a summary's parts, 4 bytes each.
 struct Sizes {
-  size_t tile_means, local_query;
+  size_t tile_means, local_query, attended;
+  size_t all() const { return tile_means + local_query + attended; }
 };
 
 Sizes SizesOf(size_t num_tokens, const ModelConfig& config) {
   const auto layers = static_cast<size_t>(config.num_layers), d = static_cast<size_t>(config.head_dim);
   const auto tiles = static_cast<size_t>(PagesFor(static_cast<int64_t>(num_tokens)));
   return {layers * tiles * static_cast<size_t>(config.num_kv_heads) * d,
-          layers * static_cast<size_t>(config.num_qo_heads) * d};
+          layers * static_cast<size_t>(config.num_qo_heads) * d,
+          static_cast<size_t>(NumAttended(MiddleTilesOf({0, static_cast<int32_t>(num_tokens)}).size()))};
 }
 
 // A header says at most 64 tokens: those of the last tile.
 uint32_t LastTileTokens(size_t num_tokens) { return static_cast<uint32_t>((num_tokens - 1) % chunk::kChunkTokens + 1); }
+
+template <typename T>
+void Append(std::span<const T> values, std::byte*& to) {
+  if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
+  to += values.size_bytes();
+}
+
+template <typename T>
+std::vector<T> Take(size_t count, const std::byte*& from) {
+  std::vector<T> values(count);
+  if (count > 0) std::memcpy(values.data(), from, count * sizeof(T));
+  from += count * sizeof(T);
+  return values;
+}
+
+// Offsets of middle tokens, ascending.
+bool AreAttended(std::span<const int32_t> offsets, size_t num_tokens) {
+  const PositionRange middle = MiddleTilesOf({0, static_cast<int32_t>(num_tokens)});
+  int32_t next = middle.begin;
+  for (const int32_t offset : offsets) {
+    if (offset < next || offset >= middle.end) return false;
+    next = offset + 1;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -41,13 +68,16 @@ chunk::Chunk PackSummary(const SegmentSource& source, const SegmentSummary& summ
                          const Model& model) {
   const size_t num_tokens = source.tokens().size();
   const Sizes sizes = SizesOf(num_tokens, model.config());
+  const bool whole = !summary.local_query.empty();
   SPLICE_CHECK(summary.tile_means.size() == sizes.tile_means, "a summary of the whole source");
-  SPLICE_CHECK(summary.local_query.empty() || summary.local_query.size() == sizes.local_query, "one query a layer");
-  const size_t bytes = summary.tile_means.size() * sizeof(float), more = summary.local_query.size() * sizeof(float);
+  SPLICE_CHECK(!whole || summary.local_query.size() == sizes.local_query, "one query a layer");
+  SPLICE_CHECK(summary.attended.size() == (whole ? sizes.attended : 0), "attended tokens beside the local query");
   chunk::Chunk chunk;
-  chunk.payload.resize(bytes + more);
-  std::memcpy(chunk.payload.data(), summary.tile_means.data(), bytes);
-  if (more > 0) std::memcpy(chunk.payload.data() + bytes, summary.local_query.data(), more);
+  chunk.payload.resize((whole ? sizes.all() : sizes.tile_means) * sizeof(float));
+  std::byte* to = chunk.payload.data();
+  Append<float>(summary.tile_means, to);
+  Append<float>(summary.local_query, to);
+  Append<int32_t>(summary.attended, to);
   chunk.header = {.key = key,
                   .model_fingerprint = model.fingerprint(),
                   .layout_digest = model.layout_digest(),
@@ -65,22 +95,23 @@ std::optional<FetchedSummary> FetchSummary(chunk::ChunkStore& store, const chunk
   std::optional<FetchedSummary> fetched;
   const auto take = [&](chunk::Chunk&& chunk) {
     const chunk::ChunkHeader& header = chunk.header;
-    const size_t floats = chunk.payload.size() / sizeof(float);
+    const bool whole = chunk.payload.size() == sizes.all() * sizeof(float);
     if (header.model_fingerprint != model.fingerprint() || header.layout_digest != model.layout_digest() ||
         header.provenance < chunk::Provenance::kCanon || header.num_tokens != LastTileTokens(num_tokens) ||
-        chunk.payload.size() % sizeof(float) != 0 ||
-        (floats != sizes.tile_means && floats != sizes.tile_means + sizes.local_query))
+        (!whole && chunk.payload.size() != sizes.tile_means * sizeof(float)))
       return false;
-    fetched.emplace();
-    fetched->begin = static_cast<int32_t>(header.first_position);
-    fetched->isolated = header.provenance == chunk::Provenance::kCanon;
-    fetched->num_bytes = static_cast<int64_t>(chunk.payload.size());
-    fetched->summary.tile_means.resize(sizes.tile_means);
-    fetched->summary.local_query.resize(floats - sizes.tile_means);
-    const size_t bytes = sizes.tile_means * sizeof(float);
-    std::memcpy(fetched->summary.tile_means.data(), chunk.payload.data(), bytes);
-    if (floats > sizes.tile_means)
-      std::memcpy(fetched->summary.local_query.data(), chunk.payload.data() + bytes, chunk.payload.size() - bytes);
+    const std::byte* from = chunk.payload.data();
+    SegmentSummary summary;
+    summary.tile_means = Take<float>(sizes.tile_means, from);
+    if (whole) {
+      summary.local_query = Take<float>(sizes.local_query, from);
+      summary.attended = Take<int32_t>(sizes.attended, from);
+    }
+    if (!AreAttended(summary.attended, num_tokens)) return false;
+    fetched = {.summary = std::move(summary),
+               .begin = static_cast<int32_t>(header.first_position),
+               .isolated = header.provenance == chunk::Provenance::kCanon,
+               .num_bytes = static_cast<int64_t>(chunk.payload.size())};
     return true;
   };
   (void)store.GetLeading({&key, 1}, deadline, take);

@@ -20,6 +20,15 @@ bool ScoresColumns(const ScoreTask* score, int32_t layer) {
   return score->every_head || score->all_layers ? layer >= score->layer : layer == score->layer;
 }
 
+bool AsksForAttention(const QueryTask::Group& group) {
+  return group.begin < group.end && group.attention_to.size() > 0;
+}
+
+bool AsksForAttention(const QueryTask* queries) {
+  return queries != nullptr && std::any_of(queries->groups.begin(), queries->groups.end(),
+                                           [](const QueryTask::Group& group) { return AsksForAttention(group); });
+}
+
 }  // namespace
 
 Executor::Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
@@ -186,7 +195,8 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
     positions_.insert(positions_.end(), slice.positions.begin(), slice.positions.end());
     spans_.push_back({begin, static_cast<int32_t>(tokens_.size()), slice.positions.back() + 1, slice.kv});
-    any_lse |= slice.num_probes > 0 || (slice.score != nullptr && slice.score->kind == ScoreKind::kColumnMass);
+    any_lse |= slice.num_probes > 0 || (slice.score != nullptr && slice.score->kind == ScoreKind::kColumnMass) ||
+               AsksForAttention(slice.queries);
     any_report |= slice.report != nullptr;
     SPLICE_CHECK(slice.num_probes == 0 || (slices.size() == 1 && slice.report != nullptr), "probes are of one prompt");
   }
@@ -265,7 +275,7 @@ absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices) {
 absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer) {
   const ModelConfig& c = model_->config();
   const int32_t first = model_->first_kv_head();
-  bool any_scores = false;
+  bool any_scores = false, any_groups = false;
   stream_views_.clear();
   layer_plans_.clear();
   for (size_t s = 0; s < slices.size(); ++s) {
@@ -275,6 +285,7 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                layer_plans_[s].visibility[static_cast<size_t>(h)]});
     const ScoreTask* score = slices[s].score;
     any_scores |= ScoresColumns(score, layer);
+    any_groups |= AsksForAttention(slices[s].queries);
   }
   prefill_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
@@ -284,7 +295,7 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
                                   std::span(stream_views_).subspan(s * c.num_kv_heads, c.num_kv_heads)});
   }
   const bool restores = slices[0].num_probes > 0 && !layer_plans_[0].restore_above.empty();
-  const bool wants_lse = any_scores || restores || observer_ != nullptr;
+  const bool wants_lse = any_scores || any_groups || restores || observer_ != nullptr;
   const kernels::PrefillAttentionArgs args = {.shape = attention_shape(),
                                               .pool = pool_,
                                               .q = query(),
@@ -297,6 +308,7 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
   SPLICE_RETURN_IF_ERROR(OpenLastRows(args));
   if (restores) SPLICE_RETURN_IF_ERROR(RestoreHeads(slices[0], args));
   if (observer_ != nullptr) SPLICE_RETURN_IF_ERROR(Observe(args));
+  if (any_groups) SPLICE_RETURN_IF_ERROR(ScoreGroups(slices, layer));
   return any_scores ? ScoreColumns(slices, layer) : absl::OkStatus();
 }
 
@@ -472,6 +484,30 @@ absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_
     if (score_heads_.empty() && !score->kv_heads.empty()) continue;
     args.kv_heads = score_heads_;
     SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), args));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::ScoreGroups(std::span<const PrefillSlice> slices, int32_t layer) {
+  for (size_t s = 0; s < slices.size(); ++s) {
+    if (slices[s].queries == nullptr) continue;
+    for (const QueryTask::Group& group : slices[s].queries->groups) {
+      if (!AsksForAttention(group)) continue;
+      row_ids_.resize(static_cast<size_t>(group.end - group.begin));
+      std::iota(row_ids_.begin(), row_ids_.end(), group.begin);
+      SPLICE_RETURN_IF_ERROR(
+          model_->backend().ColumnScores(context(), {.shape = attention_shape(),
+                                                     .pool = pool_,
+                                                     .q = query(),
+                                                     .q_row_stride = query_stride(),
+                                                     .lse = F32(ws_.lse),
+                                                     .rows = prefill_sequences_[s],
+                                                     .sequence = static_cast<int32_t>(s),
+                                                     .layer = layer,
+                                                     .probes = row_ids_,
+                                                     .columns = {&group.attention_to, 1},
+                                                     .scores = group.scores[static_cast<size_t>(rank_)]}));
+    }
   }
   return absl::OkStatus();
 }

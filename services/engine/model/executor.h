@@ -57,11 +57,16 @@ struct ScoreTask {
   float* scores = nullptr;
 };
 
-// Sums of the rotated queries of some rows, which a pass adds to host memory in every layer that it runs.
+// Sums of the rotated queries of some rows, which a pass adds to host memory in every layer that it runs, and of the
+// attention that these rows pay.
 struct QueryTask {
   struct Group {
     int32_t begin = 0, end = 0;  // rows of the slice
     double* sums = nullptr;      // [num_layers, num_qo_heads * head_dim] of the model; a rank adds to its own heads'
+    // Positions in front of the rows, which see all of them; none: their attention is not asked for. What they get in
+    // every layer whose attention runs is added to the rank's scores[rank], [attention_to.size()], device memory.
+    PositionRange attention_to;
+    std::span<float* const> scores;
   };
   std::span<const Group> groups;
 };
@@ -226,6 +231,7 @@ class Executor {
   absl::Status AddQueries(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step);
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status ScoreGroups(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
   absl::Status Observe(const kernels::PrefillAttentionArgs& seen);

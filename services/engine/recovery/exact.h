@@ -2,49 +2,55 @@
 // measured against (algorithms.md 6.2).
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "services/engine/cache/segment_summary.h"
 #include "services/engine/recovery/recovery_policy.h"
 
 namespace spl::engine {
 
 class ExactPolicy final : public RecoveryPolicy {
  public:
-  // `wanted`: ranges, disjoint and ascending, whose mean queries are noted on the way; those of which the prefix has a
-  // part are not.
-  explicit ExactPolicy(const ModelConfig& config, PositionRanges wanted = {})
-      : RecoveryPolicy(config), wanted_(std::move(wanted)) {}
+  // `segments`: disjoint and ascending, of whose summaries what comes of their rows is noted on the way; those of which
+  // the prefix has local tiles are not.
+  explicit ExactPolicy(const ModelConfig& config, PositionRanges segments = {})
+      : RecoveryPolicy(config), segments_(std::move(segments)) {}
   std::string_view name() const override { return "exact"; }
   bool reuses_segments() const override { return false; }
   void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
+  void TakeAttended(std::vector<std::vector<int32_t>> positions) override { attended_ = std::move(positions); }
 
-  // Behind the run: the mean query of `range` in every layer, [num_layers, num_qo_heads, head_dim]; empty where it was
-  // not noted.
-  std::vector<float> QueryMeanOf(const PositionRange& range) const {
-    for (size_t i = 0; i < noted_.size() && !means_.empty(); ++i) {
-      if (noted_[i].begin != range.begin || noted_[i].end != range.end) continue;
-      const auto size = static_cast<std::ptrdiff_t>(means_.size() / noted_.size()),
-                 at = static_cast<std::ptrdiff_t>(i) * size;
-      return {means_.begin() + at, means_.begin() + at + size};
-    }
-    return {};
+  // Behind the run: local query and attended tokens of this one of the segments; empty where they were not noted.
+  SegmentSummary LocalSummaryOf(const PositionRange& segment) const {
+    SegmentSummary summary;
+    const auto at = static_cast<size_t>(std::find(noted_.begin(), noted_.end(), segment) - noted_.begin());
+    if (at == noted_.size() || means_.empty()) return summary;
+    const size_t size = means_.size() / noted_.size();
+    const std::span<const float> mean = std::span(means_).subspan(at * size, size);
+    summary.local_query.assign(mean.begin(), mean.end());
+    for (const int32_t position : attended_[at]) summary.attended.push_back(position - segment.begin);
+    return summary;
   }
 
  protected:
   PrefillStage FirstColdStage(const ReuseLayout& layout) override {
-    for (const PositionRange& range : wanted_) {
-      if (range.begin >= layout.num_prefix) noted_.push_back(range);
-    }
     PrefillStage stage = AllRows(layout);
-    stage.query_means = noted_;
+    for (const PositionRange& segment : segments_) {
+      if (LocalTilesOf(segment).begin < layout.num_prefix) continue;
+      noted_.push_back(segment);
+      stage.query_means.push_back(LocalTilesOf(segment));
+      stage.attention_to.push_back(MiddleTilesOf(segment));
+    }
     return stage;
   }
 
  private:
-  const PositionRanges wanted_;
-  PositionRanges noted_;
+  const PositionRanges segments_;
+  PositionRanges noted_;      // of these
   std::vector<float> means_;  // of noted_
+  std::vector<std::vector<int32_t>> attended_;
 };
 
 }  // namespace spl::engine

@@ -71,19 +71,20 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
   if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
   SPLICE_RETURN_IF_ERROR(CheckShare("budget_ratio", o.budget_ratio));
-  if (!o.recompute.empty() && o.recompute != "samkv" && o.recompute != "sparsex" && o.recompute != "none")
-    return InvalidArgument("recompute is '{}', it must be samkv, sparsex or none", o.recompute);
+  if (!o.recompute.empty() && o.recompute != "samkv" && o.recompute != "attended" && o.recompute != "sparsex" &&
+      o.recompute != "none")
+    return InvalidArgument("recompute is '{}', it must be samkv, attended, sparsex or none", o.recompute);
   if (o.choose != "recovered" && o.choose != "attention" && o.choose != "means")
     return InvalidArgument("choose is '{}', it must be recovered, attention or means", o.choose);
-  if (o.recompute == "sparsex" && o.choose == "recovered")
+  if ((o.recompute == "sparsex" || o.recompute == "attended") && o.choose == "recovered")
     return InvalidArgument(
-        "recompute is 'sparsex', and choose is 'recovered', which has computed these rows before it chooses: leave "
-        "recompute out, or set choose to attention or means");
+        "recompute is '{}', and choose is 'recovered', which has computed rows of its own before it chooses: leave "
+        "recompute out, or set choose to attention or means",
+        o.recompute);
   if (o.fusion && (o.choose == "recovered" || o.recompute == "sparsex"))
     return InvalidArgument(
         "fusion is true, and nothing is left to blend with behind choose 'recovered' or recompute 'sparsex': set "
-        "choose "
-        "to attention or means, and recompute to samkv");
+        "choose to attention or means, and recompute to samkv or attended");
   SPLICE_RETURN_IF_ERROR(CheckRange("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
   if (!(o.line_alpha > 0 && o.line_alpha <= 1))
     return InvalidArgument("line_alpha is {}, it must be above 0 and at most 1", o.line_alpha);

@@ -115,8 +115,11 @@ struct PrefillStage {
   // Rows of the stage whose mean queries, of every layer, the policy is given behind it (TakeQueryMeans). Disjoint,
   // ascending.
   PositionRanges query_means;
-  // >= 0: the stage only finds out the mean query of this copy's last tiles, all of its rows are the copy's, and the
-  // copy is made again behind it. What is found is kept with the copy's source.
+  // Of each of query_means the positions whose attention from these rows, in all layers, tells which of them are most
+  // attended; perhaps none, begin == end. All are in front of the rows, which see them. [query_means.size()], or empty.
+  PositionRanges attention_to;
+  // >= 0: the stage only finds out the mean query of this copy's last tiles and its attended tokens, all of its rows
+  // are the copy's, and the copy is made again behind it. What is found is kept with the copy's source.
   int32_t summary_of = -1;
   PositionRanges fuse;  // rows whose K and V are blended with those in their place
   // Not empty: in front of the stage everything else of the prompt is dropped, and these positions, with the prefix and
@@ -128,7 +131,8 @@ struct PrefillStage {
 // Of a copy without its KV, at the positions where the copy stands; see SegmentSummary.
 struct CopySummary {
   std::vector<float> tile_means;
-  std::vector<float> local_query;  // empty: not known yet
+  std::vector<float> local_query;  // empty: not known yet, and neither is what follows
+  std::vector<int32_t> attended;   // offsets in the copy, ascending
 };
 
 // One object per request; used by the engine thread only. A policy decides and never allocates pages, copies or runs
@@ -156,13 +160,17 @@ class RecoveryPolicy {
   // Whether it chooses by summaries of the copies: it is given them in front of FirstStage, one for each of
   // ReuseLayout::reused.
   virtual bool wants_summaries() const { return false; }
-  // And by their local queries.
+  // Of these the mean keys; and the local queries with the attended tokens.
+  virtual bool wants_tile_means() const { return wants_summaries(); }
   virtual bool wants_local_queries() const { return false; }
   virtual void SetSummaries(std::vector<CopySummary> /*summaries*/) {}
   // Of a copy of so many 64-token tiles whose summary is known: the tiles whose K and V are read, ascending. Null: all.
   virtual std::optional<std::vector<int32_t>> TilesRead(int32_t /*num_tiles*/) const { return std::nullopt; }
   // Behind a stage with query_means, in front of NextStage: [query_means.size(), num_layers, num_qo_heads * head_dim].
   virtual void TakeQueryMeans(std::vector<float> /*means*/) {}
+  // Behind a stage with attention_to, likewise: of each of its ranges the positions that get most (MostAttended),
+  // ascending.
+  virtual void TakeAttended(std::vector<std::vector<int32_t>> /*positions*/) {}
   // Behind a stage that scores and says so, in front of NextStage: of each candidate, in their order.
   virtual void TakeScores(std::vector<float> /*scores*/) {}
   // Behind the last stage, of a policy that leaves tokens out: what each layer keeps of the prompt. [num_layers];
@@ -215,8 +223,9 @@ struct ReuseOptions {
   // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio).
   double budget_ratio = 0.15;
   bool fusion = false;  // recomputed K and V are blended with the copies', not written over them
-  // Which kept tokens are computed afresh once tiles are chosen: samkv (all), sparsex (the rows that sparsex would
-  // compute, of what is kept) or none. Empty: none behind choose=recovered, which has computed them before, else samkv.
+  // Which kept tokens are computed afresh once tiles are chosen: samkv (all), attended (initial and local ones, and
+  // those that their document attends to most), sparsex (the rows that sparsex would compute, of what is kept) or none.
+  // Empty: none behind choose=recovered, which has computed them before, else samkv.
   std::string recompute;
   std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
   bool personal_bias = true;         // means: documents are asked in the light of each other

@@ -38,6 +38,7 @@ SamKvPolicy::By SamKvPolicy::ByOf(const ReuseOptions& options) {
 SamKvPolicy::Recompute SamKvPolicy::RecomputeOf(const ReuseOptions& options) {
   if (options.recompute == "none") return Recompute::kNone;
   if (options.recompute == "sparsex") return Recompute::kSparseX;
+  if (options.recompute == "attended") return Recompute::kAttended;
   if (options.recompute.empty() && ByOf(options) == By::kRecovered) return Recompute::kNone;
   return Recompute::kAll;
 }
@@ -172,8 +173,14 @@ std::vector<SamKvDocument> SamKvPolicy::Documents(const ReuseLayout& layout) con
 
 PrefillStage SamKvPolicy::FirstReuseStage(const ReuseLayout& layout) {
   if (choose_ == By::kRecovered) return Recovery(layout, sparsex_.FirstStage(layout));
-  if (!HasChoice(layout)) return Chosen(layout);
-  return Composite(layout);
+  if (HasChoice(layout)) return Composite(layout);
+  const bool unknown = std::any_of(summaries_.begin(), summaries_.end(),
+                                   [](const CopySummary& summary) { return summary.local_query.empty(); });
+  if (recompute_ != Recompute::kAttended || !unknown) return Chosen(layout);
+  PrefillStage stage = Composite(layout);  // of which only the fresh text's KV is wanted, see NextUnknown
+  stage.query_means.clear();
+  stage.score = {};
+  return stage;
 }
 
 PrefillStage SamKvPolicy::Recovery(const ReuseLayout& layout, PrefillStage stage) {
@@ -195,22 +202,28 @@ ScoreRequest SamKvPolicy::QuestionScores(const ReuseLayout& layout, int32_t firs
           .give_scores = true};
 }
 
+bool SamKvPolicy::AsksDocuments(const ReuseLayout& layout) const {
+  if (recompute_ == Recompute::kAttended) return true;
+  return choose_ == By::kMeans && layout.reused.size() > 1;  // a single document has nobody to tell
+}
+
 // The next document without a local query over itself alone. Behind the composite stage, because attention reads whole
 // pages, and fresh text that nobody has written yet may hold anything.
 PrefillStage SamKvPolicy::NextUnknown(const ReuseLayout& layout) {
-  const bool asked = choose_ == By::kMeans && layout.reused.size() > 1;  // a single document has nobody to tell
+  const bool asked = AsksDocuments(layout);
   while (asked && unknown_ < summaries_.size() && !summaries_[unknown_].local_query.empty()) ++unknown_;
   if (!asked || unknown_ == summaries_.size()) return Chosen(layout);
   at_ = At::kLocal;
   const PositionRange& document = layout.reused[unknown_];
-  const PositionRange local = LocalTilesOf(document);
+  const PositionRange local = LocalTilesOf(document), middle = MiddleTilesOf(document);
   const PositionRanges alone = {document};
   See(layout, {&alone, 1});
   return {.rows = {local},
           .layers = {0, config().num_layers},
-          .keys_only_last = true,
+          .keys_only_last = middle.size() == 0,  // the last layer's attention counts, too
           .kv_is_final = false,
           .query_means = {local},
+          .attention_to = {middle},
           .summary_of = static_cast<int32_t>(unknown_)};
 }
 
@@ -271,6 +284,18 @@ PositionRanges SamKvPolicy::KeptBeforeQuestion(const ReuseLayout& layout) const 
   return IntersectionOf(KeptByAnyLayer(), {&before, 1});
 }
 
+PositionRanges SamKvPolicy::NotAttended(const ReuseLayout& layout) const {
+  PositionRanges rest;
+  for (size_t i = 0; i < layout.reused.size(); ++i) {
+    const PositionRange& document = layout.reused[i];
+    PositionRanges attended = RangesOf(summaries_[i].attended);
+    for (PositionRange& range : attended) range = {document.begin + range.begin, document.begin + range.end};
+    const PositionRanges of_document = ComplementOf(attended, MiddleTilesOf(document));
+    rest.insert(rest.end(), of_document.begin(), of_document.end());
+  }
+  return rest;
+}
+
 // Which tokens are kept is known from here on.
 PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   Choose(layout);
@@ -289,7 +314,9 @@ PrefillStage SamKvPolicy::BehindChoice(const ReuseLayout& layout) {
     at_ = At::kLastToken;
     return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
   }
-  const PositionRanges rows = KeptBeforeQuestion(layout);
+  PositionRanges rows = KeptBeforeQuestion(layout);
+  if (recompute_ == Recompute::kAttended)
+    rows = IntersectionOf(rows, ComplementOf(NotAttended(layout), {0, layout.num_tokens}));
   if (recompute_ == Recompute::kNone || rows.empty()) return Question(layout);
   const PositionRanges seen = KeptByAnyLayer();
   See(layout, {&seen, 1});
@@ -349,6 +376,8 @@ std::optional<PrefillStage> SamKvPolicy::NextStage(const ReuseLayout& layout, st
       return ChosenRows(layout, selected);
     case At::kLocal:
       summaries_[unknown_].local_query = std::move(means_);
+      summaries_[unknown_].attended = std::move(attended_[0]);
+      for (int32_t& position : summaries_[unknown_].attended) position -= layout.reused[unknown_].begin;
       return NextUnknown(layout);
     case At::kComposite:
       question_ = std::move(means_);

@@ -12,11 +12,14 @@
 //  1. fresh text over initial and local tiles: gives the question's mean query of every layer;
 //  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
 //     the tiles are chosen (samkv_choice.h); left out where there is nothing to choose.
+// recompute=attended: stage 2 of each document whose attended tokens are not known, behind any choice.
 // choose=attention, in their place: fresh text over everything, and the attention that the question's last tokens pay
 // to the documents in all layers and heads (kernels/selection/column_scores.h).
 // Then
 //  3. recompute=samkv: kept tokens of all layers together and the fresh text in front of the question, each seeing what
-//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=sparsex: of these the rows
+//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=attended: of the
+//     kept tokens those of initial and local tiles and those to which their document, computed alone, attends most
+//     (SegmentSummary::attended); the other copies stay. recompute=sparsex: the rows
 //     that SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
 //  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
 //
@@ -47,11 +50,13 @@ class SamKvPolicy final : public RecoveryPolicy {
   }
   int32_t first_cached_layer() const override;
   int32_t max_segments() const override { return kSamKvMaxDocuments; }
-  bool wants_summaries() const override { return choose_ == By::kMeans; }
-  bool wants_local_queries() const override { return choose_ == By::kMeans; }
+  bool wants_summaries() const override { return wants_tile_means() || wants_local_queries(); }
+  bool wants_tile_means() const override { return choose_ == By::kMeans; }
+  bool wants_local_queries() const override { return choose_ == By::kMeans || recompute_ == Recompute::kAttended; }
   std::optional<std::vector<int32_t>> TilesRead(int32_t num_tiles) const override;
   void SetSummaries(std::vector<CopySummary> summaries) override { summaries_ = std::move(summaries); }
   void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
+  void TakeAttended(std::vector<std::vector<int32_t>> positions) override { attended_ = std::move(positions); }
   void TakeScores(std::vector<float> scores) override { scores_ = std::move(scores); }
   LayerPlan PlanLayer(int32_t layer) override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
@@ -63,8 +68,8 @@ class SamKvPolicy final : public RecoveryPolicy {
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
 
  private:
-  enum class By : uint8_t { kRecovered, kAttention, kMeans };  // ReuseOptions::choose
-  enum class Recompute : uint8_t { kNone, kSparseX, kAll };    // ReuseOptions::recompute
+  enum class By : uint8_t { kRecovered, kAttention, kMeans };           // ReuseOptions::choose
+  enum class Recompute : uint8_t { kNone, kSparseX, kAttended, kAll };  // ReuseOptions::recompute
   enum class At : uint8_t { kRecovery, kComposite, kLocal, kDense, kRecompute, kQuestion, kLastToken };
 
   static ReuseOptions SparseXOptions(ReuseOptions options);
@@ -73,6 +78,8 @@ class SamKvPolicy final : public RecoveryPolicy {
   // choose=recovered: a stage of SparseX, the last one with the question's scores.
   PrefillStage Recovery(const ReuseLayout& layout, PrefillStage stage);
 
+  // Whether stage 2 looks at local queries, or attended tokens, at all.
+  bool AsksDocuments(const ReuseLayout& layout) const;
   PrefillStage NextUnknown(const ReuseLayout& layout);
   PrefillStage Composite(const ReuseLayout& layout);
   PrefillStage Chosen(const ReuseLayout& layout);
@@ -84,6 +91,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   void Choose(const ReuseLayout& layout);
   PositionRanges KeptByAnyLayer() const;
   PositionRanges KeptBeforeQuestion(const ReuseLayout& layout) const;  // by any layer, behind the exact prefix
+  PositionRanges NotAttended(const ReuseLayout& layout) const;         // middle tokens of the documents
   std::vector<SamKvDocument> Documents(const ReuseLayout& layout) const;
   // The text behind the documents; of a prompt that ends with one its last tile.
   static PositionRange QuestionOf(const ReuseLayout& layout);
@@ -112,9 +120,10 @@ class SamKvPolicy final : public RecoveryPolicy {
   const Recompute recompute_;
   SparseXPolicy sparsex_;
   std::vector<CopySummary> summaries_;
-  std::vector<float> means_;     // of the stage before
-  std::vector<float> question_;  // the question's mean queries; empty: nothing is to be chosen
-  std::vector<float> scores_;    // by attention: of the candidates' tokens; empty: nothing is to be chosen
+  std::vector<float> means_;                    // of the stage before
+  std::vector<std::vector<int32_t>> attended_;  // likewise
+  std::vector<float> question_;                 // the question's mean queries; empty: nothing is to be chosen
+  std::vector<float> scores_;  // by attention: of the candidates' tokens; empty: nothing is to be chosen
   At at_ = At::kComposite;
   size_t unknown_ = 0;                       // document of a kLocal stage
   std::vector<PositionRanges> kept_;         // [num_layers] once chosen

@@ -46,11 +46,11 @@ PositionRanges UnmarkedText(const PrefillRequest& request, PositionRange within)
   return ComplementOf(marked, within);
 }
 
-// The mean queries that go into the summaries of these segments.
-PositionRanges LocalTilesOfAll(std::span<const ReuseSpan> segments) {
-  PositionRanges tiles;
-  for (const ReuseSpan& segment : segments) tiles.push_back(LocalTilesOf(segment.range));
-  return tiles;
+// Of whose summaries a context notes what comes of its rows.
+PositionRanges RangesOfAll(std::span<const ReuseSpan> segments) {
+  PositionRanges ranges;
+  for (const ReuseSpan& segment : segments) ranges.push_back(segment.range);
+  return ranges;
 }
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -236,7 +236,7 @@ absl::Status PrefillEngine::Publish(PublishRequest request) {
   if (request.segments.empty()) return InvalidArgument("segments is empty: nothing of the context would be stored");
   SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments));
   auto job = std::make_shared<Job>();
-  job->policy = std::make_unique<ExactPolicy>(model_->config(), LocalTilesOfAll(request.segments));
+  job->policy = std::make_unique<ExactPolicy>(model_->config(), RangesOfAll(request.segments));
   job->request.id = request.id;
   job->request.tokens = std::move(request.tokens);
   job->request.segments = request.segments;
@@ -554,7 +554,7 @@ void PrefillEngine::OfferSummaries(const Job& job) {
     const std::shared_ptr<const SegmentSource>& source = hits[0].source;
     const std::shared_ptr<const SegmentSummary> summary = source->summary();
     if (source->tokens().size() != static_cast<size_t>(segment.range.size()) || summary == nullptr ||
-        !summary->is_complete())
+        summary->local_query.empty())
       continue;
     std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, source->tokens());
     const size_t num_chunks = keys.size();  // which are published with the segment
@@ -770,10 +770,10 @@ void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
 }
 
 // What a context that is published notes of its segments on the way.
-void PrefillEngine::KeepLocalQuery(const Job& job, const PositionRange& segment, const SegmentSource& source) {
+void PrefillEngine::KeepLocalSummary(const Job& job, const PositionRange& segment, const SegmentSource& source) {
   if (!job.publish) return;
   const auto& computed = static_cast<const ExactPolicy&>(*job.policy);  // Publish made it
-  source.KeepSummary({{}, computed.QueryMeanOf(LocalTilesOf(segment))});
+  source.KeepSummary(computed.LocalSummaryOf(segment));
 }
 
 // Offers what is exact to later requests: the prompt from its start, and its segments wherever they stand. KV behind
@@ -803,7 +803,7 @@ void PrefillEngine::Index(const Job& job) {
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
-    KeepLocalQuery(job, segment.range, *source);
+    KeepLocalSummary(job, segment.range, *source);
     if (segments_.Insert(segment.namespace_key, source, segment.frozen) && publisher_ && options_.publish &&
         !job.publish)
       (void)publisher_->Offer(
@@ -889,8 +889,8 @@ bool PrefillEngine::StartCanonical() {
       auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
       if (MakeRoom(PagesForTokens(model_->config(), length), false) && kv->Reserve(length).ok()) {
         const PositionRange all{0, static_cast<int32_t>(task->tokens.size())};
-        canonical_.reset(new CanonicalRun{*std::move(task), std::move(kv),
-                                          ExactPolicy(model_->config(), {LocalTilesOf(all)}), nullptr});
+        canonical_.reset(
+            new CanonicalRun{*std::move(task), std::move(kv), ExactPolicy(model_->config(), {all}), nullptr});
         canonical_->run = std::make_unique<PromptRun>(canonical_->task.tokens, std::vector<SegmentHit>(),
                                                       *canonical_->kv, canonical_->policy);
         const absl::Status begun = canonical_->run->Begin(*executor_);
@@ -909,8 +909,7 @@ bool PrefillEngine::StartCanonical() {
 void PrefillEngine::FinishCanonical() {
   const CanonicalTask& task = canonical_->task;
   auto source = std::make_shared<SegmentSource>(*canonical_->kv, 0, task.tokens, true);
-  source->KeepSummary(
-      {{}, canonical_->policy.QueryMeanOf(LocalTilesOf({0, static_cast<int32_t>(task.tokens.size())}))});
+  source->KeepSummary(canonical_->policy.LocalSummaryOf({0, static_cast<int32_t>(task.tokens.size())}));
   if (segments_.Insert(task.namespace_key, source, task.frozen) && publisher_ && options_.publish)
     (void)publisher_->Offer({nullptr, source, task.keys, task.namespace_key, 0});
   const size_t num_tokens = task.tokens.size();
@@ -982,7 +981,7 @@ absl::Status PrefillEngine::Order(const std::shared_ptr<Job>& job) {
   for (const ReuseSpan& segment : job->publish->segments) {
     const auto text = TextOf(job->request.tokens, segment.range);
     auto source = std::make_shared<SegmentSource>(*job->kv, segment.range.begin, text, segment.range.begin == 0);
-    KeepLocalQuery(*job, segment.range, *source);
+    KeepLocalSummary(*job, segment.range, *source);
     order.runs.push_back({.kv = nullptr,
                           .source = std::move(source),
                           .keys = segments_.KeysOf(segment.namespace_key, text),

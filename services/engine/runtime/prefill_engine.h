@@ -240,7 +240,7 @@ class PrefillEngine {
   void FetchPrefix(Job& job, SteadyTime deadline);
   void FetchSegments(Job& job, SteadyTime deadline);
   bool FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary);
-  static void KeepLocalQuery(const Job& job, const PositionRange& segment, const SegmentSource& source);
+  static void KeepLocalSummary(const Job& job, const PositionRange& segment, const SegmentSource& source);
   void OfferSummaries(const Job& job);
   bool WantsSegments(const Job& job) const;
   bool WantsSegment(const Job& job, size_t index) const;

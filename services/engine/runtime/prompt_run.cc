@@ -68,14 +68,15 @@ absl::Status PromptRun::GiveSummaries(const Model& model) {
   for (const SegmentHit& hit : hits_) {
     const bool whole = hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size());
     std::shared_ptr<const SegmentSummary> known = whole ? hit.source->summary() : nullptr;
-    const bool computes = known == nullptr || known->tile_means.empty();
+    const bool computes = policy_.wants_tile_means() && (known == nullptr || known->tile_means.empty());
     if (computes) {
       SPLICE_ASSIGN_OR_RETURN(SegmentSummary keys, SummarizeKeys(hit, model.config(), model.kv_dtype()));
       known = whole ? hit.source->KeepSummary(std::move(keys)) : std::make_shared<SegmentSummary>(std::move(keys));
     }
+    if (known == nullptr) known = std::make_shared<SegmentSummary>();
     if (computes || (policy_.wants_local_queries() && known->local_query.empty())) ++summaries_computed_;
     SegmentSummary turned = TurnSummary(*known, hit.distance(), model.config());
-    summaries.push_back({std::move(turned.tile_means), std::move(turned.local_query)});
+    summaries.push_back({std::move(turned.tile_means), std::move(turned.local_query), std::move(turned.attended)});
   }
   policy_.SetSummaries(std::move(summaries));
   return absl::OkStatus();
@@ -86,11 +87,14 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
   const size_t group_size = means.size() / stage_.query_means.size();
   for (size_t i = 0; i < means.size(); ++i)
     means[i] = static_cast<float>(query_sums_[i] / stage_.query_means[i / group_size].size());
+  SPLICE_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> attended, ReadAttended(executor));
   if (stage_.summary_of >= 0) {
+    SPLICE_CHECK(attended.size() == 1, "a summary is of one copy");
     const SegmentHit& hit = hits_[static_cast<size_t>(stage_.summary_of)];
     const ModelConfig& config = executor.model().config();
     // Through what is kept: a prompt that finds it there chooses by the same bits.
-    const SegmentSummary stored = TurnSummary({{}, std::move(means)}, -hit.distance(), config);
+    SegmentSummary stored = TurnSummary({{}, std::move(means), attended[0]}, -hit.distance(), config);
+    for (int32_t& position : stored.attended) position -= hit.target;
     means = TurnSummary(stored, hit.distance(), config).local_query;
     if (hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size())) hit.source->KeepSummary(stored);
     // The stage wrote over the copy.
@@ -98,6 +102,7 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
         MakeAlignPlans({&hit, 1}, kv_, policy_.first_cached_layer(), config, executor.model().num_ranks())));
   }
   policy_.TakeQueryMeans(std::move(means));
+  if (!attended.empty()) policy_.TakeAttended(std::move(attended));
   return absl::OkStatus();
 }
 
@@ -123,6 +128,23 @@ absl::Status PromptRun::Compact(ParallelExecutor& executor, const PositionRanges
   return absl::OkStatus();
 }
 
+// The positions that the stage's rows attend to most, of each of attention_to.
+absl::StatusOr<std::vector<std::vector<int32_t>>> PromptRun::ReadAttended(ParallelExecutor& executor) {
+  std::vector<std::vector<int32_t>> attended;
+  std::vector<float> scores;
+  if (!attention_.empty()) {
+    SPLICE_ASSIGN_OR_RETURN(scores, executor.ReadScores(attention_, CountOf(stage_.attention_to)));
+    attention_.clear();
+  }
+  size_t begin = 0;
+  for (const PositionRange& range : stage_.attention_to) {
+    attended.push_back(MostAttended(std::span(scores).subspan(begin, static_cast<size_t>(range.size()))));
+    for (int32_t& position : attended.back()) position += range.begin;
+    begin += static_cast<size_t>(range.size());
+  }
+  return attended;
+}
+
 absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   if (!stage.only.empty()) SPLICE_RETURN_IF_ERROR(Compact(executor, stage.only));
   SPLICE_CHECK(!stage.rows.empty() && stage.layers.begin < stage.layers.end && stage.layers.end <= num_layers_,
@@ -141,8 +163,21 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   query_sums_.assign(stage_.query_means.size() * static_cast<size_t>(num_layers_) *
                          static_cast<size_t>(executor.model().config().q_size()),
                      0);
+  if (CountOf(stage_.attention_to) > 0) SPLICE_RETURN_IF_ERROR(PrepareAttention(executor));
   if (scores()) {
     SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PromptRun::PrepareAttention(const ParallelExecutor& executor) {
+  SPLICE_CHECK(stage_.attention_to.size() == stage_.query_means.size(), "whose attention is asked for has a mean");
+  SPLICE_ASSIGN_OR_RETURN(attention_, executor.AllocateScores(CountOf(stage_.attention_to)));
+  attention_parts_.clear();
+  int64_t begin = 0;
+  for (const PositionRange& range : stage_.attention_to) {
+    for (const auto& of_rank : attention_) attention_parts_.push_back(static_cast<float*>(of_rank->data()) + begin);
+    begin += range.size();
   }
   return absl::OkStatus();
 }
@@ -220,6 +255,9 @@ void PromptRun::PrepareQueries(std::span<const int32_t> positions) {
       return static_cast<int32_t>(std::lower_bound(positions.begin(), positions.end(), position) - positions.begin());
     };
     query_groups_.push_back({row_of(range.begin), row_of(range.end), query_sums_.data() + i * group_size});
+    if (attention_.empty()) continue;
+    query_groups_.back().attention_to = stage_.attention_to[i];
+    query_groups_.back().scores = std::span(attention_parts_).subspan(i * attention_.size(), attention_.size());
   }
   query_task_ = {query_groups_};
 }
@@ -279,7 +317,7 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
   final_end_ = final_.end;
   if (next_row_ < num_rows_) return absl::OkStatus();
-  if (stage_.layers.end == num_layers_ && !stage_.keys_only_last)
+  if (stage_.layers.end == num_layers_ && !stage_.keys_only_last && stage_.summary_of < 0)
     recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
   if (!stage_.query_means.empty()) SPLICE_RETURN_IF_ERROR(GiveQueryMeans(executor));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));

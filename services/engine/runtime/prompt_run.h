@@ -58,7 +58,7 @@ class PromptRun {
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
   int64_t recomputed_tokens() const { return CountOf(recomputed_rows_) + recomputed_dropped_; }
   const ReuseLayout& layout() const { return layout_; }
-  // Copies whose summary (keys or local query) no earlier prompt had left with their source.
+  // Copies whose summary (keys, or local query and attended tokens) no earlier prompt had left with their source.
   int64_t summaries_computed() const { return summaries_computed_; }
   // Of a policy that leaves tokens out, when done: what each layer keeps of the prompt, [num_layers]; empty:
   // everything.
@@ -85,6 +85,8 @@ class PromptRun {
   void PrepareQueries(std::span<const int32_t> positions);
   absl::Status GiveSummaries(const Model& model);
   absl::Status GiveQueryMeans(ParallelExecutor& executor);
+  absl::Status PrepareAttention(const ParallelExecutor& executor);
+  absl::StatusOr<std::vector<std::vector<int32_t>>> ReadAttended(ParallelExecutor& executor);
 
   std::span<const int32_t> tokens_;  // the prompt, or those that are left of it
   std::vector<int32_t> left_tokens_;
@@ -106,7 +108,11 @@ class PromptRun {
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
-  std::vector<double> query_sums_;        // [query_means][num_layers, q_size] of the stage
+  std::vector<double> query_sums_;  // [query_means][num_layers, q_size] of the stage
+  // Of the stage's attention_to, the ranges behind one another: [num_ranks], or none; and where each of them begins,
+  // [ranges][num_ranks].
+  ParallelExecutor::RankScores attention_;
+  std::vector<float*> attention_parts_;
   std::vector<HeadClassReport> reports_;  // [num_ranks], or none
   std::vector<LineReport> line_reports_;  // [num_ranks], once a stage was whole
 

@@ -1,5 +1,5 @@
-// SamKV's choice and recombination on numbers: hand cases, a plain second implementation in double, and what must not
-// depend on the order of the documents.
+// SamKV's choice, attended tokens and recombination on numbers: hand cases, a plain second implementation in double,
+// and what must not depend on the order of the documents.
 #include "services/engine/recovery/samkv_choice.h"
 
 #include <gmock/gmock.h>
@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "services/engine/cache/segment_summary.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -301,6 +302,36 @@ TEST(SamKvChoiceTest, AgreesWithThePlainFormulas) {
       for (auto& tiles : want) std::sort(tiles.begin(), tiles.end());
       EXPECT_EQ(got.middle[n], want) << "round " << round << ", layer " << n;
     }
+  }
+}
+
+// The middle is what initial and local tiles leave; a quarter of it is attended, and no fewer than eight.
+TEST(SamKvChoiceTest, MiddleTilesAndHowManyOfTheirTokensAreAttended) {
+  EXPECT_EQ(MiddleTilesOf({0, 3 * 64}).size(), 0);
+  EXPECT_EQ(MiddleTilesOf({100, 103}).size(), 0);
+  EXPECT_EQ(MiddleTilesOf({10, 10 + 3 * 64 + 1}), (PositionRange{74, 138}));
+  EXPECT_EQ(MiddleTilesOf({0, 640}), (PositionRange{64, 512}));
+  for (const auto& [middle, attended] : {std::pair{0, 0}, {5, 5}, {8, 8}, {35, 8}, {36, 9}, {448, 112}})
+    EXPECT_EQ(NumAttended(middle), attended) << middle;
+}
+
+TEST(SamKvChoiceTest, TheMostAttendedTokens) {
+  EXPECT_THAT(MostAttended(Floats{}), IsEmpty());
+  EXPECT_THAT(MostAttended(Floats{3, 1, 2}), ElementsAre(0, 1, 2));  // fewer than eight: all
+  // Of the four that have 1 the lower three; what is not a number comes last, with what has nothing.
+  EXPECT_THAT(MostAttended(Floats{0, 1, 9, NAN, 1, 7, 8, 1, 6, 1, 5, 0}), ElementsAre(1, 2, 4, 5, 6, 7, 8, 10));
+  std::mt19937 random = SeededRandom("most attended");
+  for (int round = 0; round < 50 && !HasFailure(); ++round) {
+    Floats scores(random() % 300);
+    for (float& score : scores) score = static_cast<float>(random() % 20);  // many ties
+    std::vector<int32_t> want(scores.size());
+    std::iota(want.begin(), want.end(), 0);
+    std::stable_sort(want.begin(), want.end(), [&](int32_t a, int32_t b) {
+      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+    });
+    want.resize(std::min(scores.size(), std::max<size_t>(8, scores.size() / 4)));
+    std::sort(want.begin(), want.end());
+    EXPECT_EQ(MostAttended(scores), want) << round;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <tuple>
 
@@ -15,6 +16,7 @@
 #include "kernels/kv_copy/fuse_rows.h"
 #include "services/engine/cache/segment_summary.h"
 #include "services/engine/engine.h"
+#include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/samkv_choice.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -347,7 +349,7 @@ TEST_P(SamKvPolicyTest, RowsOfSparseXAreComputedOfWhatIsKept) {
 // What a layer does not keep is not seen by what follows: other bytes in its place change nothing.
 TEST_P(SamKvPolicyTest, WhatIsNotKeptDoesNotMatter) {
   std::mt19937 random = SeededRandom("not kept");
-  for (const char* recompute : {"none", "samkv"}) {
+  for (const char* recompute : {"none", "samkv", "attended"}) {
     const Prompt prompt(machine_, random, 4, 500, 900, 30);
     const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.5, .recompute = recompute, .choose = "means"};
     const Result want = Prefill(machine_, prompt.tokens, reuse, prompt.hits);  // leaves summaries with the sources
@@ -358,7 +360,7 @@ TEST_P(SamKvPolicyTest, WhatIsNotKeptDoesNotMatter) {
           // Recomputation sees what any layer keeps.
           bool kept = false;
           for (int32_t l = 0; l < kLayers; ++l)
-            kept |= (l == layer || std::string(recompute) == "samkv") &&
+            kept |= (l == layer || std::string(recompute) != "none") &&
                     ContainsPosition(want.kept[static_cast<size_t>(l)], hit.target + tile * 64);
           if (kept) continue;
           ++changed;
@@ -380,18 +382,206 @@ TEST_P(SamKvPolicyTest, WhatIsNotKeptDoesNotMatter) {
 // The first prompt with a document finds out what is known of it, later ones read it, and choose by the same bits.
 TEST_P(SamKvPolicyTest, SummariesAreComputedOnce) {
   std::mt19937 random = SeededRandom("summaries");
-  const Prompt prompt(machine_, random, 5, 400, 900, 30);
-  const ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.5, .choose = "means"};
-  const Result first = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
-  EXPECT_EQ(first.summaries_computed, 5);
-  for (const SegmentHit& hit : prompt.hits) {
-    ASSERT_NE(hit.source->summary(), nullptr);
-    EXPECT_EQ(hit.source->summary()->local_query.size(), static_cast<size_t>(kLayers * 4 * machine_.dim()));
+  struct Options {
+    const char *choose, *recompute;
+    double budget;
+  };
+  // With budget 1 there is nothing to choose, and attended tokens are wanted all the same.
+  for (const auto& [choose, recompute, budget] :
+       {Options{"means", "samkv", 0.5}, Options{"means", "attended", 0.5}, Options{"attention", "attended", 0.5},
+        Options{"means", "attended", 1}, Options{"attention", "attended", 1}}) {
+    SCOPED_TRACE(std::string(choose) + ", " + recompute);
+    const Prompt prompt(machine_, random, 5, 400, 900, 30);
+    const ReuseOptions reuse{.policy = "samkv", .budget_ratio = budget, .recompute = recompute, .choose = choose};
+    const Result first = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    EXPECT_EQ(first.summaries_computed, 5);
+    for (const SegmentHit& hit : prompt.hits) {
+      const auto summary = hit.source->summary();
+      ASSERT_NE(summary, nullptr);
+      EXPECT_EQ(summary->tile_means.empty(), std::string(choose) == "attention") << "what nobody asked for";
+      EXPECT_EQ(summary->local_query.size(), static_cast<size_t>(kLayers * 4 * machine_.dim()));
+      const PositionRange middle = MiddleTilesOf({0, hit.num_tokens});
+      ASSERT_EQ(summary->attended.size(), static_cast<size_t>(std::max(8, middle.size() / 4)));
+      EXPECT_TRUE(std::is_sorted(summary->attended.begin(), summary->attended.end(), std::less_equal<>()));
+      EXPECT_GE(summary->attended.front(), middle.begin);
+      EXPECT_LT(summary->attended.back(), middle.end);
+    }
+    const Result second = Prefill(machine_, prompt.tokens, reuse, prompt.hits, 256);
+    EXPECT_EQ(second.summaries_computed, 0);
+    EXPECT_EQ(second.kept, first.kept);
+    EXPECT_EQ(second.recomputed, first.recomputed);
+    EXPECT_TRUE(SameBits(second.logits, first.logits));
   }
-  const Result second = Prefill(machine_, prompt.tokens, reuse, prompt.hits, 256);
-  EXPECT_EQ(second.summaries_computed, 0);
-  EXPECT_EQ(second.kept, first.kept);
-  EXPECT_TRUE(SameBits(second.logits, first.logits));
+}
+
+// A prefill that notes what the local tiles' rows attend to, by a score request of its own.
+class ScoringPolicy final : public RecoveryPolicy {
+ public:
+  ScoringPolicy(const ModelConfig& config, const PositionRange& segment) : RecoveryPolicy(config), segment_(segment) {}
+  std::string_view name() const override { return "scoring"; }
+  bool reuses_segments() const override { return false; }
+  void TakeScores(std::vector<float> scores) override { scores_ = std::move(scores); }
+  const std::vector<float>& scores() const { return scores_; }
+
+ protected:
+  PrefillStage FirstColdStage(const ReuseLayout& layout) override {
+    PrefillStage stage = AllRows(layout);
+    stage.score = {.kind = ScoreKind::kColumnMass,
+                   .candidates = {MiddleTilesOf(segment_)},
+                   .probes = {LocalTilesOf(segment_)},
+                   .all_layers = true,
+                   .give_scores = true};
+    return stage;
+  }
+
+ private:
+  const PositionRange segment_;
+  std::vector<float> scores_;
+};
+
+// Of each of the text's segments what a published context notes of it: with all that stands in front.
+std::vector<SegmentSummary> Noted(Machine& machine, const Tokens& text, const PositionRanges& segments,
+                                  int32_t room = Machine::kMaxRows) {
+  SequenceKv kv(*machine.pool, KvShapeOf(machine.model->config()));
+  EXPECT_TRUE(kv.Reserve(static_cast<int64_t>(text.size())).ok());
+  ExactPolicy policy(machine.model->config(), segments);
+  PromptRun run(text, {}, kv, policy);
+  RunToEnd(run, *machine.executor, room);
+  std::vector<SegmentSummary> noted;
+  for (const PositionRange& segment : segments) noted.push_back(policy.LocalSummaryOf(segment));
+  return noted;
+}
+
+std::vector<float> ReferenceScores(Machine& machine, const Tokens& text, const PositionRange& segment) {
+  SequenceKv kv(*machine.pool, KvShapeOf(machine.model->config()));
+  EXPECT_TRUE(kv.Reserve(static_cast<int64_t>(text.size())).ok());
+  ScoringPolicy policy(machine.model->config(), segment);
+  PromptRun run(text, {}, kv, policy);
+  RunToEnd(run, *machine.executor, Machine::kMaxRows);
+  return policy.scores();
+}
+
+// `attended` is what the scores say, but for tokens whose scores are as good as those of the last ones in the list.
+void ExpectMostAttended(const std::vector<int32_t>& attended, const std::vector<float>& scores, double tolerance) {
+  const int32_t begin = MiddleTilesOf({0, 4 * 64}).begin;
+  const std::vector<int32_t> want = MostAttended(scores);
+  ASSERT_EQ(attended.size(), want.size());
+  double last = INFINITY;
+  for (const int32_t i : want) last = std::min(last, double{scores[static_cast<size_t>(i)]});
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const bool in = std::binary_search(attended.begin(), attended.end(), begin + static_cast<int32_t>(i));
+    if (in) {
+      EXPECT_GE(scores[i], last * (1 - tolerance)) << i;
+    } else {
+      EXPECT_LE(scores[i], last * (1 + tolerance)) << i;
+    }
+  }
+}
+
+// A published segment's attended tokens are those of the definitions, in one pass and in several, and those that a
+// prompt finds out which has no summary.
+TEST_P(SamKvPolicyTest, AttendedTokensAreTheSameWhoeverFindsThemOut) {
+  std::mt19937 random = SeededRandom("attended");
+  const bool bf16 = machine_.dtype() == kernels::DType::kBF16;
+  Machine plain(bf16 ? "ref_bf16" : "ref");
+  const double tolerance = bf16 ? 0.05 : 1e-3;
+  const Prompt prompt(machine_, random, 3, 300, 500, 20, 0);
+  const Result found =
+      Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.5, .choose = "means"}, prompt.hits);
+  EXPECT_EQ(found.summaries_computed, 3);
+  for (const SegmentHit& hit : prompt.hits) {
+    const PositionRange all{0, hit.num_tokens};
+    const Tokens text(prompt.tokens.begin() + hit.target, prompt.tokens.begin() + hit.target + hit.num_tokens);
+    const std::vector<float> scores = ReferenceScores(plain, text, all);
+    ASSERT_EQ(scores.size(), static_cast<size_t>(MiddleTilesOf(all).size()));
+    const std::vector<int32_t> noted = Noted(machine_, text, {all})[0].attended;
+    ExpectMostAttended(noted, scores, tolerance);
+    ExpectMostAttended(Noted(machine_, text, {all}, 128)[0].attended, scores, tolerance);
+    ExpectMostAttended(hit.source->summary()->attended, scores, tolerance);
+    // The same backend, by another way, and where the document is not turned: the same list.
+    EXPECT_EQ(noted, [&] {
+      std::vector<int32_t> own = MostAttended(ReferenceScores(machine_, text, all));
+      for (int32_t& offset : own) offset += 64;
+      return own;
+    }());
+    if (hit.target == 0 && GetParam().find("cuda") == std::string::npos) {
+      EXPECT_EQ(hit.source->summary()->attended, noted);
+    }
+  }
+}
+
+// Several segments of one context are each noted by themselves.
+TEST_P(SamKvPolicyTest, AttendedTokensOfAContext) {
+  std::mt19937 random = SeededRandom("context");
+  const Tokens text = RandomTokens(random, 1300);
+  const PositionRanges segments = {{0, 400}, {400, 560}, {570, 1290}};
+  const std::vector<SegmentSummary> noted = Noted(machine_, text, segments);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    EXPECT_FALSE(noted[i].local_query.empty());
+    if (MiddleTilesOf(segments[i]).size() == 0) continue;
+    // A request for scores of this one alone; cut in the same passes, so to the bit.
+    std::vector<int32_t> want = MostAttended(ReferenceScores(machine_, text, segments[i]));
+    for (int32_t& offset : want) offset += 64;
+    EXPECT_EQ(noted[i].attended, want) << i;
+  }
+  EXPECT_TRUE(noted[1].attended.empty()) << "three tiles";
+}
+
+// recompute=attended: initial and local tokens and the lists of what is kept, and nothing else; each of them sees all
+// that is kept.
+TEST_P(SamKvPolicyTest, AttendedTokensAreComputedAfresh) {
+  std::mt19937 random = SeededRandom("recompute attended");
+  for (const char* choose : {"means", "attention"}) {
+    SCOPED_TRACE(choose);
+    const Prompt prompt(machine_, random, 4, 500, 900, 30);
+    ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.5, .recompute = "samkv", .choose = choose};
+    const Result all = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    reuse.recompute = "attended";
+    Prefill(machine_, prompt.tokens, reuse, prompt.hits);  // leaves summaries with the sources
+    const Result copies = Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits);
+    const auto with_lists = [&](const std::function<std::vector<int32_t>(const SegmentHit&)>& list) {
+      for (const SegmentHit& hit : prompt.hits)
+        hit.source->KeepSummary({{}, hit.source->summary()->local_query, list(hit)});
+      return Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    };
+    std::vector<std::vector<int32_t>> lists;
+    for (const SegmentHit& hit : prompt.hits) lists.push_back(hit.source->summary()->attended);
+    for (const bool none : {false, true}) {
+      size_t next = 0;
+      const Result got = with_lists([&](const SegmentHit&) { return none ? std::vector<int32_t>() : lists[next++]; });
+      EXPECT_EQ(got.kept, all.kept);
+      PositionRanges kept;
+      for (const PositionRanges& of_layer : got.kept) kept = UnionOf(kept, of_layer);
+      int64_t recomputed = 0, changed = 0;
+      for (size_t i = 0; i < prompt.hits.size(); ++i) {
+        const SegmentHit& hit = prompt.hits[i];
+        for (int32_t offset = 0; offset < hit.num_tokens; ++offset) {
+          const int32_t p = hit.target + offset;
+          if (!ContainsPosition(kept, p)) continue;
+          const bool fixed = offset < 64 || offset >= (hit.num_tokens - 1) / 64 * 64 - 64;
+          const bool afresh = fixed || (!none && std::binary_search(lists[i].begin(), lists[i].end(), offset));
+          recomputed += afresh;
+          const std::vector<float> row = Row(machine_, got, kLayers - 1, 0, p, true);
+          if (afresh) {
+            changed += !SameBits(row, Row(machine_, copies, kLayers - 1, 0, p, true));
+          } else {
+            ASSERT_TRUE(SameBits(row, Row(machine_, copies, kLayers - 1, 0, p, true))) << p;
+          }
+        }
+      }
+      EXPECT_EQ(got.recomputed, recomputed);
+      EXPECT_GT(changed, recomputed / 2);
+      EXPECT_LT(recomputed, all.recomputed);
+    }
+    const Result every = with_lists([](const SegmentHit& hit) {
+      std::vector<int32_t> offsets;
+      const PositionRange middle = MiddleTilesOf({0, hit.num_tokens});
+      for (int32_t i = middle.begin; i < middle.end; ++i) offsets.push_back(i);
+      return offsets;
+    });
+    EXPECT_EQ(every.recomputed, all.recomputed);
+    EXPECT_TRUE(SameBits(every.logits, all.logits));
+  }
 }
 
 // The mean keys of a document that was turned are those of its turned keys.
@@ -468,13 +658,14 @@ TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
     const Prompt prompt(machine_, random, 1 + static_cast<int>(random() % 5), 40, 600,
                         static_cast<int32_t>(random() % 3 * 20), static_cast<int32_t>(random() % 70));
     constexpr const char* kChoices[] = {"recovered", "attention", "means"};
-    constexpr const char* kRecomputes[] = {"", "none", "samkv", "sparsex"};
+    constexpr const char* kRecomputes[] = {"", "none", "samkv", "sparsex", "attended"};
     ReuseOptions reuse{.policy = "samkv",
                        .dense_layers = static_cast<int32_t>(random() % (kLayers + 2)) - 1,
                        .budget_ratio = static_cast<double>(random() % 5) / 4,
-                       .recompute = kRecomputes[random() % 4],
+                       .recompute = kRecomputes[random() % 5],
                        .choose = kChoices[random() % 3]};
-    if (reuse.choose == "recovered" && reuse.recompute == "sparsex") reuse.recompute = "";
+    if (reuse.choose == "recovered" && (reuse.recompute == "sparsex" || reuse.recompute == "attended"))
+      reuse.recompute = "";
     reuse.fusion = random() % 2 == 0 && reuse.choose != "recovered" && reuse.recompute != "sparsex";
     reuse.compact = random() % 2 == 0;
     const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits, round % 2 == 0 ? 512 : 192);
@@ -931,10 +1122,10 @@ TEST_P(SamKvReferenceTest, AgreesWithTheDefinitions) {
   Machine fast(GetParam()), plain("ref");
   if (!fast.there()) GTEST_SKIP() << "no such device";
   constexpr const char* kChoices[] = {"recovered", "attention", "means"};
-  for (const char* recompute : {"none", "samkv", "sparsex"}) {
+  for (const char* recompute : {"none", "samkv", "sparsex", "attended"}) {
     for (const char* choose : kChoices) {
-      const bool sparsex = std::string(recompute) == "sparsex";
-      if (sparsex && std::string(choose) == "recovered") continue;
+      const bool sparsex = std::string(recompute) == "sparsex", attended = std::string(recompute) == "attended";
+      if ((sparsex || attended) && std::string(choose) == "recovered") continue;
       std::mt19937 a(11), b(11);
       const Prompt prompt(fast, a, 3, 300, 450, 20), same(plain, b, 3, 300, 450, 20);
       ASSERT_EQ(prompt.tokens, same.tokens);
@@ -943,6 +1134,13 @@ TEST_P(SamKvReferenceTest, AgreesWithTheDefinitions) {
                                .fusion = std::string(choose) == "means" && !sparsex,
                                .recompute = recompute,
                                .choose = choose};
+      if (attended) {  // the same lists: that they agree but for ties is shown above
+        Prefill(fast, prompt.tokens, reuse, prompt.hits);
+        for (size_t i = 0; i < prompt.hits.size(); ++i) {
+          const auto summary = prompt.hits[i].source->summary();
+          same.hits[i].source->KeepSummary({{}, summary->local_query, summary->attended});
+        }
+      }
       const Result got = Prefill(fast, prompt.tokens, reuse, prompt.hits),
                    want = Prefill(plain, same.tokens, reuse, same.hits);
       EXPECT_EQ(got.kept, want.kept);
@@ -1017,6 +1215,11 @@ TEST(SamKvRefusalTest, SaysWhatItDoesNotServe) {
   EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'all'"));
   EXPECT_THAT(refuse({.policy = "samkv", .recompute = "sparsex"}).message(),
               testing::HasSubstr("set choose to attention or means"));
+  const absl::Status attended = refuse({.policy = "samkv", .recompute = "attended"});
+  EXPECT_EQ(attended.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(attended.message(), testing::HasSubstr("recompute is 'attended', and choose is 'recovered'"));
+  for (const char* choose : {"attention", "means"})
+    EXPECT_EQ(refuse({.policy = "samkv", .fusion = true, .recompute = "attended", .choose = choose}), absl::OkStatus());
   EXPECT_THAT(refuse({.policy = "samkv", .fusion = true}).message(), testing::HasSubstr("fusion is true"));
   EXPECT_EQ(refuse({.policy = "samkv", .recompute = "sparsex", .choose = "attention"}), absl::OkStatus());
 }

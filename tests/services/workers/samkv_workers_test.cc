@@ -162,8 +162,9 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
   struct Options {
     const char *choose, *recompute;
   };
-  for (const auto& [choose, recompute] : {Options{"", ""}, Options{"recovered", "samkv"}, Options{"attention", "samkv"},
-                                          Options{"attention", "none"}, Options{"attention", "sparsex"}}) {
+  for (const auto& [choose, recompute] :
+       {Options{"", ""}, Options{"recovered", "samkv"}, Options{"attention", "samkv"}, Options{"attention", "none"},
+        Options{"attention", "sparsex"}, Options{"attention", "attended"}, Options{"means", "attended"}}) {
     const bool blends = std::string(choose) == "attention" && std::string(recompute) != "sparsex";
     for (const bool fusion : {false, true}) {
       if (fusion && !blends) continue;
