@@ -204,6 +204,8 @@ Command MakeEvalCommand(CLI::App& root) {
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
       "Methods that reuse segments are measured after a warm-up request that leaves the KV of the sample's reusable\n"
       "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
+      "SamKV (docs/samkv.md): --reuse samkv:budget_ratio=0.25,samkv:choose=attention:recompute=attended (a word is an\n"
+      "option's value, too)\n"
       "Cold prompts (docs/cold-prompts.md): --reuse exact,loopserve:line_min_span=2048,minference,a-shape,tri-shape\n"
       "All methods in one table and on one page, with the decode budgets a sixteenth of the context:\n"
       "  splice eval --model models/splice-tiny --suite methods --provenance isolated --lengths 4096 --limit 2 \\\n"

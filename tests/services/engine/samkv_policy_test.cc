@@ -487,7 +487,8 @@ TEST_P(SamKvPolicyTest, AttendedTokensAreTheSameWhoeverFindsThemOut) {
   const double tolerance = bf16 ? 0.05 : 1e-3;
   const Prompt prompt(machine_, random, 3, 300, 500, 20, 0);
   const Result found =
-      Prefill(machine_, prompt.tokens, {.policy = "samkv", .budget_ratio = 0.5, .choose = "means"}, prompt.hits);
+      Prefill(machine_, prompt.tokens,
+              {.policy = "samkv", .budget_ratio = 0.5, .recompute = "attended", .choose = "means"}, prompt.hits);
   EXPECT_EQ(found.summaries_computed, 3);
   for (const SegmentHit& hit : prompt.hits) {
     const PositionRange all{0, hit.num_tokens};

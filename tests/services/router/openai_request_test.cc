@@ -39,6 +39,17 @@ TEST(ParseChatBodyTest, FullBody) {
   EXPECT_EQ(r.generation.namespace_name, "docs");
 }
 
+TEST(ParseChatBodyTest, OptionsOfSamKv) {
+  const auto r = ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"reuse":"samkv",
+      "choose":"means","recompute":"attended","budget_ratio":0.25,"fusion":true,"personal_bias":false}})");
+  ASSERT_TRUE(r.ok()) << r.status();
+  EXPECT_EQ(r->generation.reuse.choose, "means");
+  EXPECT_EQ(r->generation.reuse.recompute, "attended");
+  EXPECT_EQ(r->generation.reuse.budget_ratio, std::optional<double>(0.25));
+  EXPECT_TRUE(r->generation.reuse.fusion);
+  EXPECT_EQ(r->generation.reuse.personal_bias, std::optional<bool>(false));
+}
+
 TEST(ParseChatBodyTest, AnOptionThatIsNullIsAsIfItWereNotThere) {
   const auto parse = [](const std::string& value) {
     return ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"score_all_heads":)" + value + "}}");
