@@ -12,15 +12,16 @@
 //  1. fresh text over initial and local tiles: gives the question's mean query of every layer;
 //  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
 //     the tiles are chosen (samkv_choice.h); left out where there is nothing to choose.
-// recompute=attended: stage 2 of each document whose attended tokens are not known, behind any choice.
 // choose=attention, in their place: fresh text over everything, and the attention that the question's last tokens pay
 // to the documents in all layers and heads (kernels/selection/column_scores.h).
+// With recompute=attended stage 2 runs for each document whose attended tokens nobody has found out, behind both, and
+// also where there is nothing to choose.
 // Then
 //  3. recompute=samkv: kept tokens of all layers together and the fresh text in front of the question, each seeing what
-//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=attended: of the
-//     kept tokens those of initial and local tiles and those to which their document, computed alone, attends most
-//     (SegmentSummary::attended); the other copies stay. recompute=sparsex: the rows
-//     that SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
+//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=attended: of the kept tokens
+//     those of initial and local tiles and those to which their document by itself attends most
+//     (SegmentSummary::attended, 3.3); the others stay copies. recompute=sparsex: of the kept tokens the rows that
+//     SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
 //  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
 //
 // Text that is in no document (fresh text, the exact prefix) is always seen. Positions keep their gaps; with `compact`
