@@ -299,10 +299,12 @@ PositionRanges SamKvPolicy::NotAttended(const ReuseLayout& layout) const {
 // Which tokens are kept is known from here on.
 PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   Choose(layout);
+  if (recompute_ == Recompute::kAttended) copies_ = NotAttended(layout);
   PositionRanges only = KeptByAnyLayer();
   if (!options_.compact || CountOf(only) == layout.num_tokens) return BehindChoice(layout);
   const ReuseLayout left = layout.Only(only);
   kept_.assign(kept_.size(), {{0, left.num_tokens}});
+  copies_ = NumberedWithin(copies_, only);
   compacted_ = true;
   PrefillStage stage = BehindChoice(left);
   stage.only = std::move(only);
@@ -314,9 +316,8 @@ PrefillStage SamKvPolicy::BehindChoice(const ReuseLayout& layout) {
     at_ = At::kLastToken;
     return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
   }
-  PositionRanges rows = KeptBeforeQuestion(layout);
-  if (recompute_ == Recompute::kAttended)
-    rows = IntersectionOf(rows, ComplementOf(NotAttended(layout), {0, layout.num_tokens}));
+  const PositionRanges rows =
+      IntersectionOf(KeptBeforeQuestion(layout), ComplementOf(copies_, {0, layout.num_tokens}));
   if (recompute_ == Recompute::kNone || rows.empty()) return Question(layout);
   const PositionRanges seen = KeptByAnyLayer();
   See(layout, {&seen, 1});

@@ -128,6 +128,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   At at_ = At::kComposite;
   size_t unknown_ = 0;                       // document of a kLocal stage
   std::vector<PositionRanges> kept_;         // [num_layers] once chosen
+  PositionRanges copies_;                    // recompute=attended: what stays as it is
   bool compacted_ = false;                   // what was left out is gone; kept_ is everything that is left
   std::vector<std::vector<int32_t>> lists_;  // one for all layers, or [num_layers]
   bool sees_all_ = true;                     // nothing is left out of the stage: the model's own visibility

@@ -906,6 +906,31 @@ TEST_P(SamKvPolicyTest, CompactIsAFullPrefillOfWhatIsLeft) {
   }
 }
 
+// recompute=attended: what stays a copy does so in what is left.
+TEST_P(SamKvPolicyTest, CompactKeepsCopiesThatAreNotAttended) {
+  std::mt19937 random = SeededRandom("compact, attended");
+  const Prompt prompt(machine_, random, 4, 400, 900, 30);
+  for (const char* choose : {"attention", "means"}) {
+    ReuseOptions reuse{.policy = "samkv", .budget_ratio = 0.4, .recompute = "attended", .choose = choose};
+    const Result gaps = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    reuse.compact = true;
+    const Result got = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+    EXPECT_EQ(got.recomputed, gaps.recomputed);
+    EXPECT_LT(got.recomputed, CountOf(got.only));
+    const Result copies = Prefill(machine_, prompt.tokens, {.policy = "naive"}, prompt.hits);
+    PositionRanges documents;
+    for (const SegmentHit& hit : prompt.hits) documents.push_back({hit.target, hit.target + hit.num_tokens});
+    int64_t same = 0;
+    int32_t target = 0;
+    for (const PositionRange& range : got.only) {
+      for (int32_t from = range.begin; from < range.end; ++from, ++target)
+        same += ContainsPosition(documents, from) &&
+                SameBits(Row(machine_, got, 3, 1, target, true), Row(machine_, copies, 3, 1, from, true));
+    }
+    EXPECT_EQ(same, CountOf(IntersectionOf(got.only, documents)) - got.recomputed) << choose;
+  }
+}
+
 // Without recomputation the copies stand as they are, but for keys that turn twice: naive, of what is left.
 TEST_P(SamKvPolicyTest, CompactWithoutRecomputationIsNaiveOfWhatIsLeft) {
   if (machine_.dtype() != kernels::DType::kF32) GTEST_SKIP() << "keys that turn twice are rounded twice";
