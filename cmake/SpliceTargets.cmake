@@ -46,7 +46,7 @@ function(splice_program target) # SRCS ... DEPS ...   lands in build/bin
   add_dependencies(${target} splice_plugins)
 endfunction()
 
-# LABEL is unit (default), cluster or slow. Tests run from the source root, so that models/ and ../shared resolve.
+# LABEL is unit (default), cluster or slow; but for unit tests, each has the machine for itself. Tests run from the source root, so that models/ and ../shared resolve.
 function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   cmake_parse_arguments(P "" "LABEL;TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT SPLICE_BUILD_TESTS)
@@ -69,6 +69,9 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   add_dependencies(${target} splice_plugins)
   add_test(NAME ${target} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${target} PROPERTIES LABELS ${P_LABEL} TIMEOUT ${P_TIMEOUT})
+  if(NOT P_LABEL STREQUAL unit)
+    set_tests_properties(${target} PROPERTIES RUN_SERIAL ON)
+  endif()
 endfunction()
 
 # Makes an executable one that lands in build/bench and is built by the target `benchmarks`, not by `all`: no test needs

@@ -5,47 +5,53 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "services/membership/membership.h"
 
 namespace spl::membership {
 
+// A discovery that outlives it may go on calling: what is called stays.
 class Watcher {
  public:
   Discovery::OnChange callback() {
-    return [this](const Members& members) {
-      std::lock_guard lock(mutex_);
-      members_ = members;
-      least_ = calls_ == 0 ? members.size() : std::min(least_, members.size());
-      ++calls_;
-      changed_.notify_all();
+    return [state = state_](const Members& members) {
+      std::lock_guard lock(state->mutex);
+      state->members = members;
+      state->least = state->calls == 0 ? members.size() : std::min(state->least, members.size());
+      ++state->calls;
+      state->changed.notify_all();
     };
   }
   bool WaitFor(const std::function<bool(const Members&)>& done,
                std::chrono::milliseconds limit = std::chrono::seconds(30)) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, limit, [&] { return calls_ > 0 && done(members_); });
+    std::unique_lock lock(state_->mutex);
+    return state_->changed.wait_for(lock, limit, [&] { return state_->calls > 0 && done(state_->members); });
   }
   bool WaitForSize(size_t size) {
     return WaitFor([size](const Members& m) { return m.size() == size; });
   }
   Members members() {
-    std::lock_guard lock(mutex_);
-    return members_;
+    std::lock_guard lock(state_->mutex);
+    return state_->members;
   }
   // The shortest list since the last call of this.
   size_t TakeLeast() {
-    std::lock_guard lock(mutex_);
-    return std::exchange(least_, members_.size());
+    std::lock_guard lock(state_->mutex);
+    return std::exchange(state_->least, state_->members.size());
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Members members_;
-  size_t calls_ = 0;
-  size_t least_ = 0;
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    Members members;
+    size_t calls = 0;
+    size_t least = 0;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 }  // namespace spl::membership

@@ -290,7 +290,7 @@ TEST_P(HeadClassWorkersTest, EveryKeptPageArrivesAsItWasComputed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, HeadClassWorkersTest,
-                         testing::ValuesIn(FewOf(3, {{"shm", false, "shm"},
+                         testing::ValuesIn(FewOf(2, {{"shm", false, "shm"},
                                                      {"device", true, "device", 2, 1},
                                                      {"tcp", true, "staged+tcp", 2, 4},
                                                      {"tcp", false, "tcp"},

@@ -270,7 +270,7 @@ TEST_P(HeadLeaseTest, ForksRestoreEachOnItsOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, HeadLeaseTest,
-                         testing::ValuesIn(FewOf(2, {{"tcp", false, "tcp"},
+                         testing::ValuesIn(FewOf(1, {{"tcp", false, "tcp"},
                                                      {"shm", false, "shm", 1, 2},
                                                      {"shm", false, "shm"},
                                                      {"device", true, "device"},

@@ -294,7 +294,7 @@ TEST_P(SamKvWorkersTest, WhatIsNotServedSaysWhich) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, SamKvWorkersTest,
-                         testing::ValuesIn(FewOf(2, {{"device", true, "device"},
+                         testing::ValuesIn(FewOf(1, {{"device", true, "device"},
                                                      {"shm", false, "shm", 2, 1},
                                                      {"shm", false, "shm"},
                                                      {"tcp", false, "tcp"},

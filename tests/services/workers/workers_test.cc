@@ -216,7 +216,7 @@ INSTANTIATE_TEST_SUITE_P(Carriers, TransferTest, testing::ValuesIn(kCarriers), W
 
 // Every page comes to where the other side looks for it, however many parts the two pools have.
 INSTANTIATE_TEST_SUITE_P(TensorParallel, TransferTest,
-                         testing::ValuesIn(FewOf(4, {{"tcp", false, "tcp", 4, 2},
+                         testing::ValuesIn(FewOf(2, {{"tcp", false, "tcp", 4, 2},
                                                      {"device", true, "device", 2, 4},
                                                      {"shm", true, "dma+shm", 2, 1},
                                                      {"tcp", true, "staged+tcp", 1, 2},
