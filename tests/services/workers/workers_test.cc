@@ -212,7 +212,7 @@ const std::vector<Way> kCarriers = {{"shm", false, "shm"},
                                     {"shm", true, "dma+shm"}};
 
 INSTANTIATE_TEST_SUITE_P(Carriers, WorkersTest, testing::ValuesIn(FewOf(2, kCarriers)), WayName);
-INSTANTIATE_TEST_SUITE_P(Carriers, TransferTest, testing::ValuesIn(kCarriers), WayName);
+INSTANTIATE_TEST_SUITE_P(Carriers, TransferTest, testing::ValuesIn(FewOf(3, kCarriers)), WayName);
 
 // Every page comes to where the other side looks for it, however many parts the two pools have.
 INSTANTIATE_TEST_SUITE_P(TensorParallel, TransferTest,
