@@ -3,6 +3,7 @@ metrics of docs/metrics.md, and end within their grace period. One pod of each k
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -32,9 +33,15 @@ if not all((BIN / f"splice-{p}").exists() for p in ("router", "prefill", "decode
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the system gives to outgoing connections, so that none of those takes it before its pod does."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def get(url, key=None, body=None, timeout=30):
