@@ -75,7 +75,9 @@ class PodsTest(unittest.TestCase):
 
     @classmethod
     def local_port(cls, port):
-        return cls.ports.setdefault(str(port), free_port())
+        if str(port) not in cls.ports:
+            cls.ports[str(port)] = next(p for p in iter(free_port, None) if p not in cls.ports.values())
+        return cls.ports[str(port)]
 
     @classmethod
     def start(cls, name, *more):
