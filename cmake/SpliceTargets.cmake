@@ -46,7 +46,8 @@ function(splice_program target) # SRCS ... DEPS ...   lands in build/bin
   add_dependencies(${target} splice_plugins)
 endfunction()
 
-# LABEL is unit (default), cluster or slow; but for unit tests, each has the machine for itself. Tests run from the source root, so that models/ and ../shared resolve.
+# LABEL is unit (default), cluster or slow; but for unit tests, each has the machine for itself. Tests run from the
+# source root, so that models/ and ../shared resolve.
 function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   cmake_parse_arguments(P "" "LABEL;TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT SPLICE_BUILD_TESTS)

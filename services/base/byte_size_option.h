@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "services/base/byte_size.h"
 #include "services/base/status.h"

@@ -400,7 +400,8 @@ absl::StatusOr<std::shared_ptr<const engine::KeptTokens>> KeptTokensOf(const v1:
   if (request.kept().empty()) return nullptr;
   engine::KeptTokens kept{static_cast<int32_t>(prompt_tokens), {}};
   for (const v1::KeptPositions& positions : request.kept()) {
-    SPLICE_ASSIGN_OR_RETURN(kept.layers.emplace_back(), RangesOf(positions, "kept"));
+    const std::string what = fmt::format("layer {} of kept", kept.layers.size());
+    SPLICE_ASSIGN_OR_RETURN(kept.layers.emplace_back(), RangesOf(positions, what));
   }
   SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(kept, config.num_layers, prompt_tokens));
   return std::make_shared<const engine::KeptTokens>(std::move(kept));

@@ -450,22 +450,26 @@ absl::Status Executor::PrefillObserved(const PrefillSlice& slice, const kernels:
   return status;
 }
 
+kernels::ColumnScoresArgs Executor::ColumnArgs(size_t sequence, int32_t layer) const {
+  return {.shape = attention_shape(),
+          .pool = pool_,
+          .q = query(),
+          .q_row_stride = query_stride(),
+          .lse = F32(ws_.lse),
+          .rows = prefill_sequences_[sequence],
+          .sequence = static_cast<int32_t>(sequence),
+          .layer = layer};
+}
+
 absl::Status Executor::ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer) {
   const int32_t heads = model_->config().num_kv_heads;
   for (size_t s = 0; s < slices.size(); ++s) {
     const ScoreTask* score = slices[s].score;
     if (!ScoresColumns(score, layer)) continue;
-    kernels::ColumnScoresArgs args{.shape = attention_shape(),
-                                   .pool = pool_,
-                                   .q = query(),
-                                   .q_row_stride = query_stride(),
-                                   .lse = F32(ws_.lse),
-                                   .rows = prefill_sequences_[s],
-                                   .sequence = static_cast<int32_t>(s),
-                                   .layer = layer,
-                                   .probes = score->probes,
-                                   .columns = score->candidates,
-                                   .scores = score->scores};
+    kernels::ColumnScoresArgs args = ColumnArgs(s, layer);
+    args.probes = score->probes;
+    args.columns = score->candidates;
+    args.scores = score->scores;
     if (score->every_head) {
       int64_t columns = 0;
       for (const PositionRange& range : score->candidates) columns += range.size();
@@ -495,18 +499,11 @@ absl::Status Executor::ScoreGroups(std::span<const PrefillSlice> slices, int32_t
       if (!AsksForAttention(group)) continue;
       row_ids_.resize(static_cast<size_t>(group.end - group.begin));
       std::iota(row_ids_.begin(), row_ids_.end(), group.begin);
-      SPLICE_RETURN_IF_ERROR(
-          model_->backend().ColumnScores(context(), {.shape = attention_shape(),
-                                                     .pool = pool_,
-                                                     .q = query(),
-                                                     .q_row_stride = query_stride(),
-                                                     .lse = F32(ws_.lse),
-                                                     .rows = prefill_sequences_[s],
-                                                     .sequence = static_cast<int32_t>(s),
-                                                     .layer = layer,
-                                                     .probes = row_ids_,
-                                                     .columns = {&group.attention_to, 1},
-                                                     .scores = group.scores[static_cast<size_t>(rank_)]}));
+      kernels::ColumnScoresArgs args = ColumnArgs(s, layer);
+      args.probes = row_ids_;
+      args.columns = {&group.attention_to, 1};
+      args.scores = group.scores[static_cast<size_t>(rank_)];
+      SPLICE_RETURN_IF_ERROR(model_->backend().ColumnScores(context(), args));
     }
   }
   return absl::OkStatus();

@@ -230,6 +230,8 @@ class Executor {
   absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status AddQueries(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step);
+  // Of a sequence of the pass whose attention has run, without what is scored.
+  kernels::ColumnScoresArgs ColumnArgs(size_t sequence, int32_t layer) const;
   absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status ScoreGroups(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;

@@ -41,6 +41,18 @@ class SamKvStoreTest : public EnginesTest {
       ASSERT_TRUE(status.ok()) << status;
     }
   }
+  // Each as a prompt of its own: into the store without summaries.
+  void AskForEach() {
+    for (const auto& text : texts_) {
+      (void)Ask(
+          text,
+          [&](PrefillRequest& r) {
+            r.segments = {{{0, static_cast<int32_t>(text.size())}, kDocs}};
+          },
+          1);
+    }
+    ASSERT_TRUE(store_->WaitForSize(30 + 28)) << "the segments, and the same text as prefixes in whole chunks";
+  }
   std::shared_ptr<Outcome> AskSamKv(const std::string& recompute = "samkv", bool publish = false,
                                     const std::string& choose = "means") {
     return Ask(
@@ -227,15 +239,7 @@ TEST_F(SamKvStoreTest, AttendedTokensAreFetchedBesideTheKv) {
 // Computed once, and there for the next worker.
 TEST_F(SamKvStoreTest, WithoutSummariesTheyAreComputedCountedAndStored) {
   Start(8192, 8192, options_);
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    (void)Ask(
-        texts_[i],
-        [&](PrefillRequest& r) {
-          r.segments = {{{0, segments_[i].range.size()}, kDocs}};
-        },
-        1);
-  }
-  ASSERT_TRUE(store_->WaitForSize(30 + 28)) << "the segments, and the same text as prefixes in whole chunks";
+  ASSERT_NO_FATAL_FAILURE(AskForEach());
   EXPECT_FALSE(store_->Find(SummaryKey(texts_[0])).has_value());
   Start(8192, 8192, options_);
   const size_t before = store_->size();
@@ -253,15 +257,7 @@ TEST_F(SamKvStoreTest, WithoutSummariesTheyAreComputedCountedAndStored) {
 // Also by a choice that asks for no mean keys: what is stored is whole.
 TEST_F(SamKvStoreTest, WhatAttendedTokensWereComputedForHasAllPartsInTheStore) {
   Start(8192, 8192, options_);
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    (void)Ask(
-        texts_[i],
-        [&](PrefillRequest& r) {
-          r.segments = {{{0, segments_[i].range.size()}, kDocs}};
-        },
-        1);
-  }
-  ASSERT_TRUE(store_->WaitForSize(30 + 28)) << "the segments, and the same text as prefixes in whole chunks";
+  ASSERT_NO_FATAL_FAILURE(AskForEach());
   const size_t before = store_->size();
   const auto first = AskSamKv("attended", true, "attention");
   EXPECT_EQ(first->stats.summaries_computed, 3);

@@ -18,9 +18,8 @@ class TicketsTest : public WorkersTest {
     StartWorkers("none");
   }
 
-  absl::Status Commit(const std::string& id, uint64_t generation) {
+  absl::Status Commit(const std::string& id, uint64_t generation, v1::CommitRequest request = {}) {
     grpc::ClientContext context;
-    v1::CommitRequest request;
     request.set_ticket_id(id);
     request.set_generation(generation);
     v1::CommitResponse response;
@@ -159,6 +158,38 @@ TEST_P(TicketsTest, TicketsOfOtherPagesAreCounted) {
   v1::PrefillResponse response;
   EXPECT_EQ(Run(prompt, 5, *ticket, &response).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(RefusedByPrefill("invalid"), 1);
+}
+
+// What a worker of another version, or a damaged one, may say of the positions whose KV it sent.
+TEST_P(TicketsTest, ShorterPromptsThatCannotBeAreRefused) {
+  const auto prompt = Prompt(36, 200);
+  const auto refused = [&](const std::vector<uint32_t>& only, bool with_kept, const std::string& why) {
+    const auto ticket = Reserve(prompt, Sampling(5));
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    v1::CommitRequest request;
+    request.set_num_tokens(200);
+    for (const uint32_t bound : only) request.mutable_only()->add_bounds(bound);
+    for (int32_t layer = 0; with_kept && layer < model_->config().num_layers; ++layer) {
+      v1::KeptPositions& kept = *request.add_kept();
+      kept.add_bounds(0);
+      kept.add_bounds(200);
+    }
+    const absl::Status status = Commit(ticket->ticket_id(), ticket->generation(), std::move(request));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(why));
+    EXPECT_TRUE(PagesComeBack());
+  };
+  refused({}, false, "end at -1");
+  refused({0, 64, 128}, false, "only has 3 bounds");
+  refused({128, 200, 0, 64}, false, "[0, 64)");
+  refused({0, 64, 64, 200}, false, "[64, 200)");
+  refused({0, 0, 64, 200}, false, "[0, 0)");
+  refused({0, 64, 128, 199}, false, "end at 199");
+  refused({0, 64, 128, 201}, false, "[128, 201)");
+  refused({0, 64, 128, UINT32_MAX}, false, "[128, -1)");
+  refused({0, 64, 128, 200}, true, "with kept tokens");
+  refused({0, 64, 128, 200}, false, "commit of 200 tokens, 136 were reserved");
+  EXPECT_EQ(Generate(prompt, Sampling(5)).tokens, Expected(prompt, Sampling(5)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, TicketsTest, ::testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"}),
