@@ -132,6 +132,7 @@ void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<To
   inner.String("recompute", &reuse.recompute);
   inner.String("choose", &reuse.choose);
   inner.Bool("personal_bias", &reuse.personal_bias);
+  inner.Bool("quantized_copies", &reuse.quantized_copies);
   inner.Bool("compact", &reuse.compact);
   inner.Bool("decode_restore", &reuse.decode_restore);
   inner.Uint32("decode_restore_interval", &reuse.decode_restore_interval);

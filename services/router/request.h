@@ -99,7 +99,7 @@ struct ReuseRequest {
   bool decode_restore = false;
   bool fusion = false;
   std::string recompute, choose;
-  std::optional<bool> personal_bias;
+  std::optional<bool> personal_bias, quantized_copies;
   bool compact = false;
   bool head_classes = false;
   std::optional<bool> score_all_heads;

@@ -85,6 +85,7 @@ v1::ReuseOptions ToProto(const ReuseRequest& r) {
   out.set_recompute(r.recompute);
   out.set_choose(r.choose);
   if (r.personal_bias.has_value()) out.set_personal_bias(*r.personal_bias);
+  if (r.quantized_copies.has_value()) out.set_quantized_copies(*r.quantized_copies);
   out.set_compact(r.compact);
   out.set_head_classes(r.head_classes);
   if (r.line_samples.has_value()) out.set_line_samples(*r.line_samples);
@@ -142,6 +143,7 @@ ReuseRequest FromProto(const v1::ReuseOptions& o) {
   out.recompute = o.recompute();
   out.choose = o.choose();
   if (o.has_personal_bias()) out.personal_bias = o.personal_bias();
+  if (o.has_quantized_copies()) out.quantized_copies = o.quantized_copies();
   out.compact = o.compact();
   out.head_classes = o.head_classes();
   if (o.has_line_samples()) out.line_samples = o.line_samples();

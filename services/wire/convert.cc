@@ -81,6 +81,7 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   if (!proto.choose().empty()) reuse.choose = proto.choose();
   if (proto.has_personal_bias()) reuse.personal_bias = proto.personal_bias();
   reuse.compact = proto.compact();
+  if (proto.has_quantized_copies()) reuse.quantized_copies = proto.quantized_copies();
   reuse.head_classes = proto.head_classes();
   if (proto.has_line_alpha()) reuse.line_alpha = proto.line_alpha();
   if (proto.has_line_samples()) reuse.line_samples = Bounded(proto.line_samples());

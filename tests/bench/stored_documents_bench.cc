@@ -1,6 +1,6 @@
 // Time to the first token of a prompt whose documents are on the disk of a chunk store and nowhere else, by method:
-// sparsex fetches all of their KV, and so does samkv; samkv-means (choose=means) their summaries and what it reads.
-// samkv-attention: choose=attention.
+// sparsex fetches all of their KV, samkv their quantized copies, samkv-means (choose=means) their summaries and what it
+// reads. samkv-whole: without quantized copies; samkv-attention: choose=attention.
 //
 //   splice_stored_documents_bench --model models/splice-tiny --data-dir DIR [--documents 16] [--document-tokens 1000]
 //     [--methods sparsex,samkv,samkv-means=0.15] [--rounds 5] [--backend cpu|cuda]
@@ -175,8 +175,10 @@ class Bench {
     const size_t number = method.find('=');
     request.reuse.policy = method.substr(0, number);
     if (request.reuse.policy.starts_with("samkv-")) {
-      request.reuse.choose = request.reuse.policy.substr(6);
+      const std::string kind = request.reuse.policy.substr(6);
       request.reuse.policy = "samkv";
+      request.reuse.quantized_copies = kind != "whole";
+      if (kind != "whole") request.reuse.choose = kind;
     }
     request.reuse.budget_ratio = number == std::string::npos ? 0.25 : std::stod(method.substr(number + 1));
     std::promise<absl::Status> done;

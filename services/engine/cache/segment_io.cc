@@ -5,7 +5,9 @@
 #include <map>
 
 #include "kernels/kv_copy/crc32c.h"
+#include "services/base/check.h"
 #include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/quantized_kv.h"
 
 namespace spl::engine {
 namespace {
@@ -196,6 +198,105 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
     pool.Release(taken);
   }
   pool.Release(zeros);
+  return fetched;
+}
+
+chunk::ChunkKey QuantizedKeyOf(const chunk::ChunkKey& chunk_key, const chunk::Digest& model_fingerprint,
+                               const chunk::Digest& namespace_key, int32_t first_layer) {
+  const int32_t meaning[] = {kQuantizedVersion, first_layer};
+  return chunk::MakeChunkKey(chunk::ChainKind::kQuantized, model_fingerprint, namespace_key, &chunk_key, meaning);
+}
+
+chunk::Chunk QuantizeChunk(const chunk::Chunk& chunk, int32_t first_layer, const Model& model) {
+  const ModelConfig& config = model.config();
+  const size_t page_bytes = model.page_bytes(), to_bytes = QuantizedPageBytes(config.head_dim);
+  SPLICE_CHECK(chunk.payload.size() == ChunkPayloadBytes(model), "a chunk of this model");
+  chunk::Chunk quantized;
+  quantized.payload.resize(QuantizedChunkBytes(config, first_layer));
+  std::byte* to = quantized.payload.data();
+  const auto first = static_cast<size_t>(first_layer * config.num_kv_heads);
+  for (size_t at = first * page_bytes; at < chunk.payload.size(); at += page_bytes, to += to_bytes)
+    QuantizePage(std::span(chunk.payload).subspan(at, page_bytes), model.kv_dtype(), config.head_dim, to);
+  quantized.header = chunk.header;
+  quantized.header.key =
+      QuantizedKeyOf(chunk.header.key, chunk.header.model_fingerprint, chunk.header.namespace_id, first_layer);
+  quantized.header.payload_bytes = quantized.payload.size();
+  quantized.header.payload_crc32c = kernels::Crc32cExtend(0, quantized.payload.data(), quantized.payload.size());
+  quantized.header.recompute_seconds *=
+      static_cast<float>(quantized.payload.size()) / static_cast<float>(chunk.payload.size());
+  return quantized;
+}
+
+namespace {
+
+// Into the pages of streams from `first_stream` on.
+absl::Status DequantizeChunk(std::span<const std::byte> payload, std::span<const int32_t> pages, size_t first_stream,
+                             const Model& model, PagePool& pool, std::vector<std::byte>& staged) {
+  const int32_t head_dim = model.config().head_dim;
+  const size_t page_bytes = model.page_bytes(), from_bytes = QuantizedPageBytes(head_dim);
+  const bool on_host = pool.host_memory();
+  if (!on_host) staged.resize((pages.size() - first_stream) * page_bytes);
+  for (size_t s = first_stream; s < pages.size(); ++s) {
+    const size_t i = s - first_stream;
+    DequantizePage(payload.subspan(i * from_bytes, from_bytes), model.kv_dtype(), head_dim,
+                   on_host ? pool.view().k(pages[s]) : staged.data() + i * page_bytes);
+  }
+  return on_host ? absl::OkStatus() : pool.WritePages(pages.subspan(first_stream), staged.data());
+}
+
+}  // namespace
+
+FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                                     std::span<const int32_t> tokens, const chunk::Digest& namespace_key,
+                                     int32_t first_layer, const Model& model, PagePool& pool,
+                                     std::chrono::steady_clock::time_point deadline,
+                                     const std::function<bool(int64_t num_pages)>& make_room) {
+  FetchedSegment fetched;
+  const size_t bytes = QuantizedChunkBytes(model.config(), first_layer);
+  std::vector<chunk::ChunkKey> wanted;
+  for (const chunk::ChunkKey& key : keys)
+    wanted.push_back(QuantizedKeyOf(key, model.fingerprint(), namespace_key, first_layer));
+  std::vector<std::vector<std::byte>> landed(keys.size());
+  const auto place = [&](size_t index, const chunk::ChunkHeader& header) -> chunk::Pieces {
+    if (header.model_fingerprint != model.fingerprint() || header.layout_digest != model.layout_digest() ||
+        header.payload_bytes != bytes || header.provenance < chunk::Provenance::kCanon ||
+        header.num_tokens != static_cast<uint32_t>(TokensOfChunk(tokens.size(), static_cast<int32_t>(index))))
+      return {};
+    landed[index].resize(bytes);
+    return {landed[index]};
+  };
+  const auto first_stream = static_cast<size_t>(first_layer * model.config().num_kv_heads);
+  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));  // [stream][chunk]
+  std::vector<int32_t> taken;
+  std::vector<std::byte> staged;
+  int64_t begin = 0;
+  bool isolated = false;
+  size_t num_taken = 0;
+  const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
+    if (index == 0) {
+      begin = header.first_position;
+      isolated = header.provenance == chunk::Provenance::kCanon;
+    }
+    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
+        header.first_position != static_cast<uint64_t>(begin) + index * static_cast<uint64_t>(kChunk))
+      return false;
+    const std::vector<int32_t> filled = TakeChunkPages(pool, model, make_room);
+    if (filled.empty()) return false;
+    taken.insert(taken.end(), filled.begin(), filled.end());
+    for (size_t s = 0; s < pages.size(); ++s) pages[s].push_back(filled[s]);
+    if (!DequantizeChunk(landed[index], filled, first_stream, model, pool, staged).ok()) return false;
+    landed[index] = {};
+    fetched.num_bytes += static_cast<int64_t>(bytes);
+    ++num_taken;
+    return true;
+  };
+  (void)store.FetchLeading(wanted, deadline, place, take);
+  if (num_taken == keys.size()) {
+    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin), tokens,
+                                                     isolated, /*whole=*/false);
+  } else {
+    pool.Release(taken);
+  }
   return fetched;
 }
 

@@ -42,4 +42,22 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<bool(int64_t num_pages)>& make_room);
 
+// Beside a segment's chunks stand their quantized copies (quantized_kv.h), for recovery that reads no layer below
+// `first_layer`. Changes when the payload or its meaning does.
+inline constexpr int32_t kQuantizedVersion = 1;
+chunk::ChunkKey QuantizedKeyOf(const chunk::ChunkKey& chunk_key, const chunk::Digest& model_fingerprint,
+                               const chunk::Digest& namespace_key, int32_t first_layer);
+// Of a chunk of a segment, as PackSegmentChunk makes it, with its provenance and position; what it cost to compute is
+// shared out by bytes.
+chunk::Chunk QuantizeChunk(const chunk::Chunk& chunk, int32_t first_layer, const Model& model);
+
+// A segment from quantized copies of all of its chunks, in pages of `pool`, one for each head stream and chunk; those
+// of layers below first_layer hold anything. The source is not whole: it is for one request, and for nobody who wants
+// KV. Null when one of them does not come, or they are not of one context. `keys` are those of the segment's chunks.
+FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
+                                     std::span<const int32_t> tokens, const chunk::Digest& namespace_key,
+                                     int32_t first_layer, const Model& model, PagePool& pool,
+                                     std::chrono::steady_clock::time_point deadline,
+                                     const std::function<bool(int64_t num_pages)>& make_room);
+
 }  // namespace spl::engine

@@ -166,6 +166,9 @@ class RecoveryPolicy {
   virtual void SetSummaries(std::vector<CopySummary> /*summaries*/) {}
   // Of a copy of so many 64-token tiles whose summary is known: the tiles whose K and V are read, ascending. Null: all.
   virtual std::optional<std::vector<int32_t>> TilesRead(int32_t /*num_tiles*/) const { return std::nullopt; }
+  // Whether approximate copies of stored segments do, which have no KV of the layers below the one that is given: of
+  // segments that were computed by themselves, or behind other text. Null: copies are to be what was stored.
+  virtual std::optional<int32_t> FirstQuantizedLayer(bool /*isolated*/) const { return std::nullopt; }
   // Behind a stage with query_means, in front of NextStage: [query_means.size(), num_layers, num_qo_heads * head_dim].
   virtual void TakeQueryMeans(std::vector<float> /*means*/) {}
   // Behind a stage with attention_to, likewise: of each of its ranges the positions that get most (MostAttended),
@@ -229,6 +232,9 @@ struct ReuseOptions {
   std::string recompute;
   std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
   bool personal_bias = true;         // means: documents are asked in the light of each other
+  // recovered: of segments that are in the store and not here, copies in four bits a value are read, where there are
+  // any.
+  bool quantized_copies = true;
   // What any layer keeps stands together and is a shorter prompt; false: it keeps its positions, with gaps.
   bool compact = false;
   // Head classes: redknot, splice, splice+.

@@ -58,6 +58,15 @@ std::optional<std::vector<int32_t>> SamKvPolicy::TilesRead(int32_t num_tiles) co
   return fixed;
 }
 
+// What matters of a copy is computed afresh, and the rest is read roughly. Stored are the layers that recovery reads by
+// default; one that reads more wants all of the KV.
+std::optional<int32_t> SamKvPolicy::FirstQuantizedLayer(bool isolated) const {
+  const int32_t stored = SparseXPolicy::DefaultDenseLayers(config(), isolated);
+  const bool reads_more = options_.dense_layers >= 0 && options_.dense_layers < stored;
+  if (choose_ != By::kRecovered || !options_.quantized_copies || reads_more) return std::nullopt;
+  return stored;
+}
+
 LayerPlan SamKvPolicy::PlanLayer(int32_t layer) {
   if (sees_all_) return RecoveryPolicy::PlanLayer(layer);
   const std::vector<int32_t>& list = lists_[lists_.size() == 1 ? 0 : static_cast<size_t>(layer)];
@@ -316,8 +325,7 @@ PrefillStage SamKvPolicy::BehindChoice(const ReuseLayout& layout) {
     at_ = At::kLastToken;
     return {.rows = {{layout.num_tokens - 1, layout.num_tokens}}, .layers = {0, config().num_layers}};
   }
-  const PositionRanges rows =
-      IntersectionOf(KeptBeforeQuestion(layout), ComplementOf(copies_, {0, layout.num_tokens}));
+  const PositionRanges rows = IntersectionOf(KeptBeforeQuestion(layout), ComplementOf(copies_, {0, layout.num_tokens}));
   if (recompute_ == Recompute::kNone || rows.empty()) return Question(layout);
   const PositionRanges seen = KeptByAnyLayer();
   See(layout, {&seen, 1});

@@ -55,6 +55,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   bool wants_tile_means() const override { return choose_ == By::kMeans; }
   bool wants_local_queries() const override { return choose_ == By::kMeans || recompute_ == Recompute::kAttended; }
   std::optional<std::vector<int32_t>> TilesRead(int32_t num_tiles) const override;
+  std::optional<int32_t> FirstQuantizedLayer(bool isolated) const override;
   void SetSummaries(std::vector<CopySummary> summaries) override { summaries_ = std::move(summaries); }
   void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
   void TakeAttended(std::vector<std::vector<int32_t>> positions) override { attended_ = std::move(positions); }

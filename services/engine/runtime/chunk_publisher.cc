@@ -8,6 +8,7 @@
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_io.h"
 #include "services/engine/cache/summary_io.h"
+#include "services/engine/recovery/sparsex.h"
 
 namespace spl::engine {
 namespace {
@@ -64,16 +65,31 @@ absl::Status ChunkPublisher::PutWindow(const ChunkRun& run, size_t begin, size_t
     num_bytes += chunk.payload.size();
     chunks.push_back(std::move(chunk));
   }
+  SPLICE_ASSIGN_OR_RETURN(const chunk::PutReport report, PutAll(chunks, put, deadline, "chunks"));
+  tally.num_chunks += chunks.size();
+  tally.num_existing += report.num_existing;
+  tally.num_bytes += num_bytes;
+  return run.quantized && run.source != nullptr ? PutQuantized(run, chunks, put, deadline) : absl::OkStatus();
+}
+
+absl::StatusOr<chunk::PutReport> ChunkPublisher::PutAll(std::span<const chunk::Chunk> chunks,
+                                                        const chunk::PutOptions& put, Deadline deadline,
+                                                        std::string_view what) {
   SPLICE_ASSIGN_OR_RETURN(const chunk::PutReport report,
                           options_.store->PutWith(chunk::PointersTo(chunks), put, deadline));
   if (report.num_stored + report.num_existing != chunks.size() || (put.durable && report.num_durable != chunks.size()))
     return Errorf(absl::StatusCode::kUnavailable,
-                  "the chunk store acknowledged {} new and {} known chunks, {} of them on disk, of {}: put them again",
-                  report.num_stored, report.num_existing, report.num_durable, chunks.size());
-  tally.num_chunks += chunks.size();
-  tally.num_existing += report.num_existing;
-  tally.num_bytes += num_bytes;
-  return absl::OkStatus();
+                  "the chunk store acknowledged {} new and {} known {}, {} of them on disk, of {}: put them again",
+                  report.num_stored, report.num_existing, what, report.num_durable, chunks.size());
+  return report;
+}
+
+absl::Status ChunkPublisher::PutQuantized(const ChunkRun& run, std::span<const chunk::Chunk> chunks,
+                                          const chunk::PutOptions& put, Deadline deadline) {
+  const int32_t first_layer = SparseXPolicy::DefaultDenseLayers(model_->config(), run.source->isolated());
+  std::vector<chunk::Chunk> quantized;
+  for (const chunk::Chunk& chunk : chunks) quantized.push_back(QuantizeChunk(chunk, first_layer, *model_));
+  return PutAll(quantized, put, deadline, "quantized copies").status();
 }
 
 absl::Status ChunkPublisher::PutSummary(const ChunkRun& run, const chunk::PutOptions& put, Deadline deadline) {
@@ -93,11 +109,7 @@ absl::Status ChunkPublisher::PutSummary(const ChunkRun& run, const chunk::PutOpt
   if (options_.recompute_seconds)
     chunk.header.recompute_seconds = static_cast<float>(
         options_.recompute_seconds(run.source->begin(), static_cast<int32_t>(chunk.header.num_tokens)));
-  const chunk::Chunk* const pointer = &chunk;
-  SPLICE_ASSIGN_OR_RETURN(const chunk::PutReport report, options_.store->PutWith({&pointer, 1}, put, deadline));
-  if (report.num_stored + report.num_existing != 1 || (put.durable && report.num_durable != 1))
-    return Errorf(absl::StatusCode::kUnavailable, "the chunk store did not acknowledge the summary of a segment");
-  return absl::OkStatus();
+  return PutAll({&chunk, 1}, put, deadline, "summaries").status();
 }
 
 void ChunkPublisher::Released() {

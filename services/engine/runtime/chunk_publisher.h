@@ -17,17 +17,18 @@
 
 namespace spl::engine {
 
-// Chunks keys[first_chunk, …) of a prompt's exact start, or of a segment; behind a segment's its summary, when the
-// local query is known: the tile means are computed here.
+// Chunks keys[first_chunk, …) of a prompt's exact start, or of a segment; beside a segment's their quantized copies, if
+// they are wanted, and behind it its summary, when the local query is known: the tile means are computed here.
 struct ChunkRun {
   std::shared_ptr<const SequenceKv> kv;         // null for a segment
   std::shared_ptr<const SegmentSource> source;  // null for a prompt
   std::vector<chunk::ChunkKey> keys;
   chunk::Digest namespace_key{};
   size_t first_chunk = 0;
+  bool quantized = false;  // of a segment: quantized copies, too
 };
 
-// Of KV: summaries are not counted.
+// Of KV: summaries and quantized copies are not counted.
 struct PublishTally {
   uint64_t num_chunks = 0;
   uint64_t num_existing = 0;  // of these, stored before
@@ -90,6 +91,11 @@ class ChunkPublisher {
   // Chunks [begin, end) of the run in one put.
   absl::Status PutWindow(const ChunkRun& run, size_t begin, size_t end, const chunk::PutOptions& put, Deadline deadline,
                          PublishTally& tally);
+  // Fails when the store does not acknowledge all of them; the names are for the message.
+  absl::StatusOr<chunk::PutReport> PutAll(std::span<const chunk::Chunk> chunks, const chunk::PutOptions& put,
+                                          Deadline deadline, std::string_view what);
+  absl::Status PutQuantized(const ChunkRun& run, std::span<const chunk::Chunk> chunks, const chunk::PutOptions& put,
+                            Deadline deadline);
   absl::Status PutSummary(const ChunkRun& run, const chunk::PutOptions& put, Deadline deadline);
   size_t WindowEnd(const ChunkRun& run, size_t begin) const;
 

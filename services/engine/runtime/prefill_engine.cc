@@ -63,7 +63,8 @@ struct PrefillEngine::Job {
   std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
-  // Of request.segments, by number: what is known by its summary, and has the KV that the policy reads. Nobody else's.
+  // Of request.segments, by number: what is known by its summary, and has the KV that the policy reads, or is
+  // quantized. Nobody else's.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
@@ -507,7 +508,7 @@ bool PrefillEngine::WantsSegment(const Job& job, size_t index) const {
 void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
   for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
     std::optional<FetchedSummary> summary;
-    if (!WantsSegment(job, i) || FetchParts(job, i, deadline, summary)) continue;
+    if (!WantsSegment(job, i) || FetchQuantized(job, i, deadline) || FetchParts(job, i, deadline, summary)) continue;
     const ReuseSpan& segment = job.request.segments[i];
     FetchedSegment fetched =
         FetchSegment(*options_.store, job.segment_keys[i], TextOf(job.request.tokens, segment.range), *model_, pool_,
@@ -518,6 +519,24 @@ void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
       fetched.source->KeepSummary(std::move(summary->summary));
     if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
   }
+}
+
+// For a policy that approximate copies will do for. False: there are none.
+bool PrefillEngine::FetchQuantized(Job& job, size_t index, SteadyTime deadline) {
+  const ReuseSpan& segment = job.request.segments[index];
+  if (segment.range.begin < job.cached()) return false;
+  for (const bool isolated : {true, false}) {
+    const std::optional<int32_t> first_layer = job.policy->FirstQuantizedLayer(isolated);
+    if (!first_layer.has_value()) continue;
+    FetchedSegment copy = FetchQuantizedSegment(
+        *options_.store, job.segment_keys[index], TextOf(job.request.tokens, segment.range), segment.namespace_key,
+        *first_layer, *model_, pool_, deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
+    job.stats.fetched_bytes += copy.num_bytes;
+    if (copy.source == nullptr) continue;
+    job.parts[index] = std::move(copy.source);
+    return true;
+  }
+  return false;
 }
 
 // For a policy that chooses by summaries, which gives `summary`, and the KV that is read of it whatever is chosen.
@@ -985,7 +1004,8 @@ absl::Status PrefillEngine::Order(const std::shared_ptr<Job>& job) {
     order.runs.push_back({.kv = nullptr,
                           .source = std::move(source),
                           .keys = segments_.KeysOf(segment.namespace_key, text),
-                          .namespace_key = segment.namespace_key});
+                          .namespace_key = segment.namespace_key,
+                          .quantized = options_.quantize_published});
   }
   job->kv.reset();  // the sources keep what is needed
   if (publisher_->Order(std::move(order))) return absl::OkStatus();

@@ -138,7 +138,8 @@ struct PrefillEngineOptions {
   size_t max_queued = 256;
   size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
-  bool publish = true;  // new exact chunks to the store
+  bool publish = true;             // new exact chunks to the store
+  bool quantize_published = true;  // Publish: quantized copies beside the chunks, a fifth of their bytes more
   // Frozen sources go last, unless they hold more than this share of the pool's pages: then they go first.
   double frozen_share = 0.9;
   // Of the pool's pages, what conversations may keep between their turns, and for how long after the last one.
@@ -239,6 +240,7 @@ class PrefillEngine {
   void Fetch(Job& job);
   void FetchPrefix(Job& job, SteadyTime deadline);
   void FetchSegments(Job& job, SteadyTime deadline);
+  bool FetchQuantized(Job& job, size_t index, SteadyTime deadline);
   bool FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary);
   static void KeepLocalSummary(const Job& job, const PositionRange& segment, const SegmentSource& source);
   void OfferSummaries(const Job& job);

@@ -62,7 +62,7 @@ TEST_F(PublishTest, StoresExactSegmentsWithWhatWasAskedForAndCountsWhatExisted) 
   EXPECT_EQ(published.outcome.stored.num_existing, 0u);
   EXPECT_EQ(published.outcome.stored.num_bytes, 7 * ChunkPayloadBytes(*model_));
   EXPECT_EQ(published.outcome.stats.computed_tokens, 400);
-  EXPECT_EQ(store_->size(), 7u + 2) << "nothing but the segments and a summary of each";
+  EXPECT_EQ(store_->size(), 7u + 7 + 2) << "nothing but the segments, their quantized copies and a summary of each";
   for (const chunk::PutOptions& put : store_->put_options()) {
     EXPECT_TRUE(put.durable);
     EXPECT_EQ(put.pin, chunk::Pin::kHard);
@@ -120,7 +120,7 @@ TEST_F(PublishTest, MoreSegmentsThanTheBestEffortQueueHoldsAllArrive) {
   const Published published = Publish(context, segments);
   ASSERT_TRUE(published.status.ok()) << published.status;
   EXPECT_EQ(published.outcome.stored.num_chunks, 80u);
-  EXPECT_EQ(store_->size(), 80u + 40);
+  EXPECT_EQ(store_->size(), 80u + 80 + 40);
 }
 
 TEST_F(PublishTest, FailuresAreToldWithTheirCause) {

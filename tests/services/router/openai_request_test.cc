@@ -41,13 +41,15 @@ TEST(ParseChatBodyTest, FullBody) {
 
 TEST(ParseChatBodyTest, OptionsOfSamKv) {
   const auto r = ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"reuse":"samkv",
-      "choose":"means","recompute":"attended","budget_ratio":0.25,"fusion":true,"personal_bias":false}})");
+      "choose":"means","recompute":"attended","budget_ratio":0.25,"fusion":true,"personal_bias":false,
+      "quantized_copies":false}})");
   ASSERT_TRUE(r.ok()) << r.status();
   EXPECT_EQ(r->generation.reuse.choose, "means");
   EXPECT_EQ(r->generation.reuse.recompute, "attended");
   EXPECT_EQ(r->generation.reuse.budget_ratio, std::optional<double>(0.25));
   EXPECT_TRUE(r->generation.reuse.fusion);
   EXPECT_EQ(r->generation.reuse.personal_bias, std::optional<bool>(false));
+  EXPECT_EQ(r->generation.reuse.quantized_copies, std::optional<bool>(false));
 }
 
 TEST(ParseChatBodyTest, AnOptionThatIsNullIsAsIfItWereNotThere) {

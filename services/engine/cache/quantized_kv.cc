@@ -1,0 +1,143 @@
+#include "services/engine/cache/quantized_kv.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/common/kv_pool.h"
+#include "services/base/check.h"
+
+namespace spl::engine {
+namespace {
+
+using kernels::bf16;
+
+constexpr int32_t kGroupMax = 64;
+constexpr int32_t kLevels = 16;
+
+struct GroupScale {
+  bf16 minimum, step;
+};
+static_assert(sizeof(GroupScale) == 4);
+
+// [K, V][64 tokens] of a page.
+constexpr int32_t kRows = 2 * kernels::kPageTokens;
+
+size_t RowBytes(int32_t head_dim) {
+  return static_cast<size_t>(head_dim / QuantizedGroup(head_dim)) * sizeof(GroupScale) +
+         static_cast<size_t>(head_dim) / 2;
+}
+
+template <typename T>
+float AsFloat(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return kernels::ToFloat(x);
+  }
+}
+
+template <typename T>
+T FromFloat(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return kernels::ToBf16(x);
+  }
+}
+
+// Value i in the lower half of byte i, value i + group / 2 in the upper one.
+template <typename T>
+void QuantizeRow(const T* row, int32_t head_dim, std::byte* to) {
+  const int32_t group = QuantizedGroup(head_dim), half = group / 2;
+  std::byte* codes = to + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
+  for (int32_t begin = 0; begin < head_dim; begin += group, to += sizeof(GroupScale), codes += half) {
+    float low = AsFloat(row[begin]), high = low;
+    for (int32_t i = 1; i < group; ++i) {
+      low = std::min(low, AsFloat(row[begin + i]));
+      high = std::max(high, AsFloat(row[begin + i]));
+    }
+    GroupScale scale{.minimum = kernels::ToBf16(low), .step = {}};
+    low = AsFloat(scale.minimum);
+    scale.step = kernels::ToBf16(std::max(0.0f, high - low) / (kLevels - 1));
+    const float step = AsFloat(scale.step);
+    const auto code_of = [&](int32_t i) {
+      if (!(step > 0)) return uint8_t{0};
+      const float level = std::nearbyint((AsFloat(row[begin + i]) - low) / step);
+      return static_cast<uint8_t>(std::clamp(level, 0.0f, kLevels - 1.0f));
+    };
+    std::memcpy(to, &scale, sizeof(scale));
+    for (int32_t i = 0; i < half; ++i) codes[i] = std::byte(code_of(i) | code_of(i + half) << 4);
+  }
+}
+
+template <typename T>
+void DequantizeRow(const std::byte* from, int32_t head_dim, T* row) {
+  const int32_t group = QuantizedGroup(head_dim), half = group / 2;
+  const std::byte* codes = from + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
+  for (int32_t begin = 0; begin < head_dim; begin += group, from += sizeof(GroupScale), codes += half) {
+    GroupScale scale;
+    std::memcpy(&scale, from, sizeof(scale));
+    const float low = AsFloat(scale.minimum), step = AsFloat(scale.step);
+    std::array<T, kLevels> levels;
+    for (int32_t level = 0; level < kLevels; ++level)
+      levels[static_cast<size_t>(level)] = FromFloat<T>(low + static_cast<float>(level) * step);
+    for (int32_t i = 0; i < half; ++i) {
+      const auto code = std::to_integer<size_t>(codes[i]);
+      row[begin + i] = levels[code & 15];
+      row[begin + half + i] = levels[code >> 4];
+    }
+  }
+}
+
+void CheckDType(kernels::DType dtype) {
+  SPLICE_CHECK(dtype == kernels::DType::kF32 || dtype == kernels::DType::kBF16, "pages are f32 or bf16");
+}
+
+}  // namespace
+
+int32_t QuantizedGroup(int32_t head_dim) {
+  for (int32_t group = std::min(kGroupMax, head_dim) / 2 * 2; group > 2; group -= 2) {
+    if (head_dim % group == 0) return group;
+  }
+  return 2;
+}
+
+size_t QuantizedPageBytes(int32_t head_dim) { return kRows * RowBytes(head_dim); }
+
+size_t QuantizedChunkBytes(const ModelConfig& config, int32_t first_layer) {
+  return static_cast<size_t>(config.num_layers - first_layer) * static_cast<size_t>(config.num_kv_heads) *
+         QuantizedPageBytes(config.head_dim);
+}
+
+void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t head_dim, std::byte* to) {
+  CheckDType(dtype);
+  const size_t row_bytes = page.size() / kRows;
+  for (size_t r = 0; r < kRows; ++r, to += RowBytes(head_dim)) {
+    const std::byte* const row = page.data() + r * row_bytes;
+    if (dtype == kernels::DType::kF32) {
+      QuantizeRow(reinterpret_cast<const float*>(row), head_dim, to);
+    } else {
+      QuantizeRow(reinterpret_cast<const bf16*>(row), head_dim, to);
+    }
+  }
+}
+
+void DequantizePage(std::span<const std::byte> quantized, kernels::DType dtype, int32_t head_dim, std::byte* page) {
+  CheckDType(dtype);
+  SPLICE_CHECK(quantized.size() == QuantizedPageBytes(head_dim), "one page");
+  const size_t row_bytes = static_cast<size_t>(head_dim) * kernels::DTypeBytes(dtype);
+  const std::byte* from = quantized.data();
+  for (size_t r = 0; r < kRows; ++r, from += RowBytes(head_dim)) {
+    std::byte* const row = page + r * row_bytes;
+    if (dtype == kernels::DType::kF32) {
+      DequantizeRow(from, head_dim, reinterpret_cast<float*>(row));
+    } else {
+      DequantizeRow(from, head_dim, reinterpret_cast<bf16*>(row));
+    }
+  }
+}
+
+}  // namespace spl::engine
