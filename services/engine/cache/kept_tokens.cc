@@ -1,5 +1,7 @@
 #include "services/engine/cache/kept_tokens.h"
 
+#include <algorithm>
+
 #include "kernels/common/kv_pool.h"
 #include "services/base/status.h"
 
@@ -23,8 +25,8 @@ absl::Status ValidateKeptTokens(const KeptTokens& kept, int32_t num_layers, int6
       end = range.end;
     }
     if (end != kept.num_tokens)
-      return InvalidArgument("kept tokens of layer {} end at {}, the prompt's last token is {}", layer, end,
-                             kept.num_tokens - 1);
+      return InvalidArgument("kept tokens of layer {} end in front of position {}, the prompt's last token is {}",
+                             layer, std::max(end, 0), kept.num_tokens - 1);
   }
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/common/kv_pool.h"
 #include "services/base/check.h"
@@ -30,23 +29,10 @@ size_t RowBytes(int32_t head_dim) {
          static_cast<size_t>(head_dim) / 2;
 }
 
-template <typename T>
-float AsFloat(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    return kernels::ToFloat(x);
-  }
-}
-
-template <typename T>
-T FromFloat(float x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    return kernels::ToBf16(x);
-  }
-}
+float FloatOf(float x) { return x; }
+float FloatOf(bf16 x) { return kernels::ToFloat(x); }
+void Round(float x, float& to) { to = x; }
+void Round(float x, bf16& to) { to = kernels::ToBf16(x); }
 
 // Value i in the lower half of byte i, value i + group / 2 in the upper one.
 template <typename T>
@@ -54,18 +40,18 @@ void QuantizeRow(const T* row, int32_t head_dim, std::byte* to) {
   const int32_t group = QuantizedGroup(head_dim), half = group / 2;
   std::byte* codes = to + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
   for (int32_t begin = 0; begin < head_dim; begin += group, to += sizeof(GroupScale), codes += half) {
-    float low = AsFloat(row[begin]), high = low;
+    float low = FloatOf(row[begin]), high = low;
     for (int32_t i = 1; i < group; ++i) {
-      low = std::min(low, AsFloat(row[begin + i]));
-      high = std::max(high, AsFloat(row[begin + i]));
+      low = std::min(low, FloatOf(row[begin + i]));
+      high = std::max(high, FloatOf(row[begin + i]));
     }
     GroupScale scale{.minimum = kernels::ToBf16(low), .step = {}};
-    low = AsFloat(scale.minimum);
+    low = FloatOf(scale.minimum);
     scale.step = kernels::ToBf16(std::max(0.0f, high - low) / (kLevels - 1));
-    const float step = AsFloat(scale.step);
+    const float step = FloatOf(scale.step);
     const auto code_of = [&](int32_t i) {
       if (!(step > 0)) return uint8_t{0};
-      const float level = std::nearbyint((AsFloat(row[begin + i]) - low) / step);
+      const float level = std::nearbyint((FloatOf(row[begin + i]) - low) / step);
       return static_cast<uint8_t>(std::clamp(level, 0.0f, kLevels - 1.0f));
     };
     std::memcpy(to, &scale, sizeof(scale));
@@ -80,10 +66,10 @@ void DequantizeRow(const std::byte* from, int32_t head_dim, T* row) {
   for (int32_t begin = 0; begin < head_dim; begin += group, from += sizeof(GroupScale), codes += half) {
     GroupScale scale;
     std::memcpy(&scale, from, sizeof(scale));
-    const float low = AsFloat(scale.minimum), step = AsFloat(scale.step);
+    const float low = FloatOf(scale.minimum), step = FloatOf(scale.step);
     std::array<T, kLevels> levels;
     for (int32_t level = 0; level < kLevels; ++level)
-      levels[static_cast<size_t>(level)] = FromFloat<T>(low + static_cast<float>(level) * step);
+      Round(low + static_cast<float>(level) * step, levels[static_cast<size_t>(level)]);
     for (int32_t i = 0; i < half; ++i) {
       const auto code = std::to_integer<size_t>(codes[i]);
       row[begin + i] = levels[code & 15];

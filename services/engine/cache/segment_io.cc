@@ -70,6 +70,20 @@ std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
   return pages;
 }
 
+// Where a segment's chunks were computed: all in one place, one behind the other.
+struct SegmentPlace {
+  int64_t begin = 0;
+  bool isolated = false;
+
+  static SegmentPlace OfFirst(const chunk::ChunkHeader& header) {
+    return {header.first_position, header.provenance == chunk::Provenance::kCanon};
+  }
+  bool Holds(size_t index, const chunk::ChunkHeader& header) const {
+    return (header.provenance == chunk::Provenance::kCanon) == isolated &&
+           header.first_position == static_cast<uint64_t>(begin) + index * static_cast<uint64_t>(kChunk);
+  }
+};
+
 // Chunks on their way into pages of a pool.
 class LandingSegment {
  public:
@@ -93,12 +107,10 @@ class LandingSegment {
     if (pages.empty()) return {};
     return landing_.PiecesFor(static_cast<size_t>(chunk), pages);
   }
-  // Its pages, which are the caller's from here on; empty when it cannot be used: all are of one context.
-  std::vector<int32_t> Take(int32_t chunk, const chunk::ChunkHeader& header, int64_t begin, bool isolated) {
-    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
-        header.first_position != static_cast<uint64_t>(begin) + static_cast<uint64_t>(chunk) * kChunk ||
-        !landing_.Land(static_cast<size_t>(chunk), placed_.at(chunk)).ok())
-      return {};
+  // Its pages, which are the caller's from here on; empty when it cannot be used.
+  std::vector<int32_t> Take(int32_t chunk, const chunk::ChunkHeader& header, const SegmentPlace& where) {
+    const auto index = static_cast<size_t>(chunk);
+    if (!where.Holds(index, header) || !landing_.Land(index, placed_.at(chunk)).ok()) return {};
     return placed_.extract(chunk).mapped();
   }
 
@@ -133,14 +145,10 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
   FetchedSegment fetched;
   std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));
   size_t num_tokens = 0;
-  int64_t begin = 0;
-  bool isolated = false;
+  SegmentPlace where;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
-    if (index == 0) {
-      begin = header.first_position;
-      isolated = header.provenance == chunk::Provenance::kCanon;
-    }
-    const std::vector<int32_t> filled = landing.Take(static_cast<int32_t>(index), header, begin, isolated);
+    if (index == 0) where = SegmentPlace::OfFirst(header);
+    const std::vector<int32_t> filled = landing.Take(static_cast<int32_t>(index), header, where);
     if (filled.empty()) return false;
     for (size_t s = 0; s < pages.size(); ++s) pages[s].push_back(filled[s]);
     num_tokens += header.num_tokens;
@@ -155,8 +163,8 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
       },
       take);
   if (num_tokens > 0)
-    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin),
-                                                     tokens.first(num_tokens), isolated);
+    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(where.begin),
+                                                     tokens.first(num_tokens), where.isolated);
   return fetched;
 }
 
@@ -176,7 +184,7 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
   std::vector<int32_t> taken;
   size_t num_taken = 0;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
-    const std::vector<int32_t> filled = landing.Take(chunks[index], header, begin, isolated);
+    const std::vector<int32_t> filled = landing.Take(chunks[index], header, {begin, isolated});
     if (filled.empty()) return false;
     for (size_t s = 0; s < pages.size(); ++s) pages[s][static_cast<size_t>(chunks[index])] = filled[s];
     taken.insert(taken.end(), filled.begin(), filled.end());
@@ -269,17 +277,11 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
   std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));  // [stream][chunk]
   std::vector<int32_t> taken;
   std::vector<std::byte> staged;
-  int64_t begin = 0;
-  bool isolated = false;
+  SegmentPlace where;
   size_t num_taken = 0;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
-    if (index == 0) {
-      begin = header.first_position;
-      isolated = header.provenance == chunk::Provenance::kCanon;
-    }
-    if ((header.provenance == chunk::Provenance::kCanon) != isolated ||
-        header.first_position != static_cast<uint64_t>(begin) + index * static_cast<uint64_t>(kChunk))
-      return false;
+    if (index == 0) where = SegmentPlace::OfFirst(header);
+    if (!where.Holds(index, header)) return false;
     const std::vector<int32_t> filled = TakeChunkPages(pool, model, make_room);
     if (filled.empty()) return false;
     taken.insert(taken.end(), filled.begin(), filled.end());
@@ -292,8 +294,8 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
   };
   (void)store.FetchLeading(wanted, deadline, place, take);
   if (num_taken == keys.size()) {
-    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(begin), tokens,
-                                                     isolated, /*whole=*/false);
+    fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(where.begin), tokens,
+                                                     where.isolated, /*whole=*/false);
   } else {
     pool.Release(taken);
   }

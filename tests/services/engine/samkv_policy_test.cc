@@ -1130,7 +1130,7 @@ TEST(KeptTokensTest, BadListsAreRefused) {
   };
   EXPECT_EQ(check({{{0, 100}}, {{0, 10}, {20, 100}}}), "");
   EXPECT_THAT(check({{{0, 100}}}), testing::HasSubstr("1 layers"));
-  EXPECT_THAT(check({{{0, 100}}, {{0, 99}}}), testing::HasSubstr("layer 1 end at 99"));
+  EXPECT_THAT(check({{{0, 100}}, {{0, 99}}}), testing::HasSubstr("layer 1 end in front of position 99,"));
   EXPECT_THAT(check({{{0, 100}}, {{20, 100}, {0, 10}}}), testing::HasSubstr("layer 1"));
   EXPECT_THAT(check({{{0, 101}}, {{0, 100}}}), testing::HasSubstr("layer 0"));
   EXPECT_THAT(check({{{-5, 100}}, {{0, 100}}}), testing::HasSubstr("layer 0"));

@@ -301,6 +301,36 @@ TEST_F(SamKvStoreTest, RecoveryReadsQuantizedCopies) {
   prefill_->WaitIdle(std::chrono::steady_clock::now() + 10s);
 }
 
+// Documents that were published behind others, as those of a knowledge base, have copies of more layers; the first of a
+// context was computed by itself.
+TEST_F(SamKvStoreTest, QuantizedCopiesOfAContextHaveMoreLayers) {
+  Start(8192, 8192, options_);
+  PublishRequest request;
+  for (const auto& text : texts_) {
+    const auto begin = static_cast<int32_t>(request.tokens.size());
+    request.tokens.insert(request.tokens.end(), text.begin(), text.end());
+    request.segments.push_back({{begin, begin + static_cast<int32_t>(text.size())}, kDocs});
+  }
+  std::promise<absl::Status> done;
+  request.on_done = [&](const absl::Status& status, const PublishOutcome&) { done.set_value(status); };
+  ASSERT_TRUE(prefill_->Publish(std::move(request)).ok());
+  ASSERT_TRUE(done.get_future().get().ok());
+  const auto bytes = [](bool isolated) {
+    return static_cast<int64_t>(
+        QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), isolated)));
+  };
+  Start(8192, 8192, options_);
+  const auto fetched = Ask(
+      prompt_,
+      [&](PrefillRequest& r) {
+        r.segments = segments_;
+        r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
+      },
+      1);
+  EXPECT_EQ(fetched->stats.fetched_bytes, 10 * bytes(true) + (11 + 9) * bytes(false));
+  EXPECT_EQ(fetched->stats.aligned_tokens, 640 + 700 + 517);
+}
+
 // Without one of its copies, or with a wrong one, a document is fetched as it is; published without, all are.
 TEST_F(SamKvStoreTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
   Start(8192, 8192, options_);

@@ -168,7 +168,8 @@ TEST_P(TicketsTest, ShorterPromptsThatCannotBeAreRefused) {
     ASSERT_TRUE(ticket.ok()) << ticket.status();
     v1::CommitRequest request;
     request.set_num_tokens(200);
-    for (const uint32_t bound : only) request.mutable_only()->add_bounds(bound);
+    v1::KeptPositions& positions = *request.mutable_only();
+    for (const uint32_t bound : only) positions.add_bounds(bound);
     for (int32_t layer = 0; with_kept && layer < model_->config().num_layers; ++layer) {
       v1::KeptPositions& kept = *request.add_kept();
       kept.add_bounds(0);
@@ -179,12 +180,12 @@ TEST_P(TicketsTest, ShorterPromptsThatCannotBeAreRefused) {
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(why));
     EXPECT_TRUE(PagesComeBack());
   };
-  refused({}, false, "end at -1");
+  refused({}, false, "end in front of position 0,");
   refused({0, 64, 128}, false, "only has 3 bounds");
   refused({128, 200, 0, 64}, false, "[0, 64)");
   refused({0, 64, 64, 200}, false, "[64, 200)");
   refused({0, 0, 64, 200}, false, "[0, 0)");
-  refused({0, 64, 128, 199}, false, "end at 199");
+  refused({0, 64, 128, 199}, false, "end in front of position 199,");
   refused({0, 64, 128, 201}, false, "[128, 201)");
   refused({0, 64, 128, UINT32_MAX}, false, "[128, -1)");
   refused({0, 64, 128, 200}, true, "with kept tokens");
