@@ -9,9 +9,7 @@
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/cache/chunk_io.h"
-#include "services/engine/cache/segment_io.h"
 #include "services/engine/cache/segment_summary.h"
-#include "services/engine/cache/summary_io.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
 
@@ -125,6 +123,8 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
       options_(options),
       cost_(model_->config()),
       canonical_queue_(options.max_canonical_queued),
+      fetcher_(model_, pool_, segments_, options.store,
+               [this](int64_t num_pages) { return MakeRoom(num_pages, false); }),
       fetch_queue_(options.max_concurrent) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
@@ -405,7 +405,7 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   job->stats.looked_up = start;
   (void)admit_fault.Hit();
   job->stats.lookup_s = Seconds(Clock::now() - start);
-  if (options_.store && !job->publish && (hits < job->reusable_keys().size() || WantsSegments(*job)) &&
+  if (options_.store && !job->publish && (hits < job->reusable_keys().size() || !WantedSegments(*job).empty()) &&
       fetch_queue_.TryPush(job)) {
     ++num_fetching_;
   } else {
@@ -473,7 +473,9 @@ void PrefillEngine::Fetch(Job& job) {
   job.stats.fetched = start;
   (void)fetch_fault.Hit();
   FetchPrefix(job, deadline);
-  FetchSegments(job, deadline);
+  FetchedSegments fetched = fetcher_.Fetch(WantedSegments(job), *job.policy, deadline, [&] { return job.cancelled(); });
+  job.stats.fetched_bytes += fetched.num_bytes;
+  job.parts = std::move(fetched.parts);
   job.stats.fetch_s = Seconds(Clock::now() - start);
 }
 
@@ -491,77 +493,22 @@ void PrefillEngine::FetchPrefix(Job& job, SteadyTime deadline) {
   job.stats.cached_tokens = job.cached();
 }
 
-// Whether the store may have a segment that is not here.
-bool PrefillEngine::WantsSegments(const Job& job) const {
+// Segments that are not here, and worth a copy.
+std::vector<WantedSegment> PrefillEngine::WantedSegments(const Job& job) const {
+  std::vector<WantedSegment> wanted;
   for (size_t i = 0; i < job.segment_keys.size(); ++i) {
-    if (WantsSegment(job, i)) return true;
-  }
-  return false;
-}
-
-bool PrefillEngine::WantsSegment(const Job& job, size_t index) const {
-  const PositionRange& range = job.request.segments[index].range;
-  return range.end > job.cached() && range.size() >= kSegmentTokensMin && !segments_.Contains(job.segment_keys[index]);
-}
-
-// Into pages of their own, where the lookup finds them as it finds what was computed here.
-void PrefillEngine::FetchSegments(Job& job, SteadyTime deadline) {
-  for (size_t i = 0; i < job.segment_keys.size() && !job.cancelled(); ++i) {
-    std::optional<FetchedSummary> summary;
-    if (!WantsSegment(job, i) || FetchQuantized(job, i, deadline) || FetchParts(job, i, deadline, summary)) continue;
     const ReuseSpan& segment = job.request.segments[i];
-    FetchedSegment fetched =
-        FetchSegment(*options_.store, job.segment_keys[i], TextOf(job.request.tokens, segment.range), *model_, pool_,
-                     deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
-    job.stats.fetched_bytes += fetched.num_bytes;
-    if (fetched.source != nullptr && summary.has_value() && fetched.source->begin() == summary->begin &&
-        static_cast<int32_t>(fetched.source->tokens().size()) == segment.range.size())
-      fetched.source->KeepSummary(std::move(summary->summary));
-    if (fetched.source != nullptr) segments_.Insert(segment.namespace_key, std::move(fetched.source), segment.frozen);
+    const std::vector<chunk::ChunkKey>& keys = job.segment_keys[i];
+    if (segment.range.end <= job.cached() || segment.range.size() < kSegmentTokensMin || segments_.Contains(keys))
+      continue;
+    wanted.push_back({.index = i,
+                      .text = TextOf(job.request.tokens, segment.range),
+                      .keys = keys,
+                      .namespace_key = segment.namespace_key,
+                      .frozen = segment.frozen,
+                      .only_whole = segment.range.begin < job.cached()});
   }
-}
-
-// For a policy that approximate copies will do for. False: there are none.
-bool PrefillEngine::FetchQuantized(Job& job, size_t index, SteadyTime deadline) {
-  const ReuseSpan& segment = job.request.segments[index];
-  if (segment.range.begin < job.cached()) return false;
-  for (const bool isolated : {true, false}) {
-    const std::optional<int32_t> first_layer = job.policy->FirstQuantizedLayer(isolated);
-    if (!first_layer.has_value()) continue;
-    FetchedSegment copy = FetchQuantizedSegment(
-        *options_.store, job.segment_keys[index], TextOf(job.request.tokens, segment.range), segment.namespace_key,
-        *first_layer, *model_, pool_, deadline, [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
-    job.stats.fetched_bytes += copy.num_bytes;
-    if (copy.source == nullptr) continue;
-    job.parts[index] = std::move(copy.source);
-    return true;
-  }
-  return false;
-}
-
-// For a policy that chooses by summaries, which gives `summary`, and the KV that is read of it whatever is chosen.
-// False: the segment is wanted as a whole.
-bool PrefillEngine::FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary) {
-  if (!job.policy->wants_summaries()) return false;
-  const ReuseSpan& segment = job.request.segments[index];
-  const std::span<const chunk::ChunkKey> keys = job.segment_keys[index];
-  summary = FetchSummary(*options_.store, SummaryKeyOf(keys, model_->fingerprint(), segment.namespace_key),
-                         static_cast<size_t>(segment.range.size()), *model_, deadline);
-  if (!summary.has_value()) return false;
-  job.stats.fetched_bytes += summary->num_bytes;
-  const std::optional<std::vector<int32_t>> tiles = job.policy->TilesRead(PagesFor(segment.range.size()));
-  // Of the rest of a segment whose start is a prefix there is no summary.
-  const bool enough = !summary->summary.tile_means.empty() &&
-                      (!job.policy->wants_local_queries() || !summary->summary.local_query.empty());
-  if (!tiles.has_value() || !enough || segment.range.begin < job.cached()) return false;
-  FetchedSegment part = FetchSegmentChunks(*options_.store, keys, *tiles, TextOf(job.request.tokens, segment.range),
-                                           summary->begin, summary->isolated, *model_, pool_, deadline,
-                                           [this](int64_t num_pages) { return MakeRoom(num_pages, false); });
-  job.stats.fetched_bytes += part.num_bytes;
-  if (part.source == nullptr) return false;
-  part.source->KeepSummary(summary->summary);
-  job.parts[index] = std::move(part.source);
-  return true;
+  return wanted;
 }
 
 // What was computed for want of a summary in the store is there from now on.

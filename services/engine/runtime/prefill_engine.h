@@ -21,7 +21,6 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/cache/session_table.h"
-#include "services/engine/cache/summary_io.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
 #include "services/engine/runtime/canonical_queue.h"
@@ -29,6 +28,7 @@
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sampler.h"
+#include "services/engine/runtime/segment_fetcher.h"
 #include "services/engine/runtime/step_turns.h"
 
 namespace spl::engine {
@@ -239,13 +239,9 @@ class PrefillEngine {
   void FetchLoop();
   void Fetch(Job& job);
   void FetchPrefix(Job& job, SteadyTime deadline);
-  void FetchSegments(Job& job, SteadyTime deadline);
-  bool FetchQuantized(Job& job, size_t index, SteadyTime deadline);
-  bool FetchParts(Job& job, size_t index, SteadyTime deadline, std::optional<FetchedSummary>& summary);
   static void KeepLocalSummary(const Job& job, const PositionRange& segment, const SegmentSource& source);
   void OfferSummaries(const Job& job);
-  bool WantsSegments(const Job& job) const;
-  bool WantsSegment(const Job& job, size_t index) const;
+  std::vector<WantedSegment> WantedSegments(const Job& job) const;
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();
   absl::Status StartRun(Job& job);
@@ -301,6 +297,7 @@ class PrefillEngine {
   std::unique_ptr<CanonicalRun> canonical_;                  // under way; nothing else is
   std::vector<std::weak_ptr<const SequenceKv>> handed_out_;  // with on_done: whoever has them gives them back
 
+  const SegmentFetcher fetcher_;
   BoundedQueue<std::shared_ptr<Job>> fetch_queue_;
   std::unique_ptr<ChunkPublisher> publisher_;  // null without a store
   std::thread engine_thread_;

@@ -301,6 +301,33 @@ TEST_F(SamKvStoreTest, RecoveryReadsQuantizedCopies) {
   prefill_->WaitIdle(std::chrono::steady_clock::now() + 10s);
 }
 
+TEST_F(SamKvStoreTest, ATextThatStandsTwiceIsFetchedOnce) {
+  Start(8192, 8192, options_);
+  PublishAll();
+  auto prompt = prompt_;
+  auto segments = segments_;
+  const auto begin = static_cast<int32_t>(prompt.size());
+  prompt.insert(prompt.end(), texts_[1].begin(), texts_[1].end());
+  prompt.push_back(7);
+  segments.push_back({{begin, begin + 700}, kDocs});
+  const auto quantized = static_cast<int64_t>(
+      QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), true)));
+  for (const auto& [policy, bytes] :
+       {std::pair{"samkv", quantized}, std::pair{"sparsex", static_cast<int64_t>(ChunkPayloadBytes(*model_))}}) {
+    Start(8192, 8192, options_);
+    const auto fetched = Ask(
+        prompt,
+        [&](PrefillRequest& r) {
+          r.segments = segments;
+          r.reuse = {.policy = policy, .budget_ratio = 0.45};
+          r.publish = false;
+        },
+        1);
+    EXPECT_EQ(fetched->stats.fetched_bytes, (10 + 11 + 9) * bytes) << policy;
+    EXPECT_EQ(fetched->stats.aligned_tokens, 640 + 700 + 517 + 700) << policy;
+  }
+}
+
 // Documents that were published behind others, as those of a knowledge base, have copies of more layers; the first of a
 // context was computed by itself.
 TEST_F(SamKvStoreTest, QuantizedCopiesOfAContextHaveMoreLayers) {

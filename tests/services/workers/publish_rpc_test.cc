@@ -98,7 +98,7 @@ TEST_F(PublishRpcTest, StoresSegmentsDurablyAndSaysWhatExisted) {
   EXPECT_EQ(response.bytes(), 4 * engine::ChunkPayloadBytes(*model_));
   EXPECT_EQ(response.computed_tokens(), 210u);
   EXPECT_GT(response.prefill_seconds(), 0);
-  EXPECT_EQ(Stat().chunks(), 4u + 1) << "and the segment's summary";
+  EXPECT_EQ(Stat().chunks(), 4u + 4 + 1) << "and their quantized copies, and the segment's summary";
   ASSERT_TRUE(Publish(request, &response).ok());
   EXPECT_EQ(response.existing_chunks(), 4u);
   EXPECT_EQ(response.computed_tokens(), 210u - 192u);
@@ -106,7 +106,7 @@ TEST_F(PublishRpcTest, StoresSegmentsDurablyAndSaysWhatExisted) {
   prefill_->Stop();
   store_.reset();
   StartStore(dir.path() + "/data");
-  EXPECT_EQ(Stat().chunks(), 4u + 1);
+  EXPECT_EQ(Stat().chunks(), 4u + 4 + 1);
 }
 
 TEST_F(PublishRpcTest, ErrorsSayWhatIsMissing) {
