@@ -55,7 +55,7 @@ void QuantizeRow(const T* row, int32_t head_dim, std::byte* to) {
       return static_cast<uint8_t>(std::clamp(level, 0.0f, kLevels - 1.0f));
     };
     std::memcpy(to, &scale, sizeof(scale));
-    for (int32_t i = 0; i < half; ++i) codes[i] = std::byte(code_of(i) | code_of(i + half) << 4);
+    for (int32_t i = 0; i < half; ++i) codes[i] = std::byte{code_of(i)} | std::byte{code_of(i + half)} << 4;
   }
 }
 

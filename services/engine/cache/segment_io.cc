@@ -222,7 +222,7 @@ chunk::Chunk QuantizeChunk(const chunk::Chunk& chunk, int32_t first_layer, const
   chunk::Chunk quantized;
   quantized.payload.resize(QuantizedChunkBytes(config, first_layer));
   std::byte* to = quantized.payload.data();
-  const auto first = static_cast<size_t>(first_layer * config.num_kv_heads);
+  const size_t first = static_cast<size_t>(first_layer) * static_cast<size_t>(config.num_kv_heads);
   for (size_t at = first * page_bytes; at < chunk.payload.size(); at += page_bytes, to += to_bytes)
     QuantizePage(std::span(chunk.payload).subspan(at, page_bytes), model.kv_dtype(), config.head_dim, to);
   quantized.header = chunk.header;
@@ -273,7 +273,7 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
     landed[index].resize(bytes);
     return {landed[index]};
   };
-  const auto first_stream = static_cast<size_t>(first_layer * model.config().num_kv_heads);
+  const size_t first_stream = static_cast<size_t>(first_layer) * static_cast<size_t>(model.config().num_kv_heads);
   std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));  // [stream][chunk]
   std::vector<int32_t> taken;
   std::vector<std::byte> staged;

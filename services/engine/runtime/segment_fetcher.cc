@@ -27,7 +27,7 @@ FetchedSegments SegmentFetcher::Fetch(std::span<const WantedSegment> wanted, con
   }
   std::vector<Fetched> fetched(wanted.size());
   std::atomic<size_t> next{0};
-  const TraceContext trace = CurrentTrace();
+  const TraceContext trace = CurrentTrace();  // a copy: this thread's own changes below
   const auto fetch = [&] {
     const TraceScope scope(trace);
     for (size_t i = next++; i < texts.size() && !stop(); i = next++)
