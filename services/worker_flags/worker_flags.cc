@@ -113,8 +113,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
     app.add_option("--store", flags.store,
                    "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
     app.add_flag("!--no-quantized-copies", flags.quantized_copies,
-                 "store no copies in four bits a value beside the KV of published documents (19 to 24 % more bytes), "
-                 "from which samkv prompts get to their first token sooner");
+                 "store no copies in four bits a value beside the KV of documents that are published or that samkv "
+                 "prompts bring (19 to 24 % more bytes); from such copies samkv prompts get to their first token "
+                 "sooner");
   }
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");

@@ -24,9 +24,8 @@ static_assert(sizeof(GroupScale) == 4);
 // [K, V][64 tokens] of a page.
 constexpr int32_t kRows = 2 * kernels::kPageTokens;
 
-size_t RowBytes(int32_t head_dim) {
-  return static_cast<size_t>(head_dim / QuantizedGroup(head_dim)) * sizeof(GroupScale) +
-         static_cast<size_t>(head_dim) / 2;
+size_t RowBytes(int32_t head_dim, int32_t group) {
+  return static_cast<size_t>(head_dim / group) * sizeof(GroupScale) + static_cast<size_t>(head_dim) / 2;
 }
 
 float FloatOf(float x) { return x; }
@@ -36,8 +35,8 @@ void Round(float x, bf16& to) { to = kernels::ToBf16(x); }
 
 // Value i in the lower half of byte i, value i + group / 2 in the upper one.
 template <typename T>
-void QuantizeRow(const T* row, int32_t head_dim, std::byte* to) {
-  const int32_t group = QuantizedGroup(head_dim), half = group / 2;
+void QuantizeRow(const T* row, int32_t head_dim, int32_t group, std::byte* to) {
+  const int32_t half = group / 2;
   std::byte* codes = to + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
   for (int32_t begin = 0; begin < head_dim; begin += group, to += sizeof(GroupScale), codes += half) {
     float low = FloatOf(row[begin]), high = low;
@@ -60,8 +59,8 @@ void QuantizeRow(const T* row, int32_t head_dim, std::byte* to) {
 }
 
 template <typename T>
-void DequantizeRow(const std::byte* from, int32_t head_dim, T* row) {
-  const int32_t group = QuantizedGroup(head_dim), half = group / 2;
+void DequantizeRow(const std::byte* from, int32_t head_dim, int32_t group, T* row) {
+  const int32_t half = group / 2;
   const std::byte* codes = from + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
   for (int32_t begin = 0; begin < head_dim; begin += group, from += sizeof(GroupScale), codes += half) {
     GroupScale scale;
@@ -91,7 +90,7 @@ int32_t QuantizedGroup(int32_t head_dim) {
   return 2;
 }
 
-size_t QuantizedPageBytes(int32_t head_dim) { return kRows * RowBytes(head_dim); }
+size_t QuantizedPageBytes(int32_t head_dim) { return kRows * RowBytes(head_dim, QuantizedGroup(head_dim)); }
 
 size_t QuantizedChunkBytes(const ModelConfig& config, int32_t first_layer) {
   return static_cast<size_t>(config.num_layers - first_layer) * static_cast<size_t>(config.num_kv_heads) *
@@ -100,13 +99,14 @@ size_t QuantizedChunkBytes(const ModelConfig& config, int32_t first_layer) {
 
 void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t head_dim, std::byte* to) {
   CheckDType(dtype);
-  const size_t row_bytes = page.size() / kRows;
-  for (size_t r = 0; r < kRows; ++r, to += RowBytes(head_dim)) {
+  const int32_t group = QuantizedGroup(head_dim);
+  const size_t row_bytes = page.size() / kRows, to_bytes = RowBytes(head_dim, group);
+  for (size_t r = 0; r < kRows; ++r, to += to_bytes) {
     const std::byte* const row = page.data() + r * row_bytes;
     if (dtype == kernels::DType::kF32) {
-      QuantizeRow(reinterpret_cast<const float*>(row), head_dim, to);
+      QuantizeRow(reinterpret_cast<const float*>(row), head_dim, group, to);
     } else {
-      QuantizeRow(reinterpret_cast<const bf16*>(row), head_dim, to);
+      QuantizeRow(reinterpret_cast<const bf16*>(row), head_dim, group, to);
     }
   }
 }
@@ -114,14 +114,16 @@ void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t
 void DequantizePage(std::span<const std::byte> quantized, kernels::DType dtype, int32_t head_dim, std::byte* page) {
   CheckDType(dtype);
   SPLICE_CHECK(quantized.size() == QuantizedPageBytes(head_dim), "one page");
+  const int32_t group = QuantizedGroup(head_dim);
   const size_t row_bytes = static_cast<size_t>(head_dim) * kernels::DTypeBytes(dtype);
+  const size_t from_bytes = RowBytes(head_dim, group);
   const std::byte* from = quantized.data();
-  for (size_t r = 0; r < kRows; ++r, from += RowBytes(head_dim)) {
+  for (size_t r = 0; r < kRows; ++r, from += from_bytes) {
     std::byte* const row = page + r * row_bytes;
     if (dtype == kernels::DType::kF32) {
-      DequantizeRow(from, head_dim, reinterpret_cast<float*>(row));
+      DequantizeRow(from, head_dim, group, reinterpret_cast<float*>(row));
     } else {
-      DequantizeRow(from, head_dim, reinterpret_cast<bf16*>(row));
+      DequantizeRow(from, head_dim, group, reinterpret_cast<bf16*>(row));
     }
   }
 }

@@ -9,6 +9,7 @@ size_t CanonicalQueue::Add(CanonicalTask task) {
                                   [&](const CanonicalTask& other) { return other.keys.back() == task.keys.back(); });
   if (known != tasks_.end()) {
     known->frozen |= task.frozen;
+    known->quantized |= task.quantized;
     return 0;
   }
   const auto place = std::upper_bound(

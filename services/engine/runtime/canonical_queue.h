@@ -16,6 +16,7 @@ struct CanonicalTask {
   std::vector<int32_t> tokens;
   std::vector<chunk::ChunkKey> keys;  // of the segment's chunks; the last one names it
   bool frozen = false;
+  bool quantized = false;  // stored with quantized copies
 };
 
 // Bounded; least work first. One thread.
@@ -23,7 +24,7 @@ class CanonicalQueue {
  public:
   explicit CanonicalQueue(size_t capacity) : capacity_(capacity) {}
 
-  // What is here already stays (and becomes frozen if the task is). Of a full queue the longest goes, perhaps the new
+  // What is here already stays (and becomes frozen, or quantized, if the task is). Of a full queue the longest goes, perhaps the new
   // one. How many were dropped for want of room: 0 or 1.
   size_t Add(CanonicalTask task);
   // The shortest; nothing when empty.

@@ -64,6 +64,7 @@ struct PrefillEngine::Job {
   // Of request.segments, by number: what is known by its summary, and has the KV that the policy reads, or is
   // quantized. Nobody else's.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
+  std::vector<size_t> not_quantized;  // FetchedSegments
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
@@ -104,14 +105,6 @@ struct PrefillEngine::Job {
   }
 };
 
-// A segment that is computed by itself: from position 0, with nothing in front.
-struct PrefillEngine::CanonicalRun {
-  CanonicalTask task;
-  std::shared_ptr<SequenceKv> kv;
-  ExactPolicy policy;
-  std::unique_ptr<PromptRun> run;  // last: it refers to the others
-};
-
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
@@ -122,7 +115,18 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                 options.session_lease),
       options_(options),
       cost_(model_->config()),
-      canonical_queue_(options.max_canonical_queued),
+      canonical_(model_, pool_, segments_,
+                 {.max_queued = options.max_canonical_queued,
+                  .make_room = [this](int64_t num_pages) { return MakeRoom(num_pages, false); },
+                  .on_computed =
+                      [this](const CanonicalTask& task, const auto& source) {
+                        OfferSegment(source, task.keys, task.namespace_key, task.quantized);
+                      },
+                  .on_change =
+                      [this] {
+                        std::lock_guard lock(mutex_);
+                        idle_.notify_all();
+                      }}),
       fetcher_(model_, pool_, segments_, options.store,
                [this](int64_t num_pages) { return MakeRoom(num_pages, false); }),
       fetch_queue_(options.max_concurrent) {}
@@ -290,12 +294,7 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
 
 bool PrefillEngine::WaitBackgroundIdle(SteadyTime deadline) const {
   std::unique_lock lock(mutex_);
-  return idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0 && canonical_stats_.num_queued == 0; });
-}
-
-CanonicalStats PrefillEngine::canonical_stats() const {
-  std::lock_guard lock(mutex_);
-  return canonical_stats_;
+  return idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0 && canonical_.stats().num_queued == 0; });
 }
 
 void PrefillEngine::Stop() {
@@ -323,7 +322,7 @@ void PrefillEngine::RunLoop() {
     CollectInbox();
     DropDead();
     sessions_.Expire(Clock::now());
-    if (!waiting_.empty() || !running_.empty() || num_fetching_ > 0) CancelCanonical();
+    if (!waiting_.empty() || !running_.empty() || num_fetching_ > 0) canonical_.Cancel();
     AdmitWaiting();
     if (!running_.empty()) {
       RunStep();
@@ -331,7 +330,7 @@ void PrefillEngine::RunLoop() {
       StepCanonical();
     }
   }
-  canonical_.reset();
+  canonical_.Stop();
   CollectInbox();
   // The fetch threads have ended (Stop joins them first), so nothing else holds a job.
   while (auto job = fetch_queue_.TryPop()) waiting_.push_back(*job);
@@ -383,7 +382,7 @@ void PrefillEngine::AdmitWaiting() {
   });
   while (!waiting_.empty() && running_.size() + num_fetching_ < options_.max_concurrent) {
     if (!Admit(waiting_.front())) {
-      DropCanonical();  // pages are short: nothing is computed that nobody has asked for
+      canonical_.DropQueued();  // pages are short: nothing is computed that nobody has asked for
       break;
     }
     waiting_.pop_front();
@@ -476,6 +475,7 @@ void PrefillEngine::Fetch(Job& job) {
   FetchedSegments fetched = fetcher_.Fetch(WantedSegments(job), *job.policy, deadline, [&] { return job.cancelled(); });
   job.stats.fetched_bytes += fetched.num_bytes;
   job.parts = std::move(fetched.parts);
+  job.not_quantized = std::move(fetched.not_quantized);
   job.stats.fetch_s = Seconds(Clock::now() - start);
 }
 
@@ -515,17 +515,44 @@ std::vector<WantedSegment> PrefillEngine::WantedSegments(const Job& job) const {
 void PrefillEngine::OfferSummaries(const Job& job) {
   if (publisher_ == nullptr || !options_.publish || job.stats.summaries_computed == 0) return;
   for (const ReuseSpan& segment : job.request.segments) {
-    const auto hits = segments_.FindSegment(segment.namespace_key, job.request.tokens, segment.range);
-    if (hits.size() != 1 || hits[0].num_tokens != segment.range.size()) continue;
-    const std::shared_ptr<const SegmentSource>& source = hits[0].source;
+    const std::shared_ptr<const SegmentSource> source = WholeSourceOf(job, segment);
+    if (source == nullptr) continue;
     const std::shared_ptr<const SegmentSummary> summary = source->summary();
-    if (source->tokens().size() != static_cast<size_t>(segment.range.size()) || summary == nullptr ||
-        summary->local_query.empty())
-      continue;
+    if (summary == nullptr || summary->local_query.empty()) continue;
     std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, source->tokens());
     const size_t num_chunks = keys.size();  // which are published with the segment
     (void)publisher_->Offer({nullptr, source, std::move(keys), segment.namespace_key, num_chunks});
   }
+}
+
+// All KV was fetched for want of quantized copies: the next worker finds some.
+void PrefillEngine::OfferQuantized(const Job& job) {
+  for (const size_t i : job.not_quantized) {
+    const ReuseSpan& segment = job.request.segments[i];
+    if (auto source = WholeSourceOf(job, segment); source != nullptr)
+      OfferSegment(std::move(source), job.segment_keys[i], segment.namespace_key, true);
+  }
+}
+
+// The source that is this segment and nothing else; null: there is none.
+std::shared_ptr<const SegmentSource> PrefillEngine::WholeSourceOf(const Job& job, const ReuseSpan& segment) {
+  const auto hits = segments_.FindSegment(segment.namespace_key, job.request.tokens, segment.range);
+  const auto length = static_cast<size_t>(segment.range.size());
+  if (hits.size() != 1 || static_cast<size_t>(hits[0].num_tokens) != length ||
+      hits[0].source->tokens().size() != length)
+    return nullptr;
+  return hits[0].source;
+}
+
+// To the store, which takes what it has not.
+void PrefillEngine::OfferSegment(std::shared_ptr<const SegmentSource> source, std::vector<chunk::ChunkKey> keys,
+                                 const chunk::Digest& namespace_key, bool quantized) {
+  if (publisher_ == nullptr || !options_.publish) return;
+  (void)publisher_->Offer({.kv = nullptr,
+                           .source = std::move(source),
+                           .keys = std::move(keys),
+                           .namespace_key = namespace_key,
+                           .quantized = quantized && options_.quantize_published});
 }
 
 std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
@@ -770,10 +797,9 @@ void PrefillEngine::Index(const Job& job) {
     const auto text = TextOf(tokens, {segment.range.begin, end});
     auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
     KeepLocalSummary(job, segment.range, *source);
-    if (segments_.Insert(segment.namespace_key, source, segment.frozen) && publisher_ && options_.publish &&
-        !job.publish)
-      (void)publisher_->Offer(
-          {nullptr, source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key, 0});
+    if (segments_.Insert(segment.namespace_key, source, segment.frozen) && !job.publish)
+      OfferSegment(source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key,
+                   job.policy->ReadsQuantized());
   }
 }
 
@@ -788,35 +814,24 @@ void PrefillEngine::KeepSession(const Job& job) {
                  Clock::now());
 }
 
-// Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
-// again.
+// Remembers what the request's segments lack: what stood behind a copy has no source.
 void PrefillEngine::NoteMissingSegments(const Job& job) {
   if (!options_.canonical_prefill) return;
-  size_t num_dropped = 0;
   for (size_t i = 0; i < job.request.segments.size(); ++i) {
     const ReuseSpan& segment = job.request.segments[i];
     if (segment.range.size() < kSegmentTokensMin || job.parts.contains(i)) continue;  // the store has it
     const auto text = TextOf(job.request.tokens, segment.range);
-    std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
-    if (segments_.Contains(keys)) continue;
-    num_dropped +=
-        canonical_queue_.Add({segment.namespace_key, {text.begin(), text.end()}, std::move(keys), segment.frozen});
+    canonical_.Add({segment.namespace_key,
+                    {text.begin(), text.end()},
+                    segments_.KeysOf(segment.namespace_key, text),
+                    segment.frozen,
+                    job.policy->ReadsQuantized()});
   }
-  CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += num_dropped; });
-}
-
-void PrefillEngine::CountCanonical(const std::function<void(CanonicalStats&)>& change) {
-  std::lock_guard lock(mutex_);
-  change(canonical_stats_);
-  canonical_stats_.running = canonical_ != nullptr;
-  canonical_stats_.num_queued = canonical_queue_.size() + (canonical_ != nullptr ? 1 : 0);
-  idle_.notify_all();
 }
 
 // Engine thread.
 bool PrefillEngine::CanStepCanonical() const {
-  return running_.empty() && waiting_.empty() && num_fetching_ == 0 &&
-         (canonical_ != nullptr || canonical_queue_.size() > 0);
+  return running_.empty() && waiting_.empty() && num_fetching_ == 0 && canonical_.has_work();
 }
 
 bool PrefillEngine::WorkArrived() const {
@@ -826,81 +841,10 @@ bool PrefillEngine::WorkArrived() const {
 
 // One slice, or the part of it until a request comes.
 void PrefillEngine::StepCanonical() {
-  if (canonical_ == nullptr && !StartCanonical()) return;
   const auto start = Clock::now();
-  PromptRun& run = *canonical_->run;
-  const PrefillSlice slice = run.Next(executor_->max_rows());
-  const PassLayers layers = run.layers();
-  absl::Status status = executor_->Prefill({&slice, 1}, layers, [this](int32_t) { return !WorkArrived(); });
-  if (status.code() == absl::StatusCode::kCancelled) return CancelCanonical();
-  if (status.ok()) {
-    const double work = run.pass_work(), cost = cost_.Of(slice.positions, layers.layers.begin, layers.layers.end);
-    status = run.Finish(*executor_);
-    UpdateRate(work, cost, Seconds(Clock::now() - start));
-  }
-  if (!status.ok()) {
-    canonical_.reset();
-    CountCanonical([](CanonicalStats& stats) { ++stats.num_dropped; });
-    return FailAll({}, status);
-  }
-  if (run.done()) FinishCanonical();
-}
-
-// The next segment that still has no source. False when there is none, or there are no pages for it.
-bool PrefillEngine::StartCanonical() {
-  while (std::optional<CanonicalTask> task = canonical_queue_.Take()) {
-    const bool known = segments_.Contains(task->keys);
-    if (!known) {
-      const auto length = static_cast<int64_t>(task->tokens.size());
-      auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
-      if (MakeRoom(PagesForTokens(model_->config(), length), false) && kv->Reserve(length).ok()) {
-        const PositionRange all{0, static_cast<int32_t>(task->tokens.size())};
-        canonical_.reset(
-            new CanonicalRun{*std::move(task), std::move(kv), ExactPolicy(model_->config(), {all}), nullptr});
-        canonical_->run = std::make_unique<PromptRun>(canonical_->task.tokens, std::vector<SegmentHit>(),
-                                                      *canonical_->kv, canonical_->policy);
-        const absl::Status begun = canonical_->run->Begin(*executor_);
-        if (begun.ok()) {
-          CountCanonical([](CanonicalStats&) {});
-          return true;
-        }
-        canonical_.reset();
-      }
-    }
-    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += known ? 0 : 1; });
-  }
-  return false;
-}
-
-void PrefillEngine::FinishCanonical() {
-  const CanonicalTask& task = canonical_->task;
-  auto source = std::make_shared<SegmentSource>(*canonical_->kv, 0, task.tokens, true);
-  source->KeepSummary(canonical_->policy.LocalSummaryOf({0, static_cast<int32_t>(task.tokens.size())}));
-  if (segments_.Insert(task.namespace_key, source, task.frozen) && publisher_ && options_.publish)
-    (void)publisher_->Offer({nullptr, source, task.keys, task.namespace_key, 0});
-  const size_t num_tokens = task.tokens.size();
-  canonical_.reset();
-  CountCanonical([&](CanonicalStats& stats) {
-    ++stats.num_computed;
-    stats.num_tokens += num_tokens;
-  });
-}
-
-// Somebody waits: its pages go back, the segment's turn comes again.
-void PrefillEngine::CancelCanonical() {
-  if (canonical_ == nullptr) return;
-  CanonicalTask task = std::move(canonical_->task);
-  canonical_.reset();
-  const size_t num_dropped = canonical_queue_.Add(std::move(task));
-  CountCanonical([&](CanonicalStats& stats) {
-    ++stats.num_cancelled;
-    stats.num_dropped += num_dropped;
-  });
-}
-
-void PrefillEngine::DropCanonical() {
-  if (const size_t count = canonical_queue_.Clear(); count > 0)
-    CountCanonical([&](CanonicalStats& stats) { stats.num_dropped += count; });
+  const absl::StatusOr<CanonicalPrefill::Pass> pass = canonical_.Step(*executor_, [this] { return WorkArrived(); });
+  if (!pass.ok()) return FailAll({}, pass.status());
+  if (pass->work > 0) UpdateRate(pass->work, pass->cost, Seconds(Clock::now() - start));
 }
 
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {
@@ -916,6 +860,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     KeepSession(*job);
     NoteMissingSegments(*job);
     OfferSummaries(*job);
+    OfferQuantized(*job);
   }
   job->run.reset();  // gives its sources back
   job->parts.clear();

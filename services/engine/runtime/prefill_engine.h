@@ -23,7 +23,7 @@
 #include "services/engine/cache/session_table.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
-#include "services/engine/runtime/canonical_queue.h"
+#include "services/engine/runtime/canonical_prefill.h"
 #include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -139,7 +139,9 @@ struct PrefillEngineOptions {
   size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
   bool publish = true;             // new exact chunks to the store
-  bool quantize_published = true;  // Publish: quantized copies beside the chunks, a fifth of their bytes more
+  // Quantized copies beside the chunks, a fifth of their bytes more: of what Publish is given, and of the segments of
+  // prompts whose policy reads such.
+  bool quantize_published = true;
   // Frozen sources go last, unless they hold more than this share of the pool's pages: then they go first.
   double frozen_share = 0.9;
   // Of the pool's pages, what conversations may keep between their turns, and for how long after the last one.
@@ -162,16 +164,6 @@ struct PrefillEngineOptions {
   PrefixIndex::Observer on_cache_change;
   std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
-};
-
-// Of the segments that were computed by themselves in the background.
-struct CanonicalStats {
-  size_t num_queued = 0;       // the one being computed included
-  bool running = false;        // one is being computed
-  uint64_t num_computed = 0;   // and made sources
-  uint64_t num_tokens = 0;     // of these
-  uint64_t num_cancelled = 0;  // runs that a request ended; they are tried again
-  uint64_t num_dropped = 0;    // for want of room in the queue, or of pages
 };
 
 struct PrefillLoad {
@@ -209,7 +201,7 @@ class PrefillEngine {
   void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
   // Until nothing is to be computed in the background either. False: the deadline passed before.
   bool WaitBackgroundIdle(SteadyTime deadline) const;
-  CanonicalStats canonical_stats() const;
+  CanonicalStats canonical_stats() const { return canonical_.stats(); }
   SegmentIndex::Stats segment_stats() const { return segments_.stats(); }
   SessionTable::Stats session_stats() const { return sessions_.stats(); }
   size_t CountCachedLeading(std::span<const chunk::ChunkKey> keys) const { return index_.CountLeading(keys); }
@@ -222,7 +214,6 @@ class PrefillEngine {
 
  private:
   struct Job;
-  struct CanonicalRun;
 
   PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status WarmUp();
@@ -241,6 +232,10 @@ class PrefillEngine {
   void FetchPrefix(Job& job, SteadyTime deadline);
   static void KeepLocalSummary(const Job& job, const PositionRange& segment, const SegmentSource& source);
   void OfferSummaries(const Job& job);
+  void OfferQuantized(const Job& job);
+  void OfferSegment(std::shared_ptr<const SegmentSource> source, std::vector<chunk::ChunkKey> keys,
+                    const chunk::Digest& namespace_key, bool quantized);
+  std::shared_ptr<const SegmentSource> WholeSourceOf(const Job& job, const ReuseSpan& segment);
   std::vector<WantedSegment> WantedSegments(const Job& job) const;
   void RunStep();
   std::vector<std::shared_ptr<Job>> ChooseBatch();
@@ -252,11 +247,6 @@ class PrefillEngine {
   void NoteMissingSegments(const Job& job);
   bool CanStepCanonical() const;
   void StepCanonical();
-  bool StartCanonical();
-  void FinishCanonical();
-  void CancelCanonical();
-  void DropCanonical();
-  void CountCanonical(const std::function<void(CanonicalStats&)>& change);
   bool WorkArrived() const;
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   absl::Status Order(const std::shared_ptr<Job>& job);
@@ -287,14 +277,12 @@ class PrefillEngine {
   int64_t queued_tokens_ = 0;
   double tokens_per_s_ = 0;
   double cost_per_s_ = 0;  // in units of cost_
-  CanonicalStats canonical_stats_;
 
   // Engine thread only.
   std::deque<std::shared_ptr<Job>> waiting_;  // no pages yet
   std::list<std::shared_ptr<Job>> running_;
   size_t num_fetching_ = 0;
-  CanonicalQueue canonical_queue_;
-  std::unique_ptr<CanonicalRun> canonical_;                  // under way; nothing else is
+  CanonicalPrefill canonical_;                               // under way only while nothing else is
   std::vector<std::weak_ptr<const SequenceKv>> handed_out_;  // with on_done: whoever has them gives them back
 
   const SegmentFetcher fetcher_;

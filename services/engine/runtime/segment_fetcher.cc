@@ -5,7 +5,6 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "services/base/trace.h"
 #include "services/engine/cache/segment_io.h"
@@ -42,6 +41,7 @@ FetchedSegments SegmentFetcher::Fetch(std::span<const WantedSegment> wanted, con
     all.num_bytes += fetched[i].num_bytes;
     const auto& part = fetched[wanted[i].only_whole ? i : first_with.at(wanted[i].keys.back())].part;
     if (part != nullptr) all.parts.emplace(wanted[i].index, part);
+    if (fetched[i].not_quantized) all.not_quantized.push_back(wanted[i].index);
   }
   return all;
 }
@@ -56,6 +56,7 @@ SegmentFetcher::Fetched SegmentFetcher::FetchOne(const WantedSegment& wanted, co
   FetchedSegment whole = FetchSegment(*store_, wanted.keys, wanted.text, *model_, pool_, deadline, make_room_);
   fetched.num_bytes += whole.num_bytes;
   if (whole.source == nullptr) return fetched;
+  fetched.not_quantized = policy.ReadsQuantized() && whole.source->tokens().size() == wanted.text.size();
   if (summary.has_value() && whole.source->begin() == summary->begin &&
       whole.source->tokens().size() == wanted.text.size())
     whole.source->KeepSummary(std::move(summary->summary));
@@ -66,9 +67,11 @@ SegmentFetcher::Fetched SegmentFetcher::FetchOne(const WantedSegment& wanted, co
 bool SegmentFetcher::FetchQuantized(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline,
                                     Fetched& fetched) const {
   if (wanted.only_whole) return false;
+  std::optional<int32_t> asked;
   for (const bool isolated : {true, false}) {
     const std::optional<int32_t> first_layer = policy.FirstQuantizedLayer(isolated);
-    if (!first_layer.has_value()) continue;
+    if (!first_layer.has_value() || first_layer == asked) continue;  // small models: the same for both
+    asked = first_layer;
     FetchedSegment copy = FetchQuantizedSegment(*store_, wanted.keys, wanted.text, wanted.namespace_key, *first_layer,
                                                 *model_, pool_, deadline, make_room_);
     fetched.num_bytes += copy.num_bytes;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "services/chunk/chunk.h"
 #include "services/engine/cache/segment_index.h"
@@ -34,6 +35,9 @@ struct FetchedSegments {
   // (SegmentSource::is_whole). They are for this prompt alone. What is in none of these went into the index, or was not
   // to be had.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
+  // WantedSegment::index of those whose quantized copies would have done, but are not stored: all of their KV is in the
+  // index now.
+  std::vector<size_t> not_quantized;
 };
 
 // Any thread; `segments`, `pool` and the model outlive it. A store that fails costs time, never a request.
@@ -59,6 +63,7 @@ class SegmentFetcher {
   struct Fetched {
     int64_t num_bytes = 0;
     std::shared_ptr<const SegmentSource> part;
+    bool not_quantized = false;
   };
   Fetched FetchOne(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline) const;
   // False: there are none.

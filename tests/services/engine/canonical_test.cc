@@ -180,7 +180,7 @@ TEST(CanonicalQueueTest, IsBoundedShortestFirstAndHoldsEachOnce) {
     CanonicalTask task;
     task.tokens.resize(length);
     task.keys.emplace_back().bytes[0] = name;
-    task.frozen = frozen;
+    task.frozen = task.quantized = frozen;
     return task;
   };
   EXPECT_EQ(queue.Add(task(50, 1)), 0u);
@@ -194,7 +194,9 @@ TEST(CanonicalQueueTest, IsBoundedShortestFirstAndHoldsEachOnce) {
   EXPECT_FALSE(queue.Take().has_value());
   (void)queue.Add(task(50, 1));
   (void)queue.Add(task(50, 1, true));
-  EXPECT_TRUE(queue.Take()->frozen);
+  const auto changed = queue.Take();
+  EXPECT_TRUE(changed->frozen);
+  EXPECT_TRUE(changed->quantized);
   (void)queue.Add(task(5, 1));
   EXPECT_EQ(queue.Clear(), 1u);
   EXPECT_EQ(queue.size(), 0u);

@@ -410,6 +410,73 @@ TEST_F(SamKvStoreTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
   EXPECT_EQ(fetched(nullptr).fetched_bytes, 30 * whole);
 }
 
+// What samkv prompts bring gets quantized copies without being published: computed by itself in the background, or
+// fetched whole for want of them.
+TEST_F(SamKvStoreTest, DocumentsOfPromptsGetQuantizedCopies) {
+  const auto ask = [&](bool publish) {
+    Start(8192, 8192, options_);  // and knows nothing
+    return Ask(
+               prompt_,
+               [&](PrefillRequest& r) {
+                 r.segments = segments_;
+                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
+                 r.publish = publish;
+               },
+               1)
+        ->stats.fetched_bytes;
+  };
+  const auto whole = static_cast<int64_t>(ChunkPayloadBytes(*model_));
+  const auto quantized = static_cast<int64_t>(
+      QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), true)));
+  Start(8192, 8192, options_);
+  (void)Ask(
+      texts_[0], [&](PrefillRequest& r) { r.segments = {{{0, 640}, kDocs}}; }, 1);
+  ASSERT_TRUE(store_->WaitForSize(10 + 10)) << "the segment, and the same text as a prefix";
+  EXPECT_EQ(ask(true), 10 * whole) << "the others are nowhere yet";
+  ASSERT_TRUE(prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now() + 30s));
+  // Two more documents and their summaries; and quantized copies of all.
+  const size_t all = 10 + 10 + (11 + 1) + (9 + 1) + (10 + 11 + 9);
+  ASSERT_TRUE(store_->WaitForSize(all));
+  EXPECT_EQ(ask(true), 30 * quantized);
+  EXPECT_EQ(store_->size(), all);
+  // Stored by another policy's prompts, or by such as keep nothing, or by workers that are not to: no copies.
+  store_ = std::make_shared<FakeStore>();
+  options_.store = store_;
+  Start(8192, 8192, options_);
+  ASSERT_NO_FATAL_FAILURE(AskForEach());
+  EXPECT_EQ(ask(false), 30 * whole);
+  options_.quantize_published = false;
+  EXPECT_EQ(ask(true), 30 * whole);
+  options_.quantize_published = true;
+  EXPECT_EQ(ask(true), 30 * whole);
+  ASSERT_TRUE(store_->WaitForSize(30 + 28 + 30));
+  EXPECT_EQ(ask(false), 30 * quantized);
+}
+
+// The first prompt computes all of its documents, each behind others.
+TEST_F(SamKvStoreTest, DocumentsComputedInAPromptGetQuantizedCopies) {
+  Start(8192, 8192, options_);
+  const auto ask = [&] {
+    return Ask(
+               prompt_,
+               [&](PrefillRequest& r) {
+                 r.segments = segments_;
+                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
+               },
+               1)
+        ->stats;
+  };
+  EXPECT_TRUE(ask().exact);
+  ASSERT_TRUE(store_->WaitForSize(prompt_.size() / 64 + 30 + 30)) << "the prompt, its segments, and their copies";
+  prompt_[0] ^= 1;  // another start
+  Start(8192, 8192, options_);
+  const PrefillStats stats = ask();
+  EXPECT_EQ(stats.fetched_bytes,
+            30 * static_cast<int64_t>(QuantizedChunkBytes(
+                     model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), false))));
+  EXPECT_EQ(stats.aligned_tokens, 640 + 700 + 517);
+}
+
 // Computed once, and there for the next worker.
 TEST_F(SamKvStoreTest, WithoutSummariesTheyAreComputedCountedAndStored) {
   Start(8192, 8192, options_);
