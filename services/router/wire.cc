@@ -243,6 +243,8 @@ v1::Receipt ToProto(const RequestReceipt& r) {
   out.set_prefill_worker(r.prefill_worker);
   out.set_decode_worker(r.decode_worker);
   out.set_transport(r.transport);
+  out.set_attempts(r.attempts);
+  out.set_migrations(r.migrations);
   out.set_first_logits(r.first_logits);
   for (const auto& [name, version] : r.knowledge_bases) (*out.mutable_knowledge_bases())[name] = version;
   return out;
@@ -278,9 +280,17 @@ RequestReceipt FromProto(const v1::Receipt& r) {
   out.fetch_seconds = r.fetch_seconds();
   out.prefill_seconds = r.prefill_seconds();
   out.transfer_seconds = r.transfer_seconds();
+  out.ttft_seconds = r.ttft_seconds();
+  out.ttft_stages.insert(r.ttft_stages().begin(), r.ttft_stages().end());
   out.seed = r.seed();
+  out.prefill = r.prefill();
+  out.prefill_worker = r.prefill_worker();
+  out.decode_worker = r.decode_worker();
   out.transport = r.transport();
+  out.attempts = r.attempts();
+  out.migrations = r.migrations();
   out.first_logits = r.first_logits();
+  out.knowledge_bases.insert(r.knowledge_bases().begin(), r.knowledge_bases().end());
   return out;
 }
 

@@ -4,11 +4,12 @@
 
 #include <chrono>
 
-#include "absl/strings/escaping.h"
 #include "services/base/address.h"
 #include "services/base/certificate_files.h"
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
+#include "services/router/openai_response.h"
+#include "services/router/wire.h"
 #include "spl/v1/inference.grpc.pb.h"
 #include "tools/cli/text_generator.h"
 
@@ -17,46 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-
-// The receipt in the shape of the HTTP API's "splice" object.
-json ToJson(const v1::Receipt& r) {
-  json out = {
-      {"reuse", r.reuse_policy()},
-      {"decode", r.decode_selector()},
-      {"exact", r.exact()},
-      {"tokens",
-       {{"prompt", r.prompt_tokens()},
-        {"cached", r.cached_tokens()},
-        {"stored", r.stored_tokens()},
-        {"aligned", r.aligned_tokens()},
-        {"recomputed", r.recomputed_tokens()},
-        {"computed", r.computed_tokens()}}},
-      {"bytes", {{"fetched", r.bytes_fetched()}, {"moved", r.bytes_moved()}, {"decode_kv", r.decode_kv_bytes()}}},
-      {"seconds",
-       {{"queue", r.queue_seconds()},
-        {"lookup", r.lookup_seconds()},
-        {"fetch", r.fetch_seconds()},
-        {"prefill", r.prefill_seconds()},
-        {"transfer", r.transfer_seconds()},
-        {"ttft", r.ttft_seconds()}}},
-      {"ttft_stages", std::map<std::string, double>(r.ttft_stages().begin(), r.ttft_stages().end())},
-      {"prefill", r.prefill()},
-      {"workers", {{"prefill", r.prefill_worker()}, {"decode", r.decode_worker()}}},
-      {"transport", r.transport()}};
-  if (r.session_tokens() > 0) out["tokens"]["session"] = r.session_tokens();
-  if (r.ffn_share() < 1 || r.restored_heads() > 0)
-    out["head_classes"] = {{"ffn_share", r.ffn_share()}, {"restored_heads", r.restored_heads()}};
-  if (r.reuse_policy() == "samkv")
-    out["samkv"] = {{"kept_share", r.kept_share()}, {"summaries_computed", r.summaries_computed()}};
-  if (r.head_lease())
-    out["decode_restore"] = {{"restored_heads", r.decode_restored_heads()}, {"restore_misses", r.restore_misses()}};
-  if (r.has_lines())
-    out["lines"] = {{"heads", r.lines().heads()},       {"dense_heads", r.lines().dense_heads()},
-                    {"covered", r.lines().covered()},   {"cells", r.lines().cells()},
-                    {"held_out", r.lines().held_out()}, {"held_out_lowest", r.lines().held_out_lowest()}};
-  if (!r.first_logits().empty()) out["first_logits"] = absl::Base64Escape(r.first_logits());
-  return out;
-}
 
 // The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for four names.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
@@ -139,7 +100,7 @@ class GrpcGenerator final : public TextGenerator {
         result.prompt_tokens = response.final().prompt_tokens();
         result.completion_tokens = response.final().completion_tokens();
         result.cached_tokens = response.final().receipt().cached_tokens();
-        result.receipt = ToJson(response.final().receipt());
+        result.receipt = router::ReceiptJson(router::FromProto(response.final().receipt()));
       }
     }
     SPLICE_RETURN_IF_ERROR(StatusOf(reader->Finish()));
