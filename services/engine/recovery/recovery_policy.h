@@ -169,7 +169,9 @@ class RecoveryPolicy {
   // Whether approximate copies of stored segments do, which have no KV of the layers below the one that is given: of
   // segments that were computed by themselves, or behind other text. Null: copies are to be what was stored.
   virtual std::optional<int32_t> FirstQuantizedLayer(bool /*isolated*/) const { return std::nullopt; }
-  bool ReadsQuantized() const { return FirstQuantizedLayer(true).has_value() || FirstQuantizedLayer(false).has_value(); }
+  bool ReadsQuantized() const {
+    return FirstQuantizedLayer(true).has_value() || FirstQuantizedLayer(false).has_value();
+  }
   // Behind a stage with query_means, in front of NextStage: [query_means.size(), num_layers, num_qo_heads * head_dim].
   virtual void TakeQueryMeans(std::vector<float> /*means*/) {}
   // Behind a stage with attention_to, likewise: of each of its ranges the positions that get most (MostAttended),

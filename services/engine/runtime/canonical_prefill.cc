@@ -109,8 +109,7 @@ void CanonicalPrefill::Cancel() {
 }
 
 void CanonicalPrefill::DropQueued() {
-  if (const size_t count = queue_.Clear(); count > 0)
-    Count([&](CanonicalStats& stats) { stats.num_dropped += count; });
+  if (const size_t count = queue_.Clear(); count > 0) Count([&](CanonicalStats& stats) { stats.num_dropped += count; });
 }
 
 }  // namespace spl::engine

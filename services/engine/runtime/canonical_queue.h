@@ -24,8 +24,8 @@ class CanonicalQueue {
  public:
   explicit CanonicalQueue(size_t capacity) : capacity_(capacity) {}
 
-  // What is here already stays (and becomes frozen, or quantized, if the task is). Of a full queue the longest goes, perhaps the new
-  // one. How many were dropped for want of room: 0 or 1.
+  // What is here already stays (and becomes frozen, or quantized, if the task is). Of a full queue the longest goes,
+  // perhaps the new one. How many were dropped for want of room: 0 or 1.
   size_t Add(CanonicalTask task);
   // The shortest; nothing when empty.
   std::optional<CanonicalTask> Take();

@@ -138,7 +138,7 @@ struct PrefillEngineOptions {
   size_t max_queued = 256;
   size_t max_concurrent = 16;  // prompts that hold pages at one time
   bool prefix_cache = true;
-  bool publish = true;             // new exact chunks to the store
+  bool publish = true;  // new exact chunks to the store
   // Quantized copies beside the chunks, a fifth of their bytes more: of what Publish is given, and of the segments of
   // prompts whose policy reads such.
   bool quantize_published = true;

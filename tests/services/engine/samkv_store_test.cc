@@ -430,7 +430,11 @@ TEST_F(SamKvStoreTest, DocumentsOfPromptsGetQuantizedCopies) {
       QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), true)));
   Start(8192, 8192, options_);
   (void)Ask(
-      texts_[0], [&](PrefillRequest& r) { r.segments = {{{0, 640}, kDocs}}; }, 1);
+      texts_[0],
+      [&](PrefillRequest& r) {
+        r.segments = {{{0, 640}, kDocs}};
+      },
+      1);
   ASSERT_TRUE(store_->WaitForSize(10 + 10)) << "the segment, and the same text as a prefix";
   EXPECT_EQ(ask(true), 10 * whole) << "the others are nowhere yet";
   ASSERT_TRUE(prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now() + 30s));
@@ -472,8 +476,8 @@ TEST_F(SamKvStoreTest, DocumentsComputedInAPromptGetQuantizedCopies) {
   Start(8192, 8192, options_);
   const PrefillStats stats = ask();
   EXPECT_EQ(stats.fetched_bytes,
-            30 * static_cast<int64_t>(QuantizedChunkBytes(
-                     model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), false))));
+            30 * static_cast<int64_t>(QuantizedChunkBytes(model_->config(),
+                                                          SparseXPolicy::DefaultDenseLayers(model_->config(), false))));
   EXPECT_EQ(stats.aligned_tokens, 640 + 700 + 517);
 }
 
