@@ -57,7 +57,7 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
     set(P_LABEL unit)
   endif()
   if(NOT P_TIMEOUT)
-    set(P_TIMEOUT 120)
+    set(P_TIMEOUT 240) # slow machines, two tests at a time
   endif()
   if(SPLICE_SANITIZE)
     math(EXPR P_TIMEOUT "${P_TIMEOUT} * 8") # sanitized code is several times slower
