@@ -1,5 +1,6 @@
 #include "services/engine/runtime/canonical_prefill.h"
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,6 @@ void CanonicalPrefill::Count(const std::function<void(CanonicalStats&)>& change)
 }
 
 void CanonicalPrefill::Add(CanonicalTask task) {
-  if (segments_.Contains(task.keys)) return;
   const size_t num_dropped = queue_.Add(std::move(task));
   Count([&](CanonicalStats& stats) { stats.num_dropped += num_dropped; });
 }
@@ -40,6 +40,7 @@ void CanonicalPrefill::Add(CanonicalTask task) {
 absl::StatusOr<CanonicalPrefill::Pass> CanonicalPrefill::Step(ParallelExecutor& executor,
                                                               const std::function<bool()>& stop) {
   if (!run_.has_value() && !Start(executor)) return Pass{};
+  const auto start = std::chrono::steady_clock::now();
   PromptRun& run = *run_->prompt;
   const PrefillSlice slice = run.Next(executor.max_rows());
   const PassLayers layers = run.layers();
@@ -48,8 +49,9 @@ absl::StatusOr<CanonicalPrefill::Pass> CanonicalPrefill::Step(ParallelExecutor& 
     Cancel();
     return Pass{};
   }
-  const Pass pass{run.pass_work(), cost_.Of(slice.positions, layers.layers.begin, layers.layers.end)};
+  Pass pass{run.pass_work(), cost_.Of(slice.positions, layers.layers.begin, layers.layers.end)};
   if (status.ok()) status = run.Finish(executor);
+  pass.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!status.ok()) {
     run_.reset();
     Count([](CanonicalStats& stats) { ++stats.num_dropped; });

@@ -44,13 +44,13 @@ class CanonicalPrefill {
   CanonicalPrefill(std::shared_ptr<const Model> model, PagePool& pool, SegmentIndex& segments,
                    CanonicalPrefillOptions options);
 
-  // What has a source is not computed again.
+  // What has a source by the time of its turn is not computed again.
   void Add(CanonicalTask task);
   bool has_work() const { return run_.has_value() || queue_.size() > 0; }
 
-  // What a step computed, for the engine's rates: rows times layers, and by PrefillCost.
+  // What a step computed, for the engine's rates: rows times layers, and by PrefillCost; and how long that took.
   struct Pass {
-    double work = 0, cost = 0;
+    double work = 0, cost = 0, seconds = 0;
   };
   // One slice of the segment under way, or of the next one; nothing when there is no room for any. `stop` is asked in
   // front of each layer: true ends the segment (Cancel). Errors are the executor's, and drop the segment.

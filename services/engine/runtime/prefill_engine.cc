@@ -527,6 +527,7 @@ void PrefillEngine::OfferSummaries(const Job& job) {
 
 // All KV was fetched for want of quantized copies: the next worker finds some.
 void PrefillEngine::OfferQuantized(const Job& job) {
+  if (publisher_ == nullptr || !options_.publish || !options_.quantize_published) return;
   for (const size_t i : job.not_quantized) {
     const ReuseSpan& segment = job.request.segments[i];
     if (auto source = WholeSourceOf(job, segment); source != nullptr)
@@ -814,16 +815,19 @@ void PrefillEngine::KeepSession(const Job& job) {
                  Clock::now());
 }
 
-// Remembers what the request's segments lack: what stood behind a copy has no source.
+// Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed
+// again.
 void PrefillEngine::NoteMissingSegments(const Job& job) {
   if (!options_.canonical_prefill) return;
   for (size_t i = 0; i < job.request.segments.size(); ++i) {
     const ReuseSpan& segment = job.request.segments[i];
     if (segment.range.size() < kSegmentTokensMin || job.parts.contains(i)) continue;  // the store has it
     const auto text = TextOf(job.request.tokens, segment.range);
+    std::vector<chunk::ChunkKey> keys = segments_.KeysOf(segment.namespace_key, text);
+    if (segments_.Contains(keys)) continue;
     canonical_.Add({segment.namespace_key,
                     {text.begin(), text.end()},
-                    segments_.KeysOf(segment.namespace_key, text),
+                    std::move(keys),
                     segment.frozen,
                     job.policy->ReadsQuantized()});
   }
@@ -841,10 +845,9 @@ bool PrefillEngine::WorkArrived() const {
 
 // One slice, or the part of it until a request comes.
 void PrefillEngine::StepCanonical() {
-  const auto start = Clock::now();
   const absl::StatusOr<CanonicalPrefill::Pass> pass = canonical_.Step(*executor_, [this] { return WorkArrived(); });
   if (!pass.ok()) return FailAll({}, pass.status());
-  if (pass->work > 0) UpdateRate(pass->work, pass->cost, Seconds(Clock::now() - start));
+  if (pass->work > 0) UpdateRate(pass->work, pass->cost, pass->seconds);
 }
 
 void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status) {

@@ -12,6 +12,24 @@ namespace {
 
 class QuantizedCopiesTest : public StoredDocumentsTest {
  protected:
+  // By the engine that is there.
+  PrefillStats AskSamKv(bool publish) {
+    return Ask(
+               prompt_,
+               [&](PrefillRequest& r) {
+                 r.segments = segments_;
+                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
+                 r.publish = publish;
+               },
+               1)
+        ->stats;
+  }
+  // Of one chunk.
+  static int64_t WholeBytes() { return static_cast<int64_t>(ChunkPayloadBytes(*model_)); }
+  static int64_t CopyBytes(bool isolated) {
+    return static_cast<int64_t>(
+        QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), isolated)));
+  }
   // The pages of these layers, [layer][KV head], to four bits and back.
   static void RoundLayersFrom(int32_t first_layer, std::vector<std::byte>& payload) {
     const ModelConfig& c = model_->config();
@@ -41,8 +59,8 @@ TEST_F(QuantizedCopiesTest, RecoveryReadsQuantizedCopies) {
         1);
   };
   const int32_t boundary = SparseXPolicy::DefaultDenseLayers(model_->config(), true);
-  const auto bytes = static_cast<int64_t>(QuantizedChunkBytes(model_->config(), boundary));
-  EXPECT_LT(static_cast<double>(bytes), 0.3 * static_cast<double>(ChunkPayloadBytes(*model_)));
+  const int64_t bytes = CopyBytes(true);
+  EXPECT_LT(static_cast<double>(bytes), 0.3 * static_cast<double>(WholeBytes()));
   Start(8192, 8192, options_);  // and knows nothing
   const auto quantized = ask(true);
   EXPECT_EQ(quantized->stats.fetched_bytes, (10 + 11 + 9) * bytes);
@@ -53,7 +71,7 @@ TEST_F(QuantizedCopiesTest, RecoveryReadsQuantizedCopies) {
   const auto whole = [&](const std::function<void(PrefillRequest&)>& change, bool allowed = true) {
     Start(8192, 8192, options_);
     const auto outcome = ask(allowed, change);
-    EXPECT_EQ(outcome->stats.fetched_bytes, (10 + 11 + 9) * static_cast<int64_t>(ChunkPayloadBytes(*model_)));
+    EXPECT_EQ(outcome->stats.fetched_bytes, (10 + 11 + 9) * WholeBytes());
     return outcome;
   };
   (void)whole([](PrefillRequest& r) { r.reuse.policy = "sparsex"; });
@@ -85,10 +103,7 @@ TEST_F(QuantizedCopiesTest, ATextThatStandsTwiceIsFetchedOnce) {
   prompt.insert(prompt.end(), texts_[1].begin(), texts_[1].end());
   prompt.push_back(7);
   segments.push_back({{begin, begin + 700}, kDocs});
-  const auto quantized = static_cast<int64_t>(
-      QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), true)));
-  for (const auto& [policy, bytes] :
-       {std::pair{"samkv", quantized}, std::pair{"sparsex", static_cast<int64_t>(ChunkPayloadBytes(*model_))}}) {
+  for (const auto& [policy, bytes] : {std::pair{"samkv", CopyBytes(true)}, std::pair{"sparsex", WholeBytes()}}) {
     Start(8192, 8192, options_);
     const auto fetched = Ask(
         prompt,
@@ -117,20 +132,10 @@ TEST_F(QuantizedCopiesTest, QuantizedCopiesOfAContextHaveMoreLayers) {
   request.on_done = [&](const absl::Status& status, const PublishOutcome&) { done.set_value(status); };
   ASSERT_TRUE(prefill_->Publish(std::move(request)).ok());
   ASSERT_TRUE(done.get_future().get().ok());
-  const auto bytes = [](bool isolated) {
-    return static_cast<int64_t>(
-        QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), isolated)));
-  };
   Start(8192, 8192, options_);
-  const auto fetched = Ask(
-      prompt_,
-      [&](PrefillRequest& r) {
-        r.segments = segments_;
-        r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
-      },
-      1);
-  EXPECT_EQ(fetched->stats.fetched_bytes, 10 * bytes(true) + (11 + 9) * bytes(false));
-  EXPECT_EQ(fetched->stats.aligned_tokens, 640 + 700 + 517);
+  const PrefillStats fetched = AskSamKv(true);
+  EXPECT_EQ(fetched.fetched_bytes, 10 * CopyBytes(true) + (11 + 9) * CopyBytes(false));
+  EXPECT_EQ(fetched.aligned_tokens, 640 + 700 + 517);
 }
 
 // Without one of its copies, or with a wrong one, a document is fetched as it is; published without, all are.
@@ -138,8 +143,7 @@ TEST_F(QuantizedCopiesTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
   Start(8192, 8192, options_);
   PublishAll();
   const int32_t boundary = SparseXPolicy::DefaultDenseLayers(model_->config(), true);
-  const auto quantized = static_cast<int64_t>(QuantizedChunkBytes(model_->config(), boundary)),
-             whole = static_cast<int64_t>(ChunkPayloadBytes(*model_));
+  const int64_t quantized = CopyBytes(true), whole = WholeBytes();
   const std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, texts_[1]);
   const chunk::ChunkKey key = QuantizedKeyOf(keys[5], model_->fingerprint(), kDocs, boundary);
   const chunk::Chunk good = *store_->Find(key);
@@ -154,15 +158,7 @@ TEST_F(QuantizedCopiesTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
       EXPECT_TRUE(store_->Put({&chunk, 1}, SteadyTime::max()).ok());
     }
     Start(8192, 8192, options_);
-    return Ask(
-               prompt_,
-               [&](PrefillRequest& r) {
-                 r.segments = segments_;
-                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
-                 r.publish = false;
-               },
-               1)
-        ->stats;
+    return AskSamKv(false);
   };
   EXPECT_EQ(fetched([](chunk::Chunk&) {}).fetched_bytes, 30 * quantized);
   for (const auto& change : std::vector<std::function<void(chunk::Chunk&)>>{
@@ -190,19 +186,9 @@ TEST_F(QuantizedCopiesTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
 TEST_F(QuantizedCopiesTest, DocumentsOfPromptsGetQuantizedCopies) {
   const auto ask = [&](bool publish) {
     Start(8192, 8192, options_);  // and knows nothing
-    return Ask(
-               prompt_,
-               [&](PrefillRequest& r) {
-                 r.segments = segments_;
-                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
-                 r.publish = publish;
-               },
-               1)
-        ->stats.fetched_bytes;
+    return AskSamKv(publish).fetched_bytes;
   };
-  const auto whole = static_cast<int64_t>(ChunkPayloadBytes(*model_));
-  const auto quantized = static_cast<int64_t>(
-      QuantizedChunkBytes(model_->config(), SparseXPolicy::DefaultDenseLayers(model_->config(), true)));
+  const int64_t quantized = CopyBytes(true), whole = WholeBytes();
   Start(8192, 8192, options_);
   (void)Ask(
       texts_[0],
@@ -235,24 +221,12 @@ TEST_F(QuantizedCopiesTest, DocumentsOfPromptsGetQuantizedCopies) {
 // The first prompt computes all of its documents, each behind others.
 TEST_F(QuantizedCopiesTest, DocumentsComputedInAPromptGetQuantizedCopies) {
   Start(8192, 8192, options_);
-  const auto ask = [&] {
-    return Ask(
-               prompt_,
-               [&](PrefillRequest& r) {
-                 r.segments = segments_;
-                 r.reuse = {.policy = "samkv", .budget_ratio = 0.45};
-               },
-               1)
-        ->stats;
-  };
-  EXPECT_TRUE(ask().exact);
+  EXPECT_TRUE(AskSamKv(true).exact);
   ASSERT_TRUE(store_->WaitForSize(prompt_.size() / 64 + 30 + 30)) << "the prompt, its segments, and their copies";
   prompt_[0] ^= 1;  // another start
   Start(8192, 8192, options_);
-  const PrefillStats stats = ask();
-  EXPECT_EQ(stats.fetched_bytes,
-            30 * static_cast<int64_t>(QuantizedChunkBytes(model_->config(),
-                                                          SparseXPolicy::DefaultDenseLayers(model_->config(), false))));
+  const PrefillStats stats = AskSamKv(true);
+  EXPECT_EQ(stats.fetched_bytes, 30 * CopyBytes(false));
   EXPECT_EQ(stats.aligned_tokens, 640 + 700 + 517);
 }
 
