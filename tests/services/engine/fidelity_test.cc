@@ -160,9 +160,10 @@ class DecodeFidelityTest : public EnginesTest {
 TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
   std::mt19937 random = SeededRandom("watched");
   const auto prompt = RandomPrompt(random, 500);
-  for (const char* name : {"sparcas", "quest", "loopserve", "streaming"}) {
+  // Mean cosine and kept mass of what was watched while `budget` of 500 to 540 tokens were attended to.
+  const auto watch = [&](std::string_view name, int64_t budget) {
     DecodeOptions selection(name);
-    selection.budget = 64;
+    selection.budget = budget;
     selection.recent = 16;
     LocalGeneratorOptions options;
     options.max_tokens = 4096;
@@ -172,22 +173,34 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
     seen_.clear();
     selection_ = selection;
     const auto outcome = Submit(prompt, Greedy(41));
-    ASSERT_TRUE(outcome->Wait());
-    ASSERT_TRUE(outcome->status.ok()) << outcome->status;
+    EXPECT_TRUE(outcome->Wait());
+    EXPECT_TRUE(outcome->status.ok()) << outcome->status;
     EXPECT_EQ(outcome->tokens[0], alone.tokens) << name;
     StopAll();
     // 40 steps; LoopServe's first 16 tokens choose nothing.
-    ASSERT_GE(seen_.size(), 5u) << name;
-    ASSERT_LE(seen_.size(), 10u) << name;
+    EXPECT_GE(seen_.size(), 5u) << name;
+    EXPECT_LE(seen_.size(), 10u) << name;
+    double cosine = 0, kept = 0;
     for (const Seen& s : seen_) {
       EXPECT_EQ(s.selector, name);
-      EXPECT_GT(s.agreement.cosine, 0.2) << name;
-      EXPECT_LE(s.agreement.cosine, 1 + 1e-9);
       EXPECT_LT(s.agreement.cosine, 1 - 1e-12) << name << ": compared with itself?";
-      EXPECT_GT(s.kept_mass, 0.05) << name;
+      EXPECT_GT(s.kept_mass, 0) << name;
       EXPECT_LT(s.kept_mass, 1) << name;
+      cosine += s.agreement.cosine / static_cast<double>(seen_.size());
+      kept += s.kept_mass / static_cast<double>(seen_.size());
     }
+    return std::pair(cosine, kept);
+  };
+  // Random weights attend to everything alike: the logits of nearly all tokens are those of all; those of an eighth may
+  // be anything.
+  for (const char* name : {"sparcas", "quest", "loopserve", "streaming"}) {
+    const auto [cosine, kept] = watch(name, 480);
+    EXPECT_GT(cosine, 0.8) << name << ": the logits of another row?";
+    EXPECT_GT(kept, 0.7) << name;
   }
+  const auto [cosine, kept] = watch("quest", 64);
+  EXPECT_LT(cosine, 0.8);
+  EXPECT_LT(kept, 0.7);
 }
 
 TEST_F(DecodeFidelityTest, NothingToCompare) {
