@@ -138,7 +138,8 @@ absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& i
   }
 
   std::vector<uint64_t> context_of(tokens.size());
-  for (const std::vector<size_t>& members : PackContexts(lengths, prefix->size(), limit)) {
+  for (const std::vector<size_t>& members :
+       input.together ? PackContexts(lengths, prefix->size(), limit) : SeparateContexts(lengths.size())) {
     Prepared::Context context;
     context.token_ids.assign(prefix->begin(), prefix->end());
     for (const size_t i : members) {
@@ -253,7 +254,7 @@ absl::Status KbPublisher::Beat(const chunk::Digest& owner, const std::string& na
       .status();
 }
 
-// One publish at work on its contexts.
+// One publish at work on its contexts: a few at a time, each on one worker after the other while they are unavailable.
 class KbPublisher::ContextRun {
  public:
   ContextRun(const KbPublisher& publisher, const chunk::Digest& owner, const chunk::Digest& namespace_key,
@@ -265,50 +266,139 @@ class KbPublisher::ContextRun {
         input_(input),
         prepared_(prepared),
         version_(version),
-        control_(control) {}
+        control_(control),
+        progress_(prepared.total) {}
 
   absl::StatusOr<Result> All() {
-    Result result;
-    PublishProgress progress = prepared_.total;
-    control_.on_progress_(progress);
-    for (const Prepared::Context& context : prepared_.contexts) {
-      v1::PublishResponse response;
-      SPLICE_RETURN_IF_ERROR(One(context, &response));
-      result.chunks += response.chunks();
-      result.bytes += response.bytes();
-      result.prefill_seconds += response.prefill_seconds();
-      ++progress.contexts_done;
-      progress.tokens_done += context.token_ids.size();
-      control_.on_progress_(progress);
-      SPLICE_RETURN_IF_ERROR(Beat());
-    }
-    return result;
+    control_.on_progress_(progress_);
+    const absl::Status status = Run();
+    // Not before every call has ended: they report to `control_`.
+    for (const Running& running : running_) running.call->Cancel();
+    std::unique_lock lock(control_.mutex_);
+    control_.changed_.wait(lock, [&] {
+      return std::all_of(running_.begin(), running_.end(), [](const Running& r) { return r.answer->done; });
+    });
+    if (!status.ok()) return status;
+    return result_;
   }
 
  private:
-  // On one worker after the other while they are unavailable.
-  absl::Status One(const Prepared::Context& context, v1::PublishResponse* response) {
-    std::set<std::string> failed;
-    for (int attempt = 1;; ++attempt) {
+  struct Waiting {
+    const Prepared::Context* context;
+    int attempts = 0;
+    Time not_before;
+    std::set<std::string> failed;  // workers
+  };
+  struct Answer {
+    bool done = false;
+    absl::Status status;
+    v1::PublishResponse response;
+  };
+  struct Running {
+    Waiting what;
+    std::string worker_id;
+    std::shared_ptr<PublishCall> call;
+    std::shared_ptr<Answer> answer;  // guarded by control_.mutex_
+  };
+
+  absl::Status Run() {
+    size_t next = 0;  // of prepared_.contexts
+    while (progress_.contexts_done < progress_.contexts) {
       SPLICE_RETURN_IF_ERROR(control_.cancelled());
-      const absl::StatusOr<PrefillView> worker = Choose(context.token_ids.size(), failed);
-      const absl::Status status = worker.ok() ? RunOn(*worker, context, response) : worker.status();
-      if (status.code() != absl::StatusCode::kUnavailable || attempt >= options_.max_attempts) return status;
-      SPLICE_RETURN_IF_ERROR(control_.cancelled());
-      log::Warning("router.kb_context_retry", log::F("attempt", attempt), log::F("cause", status));
-      if (worker.ok()) failed.insert(worker->worker_id);
-      const Time until = std::chrono::steady_clock::now() + options_.retry_backoff * attempt;
-      SPLICE_RETURN_IF_ERROR(Wait(until, [] { return false; }));
+      const Time now = std::chrono::steady_clock::now();
+      Time wake = Time::max();
+      for (auto it = retries_.begin(); it != retries_.end();) {
+        wake = std::min(wake, it->not_before);
+        if (it->not_before > now) {
+          ++it;
+        } else {
+          Waiting due = std::move(*it);
+          it = retries_.erase(it);
+          SPLICE_RETURN_IF_ERROR(Start(std::move(due)));
+        }
+      }
+      const size_t limit =
+          options_.contexts_per_worker * std::max<size_t>(publisher_.fleet_.snapshot()->prefill.size(), 1);
+      while (next < prepared_.contexts.size() && running_.size() + retries_.size() < limit)
+        SPLICE_RETURN_IF_ERROR(Start({.context = &prepared_.contexts[next++]}));
+      SPLICE_RETURN_IF_ERROR(Wait(wake));
+      SPLICE_RETURN_IF_ERROR(TakeAnswers());
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status Start(Waiting what) {
+    ++what.attempts;
+    const absl::StatusOr<PrefillView> worker = Choose(what);
+    if (!worker.ok()) return AgainAfter(worker.status(), "", std::move(what));
+    Running running{std::move(what), worker->worker_id, std::make_shared<PublishCall>(), std::make_shared<Answer>()};
+    running.call->request = RequestFor(*running.what.context);
+    const Time deadline = std::chrono::steady_clock::now() + options_.context_timeout;
+    PublishCall::Start(
+        running.call, *worker->worker, &v1::Prefill::Stub::async_interface::Publish, deadline,
+        [&control = control_, answer = running.answer](const absl::Status& status, PublishCall& finished) {
+          std::lock_guard lock(control.mutex_);
+          answer->done = true;
+          answer->status = status;
+          answer->response.Swap(&finished.response);
+          control.changed_.notify_all();
+        });
+    running_.push_back(std::move(running));
+    return absl::OkStatus();
+  }
+
+  // Tries once more, later, what found a worker unavailable (`worker_id`; "": there was none). Any other error is
+  // final.
+  absl::Status AgainAfter(const absl::Status& status, const std::string& worker_id, Waiting what) {
+    if (status.code() != absl::StatusCode::kUnavailable || what.attempts >= options_.max_attempts) return status;
+    log::Warning("router.kb_context_retry", log::F("attempt", what.attempts), log::F("cause", status));
+    if (!worker_id.empty()) what.failed.insert(worker_id);
+    what.not_before = std::chrono::steady_clock::now() + options_.retry_backoff * what.attempts;
+    retries_.push_back(std::move(what));
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeAnswers() {
+    for (size_t i = 0; i < running_.size();) {
+      {
+        std::lock_guard lock(control_.mutex_);
+        if (!running_[i].answer->done) {
+          ++i;
+          continue;
+        }
+      }
+      Running ended = std::move(running_[i]);
+      running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
+      const absl::Status& status = ended.answer->status;
+      if (!status.ok()) {
+        SPLICE_RETURN_IF_ERROR(
+            AgainAfter(Annotate(status, "prefill on " + ended.worker_id), ended.worker_id, std::move(ended.what)));
+        continue;
+      }
+      const v1::PublishResponse& response = ended.answer->response;
+      result_.chunks += response.chunks();
+      result_.bytes += response.bytes();
+      result_.prefill_seconds += response.prefill_seconds();
+      ++progress_.contexts_done;
+      progress_.tokens_done += ended.what.context->token_ids.size();
+      control_.on_progress_(progress_);
+    }
+    return Beat();
   }
 
   // The least loaded worker that takes a context of this length; one that has failed with it only when all have.
-  absl::StatusOr<PrefillView> Choose(size_t length, const std::set<std::string>& failed) const {
+  absl::StatusOr<PrefillView> Choose(const Waiting& what) const {
+    const size_t length = what.context->token_ids.size();
     const std::shared_ptr<const FleetSnapshot> fleet = publisher_.fleet_.snapshot();
     if (fleet->model.known && HexEncode(fleet->model.fingerprint) != prepared_.fingerprint) {
       return Errorf(absl::StatusCode::kAborted, "the workers serve another model since this publish began; try again");
     }
-    const auto cost = [&](const PrefillView& p) { return std::pair(failed.count(p.worker_id), p.queued_tokens); };
+    std::map<std::string, uint64_t> mine;  // tokens that run for this publish, which reports of load may lack yet
+    for (const Running& r : running_) mine[r.worker_id] += r.what.context->token_ids.size();
+    const auto cost = [&](const PrefillView& p) {
+      const auto found = mine.find(p.worker_id);
+      return std::pair(what.failed.count(p.worker_id), p.queued_tokens + (found == mine.end() ? 0 : found->second));
+    };
     const PrefillView* best = nullptr;
     for (const PrefillView& p : fleet->prefill) {
       if (p.draining || (p.max_prompt_tokens != 0 && p.max_prompt_tokens < length)) continue;
@@ -336,40 +426,14 @@ class KbPublisher::ContextRun {
     return request;
   }
 
-  absl::Status RunOn(const PrefillView& worker, const Prepared::Context& context, v1::PublishResponse* response) {
-    struct Answer {
-      bool done = false;
-      absl::Status status;
-      v1::PublishResponse response;
-    };
-    const auto answer = std::make_shared<Answer>();  // guarded by control_.mutex_
-    const auto answered = [&] { return answer->done; };
-    auto call = std::make_shared<PublishCall>();
-    call->request = RequestFor(context);
-    const Time deadline = std::chrono::steady_clock::now() + options_.context_timeout;
-    PublishCall::Start(call, *worker.worker, &v1::Prefill::Stub::async_interface::Publish, deadline,
-                       [&control = control_, answer](const absl::Status& status, PublishCall& finished) {
-                         std::lock_guard lock(control.mutex_);
-                         answer->done = true;
-                         answer->status = status;
-                         answer->response.Swap(&finished.response);
-                         control.changed_.notify_all();
-                       });
-    const absl::Status given_up = Wait(Time::max(), answered);
-    if (!given_up.ok()) call->Cancel();
-    // Not before the call has ended: it reports to `control_`.
-    std::unique_lock lock(control_.mutex_);
-    control_.changed_.wait(lock, answered);
-    if (!given_up.ok()) return given_up;
-    response->Swap(&answer->response);
-    return Annotate(answer->status, "prefill on " + worker.worker_id);
-  }
-
-  // Until `done` (looked at under control_.mutex_) or the time, beating. An error: cancelled, or taken over.
-  absl::Status Wait(Time until, const std::function<bool()>& done) {
+  // Until a call has ended or the time, beating. An error: cancelled, or taken over.
+  absl::Status Wait(Time until) {
     const auto step = std::min<std::chrono::milliseconds>(kSlowestBeat, options_.heartbeat);
+    const auto ended = [&] {
+      return std::any_of(running_.begin(), running_.end(), [](const Running& r) { return r.answer->done; });
+    };
     std::unique_lock lock(control_.mutex_);
-    while (!done() && std::chrono::steady_clock::now() < until) {
+    while (!ended() && std::chrono::steady_clock::now() < until) {
       if (!control_.reason_.ok()) return control_.reason_;
       control_.changed_.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + step));
       lock.unlock();
@@ -401,6 +465,10 @@ class KbPublisher::ContextRun {
   const KbVersion& version_;
   PublishControl& control_;
   Time last_beat_ = std::chrono::steady_clock::now();
+  std::vector<Running> running_;
+  std::vector<Waiting> retries_;
+  PublishProgress progress_;
+  Result result_;
 };
 
 absl::StatusOr<KbPublisher::Result> KbPublisher::Compute(const Caller& caller, const PublishInput& input,

@@ -29,6 +29,10 @@ struct PublishInput {
   std::vector<Document> documents;
   bool swap = true;     // make it current
   bool durable = true;  // on the stores' disks before it is ready
+  // Documents that are always asked together, in this order: each is computed behind those before it, as many as fit in
+  // a context. Otherwise each by itself behind the instruction: copies that have seen other documents than those they
+  // are asked with answer badly (docs/results/2026-11-23-knowledge-base-contexts.md).
+  bool together = false;
 };
 
 struct PublishProgress {
@@ -66,6 +70,7 @@ struct KbPublisherOptions {
   // may differ by less than this.
   std::chrono::milliseconds publisher_timeout{30'000};
   std::chrono::milliseconds context_timeout{1'800'000};  // for one context on one worker
+  size_t contexts_per_worker = 2;                        // at a time: one is computed while one is stored
   int max_attempts = 3;                                  // for one context, on workers that are or become unavailable
   std::chrono::milliseconds retry_backoff{500};          // times the attempt's number
 };

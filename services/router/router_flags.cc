@@ -37,8 +37,8 @@ void RouterFlags::Register(CLI::App& app) {
       "the namespaces API");
   app.add_option(
          "--kb-context-tokens", options_.knowledge_bases.publisher.context_tokens,
-         "Tokens of a context that documents of a knowledge base are computed in; 0: as many as model and workers "
-         "take")
+         "Tokens of a context that documents of a knowledge base are computed in, at most; 0: as many as model and "
+         "workers take")
       ->capture_default_str();
   app.add_option("--kb-quota-bytes", options_.knowledge_bases.publisher.quota_bytes,
                  "KV of one version of a knowledge base on one store at most; 0: no limit")

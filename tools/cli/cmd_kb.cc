@@ -22,6 +22,7 @@ struct Flags {
   std::string documents, instruction;
   bool no_swap = false;
   bool in_memory = false;
+  bool together = false;
   uint64_t version = 0;  // 0: not given
   uint64_t from = 0, to = 0;
 };
@@ -53,7 +54,8 @@ absl::Status Publish(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<KbFile> documents, ReadDocuments(flags.documents));
   SPLICE_ASSIGN_OR_RETURN(const std::string instruction, ReadFileOrText(flags.instruction));
   json body = {{"name", flags.name},     {"instruction", instruction},  {"documents", json::array()},
-               {"swap", !flags.no_swap}, {"durable", !flags.in_memory}, {"stream", true}};
+               {"swap", !flags.no_swap}, {"durable", !flags.in_memory}, {"together", flags.together},
+               {"stream", true}};
   for (const KbFile& d : documents) body["documents"].push_back({{"id", d.id}, {"text", d.text}});
   SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
@@ -189,6 +191,8 @@ Command MakeKbCommand(CLI::App& root) {
       ->check(CLI::ExistingPath);
   publish.add_option("--instruction", flags->instruction,
                      "what stands in front of the documents while they are computed: a file, or the text itself");
+  publish.add_flag("--together", flags->together,
+                   "documents that are always asked together, in this order: each is computed behind those before it");
   publish.add_flag("--no-swap", flags->no_swap, "leave the current version current");
   publish.add_flag("--in-memory", flags->in_memory, "a chunk store without a disk will do, and loses it at its end");
   add("list", "All knowledge bases", List, false);

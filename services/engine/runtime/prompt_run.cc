@@ -12,12 +12,18 @@ namespace {
 
 constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (algorithms.md 2.6)
 
+int32_t PositionInSource(const SegmentHit& hit) { return hit.source->begin() + hit.offset; }
+
 // Whether `hit` stood behind `front` where it was computed, with about as much between them as here.
 bool StoodBehind(const SegmentHit& hit, const SegmentHit& front) {
-  const int32_t was = hit.source->begin() + hit.offset - (front.source->begin() + front.offset + front.num_tokens);
+  const int32_t was = PositionInSource(hit) - (PositionInSource(front) + front.num_tokens);
   const int32_t is = hit.target - (front.target + front.num_tokens);
   return was >= 0 && std::abs(was - is) <= kernels::kPageTokens;
 }
+
+// Whether `hit`, the first of its prompt, stood behind more than stands in front of it here: it has seen text that the
+// prompt lacks.
+bool StoodBehindMore(const SegmentHit& hit) { return PositionInSource(hit) > hit.target + kernels::kPageTokens; }
 
 }  // namespace
 
@@ -37,7 +43,8 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
                  "hits ascend behind the prefix");
     end = hit.target + hit.num_tokens;
     layout_.reused.push_back({hit.target, end});
-    layout_.isolated.push_back(hit.source->isolated() || (before != nullptr && !StoodBehind(hit, *before)));
+    layout_.isolated.push_back(hit.source->isolated() ||
+                               (before == nullptr ? StoodBehindMore(hit) : !StoodBehind(hit, *before)));
     before = &hit;
   }
   if (!policy_.is_exact(layout_)) {

@@ -71,6 +71,7 @@ PublishInput FromProto(const v1::PublishKnowledgeBaseRequest& request) {
   for (const v1::KnowledgeBaseDocument& d : request.documents()) input.documents.push_back({d.id(), d.text()});
   input.swap = !request.has_swap() || request.swap();
   input.durable = !request.has_durable() || request.durable();
+  input.together = request.together();
   return input;
 }
 

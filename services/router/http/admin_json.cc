@@ -33,6 +33,7 @@ absl::StatusOr<PublishBody> ParsePublishBody(std::string_view body) {
   reader.String("instruction", &out.input.instruction);
   reader.Bool("swap", &out.input.swap);
   reader.Bool("durable", &out.input.durable);
+  reader.Bool("together", &out.input.together);
   reader.Bool("stream", &out.stream);
   const Json* documents = reader.Raw("documents");
   SPLICE_RETURN_IF_ERROR(reader.Finish());

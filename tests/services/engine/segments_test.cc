@@ -337,11 +337,14 @@ TEST_P(SegmentsTest, DocumentsInAnotherOrderHaveNotSeenWhatIsInFront) {
     auto policy = MakeRecoveryPolicy({.policy = "sparsex"}, model_->config());
     return PromptRun(prompt, hits, kv, **policy).layout().isolated;
   };
-  const auto first = SourceOf(exact, context, 100, 200), second = SourceOf(exact, context, 200, 350);
+  const auto first = SourceOf(exact, context, 30, 130), second = SourceOf(exact, context, 130, 280);
   EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 120, 150}}), (std::vector<bool>{false, false}));
-  EXPECT_EQ(isolated({{second, 0, 20, 150}, {first, 0, 170, 100}}), (std::vector<bool>{false, true}));
+  EXPECT_EQ(isolated({{second, 0, 20, 150}, {first, 0, 170, 100}}), (std::vector<bool>{true, true}))
+      << "the second has seen the first, which is not in front of it here";
   EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 130, 150}}), (std::vector<bool>{false, false})) << "a line more";
   EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 230, 150}}), (std::vector<bool>{false, true})) << "much more";
+  EXPECT_EQ(isolated({{first, 0, 400, 100}}), std::vector<bool>{false}) << "behind more than it has seen";
+  EXPECT_EQ(isolated({{first, 40, 20, 60}}), std::vector<bool>{true}) << "without its beginning";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "ranks", "cuda"),

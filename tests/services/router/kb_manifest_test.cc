@@ -158,6 +158,11 @@ TEST(KbManifest, Sha256OfAKnownText) {
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
+TEST(SeparateContexts, OneForEachDocument) {
+  EXPECT_THAT(SeparateContexts(3), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2)));
+  EXPECT_TRUE(SeparateContexts(0).empty());
+}
+
 TEST(PackContexts, KeepsTheOrderAndFillsUpToTheLimit) {
   const std::vector<uint64_t> lengths = {40, 50, 11, 90, 1, 90};
   EXPECT_THAT(PackContexts(lengths, 10, 100),

@@ -134,7 +134,7 @@ TEST_F(KnowledgeBaseTest, WhatIsPublishedIsWhatRequestsAskFor) {
   EXPECT_EQ(version.at("state"), "ready");
   EXPECT_EQ(version.at("current"), true);
   EXPECT_EQ(version.at("documents"), 2);
-  EXPECT_EQ(version.at("contexts"), 1);
+  EXPECT_EQ(version.at("contexts"), 2) << "each document behind the instruction alone";
   EXPECT_EQ(version.at("chunks"), 2);
   EXPECT_GT(version.at("bytes"), 0);
   EXPECT_EQ(StoredChunks(), 2u);
@@ -142,8 +142,15 @@ TEST_F(KnowledgeBaseTest, WhatIsPublishedIsWhatRequestsAskFor) {
   EXPECT_THAT(
       Ask({{{"type", "text"}, {"text", "Q: "}}, Part("ships", "faq-1"), {{"type", "text"}, {"text", " A:"}}}, 80),
       HasSubstr("Q: " + text + " A:"));
-  const v1::PublishRequest published = cluster_->prefill[0]->publishes().at(0);
-  ASSERT_EQ(published.segments_size(), 2);
+  const std::vector<v1::PublishRequest> publishes = cluster_->prefill[0]->publishes();
+  ASSERT_EQ(publishes.size(), 2u);
+  const bool in_order = publishes[0].token_ids_size() > publishes[1].token_ids_size();  // faq-1 is the longer one
+  const v1::PublishRequest& published = publishes[in_order ? 0 : 1];
+  const v1::PublishRequest& other = publishes[in_order ? 1 : 0];
+  ASSERT_EQ(published.segments_size(), 1);
+  ASSERT_EQ(other.segments_size(), 1);
+  EXPECT_EQ(published.segments(0).begin(), other.segments(0).begin());
+  EXPECT_EQ(published.segments(0).end(), static_cast<uint32_t>(published.token_ids_size()));
   EXPECT_EQ(published.pin(), v1::PIN_HARD);
   EXPECT_TRUE(published.durable());
   const v1::PrefillRequest run = cluster_->prefill[0]->last_run();
@@ -166,10 +173,12 @@ TEST_F(KnowledgeBaseTest, WhatIsPublishedIsWhatRequestsAskFor) {
   EXPECT_EQ(chat.at("splice").at("knowledge_bases"), json({{"ships", 1}}));
   const json own_text = {{"type", "segment"}, {"knowledge_base", "ships"}, {"text", "Ship 63 carries salt."}};
   EXPECT_THAT(Ask(json::array({own_text}), 20), HasSubstr("Ship 63 carries salt."));
-  EXPECT_EQ(cluster_->prefill[0]->last_run().segments(0).namespace_key(), published.segments(1).namespace_key());
+  EXPECT_EQ(cluster_->prefill[0]->last_run().segments(0).namespace_key(), other.segments(0).namespace_key());
+  EXPECT_EQ(tokens(cluster_->prefill[0]->last_run(), cluster_->prefill[0]->last_run().segments(0)),
+            tokens(other, other.segments(0)));
 }
 
-TEST_F(KnowledgeBaseTest, DocumentsFillContextsInOrder) {
+TEST_F(KnowledgeBaseTest, DocumentsThatBelongTogetherFillContextsInOrder) {
   Cluster().options.knowledge_bases.publisher.context_tokens = 40;
   Serve();
   std::vector<std::pair<std::string, std::string>> documents;
@@ -178,7 +187,8 @@ TEST_F(KnowledgeBaseTest, DocumentsFillContextsInOrder) {
   }
   documents.emplace_back("again", documents[0].second);
   const json version =
-      Ok("POST", kBases, {{"name", "b"}, {"instruction", "Read:"}, {"documents", Documents(documents)}});
+      Ok("POST", kBases,
+         {{"name", "b"}, {"instruction", "Read:"}, {"together", true}, {"documents", Documents(documents)}});
   const auto requests = cluster_->prefill[0]->publishes();
   EXPECT_EQ(version.at("contexts"), requests.size());
   EXPECT_GT(requests.size(), 1u);
@@ -207,6 +217,30 @@ TEST_F(KnowledgeBaseTest, DocumentsFillContextsInOrder) {
   EXPECT_EQ(refused.status, 400);
   EXPECT_THAT(refused.body, HasSubstr("\"param\":\"documents[1].text\""));
   EXPECT_THAT(refused.body, HasSubstr("long"));
+}
+
+// Every worker has two contexts, one to compute while one is stored, and none waits for those of another worker.
+TEST_F(KnowledgeBaseTest, WorkersComputeAFewContextsAtATime) {
+  Serve(2);
+  for (const auto& p : cluster_->prefill) p->HoldPublishes(true);
+  std::vector<std::pair<std::string, std::string>> documents;
+  for (int i = 0; i < 7; ++i) documents.emplace_back("d" + std::to_string(i), "Ship " + std::to_string(i) + " sails.");
+  json version;
+  std::thread publisher([&] { version = Publish("b", documents); });
+  for (const auto& p : cluster_->prefill) {
+    EXPECT_TRUE(p->WaitFor([](const auto& c) { return c.publishes == 2; }));
+  }
+  const auto computed = [&] {
+    return cluster_->prefill[0]->counters().publishes + cluster_->prefill[1]->counters().publishes;
+  };
+  cluster_->prefill[0]->HoldPublishes(false);
+  EXPECT_TRUE(cluster_->prefill[0]->WaitFor([](const auto& c) { return c.publishes == 5; }));
+  EXPECT_EQ(computed(), 7) << "the other worker holds two";
+  cluster_->prefill[1]->HoldPublishes(false);
+  publisher.join();
+  EXPECT_EQ(version.at("contexts"), 7);
+  EXPECT_EQ(version.at("chunks"), 7);
+  EXPECT_EQ(computed(), 7);
 }
 
 TEST_F(KnowledgeBaseTest, SwapRollbackDiffAndDelete) {
@@ -434,9 +468,9 @@ TEST_F(KnowledgeBaseTest, StreamsProgressAndIsCancelledWithItsClient) {
   client.SendRequest("POST", kBases, body.dump());
   ASSERT_EQ(client.ReadHead().status, 200);
   ASSERT_TRUE(
-      cluster_->prefill[0]->WaitFor([&](const auto& c) { return c.publishes == static_cast<int>(contexts) + 1; }));
+      cluster_->prefill[0]->WaitFor([&](const auto& c) { return c.publishes == static_cast<int>(contexts) + 2; }));
   client.Abort();
-  EXPECT_TRUE(cluster_->prefill[0]->WaitFor([](const auto& c) { return c.publishes_cancelled == 1; }));
+  EXPECT_TRUE(cluster_->prefill[0]->WaitFor([](const auto& c) { return c.publishes_cancelled == 2; }));
   const auto deadline = Soon();
   while (StateOf("b", 1) != "failed" && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   EXPECT_EQ(StateOf("b", 1), "failed");
