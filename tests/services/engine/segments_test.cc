@@ -344,7 +344,7 @@ TEST_P(SegmentsTest, DocumentsInAnotherOrderHaveNotSeenWhatIsInFront) {
   EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 130, 150}}), (std::vector<bool>{false, false})) << "a line more";
   EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 230, 150}}), (std::vector<bool>{false, true})) << "much more";
   EXPECT_EQ(isolated({{first, 0, 400, 100}}), std::vector<bool>{false}) << "behind more than it has seen";
-  EXPECT_EQ(isolated({{first, 40, 20, 60}}), std::vector<bool>{true}) << "without its beginning";
+  EXPECT_EQ(isolated({{first, 60, 20, 40}}), std::vector<bool>{true}) << "without its beginning";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "ranks", "cuda"),
