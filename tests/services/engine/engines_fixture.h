@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +14,7 @@
 
 #include "kernels/common/backend.h"
 #include "services/engine/engine.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {
@@ -160,10 +162,14 @@ struct Answer {
   bool operator==(const Answer&) const = default;
 };
 
+// With SPLICE_BACKEND=cuda the engines of tests that reach into no page run on a GPU.
 class EnginesTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto model = Model::Load(test::kTinyModel, kernels::MakeCpuBackend());
+    const char* const backend = std::getenv("SPLICE_BACKEND");
+    auto devices = test::DevicesOf(backend != nullptr ? backend : "cpu");
+    ASSERT_TRUE(devices.ok()) << devices.status();
+    auto model = Model::Load(test::kTinyModel, *std::move(devices));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
   }
@@ -172,7 +178,7 @@ class EnginesTest : public testing::Test {
   void Start(int64_t prefill_tokens = 8192, int64_t decode_tokens = 8192, PrefillEngineOptions prefill = {},
              DecodeEngineOptions decode = {}) {
     StopAll();
-    decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, decode_tokens));
+    decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, decode_tokens), &model_->backend());
     auto p = PrefillEngine::Create(model_, MakeMemory(prefill_memory_, prefill_tokens), prefill);
     ASSERT_TRUE(p.ok()) << p.status();
     prefill_ = std::move(*p);
@@ -192,7 +198,7 @@ class EnginesTest : public testing::Test {
     const int64_t pages = PagesForTokens(model_->config(), tokens);
     memory = std::move(*model_->backend().Allocate(pages * model_->page_bytes()));
     // NaN everywhere: whatever a kernel reads beyond what was written shows.
-    std::memset(memory->data(), 0xff, memory->size());
+    if (model_->backend().host_memory()) std::memset(memory->data(), 0xff, memory->size());
     return {static_cast<std::byte*>(memory->data()), model_->kv_dtype(), model_->config().head_dim,
             static_cast<int32_t>(pages)};
   }
@@ -202,8 +208,9 @@ class EnginesTest : public testing::Test {
     auto to = std::make_unique<SequenceKv>(*decode_pool_, from.shape());
     EXPECT_TRUE(to->Reserve(from.num_tokens()).ok());
     const auto source = from.AllPages(), target = to->AllPages();
-    for (size_t i = 0; i < target.size(); ++i)
-      std::memcpy(decode_pool_->view().k(target[i]), from.pool().view().k(source[i]), model_->page_bytes());
+    std::vector<std::byte> bytes(source.size() * model_->page_bytes());
+    EXPECT_TRUE(from.pool().ReadPages(source, bytes.data()).ok());
+    EXPECT_TRUE(decode_pool_->WritePages(target, bytes.data()).ok());
     to->set_num_tokens(from.num_tokens());
     return to;
   }
