@@ -55,7 +55,7 @@ TEST_F(SamKvStoreTest, APublishedSegmentHasItsSummaryBesideIt) {
     EXPECT_EQ(fetched->begin, 0);
     // The means are those of the stored keys: what comes from the pages is the same.
     std::unique_ptr<kernels::Buffer> memory;
-    PagePool pool(MakeMemory(memory, 2048));
+    PagePool pool(MakeMemory(memory, 2048), &model_->backend());
     const auto source = FetchSegment(*store_, SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text), text, *model_,
                                      pool, SteadyTime::max(), [](int64_t) { return true; })
                             .source;
