@@ -54,8 +54,9 @@ bool RunsWholeSpans(const ReuseOptions& options) {
 absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
   SPLICE_RETURN_IF_ERROR(CheckRange("dense_layers", o.dense_layers, -1, config.num_layers));
   if (o.recompute_share != -1) SPLICE_RETURN_IF_ERROR(CheckShare("recompute_share", o.recompute_share));
-  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_min", o.recompute_min, 0, kernels::kTopKScoresMax));
-  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_max", o.recompute_max, o.recompute_min, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_min", o.recompute_min, -1, kernels::kTopKScoresMax));
+  SPLICE_RETURN_IF_ERROR(
+      CheckRange("recompute_max", o.recompute_max, std::max(0, o.recompute_min), kernels::kTopKScoresMax));
   SPLICE_RETURN_IF_ERROR(CheckRange("overflow_tokens", o.overflow_tokens, 0, 4096));
   SPLICE_RETURN_IF_ERROR(CheckRange("score_pool", o.score_pool, 0, kernels::kPoolRadiusMax));
   SPLICE_RETURN_IF_ERROR(CheckRange("tail_tokens", o.tail_tokens, 1, 4096));
@@ -70,7 +71,7 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
   if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(CheckShare("rec_frac", o.rec_frac));
   SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
   if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
-  SPLICE_RETURN_IF_ERROR(CheckShare("budget_ratio", o.budget_ratio));
+  if (o.budget_ratio != -1) SPLICE_RETURN_IF_ERROR(CheckShare("budget_ratio", o.budget_ratio));
   if (!o.recompute.empty() && o.recompute != "samkv" && o.recompute != "attended" && o.recompute != "sparsex" &&
       o.recompute != "none")
     return InvalidArgument("recompute is '{}', it must be samkv, attended, sparsex or none", o.recompute);

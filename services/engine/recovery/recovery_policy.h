@@ -205,7 +205,7 @@ class RecoveryPolicy {
   std::vector<kernels::HeadVisibility> visibility_;
 };
 
-// What a request may set; the defaults are those of algorithms.md section 1 and 7.
+// What a request may set; the defaults are those of algorithms.md section 1 and 7 but where a comment names a result.
 struct ReuseOptions {
   std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
@@ -213,7 +213,8 @@ struct ReuseOptions {
   // k as a share of the reused tokens, bounded by the next two; -1: 0.05, in samkv 0.15, which is about what SamKV
   // computes afresh (docs/results, samkv).
   double recompute_share = -1;
-  int32_t recompute_min = 64;
+  // -1: 256, or recompute_max where that is less (docs/results, short prompts).
+  int32_t recompute_min = -1;
   int32_t recompute_max = 4096;
   // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.
   int32_t score_pool = 4;
@@ -226,8 +227,9 @@ struct ReuseOptions {
   double blend_share = 0.16;
   // EPIC.
   int32_t epic_tokens = 16;
-  // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio).
-  double budget_ratio = 0.15;
+  // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio). -1: 0.15,
+  // but 1,024 tokens of the segments together at least (docs/results, short prompts).
+  double budget_ratio = -1;
   bool fusion = false;  // recomputed K and V are blended with the copies', not written over them
   // Which kept tokens are computed afresh once tiles are chosen: samkv (all), attended (initial and local ones, and
   // those that their document attends to most), sparsex (the rows that sparsex would compute, of what is kept) or none.

@@ -162,15 +162,26 @@ std::vector<std::vector<int32_t>> SamKvPolicy::TilesByAttention(const ReuseLayou
                                 : std::accumulate(tokens.begin() + begin, tokens.begin() + end, 0.0f));
     }
   }
-  return BestTiles(tiles, options_.budget_ratio, num_initial());
+  return BestTiles(tiles, BudgetRatio(layout), num_initial());
+}
+
+double SamKvPolicy::BudgetRatio(const ReuseLayout& layout) const {
+  constexpr double kDefaultRatio = 0.15;
+  constexpr int64_t kKeptTokens = 1024;  // docs/results/2026-11-23-short-prompts.md
+  if (options_.budget_ratio != -1) return options_.budget_ratio;
+  int64_t tokens = 0;
+  for (const PositionRange& document : layout.reused) tokens += document.size();
+  if (tokens <= kKeptTokens) return 1;
+  return std::max(kDefaultRatio, double{kKeptTokens} / static_cast<double>(tokens));
 }
 
 bool SamKvPolicy::HasChoice(const ReuseLayout& layout) const {
-  if (options_.budget_ratio >= 1) return false;
-  if (choose_ == By::kMeans) return MiddleBudget(Documents(layout), {.ratio = options_.budget_ratio}) > 0;
+  const double ratio = BudgetRatio(layout);
+  if (ratio >= 1) return false;
+  if (choose_ == By::kMeans) return MiddleBudget(Documents(layout), {.ratio = ratio}) > 0;
   std::vector<int32_t> tiles;
   for (const PositionRange& document : layout.reused) tiles.push_back(static_cast<int32_t>(PageTiles(document).size()));
-  return BestTilesBudget(tiles, options_.budget_ratio, num_initial()) > 0 && !Candidates(layout).empty();
+  return BestTilesBudget(tiles, ratio, num_initial()) > 0 && !Candidates(layout).empty();
 }
 
 std::vector<SamKvDocument> SamKvPolicy::Documents(const ReuseLayout& layout) const {
@@ -260,15 +271,15 @@ void SamKvPolicy::Choose(const ReuseLayout& layout) {
   const auto num_layers = static_cast<size_t>(config().num_layers);
   const PositionRanges always = AlwaysKept(layout);
   kept_.assign(num_layers, always);
-  if (options_.budget_ratio >= 1) kept_.assign(num_layers, {{0, layout.num_tokens}});
+  const double ratio = BudgetRatio(layout);
+  if (ratio >= 1) kept_.assign(num_layers, {{0, layout.num_tokens}});
   if (question_.empty() && scores_.empty()) return;
   std::vector<std::vector<std::vector<int32_t>>> tiles;  // [num_layers][num_documents], besides those
   if (choose_ != By::kMeans) {
     tiles.assign(num_layers, TilesByAttention(layout));
   } else {
-    tiles = ChooseTiles(shape_, question_, Documents(layout),
-                        {.ratio = options_.budget_ratio, .personal = options_.personal_bias})
-                .middle;
+    tiles =
+        ChooseTiles(shape_, question_, Documents(layout), {.ratio = ratio, .personal = options_.personal_bias}).middle;
   }
   for (size_t layer = 0; layer < num_layers; ++layer) {
     PositionRanges middle;

@@ -112,6 +112,7 @@ class SamKvPolicy final : public RecoveryPolicy {
   int32_t num_initial() const { return choose_ == By::kRecovered ? 0 : kSamKvInitialTiles; }
   ScoreRequest QuestionScores(const ReuseLayout& layout, int32_t first_layer) const;
   std::vector<std::vector<int32_t>> TilesByAttention(const ReuseLayout& layout) const;
+  double BudgetRatio(const ReuseLayout& layout) const;  // the request's, or the default's
   bool HasChoice(const ReuseLayout& layout) const;
   // What the rows of the next stage see: in every layer the same, or [num_layers].
   void See(const ReuseLayout& layout, std::span<const PositionRanges> visible);

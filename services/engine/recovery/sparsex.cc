@@ -8,6 +8,9 @@ namespace {
 
 constexpr int32_t kLinkTokensIsolated = 8;
 constexpr double kRecomputeShare = 0.05;
+// How many tokens carry a fact across segments does not follow the prompt's length: with 64 of 1,000 tokens 15 points
+// of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
+constexpr int32_t kRecomputeMin = 256;
 constexpr int64_t kSmallModelWeights = 20'000'000'000;
 
 // Weights of the linear layers, roughly: enough to tell a small model from a large one.
@@ -55,7 +58,9 @@ int64_t SparseXPolicy::NumChosen(int64_t num_reused) const {
   const double share = options_.recompute_share == -1 ? kRecomputeShare : options_.recompute_share;
   const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
-  return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, options_.recompute_min, options_.recompute_max)});
+  const int32_t fewest =
+      options_.recompute_min == -1 ? std::min(kRecomputeMin, options_.recompute_max) : options_.recompute_min;
+  return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, fewest, options_.recompute_max)});
 }
 
 PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {

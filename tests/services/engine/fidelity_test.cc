@@ -161,7 +161,7 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
   std::mt19937 random = SeededRandom("watched");
   const auto prompt = RandomPrompt(random, 500);
   // Mean cosine and kept mass of what was watched while `budget` of 500 to 540 tokens were attended to.
-  const auto watch = [&](std::string_view name, int64_t budget) {
+  const auto watch = [&](const char* name, int32_t budget) {
     DecodeOptions selection(name);
     selection.budget = budget;
     selection.recent = 16;
@@ -191,16 +191,15 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
     }
     return std::pair(cosine, kept);
   };
-  // Random weights attend to everything alike: the logits of nearly all tokens are those of all; those of an eighth may
-  // be anything.
-  for (const char* name : {"sparcas", "quest", "loopserve", "streaming"}) {
-    const auto [cosine, kept] = watch(name, 480);
+  // The logits of most tokens are about those of all; those of an eighth of a prompt of random tokens may be anything.
+  // Up to twice their budget sparcas and quest attend to everything.
+  for (const auto& [name, most] : {std::pair{"sparcas", 240}, {"quest", 240}, {"loopserve", 480}, {"streaming", 480}}) {
+    const auto [cosine, kept] = watch(name, most);
     EXPECT_GT(cosine, 0.8) << name << ": the logits of another row?";
-    EXPECT_GT(kept, 0.7) << name;
+    const auto [less_cosine, less_kept] = watch(name, 64);
+    EXPECT_LT(less_cosine, 1) << name;
+    EXPECT_LT(less_kept, kept) << name;
   }
-  const auto [cosine, kept] = watch("quest", 64);
-  EXPECT_LT(cosine, 0.8);
-  EXPECT_LT(kept, 0.7);
 }
 
 TEST_F(DecodeFidelityTest, NothingToCompare) {

@@ -953,6 +953,26 @@ TEST_P(SamKvPolicyTest, CompactWithoutRecomputationIsNaiveOfWhatIsLeft) {
   EXPECT_LE(RelativeL2(got.logits, want.logits), kernels::ToleranceFor(machine_.dtype()).relative_l2);
 }
 
+// A request that names no budget keeps 0.15 of the documents, but not less than 1,024 tokens.
+TEST_P(SamKvPolicyTest, BudgetOfShortDocuments) {
+  std::mt19937 random = SeededRandom("no budget");
+  for (const char* choose : {"recovered", "means"}) {
+    for (const int documents : {3, 6}) {
+      const Prompt prompt(machine_, random, documents, 280, 340, 30);
+      int64_t tokens = 0;
+      for (const SegmentHit& hit : prompt.hits) tokens += hit.num_tokens;
+      ReuseOptions reuse{.policy = "samkv", .choose = choose};
+      const Result by_default = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+      reuse.budget_ratio = std::min(1.0, 1024.0 / static_cast<double>(tokens));
+      const Result named = Prefill(machine_, prompt.tokens, reuse, prompt.hits);
+      EXPECT_EQ(by_default.kept, named.kept) << choose << ", " << documents;
+      EXPECT_TRUE(SameBits(by_default.logits, named.logits)) << choose << ", " << documents;
+      EXPECT_DOUBLE_EQ(by_default.kept_share, named.kept_share);
+      EXPECT_EQ(by_default.kept_share == 1, documents == 3) << by_default.kept_share;
+    }
+  }
+}
+
 // recovered: what is left has the values that it has with gaps; with nothing left out nothing moves.
 TEST_P(SamKvPolicyTest, CompactMovesWhatWasRecovered) {
   std::mt19937 random = SeededRandom("compact, recovered");

@@ -326,6 +326,23 @@ TEST_P(SegmentsTest, SparseXWithNothingToRecomputeIsNaive) {
   }
 }
 
+// A prompt of few tokens needs no fewer computed afresh than a longer one.
+TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
+  if (IsSkipped()) return;
+  std::mt19937 random = SeededRandom("a minimum");
+  const Tokens context = RandomTokens(random, 600), prompt = RandomTokens(random, 640);
+  const Result exact = Exact(context);
+  const SegmentHit hit{SourceOf(exact, context, 10, 590), 0, 20, 580};
+  ReuseOptions reuse{.policy = "sparsex", .overflow_tokens = 0, .link_tokens = 0};
+  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 256);
+  reuse.recompute_max = 100;
+  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 100);
+  reuse.recompute_min = 40;
+  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 40) << "5 % are 29";
+  reuse = {.policy = "sparsex", .overflow_tokens = 0, .link_tokens = 0, .max_recompute_fraction = 0.25};
+  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 145) << "the request's contract";
+}
+
 // Documents of one context keep what they know of each other only as long as they stand behind each other as before.
 TEST_P(SegmentsTest, DocumentsInAnotherOrderHaveNotSeenWhatIsInFront) {
   if (IsSkipped()) return;
