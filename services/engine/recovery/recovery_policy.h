@@ -213,7 +213,7 @@ struct ReuseOptions {
   // k as a share of the reused tokens, bounded by the next two; -1: 0.05, in samkv 0.15, which is about what SamKV
   // computes afresh (docs/results, samkv).
   double recompute_share = -1;
-  // -1: 256, or recompute_max where that is less (docs/results, short prompts).
+  // -1: 64, with isolated segments 256 (docs/results, short prompts), or recompute_max where that is less.
   int32_t recompute_min = -1;
   int32_t recompute_max = 4096;
   // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.

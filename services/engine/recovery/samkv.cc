@@ -362,7 +362,7 @@ PrefillStage SamKvPolicy::Dense(const ReuseLayout& layout) {
                  .candidates = IntersectionOf(kept, MergeRanges(layout.reused)),
                  .probes = probes,
                  .pool_radius = options_.score_pool};
-  stage.score.k = sparsex_.NumChosen(CountOf(stage.score.candidates));
+  stage.score.k = sparsex_.NumChosen(layout, CountOf(stage.score.candidates));
   if (stage.score.candidates.empty()) stage.score = {};
   return stage;
 }

@@ -8,15 +8,20 @@ namespace {
 
 constexpr int32_t kLinkTokensIsolated = 8;
 constexpr double kRecomputeShare = 0.05;
-// How many tokens carry a fact across segments does not follow the prompt's length: with 64 of 1,000 tokens 15 points
-// of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
-constexpr int32_t kRecomputeMin = 256;
+constexpr int32_t kRecomputeMin = 64;
+// How many tokens carry a fact from one isolated segment to another does not follow the prompt's length: with 64 of
+// 1,000 tokens 15 points of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
+constexpr int32_t kRecomputeMinIsolated = 256;
 constexpr int64_t kSmallModelWeights = 20'000'000'000;
 
 // Weights of the linear layers, roughly: enough to tell a small model from a large one.
 int64_t NumWeights(const ModelConfig& c) {
   const int64_t attention = int64_t{c.hidden_size} * (2 * c.q_size() + 2 * c.kv_size());
   return c.num_layers * (attention + int64_t{3} * c.hidden_size * c.intermediate_size);
+}
+
+bool HasIsolated(const ReuseLayout& layout) {
+  return std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
 }
 
 }  // namespace
@@ -33,9 +38,8 @@ SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& opti
 void SparseXPolicy::Prepare(const ReuseLayout& layout) { dense_layers_ = DenseLayersOf(layout); }
 
 int32_t SparseXPolicy::DenseLayersOf(const ReuseLayout& layout) const {
-  const bool isolated = std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
-  return std::min(config().num_layers,
-                  options_.dense_layers >= 0 ? options_.dense_layers : DefaultDenseLayers(config(), isolated));
+  return std::min(config().num_layers, options_.dense_layers >= 0 ? options_.dense_layers
+                                                                  : DefaultDenseLayers(config(), HasIsolated(layout)));
 }
 
 PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
@@ -53,13 +57,15 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
           .keys_only_last = true};
 }
 
-int64_t SparseXPolicy::NumChosen(int64_t num_reused) const {
+int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused) const {
   const auto reused = static_cast<double>(num_reused);
   const double share = options_.recompute_share == -1 ? kRecomputeShare : options_.recompute_share;
   const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
   const int32_t fewest =
-      options_.recompute_min == -1 ? std::min(kRecomputeMin, options_.recompute_max) : options_.recompute_min;
+      options_.recompute_min != -1
+          ? options_.recompute_min
+          : std::min(HasIsolated(layout) ? kRecomputeMinIsolated : kRecomputeMin, options_.recompute_max);
   return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, fewest, options_.recompute_max)});
 }
 
@@ -71,7 +77,7 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
                  .candidates = layout.reused,
                  .probes = stage.rows,
                  .pool_radius = options_.score_pool,
-                 .k = NumChosen(CountOf(layout.reused))};
+                 .k = NumChosen(layout, CountOf(layout.reused))};
   RefineScore(layout, stage.score);
   return stage;
 }

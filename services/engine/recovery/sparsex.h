@@ -22,8 +22,8 @@ class SparseXPolicy : public RecoveryPolicy {
 
   // Layers before the boundary.
   int32_t DenseLayersOf(const ReuseLayout& layout) const;
-  // How many of so many reused tokens are chosen by scores.
-  int64_t NumChosen(int64_t num_reused) const;
+  // How many of so many reused tokens of the layout are chosen by scores.
+  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const;
   // Fresh text, and what of the reused text is computed wherever attention points.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
   // Segments cached in context: a sixth of the layers of a small dense model, an eighth of a large one or one of

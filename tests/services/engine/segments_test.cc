@@ -333,14 +333,16 @@ TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
   const Tokens context = RandomTokens(random, 600), prompt = RandomTokens(random, 640);
   const Result exact = Exact(context);
   const SegmentHit hit{SourceOf(exact, context, 10, 590), 0, 20, 580};
+  const SegmentHit isolated{SourceOf(Exact({context.begin(), context.begin() + 580}), context, 0, 580), 0, 20, 580};
   ReuseOptions reuse{.policy = "sparsex", .overflow_tokens = 0, .link_tokens = 0};
-  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 256);
+  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 64);
+  EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 256);
   reuse.recompute_max = 100;
-  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 100);
+  EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 100);
   reuse.recompute_min = 40;
-  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 40) << "5 % are 29";
+  EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 40) << "5 % are 29";
   reuse = {.policy = "sparsex", .overflow_tokens = 0, .link_tokens = 0, .max_recompute_fraction = 0.25};
-  EXPECT_EQ(Run(prompt, reuse, {hit}).recomputed, 145) << "the request's contract";
+  EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 145) << "the request's contract";
 }
 
 // Documents of one context keep what they know of each other only as long as they stand behind each other as before.
@@ -438,7 +440,7 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_EQ(probes.score.probes, probes.rows);
   EXPECT_EQ(probes.layers, (LayerRange{1, 2}));
   EXPECT_FALSE(probes.kv_is_final);
-  EXPECT_EQ(probes.score.k, 64);
+  EXPECT_EQ(probes.score.k, 256) << "a segment is isolated";
   EXPECT_EQ(probes.score.pool_radius, 4);
   const Tokens selected = {205, 206, 500};
   const auto second = policy.NextStage(layout, selected);
