@@ -1,6 +1,7 @@
 #include "services/router/kb_publisher.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -306,21 +307,17 @@ class KbPublisher::ContextRun {
     while (progress_.contexts_done < progress_.contexts) {
       SPLICE_RETURN_IF_ERROR(control_.cancelled());
       const Time now = std::chrono::steady_clock::now();
-      Time wake = Time::max();
-      for (auto it = retries_.begin(); it != retries_.end();) {
-        wake = std::min(wake, it->not_before);
-        if (it->not_before > now) {
-          ++it;
-        } else {
-          Waiting due = std::move(*it);
-          it = retries_.erase(it);
-          SPLICE_RETURN_IF_ERROR(Start(std::move(due)));
-        }
-      }
+      const auto due_from = std::partition(retries_.begin(), retries_.end(),
+                                           [&](const Waiting& retry) { return retry.not_before > now; });
+      std::vector<Waiting> due(std::make_move_iterator(due_from), std::make_move_iterator(retries_.end()));
+      retries_.erase(due_from, retries_.end());
+      for (Waiting& retry : due) SPLICE_RETURN_IF_ERROR(Start(std::move(retry)));
       const size_t limit =
           options_.contexts_per_worker * std::max<size_t>(publisher_.fleet_.snapshot()->prefill.size(), 1);
       while (next < prepared_.contexts.size() && running_.size() + retries_.size() < limit)
         SPLICE_RETURN_IF_ERROR(Start({.context = &prepared_.contexts[next++]}));
+      Time wake = Time::max();
+      for (const Waiting& retry : retries_) wake = std::min(wake, retry.not_before);
       SPLICE_RETURN_IF_ERROR(Wait(wake));
       SPLICE_RETURN_IF_ERROR(TakeAnswers());
     }

@@ -384,6 +384,28 @@ TEST_F(KnowledgeBaseTest, AnotherWorkerTakesOver) {
   EXPECT_EQ(Call("POST", kBases, {{"name", "b"}, {"documents", Documents({{"x", "new"}})}}).status, 503);
 }
 
+// Contexts whose worker died are tried again while there is none, and then the publish fails.
+TEST_F(KnowledgeBaseTest, WithoutAWorkerItIsTriedAgainAndFails) {
+  Cluster().options.knowledge_bases.publisher.max_attempts = 8;
+  Cluster().options.knowledge_bases.publisher.retry_backoff = std::chrono::milliseconds(100);
+  Serve();
+  Publish("b", {{"x", "old"}});
+  cluster_->prefill[0]->HoldPublishes(true);
+  TestResponse refused;
+  std::thread publisher([&] {
+    refused =
+        Call("POST", kBases, {{"name", "b"}, {"documents", Documents({{"x", "new"}, {"y", "two"}, {"z", "three"}})}});
+  });
+  EXPECT_TRUE(cluster_->prefill[0]->WaitFor([](const auto& c) { return c.publishes == 3; }));
+  cluster_->prefill[0]->Kill();
+  publisher.join();
+  EXPECT_EQ(refused.status, 503) << refused.body;
+  EXPECT_THAT(refused.body, HasSubstr("no prefill worker takes a context"));
+  const json shown = Ok("GET", std::string(kBases) + "/b");
+  EXPECT_EQ(shown.at("current"), 1);
+  EXPECT_EQ(shown.at("versions").at(1).at("state"), "failed");
+}
+
 // A router that died in the middle leaves a publishing version and perhaps chunks: both are collected.
 TEST_F(KnowledgeBaseTest, AnAbandonedVersionIsFailedAndCollected) {
   Cluster().options.knowledge_bases.publisher.publisher_timeout = std::chrono::milliseconds(2'000);
