@@ -70,7 +70,7 @@ struct KbPublisherOptions {
   // may differ by less than this.
   std::chrono::milliseconds publisher_timeout{30'000};
   std::chrono::milliseconds context_timeout{1'800'000};  // for one context on one worker
-  size_t contexts_per_worker = 2;                        // at a time: one is computed while one is stored
+  size_t contexts_per_worker = 6;                        // at a time: some are stored while the next one is computed
   int max_attempts = 3;                                  // for one context, on workers that are or become unavailable
   std::chrono::milliseconds retry_backoff{500};          // times the attempt's number
 };

@@ -22,21 +22,18 @@ constexpr size_t kWindowBytes = 16 << 20;
 }  // namespace
 
 ChunkPublisher::ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPublisherOptions& options)
-    : model_(std::move(model)),
-      options_(options),
-      offers_(options.max_offers),
-      orders_(options.max_orders),
-      offer_thread_([this] { OfferLoop(); }),
-      order_thread_([this] { OrderLoop(); }) {}
+    : model_(std::move(model)), options_(options), offers_(options.max_offers), orders_(options.max_orders) {
+  threads_.emplace_back([this] { OfferLoop(); });
+  for (size_t i = 0; i < options.order_threads; ++i) threads_.emplace_back([this] { OrderLoop(); });
+}
 
-ChunkPublisher::~ChunkPublisher() { SPLICE_CHECK(!offer_thread_.joinable(), "Stop() was not called"); }
+ChunkPublisher::~ChunkPublisher() { SPLICE_CHECK(threads_.empty(), "Stop() was not called"); }
 
 void ChunkPublisher::Stop() {
   offers_.Close();
   orders_.Close();
-  for (std::thread* thread : {&offer_thread_, &order_thread_}) {
-    if (thread->joinable()) thread->join();
-  }
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 absl::StatusOr<chunk::Chunk> ChunkPublisher::Pack(const ChunkRun& run, size_t index) const {

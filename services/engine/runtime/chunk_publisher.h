@@ -52,15 +52,16 @@ struct ChunkPublisherOptions {
   std::chrono::milliseconds order_timeout{30000};  // of one put of an order: a durable one waits for the store's disk
   size_t max_offers = 8;                           // runs that wait; more are not published
   size_t max_orders = 16;                          // orders that wait
+  size_t order_threads = 2;  // orders at a time: one is packed while another one's puts are under way
   // What `count` tokens from position `first` on would take to compute again: the store keeps the dear ones longer.
   // Null: not said. Any thread.
   std::function<double(int64_t first, int32_t count)> recompute_seconds;
   std::function<void()> on_released;  // pages were given back; must not block
 };
 
-// Two threads: one for what is offered, in the background, and one for orders, so that neither waits for the other.
-// Holds the pages of what waits, and packs at most one window of chunks of each kind at a time. Offer and Order may be
-// called from any thread.
+// One thread for what is offered, in the background, and some for orders, so that neither waits for the other. Holds
+// the pages of what waits, and each thread packs at most one window of chunks at a time. Offer and Order may be called
+// from any thread.
 class ChunkPublisher {
  public:
   ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPublisherOptions& options);
@@ -104,7 +105,7 @@ class ChunkPublisher {
   BoundedQueue<ChunkRun> offers_;
   BoundedQueue<PublishOrder> orders_;
   std::atomic<int64_t> num_held_{0};
-  std::thread offer_thread_, order_thread_;  // last: they start when the rest is there
+  std::vector<std::thread> threads_;  // last: they start when the rest is there
 };
 
 }  // namespace spl::engine

@@ -156,6 +156,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
             .order_timeout = options.publish_timeout,
             .max_offers = options.max_publish_queued,
             .max_orders = options.max_publish_calls,
+            .order_threads = std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 4),
             .recompute_seconds = [self](int64_t first, int32_t count) { return self->RecomputeSeconds(first, count); },
             .on_released = [self] { self->Wake(); }});
   }

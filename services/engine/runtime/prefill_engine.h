@@ -151,7 +151,7 @@ struct PrefillEngineOptions {
   std::chrono::milliseconds store_timeout{2000};
   int num_fetch_threads = 4;      // prompts that are fetched at one time: a large one does not keep small ones waiting
   size_t max_publish_queued = 8;  // prompts waiting to be published; more are not published
-  size_t max_publish_calls = 16;  // Publish calls under way; more are refused
+  size_t max_publish_calls = 64;  // Publish calls under way; more are refused
   std::chrono::milliseconds publish_timeout{30000};  // of one put of a Publish call, the store's disk included
   // While nothing is queued or running: compute segments without a source by themselves, for later requests.
   bool canonical_prefill = true;
@@ -172,7 +172,7 @@ struct PrefillLoad {
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
-// Owns one engine thread, fetch threads and the two threads of its publisher. Submit, Publish and load may be called
+// Owns one engine thread, fetch threads and the threads of its publisher. Submit, Publish and load may be called
 // from any thread. Order: the request with the fewest tokens left runs first, but one that has waited kMaxDelay runs
 // before younger ones. What is published comes behind requests, unless it has waited several times as long. Segments
 // are computed in the background only while there is neither, and stop in front of the next layer when something comes.

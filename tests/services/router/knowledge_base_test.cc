@@ -61,6 +61,7 @@ class KnowledgeBaseTest : public ::testing::Test {
       cluster_ = std::make_unique<FakeCluster>(num_prefill, 1, store_address_);
       cluster_->options.knowledge_bases.cache.poll_interval = std::chrono::milliseconds(50);
       cluster_->options.knowledge_bases.publisher.retry_backoff = std::chrono::milliseconds(10);
+      cluster_->options.knowledge_bases.publisher.contexts_per_worker = 2;
     }
     return *cluster_;
   }
@@ -219,7 +220,8 @@ TEST_F(KnowledgeBaseTest, DocumentsThatBelongTogetherFillContextsInOrder) {
   EXPECT_THAT(refused.body, HasSubstr("long"));
 }
 
-// Every worker has two contexts, one to compute while one is stored, and none waits for those of another worker.
+// Every worker has a few contexts, here two, to compute while others are stored, and none waits for those of another
+// worker.
 TEST_F(KnowledgeBaseTest, WorkersComputeAFewContextsAtATime) {
   Serve(2);
   for (const auto& p : cluster_->prefill) p->HoldPublishes(true);
