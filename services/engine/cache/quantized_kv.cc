@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <bit>
 #include <cstring>
+#include <utility>
 
 #include "kernels/common/kv_pool.h"
 #include "services/base/check.h"
@@ -33,28 +34,65 @@ float FloatOf(bf16 x) { return kernels::ToFloat(x); }
 void Round(float x, float& to) { to = x; }
 void Round(float x, bf16& to) { to = kernels::ToBf16(x); }
 
-// Value i in the lower half of byte i, value i + group / 2 in the upper one.
-template <typename T>
-void QuantizeRow(const T* row, int32_t head_dim, int32_t group, std::byte* to) {
-  const int32_t half = group / 2;
+// 0 to 15, ties to even. A sum with 1.5 * 2^23 has no bits behind the point, and its last bits are the integer, for
+// |level| below 2^22: one step is 2^-24 of the minimum or more, and the minimum's rounding 2^-9 of it at most. In
+// integers because compilers keep branches for comparisons of floats, and std::nearbyint is a call without SSE4.1.
+int32_t Code(float level) {
+  constexpr float kNoFraction = 12582912.0f;
+  const int32_t rounded = std::bit_cast<int32_t>(level + kNoFraction) - std::bit_cast<int32_t>(kNoFraction);
+  return std::clamp(rounded, 0, kLevels - 1);
+}
+
+// Least and largest of `group` values: kLanes at a time, which the compiler turns into vectors.
+template <int32_t kLanes>
+std::pair<float, float> Bounds(const float* values, int32_t group) {
+  std::array<float, kLanes> low, high;
+  std::copy_n(values, kLanes, low.begin());
+  std::copy_n(values, kLanes, high.begin());
+  for (int32_t i = kLanes; i < group; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float value = values[static_cast<size_t>(i) + lane];
+      low[lane] = value < low[lane] ? value : low[lane];
+      high[lane] = value > high[lane] ? value : high[lane];
+    }
+  }
+  return {*std::min_element(low.begin(), low.end()), *std::max_element(high.begin(), high.end())};
+}
+
+// Value i in the lower half of byte i, value i + group / 2 in the upper one. kGroup: the group where the compiler is to
+// know it, else 0.
+template <int32_t kGroup, typename T>
+void QuantizeRow(const T* row, int32_t head_dim, int32_t any_group, std::byte* to) {
+  constexpr int32_t kLanes = kGroup != 0 && kGroup % 8 == 0 ? 8 : 1;
+  const int32_t group = kGroup != 0 ? kGroup : any_group, half = group / 2;
   std::byte* codes = to + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
   for (int32_t begin = 0; begin < head_dim; begin += group, to += sizeof(GroupScale), codes += half) {
-    float low = FloatOf(row[begin]), high = low;
-    for (int32_t i = 1; i < group; ++i) {
-      low = std::min(low, FloatOf(row[begin + i]));
-      high = std::max(high, FloatOf(row[begin + i]));
-    }
-    GroupScale scale{.minimum = kernels::ToBf16(low), .step = {}};
-    low = FloatOf(scale.minimum);
-    scale.step = kernels::ToBf16(std::max(0.0f, high - low) / (kLevels - 1));
+    std::array<float, kGroupMax> space;
+    float* const values = space.data();
+    for (int32_t i = 0; i < group; ++i) values[i] = FloatOf(row[begin + i]);
+    const auto [least, largest] = Bounds<kLanes>(values, group);
+    GroupScale scale{.minimum = kernels::ToBf16(least), .step = {}};
+    const float low = FloatOf(scale.minimum);
+    scale.step = kernels::ToBf16(std::max(0.0f, largest - low) / (kLevels - 1));
     const float step = FloatOf(scale.step);
-    const auto code_of = [&](int32_t i) {
-      if (!(step > 0)) return uint8_t{0};
-      const float level = std::nearbyint((FloatOf(row[begin + i]) - low) / step);
-      return static_cast<uint8_t>(std::clamp(level, 0.0f, kLevels - 1.0f));
-    };
     std::memcpy(to, &scale, sizeof(scale));
-    for (int32_t i = 0; i < half; ++i) codes[i] = std::byte{code_of(i)} | std::byte{code_of(i + half)} << 4;
+    if (!(step > 0)) {
+      std::memset(codes, 0, static_cast<size_t>(half));
+      continue;
+    }
+    for (int32_t i = 0; i < half; ++i) {
+      const int32_t lower = Code((values[i] - low) / step), upper = Code((values[i + half] - low) / step);
+      codes[i] = static_cast<std::byte>(lower | upper << 4);
+    }
+  }
+}
+
+template <typename T>
+void QuantizeRow(const T* row, int32_t head_dim, int32_t group, std::byte* to) {
+  if (group == kGroupMax) {
+    QuantizeRow<kGroupMax>(row, head_dim, group, to);
+  } else {
+    QuantizeRow<0>(row, head_dim, group, to);
   }
 }
 
