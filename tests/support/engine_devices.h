@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <random>
 #include <span>
 #include <string_view>
@@ -14,6 +15,12 @@
 #include "services/engine/model/model.h"
 
 namespace spl::test {
+
+// Whether the person who runs the tests wants those that can to run on a GPU: SPLICE_BACKEND is cuda.
+inline bool OnGpu() {
+  const char* const backend = std::getenv("SPLICE_BACKEND");
+  return backend != nullptr && std::string_view(backend) == "cuda";
+}
 
 // "cuda" (deterministic; an error where there is no GPU), "ref", or the CPU, with `num_ranks` of them.
 inline absl::StatusOr<engine::Devices> DevicesOf(std::string_view kind, int num_ranks = 1) {

@@ -60,10 +60,10 @@ std::pair<float, float> Bounds(const float* values, int32_t group) {
 }
 
 // Value i in the lower half of byte i, value i + group / 2 in the upper one. kGroup: the group where the compiler is to
-// know it, else 0.
+// know it, a multiple of 8, else 0.
 template <int32_t kGroup, typename T>
 void QuantizeRow(const T* row, int32_t head_dim, int32_t any_group, std::byte* to) {
-  constexpr int32_t kLanes = kGroup != 0 && kGroup % 8 == 0 ? 8 : 1;
+  constexpr int32_t kLanes = kGroup == 0 ? 1 : 8;
   const int32_t group = kGroup != 0 ? kGroup : any_group, half = group / 2;
   std::byte* codes = to + static_cast<size_t>(head_dim / group) * sizeof(GroupScale);
   for (int32_t begin = 0; begin < head_dim; begin += group, to += sizeof(GroupScale), codes += half) {

@@ -169,8 +169,7 @@ double SamKvPolicy::BudgetRatio(const ReuseLayout& layout) const {
   constexpr double kDefaultRatio = 0.15;
   constexpr int64_t kKeptTokens = 1024;  // docs/results/2026-11-23-short-prompts.md
   if (options_.budget_ratio != -1) return options_.budget_ratio;
-  int64_t tokens = 0;
-  for (const PositionRange& document : layout.reused) tokens += document.size();
+  const int64_t tokens = CountOf(layout.reused);
   if (tokens <= kKeptTokens) return 1;
   return std::max(kDefaultRatio, double{kKeptTokens} / static_cast<double>(tokens));
 }

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -166,8 +165,7 @@ struct Answer {
 class EnginesTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const char* const backend = std::getenv("SPLICE_BACKEND");
-    auto devices = test::DevicesOf(backend != nullptr ? backend : "cpu");
+    auto devices = test::DevicesOf(test::OnGpu() ? "cuda" : "cpu");
     ASSERT_TRUE(devices.ok()) << devices.status();
     auto model = Model::Load(test::kTinyModel, *std::move(devices));
     ASSERT_TRUE(model.ok()) << model.status();

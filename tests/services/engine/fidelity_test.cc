@@ -184,7 +184,7 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
     for (const Seen& s : seen_) {
       EXPECT_EQ(s.selector, name);
       EXPECT_LT(s.agreement.cosine, 1 - 1e-12) << name << ": compared with itself?";
-      EXPECT_GT(s.kept_mass, 0) << name;
+      EXPECT_GT(s.kept_mass, 0.05) << name;
       EXPECT_LT(s.kept_mass, 1) << name;
       cosine += s.agreement.cosine / static_cast<double>(seen_.size());
       kept += s.kept_mass / static_cast<double>(seen_.size());
@@ -196,9 +196,7 @@ TEST_F(DecodeFidelityTest, WatchingChangesNoAnswer) {
   for (const auto& [name, most] : {std::pair{"sparcas", 240}, {"quest", 240}, {"loopserve", 480}, {"streaming", 480}}) {
     const auto [cosine, kept] = watch(name, most);
     EXPECT_GT(cosine, 0.8) << name << ": the logits of another row?";
-    const auto [less_cosine, less_kept] = watch(name, 64);
-    EXPECT_LT(less_cosine, 1) << name;
-    EXPECT_LT(less_kept, kept) << name;
+    EXPECT_LT(watch(name, 64).second, kept) << name;
   }
 }
 

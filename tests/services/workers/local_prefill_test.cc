@@ -11,7 +11,8 @@ namespace {
 class LocalPrefillTest : public WorkersTest {
  protected:
   void SetUp() override {
-    if (OnGpu() && GetParam().device && GetParam().decode_ranks > 1) GTEST_SKIP() << "a rank has a GPU of its own";
+    if (test::OnGpu() && GetParam().device && GetParam().decode_ranks > 1)
+      GTEST_SKIP() << "a rank has a GPU of its own";
     local_prefill_.max_new_tokens = 2048;
     local_prefill_.kv_bytes = (GetParam().f32() ? 2 : 1) * (64 << 20);
     local_prefill_.slice_tokens = 64;

@@ -28,6 +28,7 @@
 #include "services/decode/decode_server.h"
 #include "services/prefill/prefill_server.h"
 #include "services/wire/convert.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
 
@@ -56,10 +57,6 @@ inline std::vector<Way> FewOf(size_t few, std::vector<Way> ways) {
 
 class WorkersTest : public ::testing::TestWithParam<Way> {
  protected:
-  static bool OnGpu() {
-    const char* backend = std::getenv("SPLICE_BACKEND");
-    return backend != nullptr && std::string_view(backend) == "cuda";
-  }
   static std::shared_ptr<const engine::Model> LoadOnce(int ranks, const std::string& head_classes = "none") {
     const bool device = GetParam().device, f32 = GetParam().f32();
     static std::map<std::tuple<bool, bool, int, std::string>, std::shared_ptr<const engine::Model>> models;
@@ -71,7 +68,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
       options.head_classes = head_classes;
       engine::Devices devices;
       for (int rank = 0; rank < ranks; ++rank) {
-        if (device && OnGpu())
+        if (device && test::OnGpu())
           devices.push_back(kernels::MakeCudaBackend({.deterministic = true}).value());
         else if (device)
           devices.push_back(std::make_shared<test::FakeDeviceBackend>(cpu));
