@@ -12,11 +12,13 @@ class CpuBackend final : public HostBackend {
 
   std::string name() const override { return "cpu"; }
   std::string description() const override {
-    const bool bf16 = options_.gemm == GemmCompute::kBF16 || (options_.gemm == GemmCompute::kAuto && CpuHasBf16Gemm());
-    return "cpu: " + std::string(CpuIsaName(DetectCpuIsa())) + ", GEMM " +
-           (!cpu::HaveOneDnn() ? "of our own in f32 (libsplice_onednn.so is not there: slower)"
-            : bf16             ? "by oneDNN in bf16 for bf16 weights, f32 otherwise"
-                               : "by oneDNN in f32");
+    const bool bf16 = options_.gemm != GemmCompute::kF32 && CpuHasBf16Gemm();
+    const bool one_dnn = DetectCpuIsa() >= CpuIsa::kAvx512 && cpu::HaveOneDnn();
+    return std::string("cpu: ") + std::string(CpuIsaName(DetectCpuIsa())) + ", products " +
+           (bf16 ? "of bf16 weights in bf16, others in f32 " : "in f32 ") +
+           (one_dnn                             ? "by oneDNN"
+            : DetectCpuIsa() >= CpuIsa::kAvx512 ? "of our own (libsplice_onednn.so is not there: slower)"
+                                                : "of our own");
   }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w) const override {

@@ -19,6 +19,8 @@
   [[maybe_unused]] static inline const Table& Table##For(CpuIsa isa) { \
     const CpuIsa best = DetectCpuIsa();                                \
     switch (isa < best ? isa : best) {                                 \
+      case CpuIsa::kAmx:                                               \
+      case CpuIsa::kAvx512Bf16:                                        \
       case CpuIsa::kAvx512:                                            \
         return avx512::name;                                           \
       case CpuIsa::kAvx2:                                              \

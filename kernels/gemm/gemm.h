@@ -43,8 +43,9 @@ struct LinearArgs {
   int64_t num_rows = 0;         // 0 is a no-op
 };
 
-// How the CPU variant multiplies. f32: weights are widened at load, products and sums in f32; a row's result is
-// bitwise independent of num_rows. bf16: x is rounded to bf16 (AMX or AVX512-BF16), sums in f32.
+// How the CPU variant multiplies; either way a row's result is bitwise independent of num_rows and of the number of
+// threads. f32: weights are widened at load, products and sums in f32. bf16: x is rounded to bf16 (AMX or AVX512-BF16),
+// sums in f32, in the instruction's order (gemm_bf16_isa.h).
 enum class GemmCompute : uint8_t { kAuto, kF32, kBF16 };
 
 namespace ref {
@@ -52,7 +53,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weigh
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& args);
 }  // namespace ref
 
-namespace cpu {  // oneDNN
+namespace cpu {  // bf16: our own; f32: oneDNN on AVX-512, our own elsewhere
 absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight, GemmCompute compute);
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& args);
 }  // namespace cpu

@@ -9,6 +9,7 @@
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/common/status.h"
+#include "kernels/gemm/gemm_bf16_cpu.h"
 #include "kernels/gemm/gemm_isa.h"
 #include "kernels/gemm/gemm_validate.h"
 
@@ -139,14 +140,18 @@ PanelWeight::PanelWeight(const WeightView& w)
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, GemmCompute compute) {
   if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
-  const bool use_bf16 =
-      compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm());
-  absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix = OneDnnMatrix::Pack(w, use_bf16 ? DType::kBF16 : DType::kF32);
-  if (matrix.ok()) {
-    return std::unique_ptr<LinearWeight>(std::make_unique<OneDnnWeight>(w, std::move(matrix).value()));
+  if (compute == GemmCompute::kBF16 && !CpuHasBf16Gemm()) {
+    return absl::UnimplementedError("PackLinear: this machine has no product of bf16 (AVX512-BF16, AMX)");
   }
-  if (matrix.status().code() != absl::StatusCode::kUnimplemented || compute == GemmCompute::kBF16) {
-    return matrix.status();
+  if (compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm())) {
+    return Bf16Weight::Pack(w);
+  }
+  if (DetectCpuIsa() >= CpuIsa::kAvx512) {
+    absl::StatusOr<std::unique_ptr<OneDnnMatrix>> matrix = OneDnnMatrix::Pack(w);
+    if (matrix.ok()) {
+      return std::unique_ptr<LinearWeight>(std::make_unique<OneDnnWeight>(w, std::move(matrix).value()));
+    }
+    if (matrix.status().code() != absl::StatusCode::kUnimplemented) return matrix.status();
   }
   return std::unique_ptr<LinearWeight>(std::make_unique<PanelWeight>(w));
 }
@@ -154,6 +159,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, Ge
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) {
   if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
   if (a.num_rows == 0) return absl::OkStatus();
+  if (const auto* w = dynamic_cast<const Bf16Weight*>(a.weight)) return RunBf16(ctx, a, *w);
   if (const auto* w = dynamic_cast<const OneDnnWeight*>(a.weight)) return RunOneDnn(ctx, a, *w);
   if (const auto* w = dynamic_cast<const PanelWeight*>(a.weight)) return RunPanels(ctx, a, *w);
   return InvalidCall("Linear: the weight was packed by another backend");

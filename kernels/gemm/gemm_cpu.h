@@ -1,4 +1,4 @@
-// The two forms of a CPU weight; gemm_cpu.cc chooses. Tests make either.
+// The f32 forms of a CPU weight (gemm_bf16_cpu.h has the bf16 one); gemm_cpu.cc chooses. Tests make any.
 #pragma once
 
 #include <memory>

@@ -42,12 +42,8 @@ dnnl::stream& Stream() {
   return stream;
 }
 
-memory::data_type TypeOf(DType dtype) {
-  return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
-}
-
-memory::desc RowMajor(int64_t rows, int64_t columns, memory::data_type type) {
-  return memory::desc({rows, columns}, type, memory::format_tag::ab);
+memory::desc RowMajor(int64_t rows, int64_t columns) {
+  return memory::desc({rows, columns}, memory::data_type::f32, memory::format_tag::ab);
 }
 
 absl::Status FromError(const char* what, const dnnl::error& e) {
@@ -57,11 +53,11 @@ absl::Status FromError(const char* what, const dnnl::error& e) {
 
 matmul::primitive_desc MatmulDesc(int64_t rows, const memory::desc& weight, bool bias) {
   const int64_t k = weight.dims()[0], n = weight.dims()[1];
-  const memory::desc x = RowMajor(rows, k, weight.data_type()), y = RowMajor(rows, n, memory::data_type::f32);
+  const memory::desc x = RowMajor(rows, k), y = RowMajor(rows, n);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (!bias) return matmul::primitive_desc(matmul::desc(x, weight, y), attr, Engine());
-  return matmul::primitive_desc(matmul::desc(x, weight, RowMajor(1, n, memory::data_type::f32), y), attr, Engine());
+  return matmul::primitive_desc(matmul::desc(x, weight, RowMajor(1, n), y), attr, Engine());
 }
 
 // A generated program with what a call needs to know about it. Stateless: threads share it.
@@ -76,8 +72,8 @@ struct Program {
 // least recently used one goes when the cache is full.
 class ProgramCache {
  public:
-  // rows, in_features, columns, column block, distance of column blocks, type, bias
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, bool>;
+  // rows, in_features, columns, column block, distance of column blocks, bias
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 
   template <typename Make>
   std::shared_ptr<const Program> Get(const Key& key, const Make& make) {
@@ -148,7 +144,6 @@ class Matrix final : public OneDnnMatrix {
   absl::Status Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
                         float* y) const override;
 
-  DType compute = DType::kF32;
   memory::desc layout;  // [in_features, out_features], blocked
   memory data;
   int64_t in_features = 0;
@@ -162,8 +157,7 @@ class Matrix final : public OneDnnMatrix {
     return part;
   }
   char* ColumnsAt(int64_t begin) const {
-    return static_cast<char*>(data.get_data_handle()) +
-           begin / block * stride * static_cast<int64_t>(DTypeBytes(compute));
+    return static_cast<char*>(data.get_data_handle()) + begin / block * stride * int64_t{sizeof(float)};
   }
 
   // Block by block, so that the widened copy stays small beside a weight of gigabytes.
@@ -181,12 +175,11 @@ class Matrix final : public OneDnnMatrix {
   }
 };
 
-absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& w, DType compute) try {
+absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& w) try {
   Stream();  // single-threaded from here on: the layout and the programs may depend on it
-  const memory::desc any({w.in_features, w.out_features}, TypeOf(compute), memory::format_tag::any);
+  const memory::desc any({w.in_features, w.out_features}, memory::data_type::f32, memory::format_tag::any);
   const matmul::primitive_desc desc = MatmulDesc(kOneDnnRowsMax, any, false);
   auto matrix = std::make_unique<Matrix>();
-  matrix->compute = compute;
   matrix->in_features = w.in_features;
   matrix->layout = desc.weights_desc();
   const auto& blocking = matrix->layout.data.format_desc.blocking;
@@ -207,21 +200,15 @@ absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& w, DType co
 
 absl::Status Matrix::Multiply(const float* x, int64_t num_rows, int64_t begin, int64_t num_columns, const float* bias,
                               float* y) const try {
-  thread_local Scratch scratch, rounded;
+  thread_local Scratch scratch;
   dnnl::stream& stream = Stream();
   const int64_t k = in_features;
-  const ProgramCache::Key key{num_rows, k, num_columns, block, stride, static_cast<int>(compute), bias != nullptr};
+  const ProgramCache::Key key{num_rows, k, num_columns, block, stride, bias != nullptr};
   BoundProgram& call = Bind(key, [&] {
     return std::make_shared<const Program>(MatmulDesc(num_rows, Columns(begin, num_columns), bias != nullptr));
   });
 
-  const void* input = x;
-  if (compute == DType::kBF16) {
-    auto* to = static_cast<bf16*>(rounded.Bytes(static_cast<size_t>(num_rows * k) * sizeof(bf16)));
-    for (int64_t i = 0; i < num_rows * k; ++i) to[i] = ToBf16(x[i]);
-    input = to;
-  }
-  call.Set(DNNL_ARG_SRC, input);
+  call.Set(DNNL_ARG_SRC, x);
   call.Set(DNNL_ARG_WEIGHTS, ColumnsAt(begin));
   call.Set(DNNL_ARG_DST, y);
   call.Set(DNNL_ARG_SCRATCHPAD, scratch.Bytes(call.program->scratch.get_size() + 64));
@@ -237,12 +224,12 @@ absl::Status Matrix::Multiply(const float* x, int64_t num_rows, int64_t begin, i
 }  // namespace spl::kernels::cpu
 
 extern "C" __attribute__((visibility("default"))) spl::kernels::cpu::OneDnnMatrix* splice_onednn_pack(
-    const char* build, const spl::kernels::WeightView& weight, spl::kernels::DType compute, absl::Status& error) {
+    const char* build, const spl::kernels::WeightView& weight, absl::Status& error) {
   if (std::strcmp(build, spl::kernels::PluginBuild()) != 0) {
     error = absl::FailedPreconditionError("libsplice_onednn.so is of another build than the program");
     return nullptr;
   }
-  auto matrix = spl::kernels::cpu::Pack(weight, compute);
+  auto matrix = spl::kernels::cpu::Pack(weight);
   error = matrix.status();
   return matrix.ok() ? matrix->release() : nullptr;
 }

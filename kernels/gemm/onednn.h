@@ -1,6 +1,6 @@
-// oneDNN as a single-core matrix product. Every call here runs on the calling thread alone: the pool of the context is
-// the only parallelism (a second, OpenMP, team would fight it for the cores), and a product that oneDNN splits over
-// threads by itself could sum in another order for another number of rows or threads.
+// oneDNN as a single-core matrix product in f32. Every call here runs on the calling thread alone: the pool of the
+// context is the only parallelism (a second, OpenMP, team would fight it for the cores), and a product that oneDNN
+// splits over threads by itself could sum in another order for another number of rows or threads.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/common/dtype.h"
 #include "kernels/gemm/gemm.h"
 
 namespace spl::kernels::cpu {
@@ -18,12 +17,12 @@ namespace spl::kernels::cpu {
 // the set of generated programs small (one per number of rows and shape).
 inline constexpr int64_t kOneDnnRowsMax = 128;
 
-// A weight in oneDNN's blocked layout. Thread-safe after construction.
+// A weight in oneDNN's blocked layout, widened to f32. Thread-safe after construction.
 class OneDnnMatrix {
  public:
-  // Unimplemented: oneDNN has no blocked product ("brgemm") for this type on this machine, or libsplice_onednn.so,
+  // Unimplemented: oneDNN has no blocked product ("brgemm") on this machine, or libsplice_onednn.so,
   // which brings oneDNN (40 MB, and the CPU backend alone needs it), is not there.
-  static absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& weight, DType compute);
+  static absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& weight);
   virtual ~OneDnnMatrix() = default;
 
   // Column slices begin at multiples of this.
@@ -40,7 +39,6 @@ bool HaveOneDnn();
 
 // What the plug-in exports.
 inline constexpr char kOneDnnPluginPack[] = "splice_onednn_pack";
-using OneDnnPluginPack = OneDnnMatrix* (*)(const char* build, const WeightView& weight, DType compute,
-                                           absl::Status& error);
+using OneDnnPluginPack = OneDnnMatrix* (*)(const char* build, const WeightView& weight, absl::Status& error);
 
 }  // namespace spl::kernels::cpu

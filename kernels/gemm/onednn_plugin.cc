@@ -18,10 +18,10 @@ OneDnnPluginPack Plugin() {
 
 bool HaveOneDnn() { return Plugin() != nullptr; }
 
-absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightView& weight, DType compute) {
+absl::StatusOr<std::unique_ptr<OneDnnMatrix>> OneDnnMatrix::Pack(const WeightView& weight) {
   if (Plugin() == nullptr) return absl::UnimplementedError("libsplice_onednn.so is not there");
   absl::Status error;
-  std::unique_ptr<OneDnnMatrix> matrix(Plugin()(PluginBuild(), weight, compute, error));
+  std::unique_ptr<OneDnnMatrix> matrix(Plugin()(PluginBuild(), weight, error));
   if (!error.ok()) return error;
   return matrix;
 }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <iostream>
+#include <string>
 #include <vector>
 
 #include "tests/kernels/support/kernel_test_util.h"
@@ -12,9 +14,19 @@ namespace {
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
 TEST(CpuFeatures, NamesRoundTrip) {
-  for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512}) EXPECT_EQ(ParseCpuIsa(CpuIsaName(isa)), isa);
+  for (const CpuIsa isa : kCpuIsas) EXPECT_EQ(ParseCpuIsa(CpuIsaName(isa)), isa);
   EXPECT_EQ(ParseCpuIsa("avx1024"), std::nullopt);
-  EXPECT_TRUE(!CpuHasBf16Gemm() || DetectCpuIsa() == CpuIsa::kAvx512);
+  EXPECT_EQ(CpuHasBf16Gemm(), DetectCpuIsa() >= CpuIsa::kAvx512Bf16);
+}
+
+// ./dev test shows this line: which variants a run of the tests covered.
+TEST(CpuFeatures, SaysWhichVariantsTheTestsRun) {
+  std::string names;
+  for (const auto& isas : {MachineIsas(), MachineBf16Isas()}) {
+    for (const CpuIsa isa : isas) names += std::string(" ") + std::string(CpuIsaName(isa));
+  }
+  std::cout << "CPU variants:" << names << std::endl;
+  EXPECT_FALSE(MachineIsas().empty());
 }
 
 TEST(Backend, BuffersAreZeroedAndAligned) {

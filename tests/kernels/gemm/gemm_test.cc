@@ -1,11 +1,14 @@
 #include "kernels/gemm/gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/gemm/gemm_bf16_cpu.h"
 #include "kernels/gemm/gemm_cpu.h"
+#include "kernels/gemm/gemm_validate.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {
@@ -89,9 +92,9 @@ TEST_P(PanelLinear, EqualsReferenceAndRowsAreIndependent) {
 INSTANTIATE_TEST_SUITE_P(Cpu, PanelLinear, ::testing::ValuesIn(MachineIsas()), IsaParam);
 
 // The prefill of a prompt in slices of any size, and its decoding row by row, must give the same bits.
-void ExpectRowsIndependent(GemmCompute compute, int64_t n, int64_t k) {
+void ExpectRowsIndependent(GemmCompute compute, int64_t n, int64_t k, CpuIsa isa = DetectCpuIsa()) {
   Random random(33);
-  TestContext one(DetectCpuIsa(), 1), two(DetectCpuIsa(), 2), five(DetectCpuIsa(), 5);
+  TestContext one(isa, 1), two(isa, 2), five(isa, 5);
   TestWeight w(random, n, k, DType::kBF16);
   const auto packed = cpu::PackLinear(w.view, compute);
   ASSERT_TRUE(packed.ok()) << packed.status();
@@ -120,20 +123,118 @@ TEST(Linear, RowsAreIndependentBitForBit) {
   }
 }
 
-TEST(Linear, Bf16ComputeIsCloseAndRowsAreIndependentWhereTheMachineHasIt) {
+TEST(Linear, Bf16IsRefusedWhereTheMachineHasNone) {
   Random random(34);
-  TestContext t(DetectCpuIsa());
   TestWeight w(random, 320, 384, DType::kBF16);
-  if (!CpuHasBf16Gemm()) {  // asked for and not there: an error, never another product
-    EXPECT_EQ(cpu::PackLinear(w.view, GemmCompute::kBF16).status().code(), absl::StatusCode::kUnimplemented);
-    return;
+  const auto packed = cpu::PackLinear(w.view, GemmCompute::kBF16);
+  if (CpuHasBf16Gemm()) {
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    TestContext without(CpuIsa::kAvx512);  // asked for and not there: an error, never another product
+    const std::vector<float> x(384);
+    std::vector<float> y(320);
+    EXPECT_EQ(cpu::Linear(without.ctx, {x.data(), packed->get(), nullptr, y.data(), 1}).code(),
+              absl::StatusCode::kUnimplemented);
+  } else {
+    EXPECT_EQ(packed.status().code(), absl::StatusCode::kUnimplemented);
   }
+}
+
+float FlushDenormal(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+float Fma(float a, float b, float c) { return FlushDenormal(std::fma(a, b, c)); }
+float Bf16At(std::span<const float> v, int64_t i) {
+  return i < static_cast<int64_t>(v.size()) ? FlushDenormal(ToFloat(ToBf16(v[i]))) : 0.0f;
+}
+
+// What gemm_bf16_isa.h says of the order of sums, for one row and one column. It knows of no other row.
+float Bf16Definition(CpuIsa isa, std::span<const float> x, std::span<const float> w) {
+  float sum = 0;
+  for (int64_t block = 0; block < static_cast<int64_t>(x.size()); block += cpu::kBf16DepthBlock) {
+    float even = 0, odd = 0;
+    for (int64_t k = block; k < block + cpu::kBf16DepthBlock; k += 2) {
+      if (isa == CpuIsa::kAmx) {
+        even = Fma(Bf16At(x, k), Bf16At(w, k), even);
+        odd = Fma(Bf16At(x, k + 1), Bf16At(w, k + 1), odd);
+      } else {
+        sum = Fma(Bf16At(x, k + 1), Bf16At(w, k + 1), sum);
+        sum = Fma(Bf16At(x, k), Bf16At(w, k), sum);
+      }
+    }
+    if (isa == CpuIsa::kAmx) sum = FlushDenormal(sum + FlushDenormal(even + odd));
+  }
+  return sum;
+}
+
+class Bf16Linear : public ::testing::TestWithParam<CpuIsa> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Bf16Linear);
+
+// Edges of tiles (16 rows, 16 columns, 32 depths), of panels, of groups (8 panels) and of depth parts (512, 2,048).
+TEST_P(Bf16Linear, IsItsDefinitionBitForBit) {
+  Random random(37);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {16, 32}, {17, 33}, {32, 512}, {33, 515}, {290, 64}, {65, 2047}, {48, 2081}, {31, 4500}}) {
+    for (DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
+      TestWeight w(random, n, k, dtype);
+      const auto packed = cpu::PackLinear(w.view, GemmCompute::kBF16);
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      std::vector<float> wide(n * k);
+      WidenWeight(w.view, 0, n * k, wide.data());
+      for (int64_t rows : {1, 2, 15, 16, 17, 31, 32, 33, 50, 1100}) {
+        if (rows > 50 && k < 2048) continue;  // more than the rows of one task, with sums that wait
+        std::vector<float> x = random.Normals(rows * k);
+        for (int i = 0; i < 4; ++i) x[random.Int(0, static_cast<int32_t>(x.size()) - 1)] = 1e-39f;
+        const std::vector<float> bias = random.Normals(n);
+        const float* b = rows % 2 == 0 ? bias.data() : nullptr;
+        TestContext t(GetParam(), random.Int(1, 4));
+        const std::vector<float> got = Multiply(t.ctx, **packed, x.data(), rows, b);
+        const int64_t step = std::max<int64_t>(1, rows * n * k / 1'000'000);
+        for (int64_t at = random.Int(0, static_cast<int32_t>(step) - 1); at < rows * n; at += step) {
+          const int64_t r = at / n, c = at % n;
+          float want = Bf16Definition(GetParam(), std::span(x).subspan(r * k, k), std::span(wide).subspan(c * k, k));
+          if (b != nullptr) want += b[c];
+          ASSERT_EQ(got[at], want) << "row " << r << " of " << rows << ", column " << c << " of " << n << ", depth "
+                                   << k << ", " << DTypeName(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Bf16Linear, IsCloseAndRowsAreIndependent) {
+  Random random(34);
+  TestContext t(GetParam());
+  TestWeight w(random, 320, 384, DType::kBF16);
   const auto packed = cpu::PackLinear(w.view, GemmCompute::kAuto);
   ASSERT_TRUE(packed.ok()) << packed.status();
   const std::vector<float> x = random.Normals(70 * 384);
   ExpectClose(Multiply(t.ctx, **packed, x.data(), 70), Want(w.view, x, 70, nullptr), DType::kBF16, "bf16");
-  ExpectRowsIndependent(GemmCompute::kBF16, 320, 384);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+           {320, 384}, {1024, 384}, {384, 1024}, {130, 100}, {48, 4096}, {320, 3000}}) {
+    ExpectRowsIndependent(GemmCompute::kBF16, n, k, GetParam());
+  }
 }
+
+// An infinity or NaN stays in its row; what lies in memory behind the last row or depth is not multiplied.
+TEST_P(Bf16Linear, InfinityAndNanStayInTheirRow) {
+  Random random(38);
+  TestContext t(GetParam(), 2);
+  constexpr int64_t kOut = 40, kIn = 70, kRows = 20;
+  TestWeight w(random, kOut, kIn, DType::kBF16);
+  const auto packed = cpu::PackLinear(w.view, GemmCompute::kBF16);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  std::vector<float> x = random.Normals(kRows * kIn);
+  const std::vector<float> clean = Multiply(t.ctx, **packed, x.data(), kRows);
+  x[3 * kIn + 5] = INFINITY;
+  x[18 * kIn + kIn - 1] = NAN;
+  const std::vector<float> got = Multiply(t.ctx, **packed, x.data(), kRows);
+  for (int64_t r = 0; r < kRows; ++r) {
+    if (r == 3 || r == 18) {
+      for (int64_t c = 0; c < kOut; ++c) EXPECT_FALSE(std::isfinite(got[r * kOut + c])) << r << ", " << c;
+    } else {
+      EXPECT_TRUE(BitwiseEqual(std::span(got).subspan(r * kOut, kOut), std::span(clean).subspan(r * kOut, kOut)));
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, Bf16Linear, ::testing::ValuesIn(MachineBf16Isas()), IsaParam);
 
 TEST(Linear, ThreadsShareAWeight) {
   Random random(35);

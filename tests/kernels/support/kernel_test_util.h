@@ -67,9 +67,19 @@ inline std::vector<std::byte> Encode(std::span<const float> values, DType dtype)
   return bytes;
 }
 
+// The instruction sets of this machine that have a variant of their own in every operation.
 inline std::vector<CpuIsa> MachineIsas() {
   std::vector<CpuIsa> isas;
   for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (isa <= DetectCpuIsa()) isas.push_back(isa);
+  }
+  return isas;
+}
+
+// Those that multiply bf16.
+inline std::vector<CpuIsa> MachineBf16Isas() {
+  std::vector<CpuIsa> isas;
+  for (CpuIsa isa : {CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
     if (isa <= DetectCpuIsa()) isas.push_back(isa);
   }
   return isas;

@@ -1,0 +1,188 @@
+#include "kernels/gemm/gemm_bf16_cpu.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/host_buffer.h"
+#include "kernels/common/parallel.h"
+#include "kernels/common/scratch.h"
+#include "kernels/gemm/gemm_validate.h"
+
+namespace spl::kernels::cpu {
+namespace {
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Read ahead of the last panel by the kernels: never used, but it must be mapped.
+constexpr size_t kSlackBytes = 32 << 10;
+
+// A group of panels over this much of the weight stays in the second-level cache (1 to 2 MiB a core since Ice Lake)
+// while all rows pass it, so that the weight itself is read from memory once.
+constexpr int64_t kGroupBytes = 1 << 20;
+// Depth blocks of a multiply: 32 rows of x over 512 depths are 32 KiB, which the first-level cache keeps for the next
+// panel of the group.
+constexpr int64_t kInnerBlocks = 16;
+// Depth blocks that a group covers: with 2,048 depths a panel is 128 KiB and eight of them are a group.
+constexpr int64_t kOuterBlocks = 64;
+constexpr int64_t kGroupPanels = kGroupBytes / (kOuterBlocks * 2 * kBf16TileElements * int64_t{sizeof(bf16)});
+// Rows that share one reading of a group when a weight is deeper than a group: their sums wait in scratch memory
+// between the parts of the depth, 1 KiB a row.
+constexpr int64_t kRowsOfTask = 1024;
+// A task that reads less than this takes less than 3 us, and is not worth handing to another core.
+constexpr int64_t kTaskBytesMin = 32 << 10;
+
+const Bf16GemmKernels* KernelsFor(CpuIsa isa) {
+#if defined(__x86_64__)
+  switch (std::min(isa, DetectCpuIsa())) {
+    case CpuIsa::kAmx:
+      return &amx::kBf16Gemm;
+    case CpuIsa::kAvx512Bf16:
+      return &avx512_bf16::kBf16Gemm;
+    default:
+      break;
+  }
+#endif
+  return nullptr;
+}
+
+struct Product {
+  const LinearArgs& args;
+  const Bf16Weight& weight;
+  const Bf16GemmKernels& kernels;
+  const bf16* x = nullptr;  // packed rows
+
+  int64_t row_stride() const { return weight.depth_blocks() * kBf16TileElements; }  // between row blocks
+
+  // Rows [row, row + num_rows), at most 32 and from a multiple of 16, times panels [panel, panel + num_panels) over
+  // depth blocks [begin, end).
+  void Multiply(int64_t row, int64_t num_rows, int64_t panel, int64_t num_panels, int64_t begin, int64_t end,
+                float* sums) const {
+    // One tile of rows reads each panel once, whatever the cut: there is none.
+    const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kInnerBlocks;
+    for (int64_t block = begin; block < end; block += blocks) {
+      kernels.multiply({.x = x + row / kBf16TileRows * row_stride() + block * kBf16TileElements,
+                        .x_stride = row_stride(),
+                        .num_rows = num_rows,
+                        .w = weight.panel(panel) + block * 2 * kBf16TileElements,
+                        .w_stride = weight.panel_elements(),
+                        .num_panels = num_panels,
+                        .depth_blocks = std::min(blocks, end - block),
+                        .add = block > 0,
+                        .sums = sums});
+    }
+  }
+
+  void Store(int64_t row, int64_t num_rows, int64_t panel, int64_t num_panels, const float* sums) const {
+    const int64_t n = weight.out_features();
+    for (int64_t p = 0; p < num_panels; ++p) {
+      const int64_t column = (panel + p) * kBf16PanelColumns;
+      kernels.store(sums + p * kBf16SumsOfPanel, num_rows, std::min(kBf16PanelColumns, n - column),
+                    args.bias == nullptr ? nullptr : args.bias + column, args.y + row * n + column, n);
+    }
+  }
+
+  // Rows [begin, end) times a group of panels. The depth is cut where the group would outgrow its cache.
+  void RunGroup(int64_t begin, int64_t end, int64_t panel, int64_t num_panels) const {
+    thread_local Scratch scratch;
+    const int64_t blocks = weight.depth_blocks();
+    const bool whole = blocks <= kOuterBlocks || end - begin <= kBf16RowsMax;
+    const int64_t waiting = whole ? 1 : CeilDiv(end - begin, kBf16RowsMax);  // row blocks whose sums are kept
+    float* sums = scratch.Floats(static_cast<size_t>(waiting * num_panels * kBf16SumsOfPanel));
+    const int64_t depth = whole ? blocks : kOuterBlocks;
+    for (int64_t block = 0; block < blocks; block += depth) {
+      const int64_t last = std::min(blocks, block + depth);
+      for (int64_t row = begin; row < end; row += kBf16RowsMax) {
+        const int64_t num_rows = std::min(kBf16RowsMax, end - row);
+        float* at = whole ? sums : sums + (row - begin) / kBf16RowsMax * num_panels * kBf16SumsOfPanel;
+        Multiply(row, num_rows, panel, num_panels, block, last, at);
+        if (last == blocks) Store(row, num_rows, panel, num_panels, at);
+      }
+    }
+  }
+};
+
+// Rows and panels of one task.
+struct Cut {
+  int64_t rows = 0;  // a multiple of 32, or all
+  int64_t panels = 0;
+};
+
+// Many rows: a group of panels a task, as many groups for every thread; fewer groups than threads: the rows are cut,
+// too. Few rows: reading the weight is the cost; two tasks a thread even out what the threads get of the memory.
+Cut CutProduct(int64_t num_rows, const Bf16Weight& w, int64_t threads) {
+  const int64_t panels = w.num_panels();
+  if (num_rows <= kBf16RowsMax) {
+    const int64_t worth = CeilDiv(kTaskBytesMin, w.panel_elements() * int64_t{sizeof(bf16)});
+    return {kBf16RowsMax, threads == 1 ? panels : std::max(worth, CeilDiv(panels, 2 * threads))};
+  }
+  const int64_t rounds = CeilDiv(panels, kGroupPanels * threads);
+  const Cut cut{kRowsOfTask, std::min(kGroupPanels, CeilDiv(panels, rounds * threads))};
+  const int64_t groups = CeilDiv(panels, cut.panels);
+  if (groups >= threads) return cut;
+  const int64_t rows = CeilDiv(num_rows, CeilDiv(threads, groups));
+  return {std::min(kRowsOfTask, CeilDiv(rows, kBf16RowsMax) * kBf16RowsMax), cut.panels};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LinearWeight>> Bf16Weight::Pack(const WeightView& view) {
+  std::unique_ptr<Bf16Weight> weight(new Bf16Weight(view));
+  const size_t bytes = static_cast<size_t>(weight->num_panels() * weight->panel_elements()) * sizeof(bf16);
+  absl::StatusOr<std::unique_ptr<Buffer>> data = AllocateHostBuffer(bytes + kSlackBytes);
+  if (!data.ok()) return data.status();
+  weight->data_ = std::move(data).value();
+  weight->Fill(view);
+  return std::unique_ptr<LinearWeight>(std::move(weight));
+}
+
+void Bf16Weight::Fill(const WeightView& view) {
+  const int64_t k = in_features();
+  std::vector<float> wide(static_cast<size_t>(k));
+  for (int64_t n = 0; n < out_features(); ++n) {
+    WidenWeight(view, n * k, k, wide.data());
+    const int64_t column = n % kBf16PanelColumns;
+    bf16* to = static_cast<bf16*>(data_->data()) + n / kBf16PanelColumns * panel_elements() +
+               column / 16 * kBf16TileElements + column % 16 * 2;
+    for (int64_t d = 0; d < k; ++d) {
+      const int64_t block = d / kBf16DepthBlock, in_block = d % kBf16DepthBlock;
+      to[block * 2 * kBf16TileElements + in_block / 2 * 32 + in_block % 2] = ToBf16(wide[static_cast<size_t>(d)]);
+    }
+  }
+}
+
+absl::Status RunBf16(const KernelContext& ctx, const LinearArgs& a, const Bf16Weight& w) {
+  const Bf16GemmKernels* kernels = KernelsFor(ctx.isa);
+  if (kernels == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("Linear: a weight packed in bf16, and no product of bf16 on ", std::string(CpuIsaName(ctx.isa))));
+  }
+  thread_local Scratch scratch;
+  const int64_t k = w.in_features(), row_blocks = CeilDiv(a.num_rows, kBf16TileRows);
+  Product product{.args = a, .weight = w, .kernels = *kernels};
+  auto* x = static_cast<bf16*>(scratch.Bytes(static_cast<size_t>(row_blocks * product.row_stride()) * sizeof(bf16)));
+  product.x = x;
+  const int64_t blocks_at_once = std::max<int64_t>(1, (int64_t{1} << 16) / (k * kBf16TileRows));
+  ParallelRows(ctx, row_blocks, blocks_at_once, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b * kBf16TileRows;
+      kernels->pack_rows(a.x + row * k, std::min(kBf16TileRows, a.num_rows - row), k, x + b * product.row_stride());
+    }
+  });
+
+  const Cut cut = CutProduct(a.num_rows, w, NumThreads(ctx));
+  const int64_t row_tasks = CeilDiv(a.num_rows, cut.rows), panel_tasks = CeilDiv(w.num_panels(), cut.panels);
+  // The row tasks of the same panels follow each other: the second finds them in a cache that cores share.
+  ParallelTasks(ctx, panel_tasks * row_tasks, [&](int64_t task) {
+    const int64_t row = task % row_tasks * cut.rows, row_end = std::min(a.num_rows, row + cut.rows);
+    const int64_t panel = task / row_tasks * cut.panels, panel_end = std::min(w.num_panels(), panel + cut.panels);
+    for (int64_t p = panel; p < panel_end; p += kGroupPanels) {
+      product.RunGroup(row, row_end, p, std::min(kGroupPanels, panel_end - p));
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace spl::kernels::cpu
