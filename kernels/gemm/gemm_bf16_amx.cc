@@ -33,10 +33,12 @@ void Configure(int64_t num_rows) {
 constexpr int kLine = 64;  // bytes of a tile's row
 constexpr int kSumsLine = kBf16PanelColumns * sizeof(float);
 
-// One panel. Two tiles of rows: four products for four loads, which two load ports serve in half of their time. One
-// tile of rows: few rows, and reading the weight is the cost; what comes is asked for ahead.
+// One panel. Two tiles of rows: four products for four loads, which two load ports serve in half of their time; every
+// step also asks for a part of the rows that come next. One tile of rows: few rows, and reading the weight is the cost.
 template <bool kTwoRowTiles>
-void MultiplyPanel(const Bf16Block& b, const bf16* w, float* sums) {
+void MultiplyPanel(const Bf16Block& b, int64_t panel) {
+  const bf16* w = b.w + panel * b.w_stride;
+  float* sums = b.sums + panel * kBf16SumsOfPanel;
   float* low = sums + kBf16TileRows * kBf16PanelColumns;  // rows 16 and up
   if (b.add) {
     _tile_loadd(0, sums, kSumsLine);
@@ -51,28 +53,25 @@ void MultiplyPanel(const Bf16Block& b, const bf16* w, float* sums) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  const bf16 *x0 = b.x, *x1 = b.x + b.x_stride;
+  const bf16* x = b.x;
+  const auto* next = reinterpret_cast<const char*>(b.next_x);
+  const int64_t lines = 2 * kBf16TileRows, begin = panel * lines / b.num_panels,
+                end = next == nullptr ? begin : (panel + 1) * lines / b.num_panels;
   for (int64_t block = 0; block < b.depth_blocks; ++block) {
-    if (!kTwoRowTiles) {
-      constexpr int64_t kAheadElements = 8 * 2 * kBf16TileElements;  // 16 KiB
-#pragma GCC unroll 32
-      for (int line = 0; line < 32; ++line) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAheadElements) + line * kLine, _MM_HINT_T0);
-      }
-    }
-    _tile_loadd(6, w, kLine);
-    _tile_loadd(4, x0, kLine);
+    _tile_stream_loadd(6, w, kLine);
+    _tile_loadd(4, x, kLine);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + kBf16TileElements, kLine);
+    _tile_stream_loadd(7, w + kBf16TileElements, kLine);
     _tile_dpbf16ps(1, 4, 7);
     if (kTwoRowTiles) {
-      _tile_loadd(5, x1, kLine);
+      _tile_loadd(5, x + kBf16TileElements, kLine);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      for (int64_t line = begin; line < end; ++line) _mm_prefetch(next + line * kLine, _MM_HINT_T1);
+      next += lines * kLine;
     }
-    w += 2 * kBf16TileElements;
-    x0 += kBf16TileElements;
-    x1 += kBf16TileElements;
+    w += kBf16PairElements;
+    x += kBf16PairElements;
   }
   _tile_stored(0, sums, kSumsLine);
   _tile_stored(1, sums + 16, kSumsLine);
@@ -86,9 +85,9 @@ void Multiply(const Bf16Block& b) {
   Configure(b.num_rows);
   for (int64_t p = 0; p < b.num_panels; ++p) {
     if (b.num_rows > kBf16TileRows) {
-      MultiplyPanel<true>(b, b.w + p * b.w_stride, b.sums + p * kBf16SumsOfPanel);
+      MultiplyPanel<true>(b, p);
     } else {
-      MultiplyPanel<false>(b, b.w + p * b.w_stride, b.sums + p * kBf16SumsOfPanel);
+      MultiplyPanel<false>(b, p);
     }
   }
   _tile_release();  // tiles in use cost every switch of threads 8 KiB

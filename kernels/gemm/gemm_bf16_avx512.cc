@@ -18,8 +18,7 @@ void MultiplyRows(const Bf16Block& b, int64_t row, const int32_t* w, float* sums
   const auto* x = reinterpret_cast<const int32_t*>(b.x);
   const int32_t* rows[kRows];
   for (int r = 0; r < kRows; ++r) {
-    const int64_t at = row + r;
-    rows[r] = x + at / kBf16TileRows * (b.x_stride / 2) + at % kBf16TileRows * kPairs;
+    rows[r] = x + (row + r) * kPairs;
   }
   __m512 c[kRows][2];
 #pragma GCC unroll 12
@@ -34,7 +33,7 @@ void MultiplyRows(const Bf16Block& b, int64_t row, const int32_t* w, float* sums
       const auto w1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile + kTileWords + pair * 16));
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
-        const auto xr = reinterpret_cast<__m512bh>(_mm512_set1_epi32(rows[r][block * kTileWords + pair]));
+        const auto xr = reinterpret_cast<__m512bh>(_mm512_set1_epi32(rows[r][block * 2 * kTileWords + pair]));
         c[r][0] = _mm512_dpbf16_ps(c[r][0], xr, w0);
         c[r][1] = _mm512_dpbf16_ps(c[r][1], xr, w1);
       }

@@ -21,7 +21,7 @@ class Bf16Weight final : public LinearWeight {
   const bf16* panel(int64_t index) const { return static_cast<const bf16*>(data_->data()) + index * panel_elements(); }
   int64_t num_panels() const { return (out_features() + kBf16PanelColumns - 1) / kBf16PanelColumns; }
   int64_t depth_blocks() const { return (in_features() + kBf16DepthBlock - 1) / kBf16DepthBlock; }
-  int64_t panel_elements() const { return depth_blocks() * 2 * kBf16TileElements; }
+  int64_t panel_elements() const { return depth_blocks() * kBf16PairElements; }
 
  private:
   explicit Bf16Weight(const WeightView& w) : LinearWeight(w.out_features, w.in_features) {}

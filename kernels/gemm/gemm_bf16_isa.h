@@ -2,7 +2,7 @@
 //
 // Layouts
 //   tile of rows     [16 rows][32 depths], bf16, 1 KiB: 16 rows of x over one block of depths
-//   packed rows      [row block][depth block] tiles; rows and depths past the end are 0
+//   packed rows      [row block][depth block][2] tiles of rows: 32 rows of x; rows and depths past the end are 0
 //   tile of columns  [16 depth pairs][16 columns][2], bf16, 1 KiB: the form that TDPBF16PS and VDPBF16PS read
 //   panel            [depth block][2] tiles of columns: 32 columns of the weight; 0 past its edges
 //   sums             [panel][32 rows][32 columns], f32
@@ -23,16 +23,17 @@ inline constexpr int64_t kBf16TileRows = 16;
 inline constexpr int64_t kBf16DepthBlock = 32;
 inline constexpr int64_t kBf16TileElements = kBf16TileRows * kBf16DepthBlock;
 inline constexpr int64_t kBf16PanelColumns = 32;
-inline constexpr int64_t kBf16RowsMax = 32;  // of one multiply: two tiles of rows
-inline constexpr int64_t kBf16SumsOfPanel = kBf16RowsMax * kBf16PanelColumns;
+inline constexpr int64_t kBf16RowBlock = 32;
+inline constexpr int64_t kBf16PairElements = 2 * kBf16TileElements;  // of one depth block: in packed rows, in a panel
+inline constexpr int64_t kBf16SumsOfPanel = kBf16RowBlock * kBf16PanelColumns;
 
 // A product of up to 32 rows with some panels over some depth blocks.
 struct Bf16Block {
-  const bf16* x = nullptr;  // packed rows, at the first depth block
-  int64_t x_stride = 0;     // elements from one row block to the next
-  int64_t num_rows = 0;     // [1, kBf16RowsMax]
-  const bf16* w = nullptr;  // panels, at the first depth block
-  int64_t w_stride = 0;     // elements from one panel to the next
+  const bf16* x = nullptr;       // a row block, at the first depth block
+  const bf16* next_x = nullptr;  // as x, of the rows that will be multiplied next, or null
+  int64_t num_rows = 0;          // [1, kBf16RowBlock]
+  const bf16* w = nullptr;       // panels, at the first depth block
+  int64_t w_stride = 0;          // elements from one panel to the next
   int64_t num_panels = 0;
   int64_t depth_blocks = 0;
   bool add = false;       // to sums, which are written otherwise
@@ -40,7 +41,7 @@ struct Bf16Block {
 };
 
 struct Bf16GemmKernels {
-  // Rounds x [num_rows, depth], num_rows in [1, 16], to packed rows of one block.
+  // Rounds x [num_rows, depth], num_rows in [1, 32], to packed rows of one block.
   void (*pack_rows)(const float* x, int64_t num_rows, int64_t depth, bf16* out);
   void (*multiply)(const Bf16Block& block);
   // y[r, 0 .. num_columns) = sums[r] (+ bias) for one panel; y_stride: elements between rows of y.

@@ -21,11 +21,11 @@ inline __m512i RoundToBf16(const float* x, int64_t n) {
 
 void PackBf16Rows(const float* x, int64_t num_rows, int64_t depth, bf16* out) {
   for (int64_t k = 0; k < depth; k += kBf16DepthBlock) {
-    bf16* tile = out + k / kBf16DepthBlock * kBf16TileElements;
+    bf16* tile = out + k / kBf16DepthBlock * kBf16PairElements;
     for (int64_t r = 0; r < num_rows; ++r) {
       _mm512_storeu_si512(tile + r * kBf16DepthBlock, RoundToBf16(x + r * depth + k, depth - k));
     }
-    for (int64_t r = num_rows; r < kBf16TileRows; ++r) {
+    for (int64_t r = num_rows; r < kBf16RowBlock; ++r) {
       _mm512_storeu_si512(tile + r * kBf16DepthBlock, _mm512_setzero_si512());
     }
   }
