@@ -19,7 +19,7 @@ QueryWindow WindowOf(const QueryWindowArgs& a, const SelectingSequence& s) {
           .group = a.shape.num_qo_heads / a.shape.num_kv_heads,
           .window = a.window,
           .budget = s.budget,
-          .query_dtype = DType::kF32,
+          .query_dtype = a.q.dtype,
           .page_bytes = a.pool.page_bytes()};
 }
 
@@ -82,6 +82,7 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
 
 absl::Status ChooseByQueryWindow(const QueryWindowArgs& a, const ScoreStream& score) {
   if (absl::Status s = ValidateQueryWindow(a); !s.ok()) return s;
+  if (a.q.dtype != DType::kF32) return InvalidCall(kOp, ": q is not f32, as the host computes");
   // The number of compact pages does not depend on that of candidates, and was looked at.
   absl::Status listed =
       ValidateListedStreams(kOp, a.sequences, a.pool, a.shape.num_kv_heads, [](int32_t) { return int64_t{0}; });

@@ -37,8 +37,8 @@ struct QueryWindow {
   int32_t group = 0;   // query heads of a KV head
   int32_t window = 0;  // queries that are kept, in [1, kQueryWindowMax]
   int32_t budget = 0;
-  DType query_dtype = DType::kF32;
-  size_t page_bytes = 0;  // of the pool
+  DType query_dtype = DType::kF32;  // of QueryWindowArgs::q
+  size_t page_bytes = 0;            // of the pool
 
   int64_t rows_per_page() const { return static_cast<int64_t>(page_bytes / (DTypeBytes(query_dtype) * head_dim)); }
   int64_t query_pages() const { return (int64_t{window} * group + rows_per_page() - 1) / rows_per_page(); }

@@ -14,7 +14,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeInner(DecodeOptions options, const ModelConfig& config) {
   if (options.selector.empty() || options.selector == "auto") options.selector = "dense";
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
-  if (options.selector == "dense") inner.reset();
+  if (inner->name() == "dense") inner.reset();
   return inner;
 }
 

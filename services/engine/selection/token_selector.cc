@@ -31,6 +31,15 @@ void FillDefaults(DecodeOptions& options) {
   if (options.recent < 0) options.recent = options.selector == "sparcas" ? 64 : 16;
 }
 
+// Whether some head may attend to less than it could. By the model alone: whatever classes a sequence has, and whatever
+// heads are restored later, the selector stays of one kind, and so do its compact pages.
+bool LeavesOutAnything(const DecodeOptions& options, const ModelConfig& config) {
+  for (int32_t layer = options.dense_layers; layer < config.num_layers; ++layer) {
+    if (config.visibility(layer).rule == kernels::VisibilityRule::kFull) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
@@ -121,6 +130,9 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
   SPLICE_RETURN_IF_ERROR(ValidateDecodeOptions(options, config));
   FillDefaults(options);
   const std::string& name = options.selector;
+  const bool leaves_out = LeavesOutAnything(options, config);
+  if (!leaves_out && (name == "sparcas" || name == "loopserve" || name == "quest"))
+    options.selector = classes == nullptr ? "dense" : "head_classes";
   if (name == "sparcas") return std::make_unique<SparCasSelector>(config, std::move(classes), options);
   if (name == "loopserve") return std::make_unique<LoopServeSelector>(config, std::move(classes), options);
   if (name == "quest") return std::make_unique<QuestSelector>(config, std::move(classes), options);
@@ -137,6 +149,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
           "decode selector '{}' needs all of the KV, but behind this reuse policy local heads only keep their "
           "window: set full_kv, or leave the selector out",
           name);
+    if (!leaves_out) return std::make_unique<DenseSelector>(config);
     if (name == "streaming") return std::make_unique<StreamingSelector>(config, options);
     if (name == "snapkv") return std::make_unique<SnapKvSelector>(config, options);
     if (name == "adakv") return std::make_unique<AdaKvSelector>(config, options);

@@ -90,8 +90,9 @@ class TokenSelector {
 };
 
 // By name; "" and "auto" choose the best selector that this build has for a sequence with these head classes, or null:
-// with none. Unimplemented for an unknown one. InvalidArgument: one that needs what a sequence with head classes does
-// not keep, classes that there are not, or options out of range.
+// with none. Options that leave no layer to choose in (decode_dense_layers) choose `dense` or `head_classes`, too: that
+// is what is decoded, and what receipts say. Unimplemented for an unknown one. InvalidArgument: one that needs what a
+// sequence with head classes does not keep, classes that there are not, or options out of range.
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& options,
                                                                  const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes);

@@ -233,6 +233,27 @@ TEST_P(QueryWindowTest, BadArgumentsAreNamed) {
   }
 }
 
+// A device keeps queries in the type that they have: of bf16 they take half of the pages, and no more are asked for.
+TEST(QueryWindowTables, QueriesOfTwoBytesNeedHalfOfThePages) {
+  const SelectingShape shape{1, 4, 64, 16, DType::kBF16};
+  constexpr int32_t kWindow = 64, kBudget = 32;
+  QueryWindow layout = LayoutOf(shape, kWindow, kBudget);
+  const int64_t wide = layout.num_pages();
+  layout.query_dtype = DType::kBF16;
+  const int64_t narrow = layout.num_pages();
+  ASSERT_LT(narrow, wide);
+  Random random(6);
+  const auto batch = MakeBatch(random, shape, {420}, kWindow, kBudget);
+  Call call(*batch, kWindow, 128);
+  std::vector<std::span<const int32_t>> compact;
+  for (const auto& table : call.views[0].compact_tables) compact.push_back(table.first(static_cast<size_t>(narrow)));
+  call.views[0].compact_tables = compact;
+  EXPECT_THAT(std::string(ValidateQueryWindow(call.args).message()), HasSubstr("compact_tables has"));
+  call.args.q = ConstActivations(batch->q().data(), DType::kBF16);
+  EXPECT_TRUE(ValidateQueryWindow(call.args).ok()) << ValidateQueryWindow(call.args);
+  EXPECT_THAT(std::string(cpu::ChooseByQueryWindow({}, call.args).message()), HasSubstr("q is not f32"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, QueryWindowTest, ::testing::ValuesIn(MachineIsas()), IsaParam);
 
 }  // namespace

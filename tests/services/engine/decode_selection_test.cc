@@ -465,6 +465,30 @@ TEST_F(DecodeSelectionTest, PromptSelectorsOfShortPromptsAreDense) {
   }
 }
 
+// Where no layer is left to choose in, nothing is chosen, listed or kept beside the KV: the answer is the dense one.
+TEST_F(DecodeSelectionTest, WithEveryLayerDenseTheAnswerIsDense) {
+  std::mt19937 random = SeededRandom("every layer dense");
+  const auto prompt = RandomPrompt(random, 300);
+  const Answer dense = Local(prompt, "dense", 30);
+  Start();
+  const int64_t free = decode_pool_->num_free();
+  for (const char* name : {"snapkv", "adakv", "h2o", "sparcas", "quest", "loopserve", "streaming"}) {
+    DecodeOptions options = Selector(name, 64);
+    options.dense_layers = model_->config().num_layers;
+    const auto selector = MakeTokenSelector(options, model_->config(), nullptr);
+    ASSERT_TRUE(selector.ok()) << selector.status();
+    EXPECT_EQ((*selector)->name(), "dense") << name;
+    EXPECT_FALSE(CompactNeedsOf(**selector, *model_, 300).has_value()) << name;
+    EXPECT_EQ(Local(prompt, options, 30), dense) << name;
+    selection_ = options;
+    const auto outcome = Submit(prompt, WithLogprobs(30));
+    ASSERT_TRUE(outcome->Wait());
+    ASSERT_TRUE(outcome->status.ok()) << name << ": " << outcome->status;
+    EXPECT_EQ(outcome->tokens[0], dense.tokens) << name;
+  }
+  EXPECT_EQ(decode_pool_->num_free(), free);
+}
+
 // On every kind of device, and over ranks: answers within the budget are dense bit by bit, longer ones are not, and
 // what is chosen does not depend on how steps were recorded before.
 class DecodeDevicesTest : public testing::TestWithParam<std::string> {
@@ -526,6 +550,22 @@ TEST_P(DecodeDevicesTest, BudgetsBeyondTheContextAreDense) {
     if (std::string(name) != "loopserve") continue;
     // Its first choice is for the token behind the window.
     EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + 16 * 3, chosen.logprobs.begin()));
+  }
+}
+
+// Whatever the window, a step finds the pages that were made for it: queries lie there in the type that they have.
+TEST_P(DecodeDevicesTest, WindowsOfEverySizeFindTheirPages) {
+  std::mt19937 random = SeededRandom("windows");
+  std::vector<int32_t> prompt(420);
+  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 500);
+  const Answer dense = Run(prompt, "dense", 140);
+  for (const int32_t window : {1, 33, 64, 128}) {
+    DecodeOptions options = Selector("loopserve", 96);
+    options.window = window;
+    const Answer chosen = Run(prompt, options, 140);
+    ASSERT_EQ(chosen.tokens.size(), 140u) << window;
+    EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + window * 3, chosen.logprobs.begin()));
+    EXPECT_NE(chosen.logprobs, dense.logprobs) << window;
   }
 }
 
