@@ -241,7 +241,10 @@ absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, P
   const absl::Status posted = sender_->Send(kv->pool(), {pages.local, pages.remote}, pages.crcs.data(), lease_end_,
                                             [weak = weak_from_this(), kv](const absl::Status& status) {
                                               const auto self = weak.lock();
-                                              if (self != nullptr && !status.ok()) self->Fail(status);
+                                              if (self == nullptr || status.ok()) return;
+                                              if (absl::IsDeadlineExceeded(status))
+                                                self->worker_.metrics().failures_lease.Increment();
+                                              self->Fail(status);
                                             });
   if (!posted.ok()) worker_.metrics().failures_lost.Increment();
   return posted;
