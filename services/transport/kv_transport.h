@@ -128,7 +128,7 @@ class KvTransport {
   // Connections that were opened at this transport before `opened_before` and over which the channel with that
   // local_address may still write its memory. None left proves that no write of the channel can arrive, if one was
   // there before: that of a live peer counts until the peer has closed it behind its last write, that of a dead one
-  // until the kernel has closed it.
+  // until the kernel has closed it. An empty address: those of all peers.
   struct WriterConnections {
     size_t over_network = 0;  // CutWriter ends them
     size_t mapped = 0;        // the peer has the memory mapped: only the peer's own close, or its death, ends them

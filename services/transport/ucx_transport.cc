@@ -322,7 +322,7 @@ KvTransport::WriterConnections UcxTransport::ConnectionsOf(const std::string& ch
   WriterConnections found;
   std::lock_guard lock(mutex_);
   for (const auto& [ep, peer] : accepted_) {
-    if (peer.address == channel_address && peer.opened < opened_before)
+    if ((channel_address.empty() || peer.address == channel_address) && peer.opened < opened_before)
       ++(peer.maps ? found.mapped : found.over_network);
   }
   return found;
