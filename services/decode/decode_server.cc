@@ -88,6 +88,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
 
   DecodeServiceOptions service_options = options.service;
   service_options.leases.tls = options.tls;
+  service_options.transport = server->transport_.get();
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, server->landing_.get(), endpoint,

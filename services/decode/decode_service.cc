@@ -104,7 +104,8 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       options_(options),
       endpoint_(endpoint),
       leases_of_heads_(options.leases, endpoint.worker_id(), endpoint.epoch()),
-      tickets_(options.max_tickets),
+      fence_(options.transport, {.tls = options.leases.tls}),
+      tickets_(options.max_tickets, &fence_),
       landing_(options.max_tickets),
       running_(metrics.Gauge(metric::kNumRequestsRunning, "Sequences being decoded.")),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Sequences reserved or waiting for a place in the batch.")),
@@ -113,6 +114,10 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free.")),
       pages_quarantined_(
           metrics.Gauge("splice_kv_tickets_quarantined", "Given-up tickets whose writer is not known to be quiet.")),
+      tickets_stuck_(metrics.Gauge("splice_kv_tickets_stuck",
+                                   "Quarantined tickets whose writer neither answers nor can be cut off.")),
+      writers_cut_(metrics.Counter("splice_kv_writers_cut_total",
+                                   "KV connections torn down because their prefill worker did not answer.")),
       generated_tokens_(metrics.Counter(metric::kGenerationTokensTotal, "Tokens decoded.")),
       bytes_in_(metrics.Counter(metric::kKvTransferBytesTotal, "KV bytes transferred.", {{"direction", "in"}})),
       checksum_failures_(
@@ -137,6 +142,7 @@ void DecodeService::Stop() {
   landing_.Close();
   if (landing_thread_.joinable()) landing_thread_.join();
   tickets_.Stop(absl::UnavailableError("the decode worker is stopping"));
+  fence_.Stop();
   leases_of_heads_.Stop();
 }
 
@@ -160,6 +166,9 @@ void DecodeService::UpdateGauges() {
   pages_used_.Set(used);
   leases_.Set(static_cast<double>(counts.reserved + counts.quarantined));
   pages_quarantined_.Set(static_cast<double>(counts.quarantined));
+  tickets_stuck_.Set(static_cast<double>(counts.stuck));
+  if (const double behind = static_cast<double>(counts.cut_total) - writers_cut_.Value(); behind > 0)
+    writers_cut_.Increment(behind);
   if (const double behind = static_cast<double>(counts.expired_total) - expired_.Value(); behind > 0)
     expired_.Increment(behind);
 }
@@ -279,6 +288,8 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl
                                       : std::min(options_.max_ttl, std::chrono::milliseconds(request.ttl_ms()));
 
+  ticket->writer = fence_.Note(request.writer(), ticket->ttl);
+  response.set_channel_id(request.writer().channel_id());
   const std::vector<int32_t> pages = ticket->kv->AllPages();
   response.set_ticket_id(ticket->id.ToBytes());
   response.mutable_page_ids()->Assign(pages.begin(), pages.end());

@@ -14,6 +14,7 @@
 #include "services/base/trace.h"
 #include "services/decode/head_lease_client.h"
 #include "services/decode/ticket_table.h"
+#include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
 #include "services/local_prefill/local_prefill.h"
 #include "spl/v1/decode.grpc.pb.h"
@@ -25,6 +26,7 @@ struct DecodeServiceOptions {
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
   HeadLeaseOptions leases;
+  transport::KvTransport* transport = nullptr;  // on which the pool is registered; outlives the service
 };
 
 // Borrows engine, pool and metrics. gRPC threads only validate and enqueue; one landing thread verifies checksums.
@@ -90,6 +92,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;
   HeadLeaseClient leases_of_heads_;
+  WriterFence fence_;
   TicketTable tickets_;
   BoundedQueue<LandingTask> landing_;
   std::thread landing_thread_;
@@ -104,6 +107,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Gauge& leases_;
   prometheus::Gauge& pages_used_;
   prometheus::Gauge& pages_quarantined_;
+  prometheus::Gauge& tickets_stuck_;
+  prometheus::Counter& writers_cut_;
   prometheus::Counter& generated_tokens_;
   prometheus::Counter& bytes_in_;
   prometheus::Counter& checksum_failures_;

@@ -1,5 +1,6 @@
 #include "services/decode/ticket_table.h"
 
+#include <utility>
 #include <vector>
 
 #include "services/base/check.h"
@@ -10,6 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kExpireEvery{200};
+constexpr std::chrono::seconds kAskEvery{2};
 
 absl::Status UnknownTicket() {
   return absl::NotFoundError("the ticket is unknown: it has expired, was released, or belongs to an earlier process");
@@ -21,7 +23,8 @@ absl::Status OtherGeneration() {
 
 }  // namespace
 
-TicketTable::TicketTable(size_t max_tickets) : max_tickets_(max_tickets), thread_([this] { ExpireLoop(); }) {}
+TicketTable::TicketTable(size_t max_tickets, WriterProofs* proofs)
+    : max_tickets_(max_tickets), proofs_(proofs), thread_([this] { ExpireLoop(); }) {}
 
 TicketTable::~TicketTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
 
@@ -34,6 +37,7 @@ absl::StatusOr<uint64_t> TicketTable::Add(std::unique_ptr<Ticket> ticket) {
   const uint64_t generation = next_generation_++;
   ticket->generation = generation;
   ticket->expires = Clock::now() + ticket->ttl;
+  ticket->ask_at = ticket->expires;
   const RandomId id = ticket->id;
   tickets_.emplace(id, std::move(ticket));
   return generation;
@@ -131,11 +135,13 @@ void TicketTable::WaitIdle(Clock::time_point deadline) const {
 }
 
 TicketCounts TicketTable::CountLocked() const {
-  TicketCounts counts{.expired_total = expired_total_};
+  TicketCounts counts{.expired_total = expired_total_, .cut_total = cut_total_};
+  const auto now = Clock::now();
   for (const auto& [id, ticket] : tickets_) {
     if (ticket->state == TicketState::kReserved || ticket->state == TicketState::kLanding) ++counts.reserved;
     if (ticket->state == TicketState::kRunning) ++counts.running;
     if (ticket->state == TicketState::kQuarantined) ++counts.quarantined;
+    if (ticket->state == TicketState::kQuarantined && now >= ticket->expires + ticket->ttl + kAskEvery) ++counts.stuck;
   }
   return counts;
 }
@@ -147,33 +153,61 @@ void TicketTable::ExpireLoop() {
     if (stopping_) return;
     lock.unlock();
     ExpireOnce(Clock::now());
+    LookForProofs(Clock::now());
     lock.lock();
   }
 }
 
 void TicketTable::ExpireOnce(Clock::time_point now) {
-  std::vector<std::unique_ptr<Ticket>> gone;
   std::vector<std::shared_ptr<TokenStream>> ended;
   {
     std::lock_guard lock(mutex_);
-    for (auto it = tickets_.begin(); it != tickets_.end();) {
-      Ticket& ticket = *it->second;
-      if (ticket.state == TicketState::kReserved && now >= ticket.expires) {
-        ticket.state = TicketState::kQuarantined;
-        changed_.notify_all();
-        ++expired_total_;
-        ended.push_back(ticket.stream);
-      }
-      if (ticket.state == TicketState::kQuarantined && now >= ticket.expires + ticket.ttl) {
-        gone.push_back(std::move(it->second));
-        it = tickets_.erase(it);
-      } else {
-        ++it;
-      }
+    for (auto& [id, ticket] : tickets_) {
+      if (ticket->state != TicketState::kReserved || now < ticket->expires) continue;
+      ticket->state = TicketState::kQuarantined;
+      changed_.notify_all();
+      ++expired_total_;
+      ended.push_back(ticket->stream);
     }
   }
   for (const auto& stream : ended)
     stream->End(absl::DeadlineExceededError("the ticket expired before the prompt's KV was committed"));
+}
+
+void TicketTable::LookForProofs(Clock::time_point now) {
+  if (proofs_ == nullptr) return;
+  std::vector<std::unique_ptr<Ticket>> gone;
+  std::vector<std::pair<RandomId, uint64_t>> to_ask;
+  std::vector<TicketWriter> writers;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = tickets_.begin(); it != tickets_.end();) {
+      Ticket& ticket = *it->second;
+      if (ticket.state == TicketState::kQuarantined && proofs_->Gone(ticket.writer)) {
+        gone.push_back(std::move(it->second));
+        it = tickets_.erase(it);
+        continue;
+      }
+      if (ticket.state == TicketState::kQuarantined && now >= ticket.ask_at) {
+        ticket.ask_at = now + kAskEvery;
+        to_ask.emplace_back(ticket.id, ticket.generation);
+        writers.push_back(ticket.writer);
+      }
+      if (ticket.state == TicketState::kQuarantined && now >= ticket.expires + ticket.ttl && !ticket.cut &&
+          proofs_->Cut(ticket.writer)) {
+        ticket.cut = true;
+        ++cut_total_;
+      }
+      ++it;
+    }
+    if (!gone.empty()) changed_.notify_all();
+  }
+  for (size_t i = 0; i < to_ask.size(); ++i) {
+    const auto [id, generation] = to_ask[i];
+    (void)proofs_->Ask(writers[i], id, [this, id, generation] {
+      Release(id, generation, true, absl::CancelledError("its writer is quiet"));
+    });
+  }
 }
 
 void TicketTable::Stop(const absl::Status& why) {

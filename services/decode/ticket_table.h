@@ -14,14 +14,15 @@
 #include "absl/status/statusor.h"
 #include "services/base/ids.h"
 #include "services/decode/token_stream.h"
+#include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
 
 namespace spl::decode {
 
 // A ticket's way: kReserved → kLanding (commit is being verified) → kRunning → gone; or from kReserved → kQuarantined
-// (given up, but its writer may still write) → gone. Pages return to the pool only from kRunning's end, or when the
-// writer is known to be quiet, or when the writer's lease has run out for good (expiry plus one more ttl: a prefill
-// worker starts no write after the ttl it was given).
+// (given up, but its writer may still write) → gone. Pages return to the pool only from kRunning's end, or when it is
+// proved that nothing can be written to them any more: the writer said so, or its channel is gone. Time proves nothing:
+// a writer that was paused in front of a write does not know how long.
 enum class TicketState : uint8_t { kReserved, kLanding, kRunning, kQuarantined };
 
 struct Ticket {
@@ -31,8 +32,11 @@ struct Ticket {
   TicketState state = TicketState::kReserved;
   std::chrono::steady_clock::time_point expires;
   std::chrono::milliseconds ttl{0};
-  std::unique_ptr<engine::SequenceKv> kv;       // moves to the engine when running
-  std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null without, or when it was full
+  TicketWriter writer;
+  std::chrono::steady_clock::time_point ask_at;  // the table's: when its writer is asked next
+  bool cut = false;                              // the table's: its writer's channel was torn down
+  std::unique_ptr<engine::SequenceKv> kv;        // moves to the engine when running
+  std::unique_ptr<engine::SequenceKv> landing;   // pages of the landing memory; null without, or when it was full
   // What local heads keep once decoding starts; null: everything. Reserved and sent is what they keep (kv->classes()),
   // or everything where that costs no more.
   std::shared_ptr<const engine::StreamClasses> classes;
@@ -51,14 +55,18 @@ struct Ticket {
 
 struct TicketCounts {
   size_t reserved = 0, running = 0, quarantined = 0;
-  uint64_t expired_total = 0;
+  size_t stuck = 0;  // of the quarantined: for longer than a ttl past the end of theirs, and no proof is in sight
+  uint64_t expired_total = 0, cut_total = 0;
 };
 
-// Owns the tickets and one thread that lets them expire. Any thread may call; no callback runs under the lock.
+// Owns the tickets and one thread that lets them expire, and looks for the proofs that end quarantines: a channel that
+// is gone, at once; from the ticket's expiry on its writer is asked; another ttl later its channel is torn down. Any
+// thread may call; no callback runs under the lock.
 class TicketTable {
  public:
-  // `max_tickets` bounds all states together.
-  explicit TicketTable(size_t max_tickets);
+  // `max_tickets` bounds all states together. `proofs` outlives the table; null: only the writer itself ends a
+  // quarantine.
+  explicit TicketTable(size_t max_tickets, WriterProofs* proofs = nullptr);
   ~TicketTable();  // Stop() must have been called
 
   // Takes the ticket over and returns the generation that it got: the ticket itself may be gone already, released by
@@ -92,15 +100,17 @@ class TicketTable {
  private:
   void ExpireLoop();
   void ExpireOnce(std::chrono::steady_clock::time_point now);
+  void LookForProofs(std::chrono::steady_clock::time_point now);
   TicketCounts CountLocked() const;
 
   const size_t max_tickets_;
+  WriterProofs* const proofs_;
   std::function<void()> on_cancel_;
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;
   std::unordered_map<RandomId, std::unique_ptr<Ticket>, RandomIdHash> tickets_;
   uint64_t next_generation_ = 1;
-  uint64_t expired_total_ = 0;
+  uint64_t expired_total_ = 0, cut_total_ = 0;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -335,6 +335,16 @@ bool DiskTier::TakeFree(Slab& slab, uint64_t& slot) {
   return true;
 }
 
+// In the largest step that the file system has room for: a nearly full disk is used up to its last slot.
+absl::StatusOr<uint64_t> DiskTier::GrowUpTo(SlabFile& file, uint64_t num_slots) {
+  while (true) {
+    const absl::Status grown = file.Grow(num_slots);
+    if (grown.ok()) return num_slots;
+    if (grown.code() != absl::StatusCode::kResourceExhausted || num_slots == 1) return grown;
+    num_slots /= 2;
+  }
+}
+
 absl::StatusOr<SlotRef> DiskTier::TakeSlot(uint64_t slot_bytes) {
   if (slot_bytes > options_.capacity_bytes) {
     return Errorf(absl::StatusCode::kResourceExhausted, "a chunk needs {} bytes on disk, the tier has {}", slot_bytes,
@@ -356,15 +366,16 @@ absl::StatusOr<SlotRef> DiskTier::TakeSlot(uint64_t slot_bytes) {
       continue;
     }
     const uint64_t first = slab->file->num_slots();
-    if (absl::Status grown = slab->file->Grow(grow); !grown.ok()) {
+    const absl::StatusOr<uint64_t> grown_by = GrowUpTo(*slab->file, grow);
+    if (const absl::Status grown = grown_by.status(); !grown.ok()) {
       if (grown.code() != absl::StatusCode::kResourceExhausted || entries_.empty()) return grown;
       // The disk is fuller than the quota says: live with the slots there are.
       SPLICE_RETURN_IF_ERROR(EvictUntil(used_bytes_ - std::min(used_bytes_, slot_bytes)));
       ReleaseFree(slot_bytes, slab);
       continue;
     }
-    backed_bytes_ += grow * slot_bytes;
-    for (uint64_t slot = first + grow; slot-- > first;) slab->free_backed.push_back(slot);
+    backed_bytes_ += *grown_by * slot_bytes;
+    for (uint64_t slot = first + *grown_by; slot-- > first;) slab->free_backed.push_back(slot);
   }
   return Errorf(absl::StatusCode::kResourceExhausted, "no slot of {} bytes is free: all are being read or written",
                 slot_bytes);

@@ -103,6 +103,7 @@ class DiskTier {
     std::shared_ptr<ChunkRecord> record;
     IndexEntry row;
   };
+  static absl::StatusOr<uint64_t> GrowUpTo(SlabFile& file, uint64_t num_slots);
   absl::Status WriteSome(std::span<const StoredChunkRef> chunks, size_t& num_taken);
   absl::Status Commit(const std::vector<Written>& written);
   absl::Status OpenSlabs();

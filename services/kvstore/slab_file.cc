@@ -20,6 +20,7 @@ namespace {
 
 FaultPoint write_fault("kvstore.slab.write");
 FaultPoint read_fault("kvstore.slab.read");
+FaultPoint grow_fault("kvstore.slab.grow");
 
 constexpr char kMagic[] = {'S', 'P', 'L', 'S', 'L', 'A', 'B', '1'};
 constexpr uint32_t kVersion = 1;
@@ -146,8 +147,14 @@ absl::Status SlabFile::ReadHeader() {
 absl::Status SlabFile::Grow(uint64_t num_slots) {
   const off_t from = static_cast<off_t>(OffsetOf(num_slots_));
   const off_t length = static_cast<off_t>(num_slots * slot_bytes_);
+  if (grow_fault.armed()) SPLICE_RETURN_IF_ERROR(grow_fault.Hit().status);
   if (fallocate(fd_, 0, from, length) != 0) {
-    if (errno != EOPNOTSUPP) return DiskError(path_, "allocate");
+    if (errno != EOPNOTSUPP) {
+      const absl::Status status = DiskError(path_, "allocate");
+      // A file system may keep what it had found before it ran out. Without it nothing else is lost.
+      [[maybe_unused]] const int ignored = ftruncate(fd_, from);
+      return status;
+    }
     if (ftruncate(fd_, from + length) != 0) return DiskError(path_, "grow");
   }
   num_slots_ += num_slots;

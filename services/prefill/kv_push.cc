@@ -241,7 +241,10 @@ absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, P
   const absl::Status posted = sender_->Send(kv->pool(), {pages.local, pages.remote}, pages.crcs.data(), lease_end_,
                                             [weak = weak_from_this(), kv](const absl::Status& status) {
                                               const auto self = weak.lock();
-                                              if (self != nullptr && !status.ok()) self->Fail(status);
+                                              if (self == nullptr || status.ok()) return;
+                                              if (absl::IsDeadlineExceeded(status))
+                                                self->worker_.metrics().failures_lease.Increment();
+                                              self->Fail(status);
                                             });
   if (!posted.ok()) worker_.metrics().failures_lost.Increment();
   return posted;
@@ -321,7 +324,7 @@ void KvPush::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushL
   if (!queued) {
     kv.reset();
     if (kept != nullptr) kept->release();
-    hold_->EndUnflushed();
+    EndUnflushed();
     worker_.PushEnded();
   }
 }
@@ -419,7 +422,7 @@ void KvPush::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Sta
     self->DoAbort(why, done);
   });
   if (queued) return;
-  hold_->EndUnflushed();
+  EndUnflushed();
   worker_.PushEnded();
   done();
 }
@@ -435,15 +438,19 @@ void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
     done();
   };
   const auto flushed = [self = shared_from_this(), why, finish](const absl::Status& flush_status) {
-    flush_status.ok() ? self->hold_->EndFlushed() : self->hold_->EndUnflushed();
+    flush_status.ok() ? self->hold_->EndFlushed() : self->EndUnflushed();
     (void)self->worker_.Enqueue(
         [self, why, finish, quiet = flush_status.ok()] { self->SendRelease(MessageOf(why), quiet, finish); });
   };
-  // A lost peer needs no release: its pages went with it.
+  // The decode worker takes the pages back when it sees the end of the channel.
   if (!peer_->channel->Flush(flushed).ok()) {
-    hold_->EndUnflushed();
+    EndUnflushed();
     finish();
   }
+}
+
+void KvPush::EndUnflushed() {
+  if (!hold_->EndUnflushed()) peer_->given_up = true;
 }
 
 void KvPush::SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done) {

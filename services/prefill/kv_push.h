@@ -99,6 +99,7 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   void SendCommit();
   void DescribeLease();
   void DropLease();
+  void EndUnflushed();
   void SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done);
   void Fail(const absl::Status& status);
   absl::Status status() const;

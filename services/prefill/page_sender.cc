@@ -58,14 +58,14 @@ class HostSender final : public PageSender {
   bool uses_landing_pages() const override { return to_landing_pages_; }
 
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                    std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
+                    std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const size_t page_bytes = pool.view().page_bytes();
     SPLICE_RETURN_IF_ERROR(pool.ChecksumPages(run.local, crcs));
     std::vector<transport::PutOp> ops;
     ops.reserve(run.local.size());
     for (size_t i = 0; i < run.local.size(); ++i)
       ops.push_back({pool.view().k(run.local[i]), run.remote[i] * uint64_t{page_bytes}, page_bytes});
-    return channel_.Put(std::move(ops), std::move(done));
+    return channel_.Put(std::move(ops), std::move(done), lease_end);
   }
 
  private:
@@ -110,7 +110,7 @@ class MappedSender final : public PageSender {
   bool uses_landing_pages() const override { return to_landing_pages_; }
 
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                    std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
+                    std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const uint64_t page_bytes = pool.view().page_bytes();
     std::vector<std::vector<transport::PutOp>> ops(pool.view().num_ranks());
     for (size_t i = 0; i < run.local.size(); ++i)
@@ -126,7 +126,8 @@ class MappedSender final : public PageSender {
         return backend->Copy(kernels::CopyKind::kDownload, copies);
       };
       progress->Start();
-      status = channel_.PutThrough(copy, std::move(ops[r]), [progress](const absl::Status& s) { progress->End(s); });
+      status = channel_.PutThrough(
+          copy, std::move(ops[r]), [progress](const absl::Status& s) { progress->End(s); }, lease_end);
       if (!status.ok()) progress->End(status);
     }
     if (status.ok()) status = pool.ChecksumPages(run.local, crcs);  // beside the copies
@@ -148,7 +149,7 @@ class StagedSender final : public PageSender {
 
   // In portions of a quarter of the staging memory: the transport writes one while the next is copied.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                    std::chrono::steady_clock::time_point deadline, std::function<void(absl::Status)> done) override {
+                    std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const size_t portion = std::max<size_t>(1, staging_.num_pages() / 4);
     const auto progress = std::make_shared<Progress>(std::move(done));
     absl::Status status;
@@ -156,7 +157,7 @@ class StagedSender final : public PageSender {
       const size_t count = std::min(portion, run.local.size() - begin);
       progress->Start();
       status = SendPortion(pool, {run.local.subspan(begin, count), run.remote.subspan(begin, count)}, crcs + begin,
-                           deadline, [progress](const absl::Status& s) { progress->End(s); });
+                           lease_end, [progress](const absl::Status& s) { progress->End(s); });
       if (!status.ok()) progress->End(status);
     }
     progress->End(status);
@@ -165,19 +166,22 @@ class StagedSender final : public PageSender {
 
  private:
   absl::Status SendPortion(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                           std::chrono::steady_clock::time_point deadline, std::function<void(absl::Status)> done) {
+                           std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) {
     const size_t page_bytes = pool.view().page_bytes();
-    SPLICE_ASSIGN_OR_RETURN(std::vector<std::byte*> pages, staging_.Acquire(run.local.size(), deadline));
+    SPLICE_ASSIGN_OR_RETURN(std::vector<std::byte*> pages, staging_.Acquire(run.local.size(), lease_end));
     absl::Status status = pool.ReadPagesTo(run.local, pages);
     if (status.ok()) status = pool.ChecksumPages(run.local, crcs);
     if (status.ok()) {
       std::vector<transport::PutOp> ops;
       for (size_t i = 0; i < pages.size(); ++i)
         ops.push_back({pages[i], run.remote[i] * uint64_t{page_bytes}, page_bytes});
-      status = channel_.Put(std::move(ops), [&staging = staging_, pages, done](const absl::Status& s) {
-        staging.Release(pages);
-        done(s);
-      });
+      status = channel_.Put(
+          std::move(ops),
+          [&staging = staging_, pages, done](const absl::Status& s) {
+            staging.Release(pages);
+            done(s);
+          },
+          lease_end);
     }
     if (!status.ok()) staging_.Release(pages);
     return status;
@@ -198,7 +202,7 @@ class DeviceSender final : public PageSender {
   // Every rank's copies run beside those of the others and beside the checksums, and are waited for when the next ones
   // have been started: the link is never idle between two layers.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                    std::chrono::steady_clock::time_point, std::function<void(absl::Status)> done) override {
+                    std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const size_t page_bytes = pool.view().page_bytes();
     std::vector<std::vector<kernels::CopyOp>> ops(remote_.parts.size());
     for (size_t i = 0; i < run.local.size(); ++i) {
@@ -211,6 +215,10 @@ class DeviceSender final : public PageSender {
     absl::Status status;
     for (size_t rank = 0; rank < ops.size() && status.ok(); ++rank) {
       if (ops[rank].empty()) continue;
+      if (std::chrono::steady_clock::now() >= lease_end) {
+        status = Errorf(absl::StatusCode::kDeadlineExceeded, "the lease ended before the write began");
+        break;
+      }
       auto fence = pool.backend(rank)->StartCopy(kernels::CopyKind::kWithin, ops[rank]);
       status = fence.status();
       if (status.ok() && *fence != nullptr) started.copied.push_back(*std::move(fence));

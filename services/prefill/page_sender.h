@@ -82,9 +82,11 @@ class PageSender {
   // Starts to write the pages, which are final, and fills crcs [local.size()] with their CRC32C. Blocks for what must
   // be done before the pages may be read by something else; `done` runs once, when the source may change again, with
   // the outcome; a sender may leave the last one to the next Send or to Finish. When Send fails, `done` does not run.
+  // Nothing is written that would start after `lease_end`: DeadlineExceeded, returned or told.
   // One thread at a time. A sender may be destroyed before every `done` has run, what it was made with may not.
   virtual absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
-                            std::chrono::steady_clock::time_point deadline, std::function<void(absl::Status)> done) = 0;
+                            std::chrono::steady_clock::time_point lease_end,
+                            std::function<void(absl::Status)> done) = 0;
   // Before the transport is flushed: what bypasses it is written and told when this returns.
   virtual void Finish() {}
 };

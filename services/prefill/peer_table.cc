@@ -3,8 +3,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "services/base/check.h"
+#include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/wire/convert.h"
@@ -16,6 +18,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxWaiting = 1024;
+constexpr size_t kMaxWaitingForOne = 64;
+constexpr size_t kMaxPeers = 1024;
+// So many hung decode workers at once delay the connects of others.
+constexpr int kNumThreads = 8;
 constexpr std::chrono::seconds kConnectTimeout{5};
 constexpr std::chrono::seconds kCloseTimeout{5};
 constexpr std::chrono::milliseconds kIdleWait{200};
@@ -30,18 +36,22 @@ std::unique_ptr<PageSender> Peer::MakeSender() const {
   return MakeHostSender(*channel, to_landing_pages);
 }
 
+std::string Peer::channel_address() const {
+  return device_pool == nullptr || !channel->mapped_memory().empty() ? channel->local_address() : "";
+}
+
 void Peer::Close() const {
-  (void)channel->Close(kCloseTimeout);
+  if (device_pool == nullptr) (void)channel->Close(kCloseTimeout);
   if (mapped != nullptr) mapped->Release();
 }
 
 PeerTable::PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
                      const PeerOptions& options)
-    : transport_(transport), model_(std::move(model)), options_(options), tasks_(kMaxWaiting), thread_([this] {
-        Loop();
-      }) {}
+    : transport_(transport), model_(std::move(model)), options_(options), tasks_(kMaxWaiting) {
+  for (int i = 0; i < kNumThreads; ++i) threads_.emplace_back([this] { Loop(); });
+}
 
-PeerTable::~PeerTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
+PeerTable::~PeerTable() { SPLICE_CHECK(threads_.empty(), "Stop() was not called"); }
 
 absl::Status PeerTable::Connect(const v1::DecodeEndpoint& endpoint, Done done) {
   if (tasks_.TryPush({endpoint, std::move(done)})) return absl::OkStatus();
@@ -51,35 +61,86 @@ absl::Status PeerTable::Connect(const v1::DecodeEndpoint& endpoint, Done done) {
 
 absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::Find(const std::string& worker_id, uint64_t epoch) const {
   std::lock_guard lock(mutex_);
-  const auto it = peers_.find(worker_id);
-  if (it == peers_.end() || it->second->endpoint.epoch() != epoch || !it->second->channel->status().ok())
+  const auto it = peers_.find({worker_id, epoch});
+  if (it == peers_.end() || !it->second->usable())
     return Errorf(absl::StatusCode::kUnavailable, "no live KV connection to decode worker '{}' (epoch {:016x})",
                   worker_id, epoch);
   return it->second;
 }
 
-std::vector<std::string> PeerTable::ConnectedIds() const {
+std::vector<PeerTable::Connected> PeerTable::connected() const {
   std::lock_guard lock(mutex_);
-  std::vector<std::string> ids;
-  for (const auto& [id, peer] : peers_) {
-    if (peer->channel->status().ok()) ids.push_back(id);
+  std::vector<Connected> connected;
+  for (const auto& [key, peer] : peers_) {
+    if (peer->usable()) connected.push_back({key.first, peer->channel_id});
   }
-  return ids;
+  return connected;
 }
 
 void PeerTable::Loop() {
   while (true) {
     std::optional<Task> task = tasks_.Pop(kIdleWait);
-    if (!task) {
-      if (tasks_.closed()) return;
-      continue;
-    }
-    task->done(ConnectNow(task->endpoint));
+    if (task)
+      ConnectInTurn(std::move(*task));
+    else if (tasks_.closed())
+      return;
+    else
+      CloseLost();
   }
+}
+
+// What another thread already connects waits for that thread, which takes it over.
+void PeerTable::ConnectInTurn(Task task) {
+  const std::string id = task.endpoint.worker_id();
+  {
+    std::unique_lock lock(mutex_);
+    const auto [it, is_first] = connecting_.try_emplace(id);
+    if (!is_first) {
+      if (it->second.size() < kMaxWaitingForOne) {
+        it->second.push_back(std::move(task));
+        return;
+      }
+      lock.unlock();
+      task.done(Errorf(absl::StatusCode::kResourceExhausted, "too many connects to decode worker '{}' wait", id));
+      return;
+    }
+  }
+  while (true) {
+    task.done(ConnectNow(task.endpoint));
+    std::lock_guard lock(mutex_);
+    const auto it = connecting_.find(id);
+    if (it->second.empty()) {
+      connecting_.erase(it);
+      return;
+    }
+    task = std::move(it->second.front());
+    it->second.pop_front();
+  }
+}
+
+// At once, not when the next one connects: as long as a channel is there, its decode worker must take it for one that
+// may write.
+void PeerTable::CloseLost() {
+  std::vector<std::shared_ptr<const Peer>> lost;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(peers_, [&](const auto& entry) {
+      if (entry.second->usable()) return false;
+      lost.push_back(entry.second);
+      return true;
+    });
+  }
+  for (const auto& peer : lost) peer->Close();
 }
 
 absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::DecodeEndpoint& endpoint) {
   if (auto peer = Find(endpoint.worker_id(), endpoint.epoch()); peer.ok()) return peer;
+  CloseLost();  // an earlier channel to it among others
+  {
+    std::lock_guard lock(mutex_);
+    if (peers_.size() >= kMaxPeers)
+      return Errorf(absl::StatusCode::kResourceExhausted, "{} decode workers are connected, the limit", peers_.size());
+  }
   SPLICE_RETURN_IF_ERROR(wire::CheckVersions(endpoint.wire(), fmt::format("decode worker '{}'", endpoint.worker_id()),
                                              "this prefill worker"));
   SPLICE_RETURN_IF_ERROR(wire::CheckLayout(endpoint.layout_digest(), *model_));
@@ -92,6 +153,8 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                                        endpoint.pool_bytes(), endpoint.host_id()};
   auto peer = std::make_shared<Peer>();
   peer->endpoint = endpoint;
+  const RandomId random = RandomId::Make();
+  std::memcpy(&peer->channel_id, random.bytes.data(), sizeof(peer->channel_id));
   if (options_.open_memory) {
     SPLICE_ASSIGN_OR_RETURN(peer->channel, options_.open_memory(remote));
   } else {
@@ -138,18 +201,10 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
             log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9),
             log::F("write_us", peer->write_s * 1e6));
-  // With the one that this one replaces go those of workers that are no more: ids may be new after every restart.
-  std::vector<std::shared_ptr<const Peer>> gone;
   {
     std::lock_guard lock(mutex_);
-    if (auto old = std::exchange(peers_[endpoint.worker_id()], peer); old != nullptr) gone.push_back(std::move(old));
-    std::erase_if(peers_, [&](const auto& entry) {
-      if (entry.second->channel->status().ok()) return false;
-      gone.push_back(entry.second);
-      return true;
-    });
+    peers_[{endpoint.worker_id(), endpoint.epoch()}] = peer;
   }
-  for (const auto& old : gone) old->Close();
   return std::shared_ptr<const Peer>(peer);
 }
 
@@ -210,13 +265,14 @@ absl::StatusOr<transport::WriteCost> PeerTable::DeviceSelfTest(const RemotePool&
 
 void PeerTable::Stop() {
   tasks_.Close();
-  if (thread_.joinable()) thread_.join();
-  std::map<std::string, std::shared_ptr<const Peer>> peers;
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  std::map<PeerKey, std::shared_ptr<const Peer>> peers;
   {
     std::lock_guard lock(mutex_);
     peers.swap(peers_);
   }
-  for (const auto& [id, peer] : peers) peer->Close();
+  for (const auto& [key, peer] : peers) peer->Close();
 }
 
 }  // namespace spl::prefill

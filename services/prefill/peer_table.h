@@ -1,13 +1,16 @@
 // The decode workers that this prefill worker can write to.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +29,7 @@ namespace spl::prefill {
 struct Peer {
   v1::DecodeEndpoint endpoint;
   std::shared_ptr<transport::KvChannel> channel;
+  uint64_t channel_id = 0;  // random: a ticket that was reserved for another channel is not written over this one
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
   // Measured when it was connected, on the way that is used: the rate of large writes, and what each write adds.
   double bytes_per_s = 0;
@@ -35,9 +39,18 @@ struct Peer {
   std::unique_ptr<PinnedPeerMemory> mapped;  // likewise, of a decode worker on this host
   std::unique_ptr<RemotePool> device_pool;   // the decode worker's pool on GPUs, when ours reach it
 
+  // A push over it could not be flushed: its table closes it, so that the decode worker sees that the writes are over.
+  mutable std::atomic<bool> given_up{false};
+
+  bool usable() const { return !given_up && channel->status().ok(); }
   std::unique_ptr<PageSender> MakeSender() const;
   std::string carrier() const { return MakeSender()->carrier(); }
-  void Close() const;  // once nothing new is sent; no write is on its way when it returns
+  // Once nothing new is sent; no write is on its way when it returns. The channel of a device pool closes with the last
+  // owner of this instead: copies between devices do not go through it, and the decode worker takes its close for the
+  // end of all writes.
+  void Close() const;
+  // Empty where this worker writes past the channel and the decode worker could take its end for that of the writes.
+  std::string channel_address() const;
 };
 
 struct PeerOptions {
@@ -52,22 +65,31 @@ struct PeerOptions {
   std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> open_calls;
 };
 
-// Owns the channels and one thread that connects and closes, because both may take seconds. Any thread may call.
+// Owns the channels and a few threads that connect and close, because both may take seconds and a decode worker that
+// hangs must not delay others. Connects to one worker run one after the other. Any thread may call.
+//
+// A peer is one life of a decode worker: the same id with another epoch is another peer, and does not replace the
+// first, which goes when its channel is lost. Anybody can claim an id; only the end of a connection proves the end of a
+// process.
 class PeerTable {
  public:
   PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
             const PeerOptions& options = {});
   ~PeerTable();  // Stop() must have been called
 
-  // Connects in the background and calls `done` on the table's thread. A live connection to the same epoch is kept.
-  // FailedPrecondition: another page layout, other head classes, or no way that the options allow. ResourceExhausted:
-  // too many connects wait.
+  // Connects in the background and calls `done` on one of the table's threads. A live connection to the same epoch is
+  // kept. FailedPrecondition: another page layout, other head classes, or no way that the options allow.
+  // ResourceExhausted: too many connects wait, or there are too many peers.
   using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Peer>>)>;
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, Done done);
 
   // Unavailable when there is no live connection to that worker and epoch: the router connects it and tries again.
   absl::StatusOr<std::shared_ptr<const Peer>> Find(const std::string& worker_id, uint64_t epoch) const;
-  std::vector<std::string> ConnectedIds() const;
+  struct Connected {
+    std::string worker_id;
+    uint64_t channel_id = 0;
+  };
+  std::vector<Connected> connected() const;
 
   void Stop();
 
@@ -76,7 +98,10 @@ class PeerTable {
     v1::DecodeEndpoint endpoint;
     Done done;
   };
+  using PeerKey = std::pair<std::string, uint64_t>;  // worker id, epoch
   void Loop();
+  void ConnectInTurn(Task task);
+  void CloseLost();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<transport::WriteCost> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<std::unique_ptr<RemotePool>> Import(const v1::DecodeEndpoint& endpoint);
@@ -86,9 +111,10 @@ class PeerTable {
   const std::shared_ptr<const engine::Model> model_;
   const PeerOptions options_;
   BoundedQueue<Task> tasks_;
-  mutable std::mutex mutex_;                                  // guards peers_
-  std::map<std::string, std::shared_ptr<const Peer>> peers_;  // by worker id
-  std::thread thread_;
+  mutable std::mutex mutex_;  // guards the next two
+  std::map<PeerKey, std::shared_ptr<const Peer>> peers_;
+  std::map<std::string, std::deque<Task>> connecting_;  // by worker id: those that wait for the one that runs
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace spl::prefill

@@ -152,6 +152,9 @@ absl::Status PrefillCore::Start(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(const RandomId ticket_id, RandomId::FromBytes(request.ticket().ticket_id()));
   SPLICE_ASSIGN_OR_RETURN(auto hold, tickets_.Begin(ticket_id, call.cancelled));
   SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
+  if (request.ticket().channel_id() != 0 && request.ticket().channel_id() != peer->channel_id)
+    return Errorf(absl::StatusCode::kUnavailable, "the ticket was reserved for an earlier KV connection to '{}'",
+                  request.ticket().worker_id());
   engine::PrefillRequest prefill;
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());

@@ -156,7 +156,10 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_draining(draining());
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
-  for (const std::string& id : peers_.ConnectedIds()) response->add_connected_peers(id);
+  for (const PeerTable::Connected& peer : peers_.connected()) {
+    response->add_connected_peers(peer.worker_id);
+    response->add_connected_channels(peer.channel_id);
+  }
   std::vector<chunk::ChunkKey> keys;
   for (const std::string& bytes : request->probe_keys()) {
     const auto digest = wire::DigestFromBytes(bytes, "probe_keys");
@@ -176,8 +179,9 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
                                                       const v1::ConnectPeerRequest* request,
                                                       v1::ConnectPeerResponse* response) {
   auto* reactor = context->DefaultReactor();
-  const auto done = [reactor, response](const absl::StatusOr<std::shared_ptr<const Peer>>& peer) {
+  const auto done = [this, reactor, response](const absl::StatusOr<std::shared_ptr<const Peer>>& peer) {
     if (peer.ok()) {
+      *response->mutable_writer() = WriterOf(**peer);
       response->set_transport((*peer)->carrier());
       response->set_bytes_per_s((*peer)->bytes_per_s);
       response->set_write_seconds((*peer)->write_s);
@@ -187,6 +191,16 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
   if (const absl::Status status = peers_.Connect(request->endpoint(), done); !status.ok())
     reactor->Finish(ToGrpcStatus(status));
   return reactor;
+}
+
+v1::KvWriter PrefillService::WriterOf(const Peer& peer) const {
+  v1::KvWriter writer;
+  writer.set_channel_id(peer.channel_id);
+  writer.set_channel_address(peer.channel_address());
+  writer.set_epoch(epoch_);
+  std::lock_guard lock(address_mutex_);
+  writer.set_grpc_address(grpc_address_);
+  return writer;
 }
 
 grpc::ServerUnaryReactor* PrefillService::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,

@@ -60,6 +60,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
   using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
   absl::Status StartPublish(PublishCall& call);
   std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes);
+  v1::KvWriter WriterOf(const Peer& peer) const;
   absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
                             std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
 

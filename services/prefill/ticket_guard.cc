@@ -6,6 +6,13 @@
 #include "services/base/status.h"
 
 namespace spl::prefill {
+namespace {
+
+absl::Status Unflushed() {
+  return absl::UnavailableError("the writes to the ticket's pages were not flushed: their channel was lost");
+}
+
+}  // namespace
 
 void TicketGuard::Hold::End(bool quiet) {
   if (!ended_.exchange(true)) guard_.OnEnd(ticket_, quiet);
@@ -49,6 +56,8 @@ void TicketGuard::Revoke(const RandomId& ticket, std::chrono::milliseconds ttl, 
     } else if (writer != writing_.end()) {
       writer->second.waiting.push_back(std::move(done));
       return;
+    } else if (unflushed_.contains(ticket)) {
+      answer = Unflushed();
     }
   }
   done(answer);
@@ -77,10 +86,16 @@ void TicketGuard::OnEnd(const RandomId& ticket, bool quiet) {
     const auto writer = writing_.find(ticket);
     waiting.swap(writer->second.waiting);
     writing_.erase(writer);
+    if (!quiet && unflushed_.insert(ticket).second) {
+      unflushed_oldest_first_.push_back(ticket);
+      // The channel of one that is so old has been closed long ago.
+      if (unflushed_oldest_first_.size() > options_.max_used) {
+        unflushed_.erase(unflushed_oldest_first_.front());
+        unflushed_oldest_first_.pop_front();
+      }
+    }
   }
-  const absl::Status answer =
-      quiet ? absl::OkStatus()
-            : absl::UnavailableError("the writes to the ticket's pages were not flushed: its decode worker is lost");
+  const absl::Status answer = quiet ? absl::OkStatus() : Unflushed();
   for (const Done& done : waiting) done(answer);
 }
 

@@ -55,7 +55,11 @@ class TicketGuard {
     void NoteWriting() { quiet_.store(false); }  // before the first write
     // The first one counts. Flushed: every write has arrived. Unflushed: quiet only if none was started.
     void EndFlushed() { End(true); }
-    void EndUnflushed() { End(quiet_.load()); }
+    // False: writes may still be on their way.
+    bool EndUnflushed() {
+      End(quiet_.load());
+      return quiet_.load();
+    }
 
    private:
     void End(bool quiet);
@@ -72,8 +76,9 @@ class TicketGuard {
   absl::StatusOr<std::unique_ptr<Hold>> Begin(const RandomId& ticket, CancelFlag cancelled);
 
   // From now on for `ttl` no Begin of this ticket succeeds. `done` runs once: at once on this thread, or, when the
-  // ticket is being written, where the hold ends; that one's flag is set. ResourceExhausted (and nothing is promised,
-  // but what is under way is cancelled): too many are remembered. Idempotent.
+  // ticket is being written, where the hold ends; that one's flag is set. Unavailable, also when it is asked again: the
+  // hold ended and its writes were not flushed, only the end of the channel ends them. ResourceExhausted (and nothing
+  // is promised, but what is under way is cancelled): too many are remembered. Idempotent.
   void Revoke(const RandomId& ticket, std::chrono::milliseconds ttl, Done done);
 
   struct Stats {
@@ -99,6 +104,8 @@ class TicketGuard {
   std::multimap<SteadyTime, RandomId> expiries_;                    // of revoked_, and of what was revoked for longer
   std::unordered_set<RandomId, RandomIdHash> used_;
   std::deque<RandomId> used_oldest_first_;  // the same
+  std::unordered_set<RandomId, RandomIdHash> unflushed_;
+  std::deque<RandomId> unflushed_oldest_first_;  // the same, max_used of them
   uint64_t num_refused_ = 0;
 };
 

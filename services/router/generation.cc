@@ -326,6 +326,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   }
   request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
   request.set_kv_write_seconds(attempt->link.write_s);
+  *request.mutable_writer() = attempt->link.writer;
   const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + core_.options().reserve_timeout);
   EndStage(TtftStage::kDispatch);
   attempt->reserve_span = CallSpan("router.reserve", attempt->decode.worker_id);

@@ -5,26 +5,35 @@
 #include <cstring>
 #include <optional>
 
+#include "services/base/fault_point.h"
 #include "services/base/thread_priority.h"
 
 namespace spl::transport {
 namespace {
 
+FaultPoint piece_fault("transport.piece");  // delays a piece of a mapped copy that was found to be in time
+
 constexpr size_t kMaxJobs = 4096;
 // At 10 GB/s a piece takes 0.1 ms: that is how soon a closed or lost channel stops writing.
 constexpr size_t kPieceBytes = 1 << 20;
 
+absl::Status MayStart(const CopyJob& job) {
+  if (absl::Status status = job.interrupted(); !status.ok()) return status;
+  return std::chrono::steady_clock::now() < job.lease_end ? absl::OkStatus() : job.late();
+}
+
 absl::Status RunCopy(const CopyJob& job) {
   if (job.copier && !job.ops.empty()) {
-    if (absl::Status status = job.interrupted(); !status.ok()) return status;
     std::vector<MappedWrite> writes;
     for (const RmaOp& op : job.ops) writes.push_back({job.remote + op.remote_offset, op.local, op.bytes});
+    if (absl::Status status = MayStart(job); !status.ok()) return status;
     if (absl::Status status = job.copier(writes); !status.ok()) return status;
     return job.interrupted();
   }
   for (const RmaOp& op : job.ops) {
     for (size_t copied = 0; copied < op.bytes; copied += kPieceBytes) {
-      if (absl::Status status = job.interrupted(); !status.ok()) return status;
+      if (absl::Status status = MayStart(job); !status.ok()) return status;
+      if (piece_fault.armed()) (void)piece_fault.Hit();
       std::byte* const remote = job.remote + op.remote_offset + copied;
       const size_t bytes = std::min(kPieceBytes, op.bytes - copied);
       if (job.is_get) {

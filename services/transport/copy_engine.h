@@ -20,7 +20,9 @@ struct CopyJob {
   bool is_get = false;          // from there, not to it
   std::vector<RmaOp> ops;       // empty: a marker that only keeps its place in the order
   Copier copier;                // of a write; null: memcpy
-  // Asked between pieces of at most 1 MiB: anything but OK ends the job with that status.
+  LeaseEnd lease_end = kNoLease;
+  std::function<absl::Status()> late;  // called when a piece would start after lease_end; ends the job with its answer
+  // Asked just before each piece of at most 1 MiB: anything but OK ends the job with that status.
   std::function<absl::Status()> interrupted;
   std::function<void(absl::Status)> done;  // on the engine's thread
 };

@@ -41,6 +41,10 @@ struct RemoteMemory {
   std::string host_id;  // HostId() of the peer
 };
 
+// Until when the pieces of a write may start (decision 0002).
+using LeaseEnd = std::chrono::steady_clock::time_point;
+inline constexpr LeaseEnd kNoLease = LeaseEnd::max();
+
 struct PutOp {
   const std::byte* local = nullptr;
   uint64_t remote_offset = 0;  // from RemoteMemory.base
@@ -70,14 +74,20 @@ class KvChannel {
   // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread, with OK
   // when the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is
   // lost. InvalidArgument (returned, done does not run): an op outside the remote memory.
-  virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
+  //
+  // `lease_end` is checked for each piece just before that piece is written or posted. A late piece and the rest of its
+  // job are dropped, done gets DeadlineExceeded, and the channel is lost: a process that was paused long enough to miss
+  // a lease has other late writes queued behind it.
+  virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done,
+                           LeaseEnd lease_end = kNoLease) = 0;
 
   // The peer's memory where this process can write it itself (shared memory), or nothing. For page-locking; written
   // only through the two Puts, and gone with Close.
   virtual std::span<std::byte> mapped_memory() const = 0;
   // As Put, with sources that only `copier` can read: it runs on the transport's copy thread in turn with other writes
   // and returns when the bytes are written. FailedPrecondition without mapped memory.
-  virtual absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) = 0;
+  virtual absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done,
+                                  LeaseEnd lease_end = kNoLease) = 0;
 
   // Starts the reads; nothing but the channel may touch `local` until done runs, which it does once, on the progress
   // thread: OK when the bytes are there, Unavailable when the peer is lost (some may be there). What a peer writes at
@@ -95,6 +105,9 @@ class KvChannel {
   virtual absl::Status Close(std::chrono::nanoseconds timeout) = 0;
 
   virtual std::string carrier() const = 0;  // "shm", "tcp", "rdma"
+  // "host:port" from which the connection was made: what the peer's transport knows it by, unless something between the
+  // two rewrites addresses. Empty: there is no connection.
+  virtual std::string local_address() const = 0;
   virtual absl::Status status() const = 0;  // Unavailable once the peer is lost
 };
 
@@ -111,6 +124,21 @@ class KvTransport {
   // carrier that works is not one the options allow.
   virtual absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
                                                              std::chrono::nanoseconds timeout) = 0;
+
+  // Connections that were opened at this transport before `opened_before` and over which the channel with that
+  // local_address may still write its memory. None left proves that no write of the channel can arrive, if one was
+  // there before: that of a live peer counts until the peer has closed it behind its last write, that of a dead one
+  // until the kernel has closed it. An empty address: those of all peers.
+  struct WriterConnections {
+    size_t over_network = 0;  // CutWriter ends them
+    size_t mapped = 0;        // the peer has the memory mapped: only the peer's own close, or its death, ends them
+    size_t all() const { return over_network + mapped; }
+  };
+  virtual WriterConnections ConnectionsOf(const std::string& channel_address,
+                                          std::chrono::steady_clock::time_point opened_before) const = 0;
+  // Begins to tear down those over the network. ConnectionsOf counts them until nothing of them can arrive.
+  virtual void CutWriter(const std::string& channel_address, std::chrono::steady_clock::time_point opened_before) = 0;
+
   virtual void Stop() = 0;
 };
 

@@ -13,8 +13,9 @@ class OwnMemoryChannel final : public KvChannel {
  public:
   explicit OwnMemoryChannel(std::span<std::byte> memory) : memory_(memory) {}
 
-  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
-    return Run(ops, done, [&] {
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, LeaseEnd lease_end) override {
+    return Run(ops, done, [&]() -> absl::Status {
+      if (std::chrono::steady_clock::now() >= lease_end) return Late();
       for (const PutOp& op : ops) std::memcpy(memory_.data() + op.remote_offset, op.local, op.bytes);
       return absl::OkStatus();
     });
@@ -22,8 +23,10 @@ class OwnMemoryChannel final : public KvChannel {
 
   std::span<std::byte> mapped_memory() const override { return memory_; }
 
-  absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
-    return Run(ops, done, [&] {
+  absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done,
+                          LeaseEnd lease_end) override {
+    return Run(ops, done, [&]() -> absl::Status {
+      if (std::chrono::steady_clock::now() >= lease_end) return Late();
       std::vector<MappedWrite> writes;
       for (const PutOp& op : ops) writes.push_back({memory_.data() + op.remote_offset, op.local, op.bytes});
       return copier(writes);
@@ -53,6 +56,7 @@ class OwnMemoryChannel final : public KvChannel {
   }
 
   std::string carrier() const override { return "memory"; }
+  std::string local_address() const override { return ""; }
 
   absl::Status status() const override {
     std::shared_lock lock(mutex_);
@@ -60,6 +64,10 @@ class OwnMemoryChannel final : public KvChannel {
   }
 
  private:
+  // Needs no other end of the channel: writes of this process are over when Put returns.
+  static absl::Status Late() {
+    return Errorf(absl::StatusCode::kDeadlineExceeded, "the lease ended before the write began");
+  }
   absl::Status StatusLocked() const {
     return closed_ ? absl::UnavailableError("the channel into the worker's own memory is closed") : absl::OkStatus();
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "services/base/fault_point.h"
+#include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/transport/rkey_frame.h"
 #include "services/transport/rma_ops.h"
@@ -102,6 +103,9 @@ absl::Status UcxChannel::MapOrChooseCarrier() {
   const ucs_status_t unpacked = ucp_ep_rkey_unpack(ep_, frame.packed.data(), &rkey_);
   SPLICE_RETURN_IF_ERROR(StatusFromUcs(unpacked, "cannot unpack the peer's rkey"));
   carrier_ = CarrierOf(ep_);
+  ucp_ep_attr_t attributes{};
+  attributes.field_mask = UCP_EP_ATTR_FIELD_LOCAL_SOCKADDR;
+  if (ucp_ep_query(ep_, &attributes) == UCS_OK) local_address_ = AddressText(attributes.local_sockaddr);
   if (mode_ != UCP_ERR_HANDLING_MODE_NONE) return absl::OkStatus();
   void* address = nullptr;
   if (ucp_rkey_ptr(rkey_, remote_.base, &address) == UCS_OK) {
@@ -131,7 +135,8 @@ absl::Status UcxChannel::Admit() {
   return absl::OkStatus();
 }
 
-absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl::Status)> done, Copier copier) {
+absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl::Status)> done, LeaseEnd lease_end,
+                             Copier copier) {
   if (copier && mapped_ == nullptr)
     return Errorf(absl::StatusCode::kFailedPrecondition, "the KV memory at {} is not mapped here", remote_.address);
   std::vector<RmaOp> ops = ToRmaOps(put_ops);
@@ -141,7 +146,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl
     SPLICE_RETURN_IF_ERROR(fault.status);
     if (fault.drop) ops.clear();  // claims success and moves nothing: what the receiver's checksum must catch
   }
-  return Start(std::move(ops), false, std::move(done), std::move(copier));
+  return Start({std::move(ops), false, lease_end, std::move(copier)}, std::move(done));
 }
 
 absl::Status UcxChannel::Get(std::vector<GetOp> get_ops, std::function<void(absl::Status)> done) {
@@ -152,20 +157,22 @@ absl::Status UcxChannel::Get(std::vector<GetOp> get_ops, std::function<void(absl
     SPLICE_RETURN_IF_ERROR(fault.status);
     if (fault.drop) ops.clear();
   }
-  return Start(std::move(ops), true, std::move(done), nullptr);
+  return Start({std::move(ops), true, kNoLease, nullptr}, std::move(done));
 }
 
-absl::Status UcxChannel::Start(std::vector<RmaOp> ops, bool is_get, std::function<void(absl::Status)> done,
-                               Copier copier) {
+absl::Status UcxChannel::Start(Request request, std::function<void(absl::Status)> done) {
   SPLICE_RETURN_IF_ERROR(Admit());
   const auto self = shared_from_this();
-  ops = CoalesceRmaOps(std::move(ops));
+  std::vector<RmaOp> ops = CoalesceRmaOps(std::move(request.ops));
   bool accepted;
   if (mapped_ != nullptr) {
-    CopyJob job{
-        .remote = mapped_, .is_get = is_get, .ops = std::move(ops), .copier = std::move(copier), .interrupted = [self] {
-          return self->Interruption();
-        }};
+    CopyJob job{.remote = mapped_,
+                .is_get = request.is_get,
+                .ops = std::move(ops),
+                .copier = std::move(request.copier),
+                .lease_end = request.lease_end,
+                .late = [self] { return self->MissLease(); },
+                .interrupted = [self] { return self->Interruption(); }};
     job.done = [self, done](absl::Status status) mutable {
       self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };
@@ -173,7 +180,8 @@ absl::Status UcxChannel::Start(std::vector<RmaOp> ops, bool is_get, std::functio
   } else {
     const auto job = std::make_shared<Job>();
     job->ops = std::move(ops);
-    job->is_get = is_get;
+    job->is_get = request.is_get;
+    job->lease_end = request.lease_end;
     job->done = done;
     accepted = worker_.Post([self, job] { self->Enqueue(std::make_unique<Job>(std::move(*job))); });
   }
@@ -183,7 +191,8 @@ absl::Status UcxChannel::Start(std::vector<RmaOp> ops, bool is_get, std::functio
 }
 
 absl::Status UcxChannel::Flush(std::function<void(absl::Status)> done) {
-  if (mapped_ != nullptr) return Put({}, std::move(done));  // jobs run in order: a marker at the end is a flush
+  if (mapped_ != nullptr)
+    return Put({}, std::move(done), kNoLease);  // jobs run in order: a marker at the end is a flush
   SPLICE_RETURN_IF_ERROR(Admit());
   const auto job = std::make_shared<Job>();
   job->is_flush = true;
@@ -204,6 +213,23 @@ void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status sta
   if (!last_of_closing) return;
   const auto self = shared_from_this();
   worker_.PostAlways([self] { self->AdvanceClose(); });
+}
+
+// What the late job ends with. The channel is lost with another code, because whoever hears of that one can go on over
+// a new channel, with another ticket.
+absl::Status UcxChannel::MissLease() {
+  const std::string what = "a write to " + remote_.address + " was about to start after the end of its lease";
+  log::Warning("transport.lease_missed", log::F("peer", remote_.address), log::F("carrier", carrier_));
+  const auto self = shared_from_this();
+  {
+    std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = absl::UnavailableError("the KV channel was given up: " + what);
+  }
+  worker_.PostAlways([self] {
+    self->DropQueued(self->status());
+    if (self->mapped_ == nullptr) self->CloseEndpoint();
+  });
+  return absl::DeadlineExceededError(what);
 }
 
 absl::Status UcxChannel::Interruption() const {
@@ -235,6 +261,11 @@ void UcxChannel::Pump() {
 
 // Posts one operation; false when it failed at once and the job has nothing more to post.
 bool UcxChannel::PostNext(Job& job) {
+  if (job.next_op < job.ops.size() && std::chrono::steady_clock::now() >= job.lease_end) {
+    job.status = MissLease();
+    job.all_posted = true;
+    return false;
+  }
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &UcxChannel::OnOpDone;
@@ -376,7 +407,8 @@ void UcxChannel::Abandon() {
   const auto self = shared_from_this();
   worker_.PostAlways([self] {
     self->Lose(absl::UnavailableError("the transport is stopped"));
-    self->CloseEndpoint();
+    // The endpoint of a mapping tells its owner that nothing is being copied: it goes behind the last copy.
+    self->mapped_ == nullptr ? self->CloseEndpoint() : self->AdvanceClose();
   });
 }
 

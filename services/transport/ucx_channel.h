@@ -35,19 +35,21 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   void Open(const std::string& address_bytes, ucp_err_handling_mode_t mode);
   absl::Status WaitConnected(std::chrono::steady_clock::time_point deadline);
 
-  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, Copier copier = nullptr);
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, LeaseEnd lease_end,
+                   Copier copier = nullptr);
   absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done);
   absl::Status Flush(std::function<void(absl::Status)> done);
   absl::Status Close(std::chrono::nanoseconds timeout);
   // Begins to close and does not wait.
   void CloseSoon();
-  // Gives up on the peer: what is in flight ends with an error instead of being waited for.
+  // Gives up on the peer: what is in flight over the network ends with an error instead of being waited for.
   void Abandon();
   bool WaitClosed(std::chrono::steady_clock::time_point deadline);
 
   bool mapped() const { return mapped_ != nullptr; }
   std::span<std::byte> mapped_memory() const { return {mapped_, mapped_ != nullptr ? remote_.size : 0}; }
   std::string carrier() const { return carrier_; }
+  std::string local_address() const { return local_address_; }
   absl::Status status() const;
   bool closed() const;
 
@@ -55,6 +57,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   struct Job {
     std::vector<RmaOp> ops;
     bool is_get = false;
+    LeaseEnd lease_end = kNoLease;
     size_t next_op = 0;
     size_t num_in_flight = 0;
     bool is_flush = false;
@@ -65,7 +68,13 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   };
 
   absl::Status Admit();
-  absl::Status Start(std::vector<RmaOp> ops, bool is_get, std::function<void(absl::Status)> done, Copier copier);
+  struct Request {
+    std::vector<RmaOp> ops;
+    bool is_get = false;
+    LeaseEnd lease_end = kNoLease;
+    Copier copier;
+  };
+  absl::Status Start(Request request, std::function<void(absl::Status)> done);
   void Finish(std::function<void(absl::Status)> done, absl::Status status);  // [progress]
   void Enqueue(std::unique_ptr<Job> job);                                    // [progress]
   void Pump();                                                               // [progress]
@@ -81,6 +90,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   void FinishClose();                                                        // [progress]
   void MarkLost(const absl::Status& status);                                 // [progress]
   absl::Status Interruption() const;
+  absl::Status MissLease();  // any thread
 
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static void OnOpDone(void* request, ucs_status_t status, void* user_data);
@@ -106,7 +116,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
 
   // Written before connected, read-only after.
   std::byte* mapped_ = nullptr;
-  std::string carrier_;
+  std::string carrier_, local_address_;
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

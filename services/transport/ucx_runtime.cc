@@ -1,5 +1,6 @@
 #include "services/transport/ucx_runtime.h"
 
+#include <arpa/inet.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 #include <unistd.h>
@@ -74,6 +75,19 @@ absl::Status StatusFromUcs(ucs_status_t status, const std::string& what) {
       break;
   }
   return Errorf(code, "{}: {}", what, ucs_status_string(status));
+}
+
+std::string AddressText(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &v4.sin_addr, host, sizeof(host));
+    return fmt::format("{}:{}", host, ntohs(v4.sin_port));
+  }
+  if (address.ss_family != AF_INET6) return "";
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof(host));
+  return fmt::format("[{}]:{}", host, ntohs(v6.sin6_port));
 }
 
 std::string HostId() {

@@ -3,7 +3,7 @@
 #include <ucp/api/ucp.h>
 
 #include <cstring>
-#include <set>
+#include <map>
 
 #include "services/base/address.h"
 #include "services/base/log.h"
@@ -82,12 +82,13 @@ class ChannelHandle final : public KvChannel {
   explicit ChannelHandle(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
   ~ChannelHandle() override { channel_->CloseSoon(); }
 
-  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
-    return channel_->Put(std::move(ops), std::move(done));
+  absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done, LeaseEnd lease_end) override {
+    return channel_->Put(std::move(ops), std::move(done), lease_end);
   }
   std::span<std::byte> mapped_memory() const override { return channel_->mapped_memory(); }
-  absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done) override {
-    return channel_->Put(std::move(ops), std::move(done), std::move(copier));
+  absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done,
+                          LeaseEnd lease_end) override {
+    return channel_->Put(std::move(ops), std::move(done), lease_end, std::move(copier));
   }
   absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done) override {
     return channel_->Get(std::move(ops), std::move(done));
@@ -96,6 +97,7 @@ class ChannelHandle final : public KvChannel {
   absl::Status FlushAndWait(std::chrono::nanoseconds timeout) override;
   absl::Status Close(std::chrono::nanoseconds timeout) override { return channel_->Close(timeout); }
   std::string carrier() const override { return channel_->carrier(); }
+  std::string local_address() const override { return channel_->local_address(); }
   absl::Status status() const override { return channel_->status(); }
 
  private:
@@ -133,6 +135,8 @@ struct Listener {
 };
 
 class UcxTransport final : public KvTransport {
+  using Deadline = std::chrono::steady_clock::time_point;
+
  public:
   explicit UcxTransport(TransportOptions options) : options_(std::move(options)) {}
   ~UcxTransport() override { Stop(); }
@@ -145,11 +149,18 @@ class UcxTransport final : public KvTransport {
   }
   absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
                                                      std::chrono::nanoseconds timeout) override;
+  WriterConnections ConnectionsOf(const std::string& channel_address, Deadline opened_before) const override;
+  void CutWriter(const std::string& channel_address, Deadline opened_before) override;
   void Stop() override;
 
  private:
-  using Deadline = std::chrono::steady_clock::time_point;
-
+  // An endpoint over which a peer writes here.
+  struct Accepted {
+    std::string address;  // of the peer's end: KvChannel::local_address there
+    std::chrono::steady_clock::time_point opened;
+    bool maps = false;
+    bool closing = false;
+  };
   absl::StatusOr<std::unique_ptr<Listener>> Listen(const HostPort& address, ucp_err_handling_mode_t mode);
   absl::StatusOr<std::shared_ptr<UcxChannel>> ConnectOnce(const RemoteMemory& remote, const HostPort& address,
                                                           ucp_err_handling_mode_t mode, Deadline deadline);
@@ -159,14 +170,17 @@ class UcxTransport final : public KvTransport {
   static void OnConnectionRequest(ucp_conn_request_h request, void* arg);
   static void OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t status);
 
+  void ForgetPeer(ucp_ep_h ep);
+
   const TransportOptions options_;
   std::unique_ptr<UcxWorker> worker_;
   CopyEngine copies_;
   std::unique_ptr<Listener> public_;
   std::unique_ptr<Listener> local_;  // null with carriers "tcp"
-  std::set<ucp_ep_h> accepted_;      // of the progress thread: endpoints of peers that write here
 
-  std::mutex mutex_;  // guards the next two
+  mutable std::mutex mutex_;  // guards all below
+  // Changed by the progress thread only. An endpoint stays until UCX has let go of it.
+  std::map<ucp_ep_h, Accepted> accepted_;
   std::vector<std::shared_ptr<UcxChannel>> channels_;
   bool stopped_ = false;
 };
@@ -239,6 +253,13 @@ void UcxTransport::Accept(Listener& listener, ucp_conn_request_h request) {
     ucp_listener_reject(listener.handle, request);
     return;
   }
+  ucp_conn_request_attr_t peer{};
+  peer.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR;
+  if (const ucs_status_t status = ucp_conn_request_query(request, &peer); status != UCS_OK) {
+    log::Warning("transport.accept_failed", log::F("cause", ucs_status_string(status)));
+    ucp_listener_reject(listener.handle, request);
+    return;
+  }
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
@@ -249,7 +270,10 @@ void UcxTransport::Accept(Listener& listener, ucp_conn_request_h request) {
   ucp_ep_h ep = nullptr;
   const ucs_status_t status = ucp_ep_create(worker_->worker(), &params, &ep);
   if (status == UCS_OK) {
-    accepted_.insert(ep);
+    std::lock_guard lock(mutex_);
+    accepted_[ep] = {.address = AddressText(peer.client_address),
+                     .opened = std::chrono::steady_clock::now(),
+                     .maps = listener.mode == UCP_ERR_HANDLING_MODE_NONE};
   } else {
     log::Warning("transport.accept_failed", log::F("cause", ucs_status_string(status)));
   }
@@ -257,16 +281,66 @@ void UcxTransport::Accept(Listener& listener, ucp_conn_request_h request) {
 
 void UcxTransport::OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t) {
   auto* const self = static_cast<UcxTransport*>(arg);
-  if (!self->worker_->Post([self, ep] { self->ClosePeer(ep); })) self->accepted_.erase(ep);
+  (void)self->worker_->PostAlways([self, ep] { self->ClosePeer(ep); });
 }
 
+// The endpoint counts until its close is complete: until then UCX may still put down what has come over it.
 void UcxTransport::ClosePeer(ucp_ep_h ep) {
-  if (accepted_.erase(ep) == 0) return;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = accepted_.find(ep);
+    if (found == accepted_.end() || std::exchange(found->second.closing, true)) return;
+  }
+  struct Closing {
+    UcxTransport* transport;
+    ucp_ep_h ep;
+  };
+  auto closing = std::make_unique<Closing>(Closing{this, ep});
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-  if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);  // completes by itself
+  param.cb.send = [](void* request, ucs_status_t, void* user_data) {
+    ucp_request_free(request);
+    const std::unique_ptr<Closing> closed(static_cast<Closing*>(user_data));
+    closed->transport->ForgetPeer(closed->ep);
+  };
+  param.user_data = closing.get();
+  if (UCS_PTR_IS_PTR(ucp_ep_close_nbx(ep, &param))) {
+    (void)closing.release();  // the callback's
+  } else {
+    ForgetPeer(ep);
+  }
+}
+
+void UcxTransport::ForgetPeer(ucp_ep_h ep) {
+  std::lock_guard lock(mutex_);
+  accepted_.erase(ep);
+}
+
+KvTransport::WriterConnections UcxTransport::ConnectionsOf(const std::string& channel_address,
+                                                           Deadline opened_before) const {
+  WriterConnections found;
+  std::lock_guard lock(mutex_);
+  for (const auto& [ep, peer] : accepted_) {
+    if ((channel_address.empty() || peer.address == channel_address) && peer.opened < opened_before)
+      ++(peer.maps ? found.mapped : found.over_network);
+  }
+  return found;
+}
+
+void UcxTransport::CutWriter(const std::string& channel_address, Deadline opened_before) {
+  (void)worker_->PostAlways([this, channel_address, opened_before] {
+    std::vector<ucp_ep_h> cut;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [ep, peer] : accepted_) {
+        if (peer.address == channel_address && peer.opened < opened_before && !peer.maps && !peer.closing)
+          cut.push_back(ep);
+      }
+    }
+    for (const ucp_ep_h ep : cut) ClosePeer(ep);
+    if (!cut.empty()) log::Warning("transport.writer_cut", log::F("connections", cut.size()));
+  });
 }
 
 absl::StatusOr<std::shared_ptr<UcxChannel>> UcxTransport::ConnectOnce(const RemoteMemory& remote,
@@ -333,7 +407,12 @@ void UcxTransport::Stop() {
   const absl::Status status = worker_->Run([this] {
     CloseListener(public_);
     CloseListener(local_);
-    while (!accepted_.empty()) ClosePeer(*accepted_.begin());
+    std::vector<ucp_ep_h> peers;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [ep, peer] : accepted_) peers.push_back(ep);
+    }
+    for (const ucp_ep_h ep : peers) ClosePeer(ep);
   });
   if (!status.ok()) log::Warning("transport.stop", log::F("status", status));
   worker_->Stop();

@@ -20,20 +20,21 @@ ShapedChannel::~ShapedChannel() {
   thread_.join();
 }
 
-absl::Status ShapedChannel::Put(std::vector<transport::PutOp> ops, std::function<void(absl::Status)> done) {
+absl::Status ShapedChannel::Put(std::vector<transport::PutOp> ops, std::function<void(absl::Status)> done,
+                                transport::LeaseEnd lease_end) {
   size_t bytes = 0;
   for (const transport::PutOp& op : ops) bytes += op.bytes;
   std::lock_guard lock(mutex_);
   line_free_ = std::max(line_free_, Clock::now()) +
                std::chrono::duration_cast<Clock::duration>(
                    std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_s_));
-  line_.push_back({std::move(ops), std::move(done), line_free_});
+  line_.push_back({std::move(ops), std::move(done), lease_end, line_free_});
   changed_.notify_all();
   return absl::OkStatus();
 }
 
 absl::Status ShapedChannel::PutThrough(transport::Copier, std::vector<transport::PutOp>,
-                                       std::function<void(absl::Status)>) {
+                                       std::function<void(absl::Status)>, transport::LeaseEnd) {
   return absl::FailedPreconditionError("a shaped channel has no mapped memory");
 }
 
@@ -56,7 +57,8 @@ void ShapedChannel::Loop() {
     busy_ = true;
     lock.unlock();
     const auto done = write.done;
-    if (const absl::Status put = inner_.Put(std::move(write.ops), std::move(write.done)); !put.ok()) done(put);
+    if (const absl::Status put = inner_.Put(std::move(write.ops), std::move(write.done), write.lease_end); !put.ok())
+      done(put);
     lock.lock();
     busy_ = false;
     changed_.notify_all();

@@ -19,20 +19,24 @@ class ShapedChannel final : public transport::KvChannel {
   ShapedChannel(transport::KvChannel& inner, double bytes_per_s);  // `inner` outlives it
   ~ShapedChannel() override;
 
-  absl::Status Put(std::vector<transport::PutOp> ops, std::function<void(absl::Status)> done) override;
+  absl::Status Put(std::vector<transport::PutOp> ops, std::function<void(absl::Status)> done,
+                   transport::LeaseEnd lease_end = transport::kNoLease) override;
   std::span<std::byte> mapped_memory() const override { return {}; }
-  absl::Status PutThrough(transport::Copier, std::vector<transport::PutOp>, std::function<void(absl::Status)>) override;
+  absl::Status PutThrough(transport::Copier, std::vector<transport::PutOp>, std::function<void(absl::Status)>,
+                          transport::LeaseEnd) override;
   absl::Status Get(std::vector<transport::GetOp>, std::function<void(absl::Status)>) override;
   absl::Status Flush(std::function<void(absl::Status)> done) override;
   absl::Status FlushAndWait(std::chrono::nanoseconds timeout) override;
   absl::Status Close(std::chrono::nanoseconds timeout) override;
   std::string carrier() const override { return "shaped " + inner_.carrier(); }
+  std::string local_address() const override { return inner_.local_address(); }
   absl::Status status() const override { return inner_.status(); }
 
  private:
   struct Write {
     std::vector<transport::PutOp> ops;
     std::function<void(absl::Status)> done;
+    transport::LeaseEnd lease_end;
     std::chrono::steady_clock::time_point off_the_line;
   };
   void Loop();

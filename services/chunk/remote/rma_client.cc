@@ -387,7 +387,8 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk* const> chunks, const Pu
     status = absl::InternalError("the store reserved another number of chunks than asked for");
   } else if (!ops.empty()) {
     const auto copied = std::make_shared<Completion>();
-    status = connection->channel->Put(std::move(ops), [copied](absl::Status s) { copied->Set(std::move(s)); });
+    status = connection->channel->Put(
+        std::move(ops), [copied](absl::Status s) { copied->Set(std::move(s)); }, quiet_by);
     if (!status.ok()) copied->Set(status);
     if (status.ok()) status = connection->channel->FlushAndWait(quiet_by - Clock::now());
     if (!status.ok()) {

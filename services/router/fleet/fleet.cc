@@ -369,12 +369,18 @@ class PollingFleet final : public Fleet {
     Poll(slot);
   }
 
-  // A prefill worker that no longer lists a peer has closed that connection (it had an error): open it again.
+  // A prefill worker that no longer lists a peer, or lists another channel to it, has closed the connection that is
+  // known here (it had an error): open it again, or hear of the other one.
   void ForgetDroppedPeers(PrefillSlot& slot, Clock::time_point asked_at) {
     const auto& peers = slot.info.connected_peers();
     for (auto& [key, connection] : connections_) {
       if (key.first != slot.info.worker_id() || !connection.ready || connection.ready_since >= asked_at) continue;
-      if (std::find(peers.begin(), peers.end(), key.second) == peers.end()) connection.ready = false;
+      const auto& channels = slot.info.connected_channels();
+      const bool by_channel = channels.size() == peers.size();  // else a worker of an earlier version
+      connection.ready = false;
+      for (int i = 0; i < peers.size(); ++i)
+        connection.ready |=
+            peers[i] == key.second && (!by_channel || channels[i] == connection.link.writer.channel_id());
     }
   }
 
@@ -537,7 +543,12 @@ class PollingFleet final : public Fleet {
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
                                          .transport = "memory",
                                          .bytes_per_s = info.copy_bytes_per_s(),
-                                         .write_s = info.copy_write_seconds()};
+                                         .write_s = info.copy_write_seconds(),
+                                         .writer = {}};
+    // Writes of the same process: nothing but the worker itself can say when they are over.
+    v1::KvWriter& writer = view.peers[slot.info.worker_id()].writer;
+    writer.set_grpc_address(slot.info.endpoint().grpc_address());
+    writer.set_epoch(slot.info.epoch());
     return view;
   }
 
@@ -556,7 +567,8 @@ class PollingFleet final : public Fleet {
     auto done = [self = Self(), key](absl::Status status, Call& finished) {
       PeerLink link{.transport = finished.response.transport(),
                     .bytes_per_s = finished.response.bytes_per_s(),
-                    .write_s = finished.response.write_seconds()};
+                    .write_s = finished.response.write_seconds(),
+                    .writer = finished.response.writer()};
       boost::asio::post(self->strand_, [self, key, status = std::move(status), link = std::move(link)] {
         self->OnConnected(key, status, link);
       });

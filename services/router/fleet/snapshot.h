@@ -11,6 +11,7 @@
 
 #include "services/chunk/chunk.h"
 #include "services/router/fleet/clock_offset.h"
+#include "spl/v1/decode.pb.h"
 
 namespace spl::router {
 
@@ -22,7 +23,8 @@ struct PeerLink {
   uint64_t decode_epoch = 0;
   std::string transport;
   double bytes_per_s = 0;
-  double write_s = 0;  // what one write more costs
+  double write_s = 0;   // what one write more costs
+  v1::KvWriter writer;  // for reservations, as it was told
 };
 
 struct PrefillView {

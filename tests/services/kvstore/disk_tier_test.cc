@@ -179,6 +179,26 @@ TEST(DiskTier, AFailedWriteIndexesNothing) {
   EXPECT_EQ((*tier)->stats().num_corrupt, 1u);
 }
 
+// The file system has room for some slots, not for a whole step of growth.
+TEST(DiskTier, ANearlyFullDiskIsUsedInSmallerSteps) {
+  TempDir dir;
+  const auto tier = OpenTier(dir);
+  const ScopedFaults faults;
+  ASSERT_TRUE(ArmFaultFromFlag("kvstore.slab.grow=error(RESOURCE_EXHAUSTED)@1").ok());
+  EXPECT_TRUE((*tier)->Write(tier->Batch({1})).status.ok());
+  EXPECT_GE(FaultHits("kvstore.slab.grow"), 2u);
+  EXPECT_TRUE(Has(*tier, 1));
+  (*tier)->CheckInvariants();
+  // No room for a single slot, and nothing that could be evicted for it.
+  TempDir full_dir;
+  const auto full = OpenTier(full_dir);
+  ASSERT_TRUE(ArmFaultFromFlag("kvstore.slab.grow=error(RESOURCE_EXHAUSTED)").ok());
+  const auto refused = (*full)->Write(full->Batch({1}));
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.num_failed, 1u);
+  (*full)->CheckInvariants();
+}
+
 TEST(DiskTier, ADiskErrorOnReadIsAFailureNotAMiss) {
   ScopedFaults faults;
   TempDir dir;

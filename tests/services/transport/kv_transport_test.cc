@@ -10,7 +10,9 @@
 #include <thread>
 
 #include "services/base/address.h"
+#include "services/base/fault_point.h"
 #include "services/transport/bandwidth.h"
+#include "tests/support/eventually.h"
 
 namespace spl::transport {
 namespace {
@@ -232,6 +234,101 @@ TEST_P(KvTransportTest, AFullQueueRefuses) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(pair.channel->Close(60s).ok());
   EXPECT_EQ(num_done.load(), num_accepted);
+}
+
+// ---- fences (decision 0002)
+
+constexpr auto kForever = std::chrono::steady_clock::time_point::max();
+
+TEST_P(KvTransportTest, AWriteThatIsLateForItsLeaseIsDroppedAndItsChannelLost) {
+  constexpr size_t kBytes = 4 << 20;
+  Pair pair(GetParam().writer, GetParam().reader, kBytes);
+  ASSERT_NE(pair.channel, nullptr);
+  const std::vector<std::byte> source(kBytes, std::byte(0x77));
+  const ScopedFaults faults;
+  ASSERT_TRUE(ArmFaultFromFlag("transport.put=delay(60)").ok());  // between the caller's own check and the copy
+  std::promise<absl::Status> done;
+  ASSERT_TRUE(pair.channel
+                  ->Put(
+                      {{source.data(), 0, kBytes / 2}, {source.data(), kBytes / 2 + 1, kBytes / 4}},
+                      [&](absl::Status status) { done.set_value(status); }, std::chrono::steady_clock::now() + 30ms)
+                  .ok());
+  EXPECT_EQ(done.get_future().get().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(pair.channel->status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(pair.channel->FlushAndWait(10s).ok()) << "a lost channel must not say that its writer is quiet";
+  ASSERT_TRUE(pair.channel->Close(10s).ok());
+  EXPECT_TRUE(
+      std::all_of(pair.memory->data(), pair.memory->data() + kBytes, [](std::byte b) { return b == std::byte(0); }));
+}
+
+TEST_P(KvTransportTest, AWriteWithinItsLeaseArrivesAndOneWithNothingToWriteIsNeverLate) {
+  Pair pair(GetParam().writer, GetParam().reader, 1 << 20);
+  ASSERT_NE(pair.channel, nullptr);
+  const std::vector<std::byte> source(1 << 20, std::byte(0x55));
+  ASSERT_TRUE(pair.channel
+                  ->Put(
+                      {{source.data(), 0, source.size()}}, [](absl::Status) {}, std::chrono::steady_clock::now() + 60s)
+                  .ok());
+  std::promise<absl::Status> empty;
+  ASSERT_TRUE(pair.channel
+                  ->Put(
+                      {}, [&](absl::Status status) { empty.set_value(status); }, std::chrono::steady_clock::now())
+                  .ok());
+  EXPECT_TRUE(empty.get_future().get().ok());
+  ASSERT_TRUE(pair.channel->FlushAndWait(10s).ok());
+  EXPECT_EQ(std::memcmp(pair.memory->data(), source.data(), source.size()), 0);
+}
+
+TEST_P(KvTransportTest, AWriterCountsUntilItsChannelIsClosed) {
+  Pair pair(GetParam().writer, GetParam().reader, 1 << 20);
+  ASSERT_NE(pair.channel, nullptr);
+  const std::string first = pair.channel->local_address();
+  const bool maps = std::string(GetParam().expected) == "shm";
+  const auto connections = pair.reader->ConnectionsOf(first, kForever);
+  EXPECT_EQ(connections.mapped, maps ? 1u : 0u);
+  EXPECT_EQ(connections.over_network, maps ? 0u : 1u);
+  EXPECT_EQ(pair.reader->ConnectionsOf("127.0.0.1:1", kForever).all(), 0u);
+  const auto between = std::chrono::steady_clock::now();
+  auto connected = pair.writer->Connect(Describe(*pair.reader, *pair.memory), 10s);
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  const std::string second = (*connected)->local_address();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(pair.reader->ConnectionsOf(second, kForever).all(), 1u);
+  EXPECT_EQ(pair.reader->ConnectionsOf(second, between).all(), 0u);
+  ASSERT_TRUE(pair.channel->Close(10s).ok());
+  EXPECT_TRUE(test::Eventually([&] { return pair.reader->ConnectionsOf(first, kForever).all() == 0; }));
+  EXPECT_EQ(pair.reader->ConnectionsOf(second, kForever).all(), 1u);
+  ASSERT_TRUE((*connected)->Close(10s).ok());
+  EXPECT_TRUE(test::Eventually([&] { return pair.reader->ConnectionsOf(second, kForever).all() == 0; }));
+}
+
+TEST_P(KvTransportTest, AWriterThatWasCutOffReachesNothing) {
+  if (std::string(GetParam().expected) == "shm") GTEST_SKIP() << "nobody can take a mapping away from a peer";
+  constexpr size_t kBytes = 1 << 20;
+  Pair pair(GetParam().writer, GetParam().reader, kBytes);
+  ASSERT_NE(pair.channel, nullptr);
+  const std::vector<std::byte> source(kBytes, std::byte(0x33));
+  ASSERT_TRUE(pair.channel->Put({{source.data(), 0, kBytes}}, [](absl::Status) {}).ok());
+  ASSERT_TRUE(pair.channel->FlushAndWait(10s).ok());
+  pair.reader->CutWriter(pair.channel->local_address(), kForever);
+  ASSERT_TRUE(
+      test::Eventually([&] { return pair.reader->ConnectionsOf(pair.channel->local_address(), kForever).all() == 0; }));
+  std::memset(pair.memory->data(), 0, kBytes);
+  // The writer does not know yet.
+  for (int i = 0; i < 100; ++i) (void)pair.channel->Put({{source.data(), 0, kBytes}}, [](absl::Status) {});
+  EXPECT_TRUE(test::Eventually([&] { return !pair.channel->status().ok(); }));
+  EXPECT_FALSE(pair.channel->FlushAndWait(10s).ok());
+  ASSERT_TRUE(pair.channel->Close(10s).ok());
+  // Traffic of a new connection goes through the same threads.
+  auto second = pair.writer->Connect(Describe(*pair.reader, *pair.memory), 10s);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE((*second)->FlushAndWait(10s).ok());
+  EXPECT_TRUE(
+      std::all_of(pair.memory->data(), pair.memory->data() + kBytes, [](std::byte b) { return b == std::byte(0); }));
+  ASSERT_TRUE((*second)->Put({{source.data(), 0, kBytes}}, [](absl::Status) {}).ok());
+  ASSERT_TRUE((*second)->FlushAndWait(10s).ok());
+  EXPECT_EQ(std::memcmp(pair.memory->data(), source.data(), kBytes), 0);
+  EXPECT_TRUE((*second)->Close(10s).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, KvTransportTest,

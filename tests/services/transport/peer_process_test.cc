@@ -11,6 +11,7 @@
 
 #include "services/base/ids.h"
 #include "services/transport/kv_transport.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fnv.h"
 
 namespace spl::transport {
@@ -57,6 +58,19 @@ class PeerProcess {
     unsigned long long hash = 0;
     EXPECT_EQ(std::fscanf(out_, " %llx", &hash), 1);
     return hash;
+  }
+
+  void Pause() { kill(pid_, SIGSTOP); }
+  // Opens a channel from there into `memory`; the address of the peer's end.
+  std::string ConnectTo(const RemoteMemory& memory) {
+    const std::string rkey = HexEncode({reinterpret_cast<const uint8_t*>(memory.rkey.data()), memory.rkey.size()});
+    std::fprintf(in_, "connect %s %s %llu %llu %s\n", memory.address.c_str(), memory.host_id.c_str(),
+                 static_cast<unsigned long long>(memory.base), static_cast<unsigned long long>(memory.size),
+                 rkey.c_str());
+    std::fflush(in_);
+    char writer[128] = "";
+    EXPECT_EQ(std::fscanf(out_, " writer %127s", writer), 1);
+    return writer;
   }
 
  private:
@@ -178,6 +192,24 @@ TEST_P(PeerProcessTest, ARestartedPeerIsReachedAtItsNewAddress) {
   ASSERT_TRUE(channel->FlushAndWait(10s).ok());
   EXPECT_EQ(second.HashOf(0, source.size()), testing::Fnv1a(source.data(), source.size()));
   EXPECT_TRUE(channel->Close(2s).ok());
+}
+
+// The owner of the memory learns at once that a writer is dead; one that is stopped still counts.
+TEST_P(PeerProcessTest, ADeadWriterIsGoneAndAStoppedOneIsNot) {
+  constexpr auto kEver = std::chrono::steady_clock::time_point::max();
+  const auto memory = std::move(writer_->Allocate(1 << 20)).value();
+  const RemoteMemory own{writer_->listen_address(), memory->packed_rkey(), reinterpret_cast<uint64_t>(memory->data()),
+                         memory->size(), HostId()};
+  PeerProcess peer(GetParam(), 4096), other(GetParam(), 4096);
+  const std::string id = peer.ConnectTo(own), other_id = other.ConnectTo(own);
+  ASSERT_NE(id, other_id);
+  EXPECT_EQ(writer_->ConnectionsOf(id, kEver).all(), 1u);
+  peer.Pause();
+  other.Kill();
+  EXPECT_TRUE(test::Eventually([&] { return writer_->ConnectionsOf(other_id, kEver).all() == 0; }, 5s));
+  EXPECT_EQ(writer_->ConnectionsOf(id, kEver).all(), 1u) << "it may go on to write";
+  peer.Kill();  // stopped as it is
+  EXPECT_TRUE(test::Eventually([&] { return writer_->ConnectionsOf(id, kEver).all() == 0; }, 5s));
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, PeerProcessTest, ::testing::Values("shm", "tcp"),

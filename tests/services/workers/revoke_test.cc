@@ -1,6 +1,9 @@
 // A ticket that was given up, and its prefill call: whichever comes first, pages are used by others only when nothing
 // more is written to them, and then at once, not when the ticket's time is over (60 s here).
+#include <optional>
+
 #include "tests/services/workers/workers_fixture.h"
+#include "tests/support/eventually.h"
 
 namespace spl {
 namespace {
@@ -135,6 +138,105 @@ TEST_P(RevokeTest, AnotherProcessDoesNotSpeakForTheOneBefore) {
   EXPECT_EQ(Run(Prompt(5, 100), nameless).code(), absl::StatusCode::kInvalidArgument);
   Release(*ticket, true);
 }
+
+// ---- a writer that pauses for longer than its ticket lives
+
+class LateWriteTest : public RevokeTest {
+ protected:
+  // Starts a prompt whose first write stops at `fault` until Resume, and lets more than twice its ticket's time to live
+  // pass.
+  void PauseAt(const std::string& fault) {
+    static int runs = 0;
+    event_ = "late_write_test." + std::to_string(++runs);
+    FaultAction pause{.kind = FaultKind::kDelayUntil, .event = event_};
+    pause.only_hit = 1;
+    const auto ticket = Reserve(prompt_, Sampling(5), kTtlMs);
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    ticket_ = *ticket;
+    ASSERT_TRUE(ArmFault(fault, pause).ok());
+    run_request_ = RunRequest(prompt_, Sampling(5), ticket_);
+    prefill_stub_->async()->Run(&run_context_, &run_request_, &run_response_,
+                                [this](const grpc::Status& status) { run_done_.set_value(status); });
+    ASSERT_TRUE(WaitForFaultHits(fault, 1, 20'000));
+    // Three tickets that nobody writes to come and go, one behind the other.
+    const int32_t used = decode_->pool().num_pages() - decode_->pool().num_free();
+    for (int i = 0; i < 3 && !AllFree(); ++i) {
+      ASSERT_TRUE(Reserve(Prompt(8, 64), Sampling(5), kTtlMs).ok());
+      ASSERT_TRUE(test::Eventually([&] { return decode_->pool().num_pages() - decode_->pool().num_free() <= used; }));
+    }
+  }
+  void Resume() {
+    FireFaultEvent(event_);
+    (void)run_done_.get_future().get();
+  }
+
+  static constexpr uint32_t kTtlMs = 2000;
+  const std::vector<int32_t> prompt_ = Prompt(7, 600);
+  std::string event_;
+  v1::Ticket ticket_;
+  grpc::ClientContext run_context_;
+  v1::PrefillRequest run_request_;
+  v1::PrefillResponse run_response_;
+  std::promise<grpc::Status> run_done_;
+};
+
+TEST_P(LateWriteTest, AWriteBehindItsLeaseChangesNoByteOfWhoeverHasThePages) {
+  PauseAt("transport.put");
+  const bool cut = GetParam().kv_transport == std::string("tcp");
+  std::optional<v1::Ticket> other;
+  if (cut) {
+    // The connection was torn down: nothing of it can arrive, and the pages may be used.
+    ASSERT_TRUE(test::Eventually([&] { return AllFree(); }));
+    const auto reserved = Reserve(Prompt(9, 600), Sampling(5));
+    ASSERT_TRUE(reserved.ok()) << reserved.status();
+    other = *reserved;
+  } else {
+    EXPECT_FALSE(AllFree()) << "a process that has the memory mapped may go on to write";
+  }
+  const std::vector<std::byte> before = BytesOf(ticket_);
+  Resume();
+  // The late write is dropped and its channel closed, which is the proof that all of it is over.
+  EXPECT_TRUE(test::Eventually([&] { return prefill_->pool().num_free() == prefill_->pool().num_pages(); }));
+  EXPECT_TRUE(BytesOf(ticket_) == before);
+  if (other.has_value()) Release(*other, true);
+  EXPECT_TRUE(PagesComeBack(20s));
+  const absl::Status connected = Connect();
+  ASSERT_TRUE(connected.ok()) << connected;
+  EXPECT_EQ(Generate(prompt_, Sampling(5)).tokens, Expected(prompt_, Sampling(5)));
+}
+
+// Between the look at the lease and the copy there is no fence in shared memory: only that nobody gets the pages.
+TEST_P(LateWriteTest, PagesOfACopyThatPausesHalfWayAreGivenToNobody) {
+  if (GetParam().kv_transport != std::string("shm")) return;
+  PauseAt("transport.piece");
+  EXPECT_FALSE(AllFree());
+  const auto other = Reserve(Prompt(9, 600), Sampling(5));
+  ASSERT_TRUE(other.ok()) << other.status();
+  for (const uint32_t page : other->page_ids())
+    ASSERT_EQ(std::count(ticket_.page_ids().begin(), ticket_.page_ids().end(), page), 0);
+  const std::vector<std::byte> before = BytesOf(*other), late = BytesOf(ticket_);
+  Resume();
+  EXPECT_TRUE(test::Eventually([&] { return prefill_->pool().num_free() == prefill_->pool().num_pages(); }));
+  EXPECT_TRUE(BytesOf(*other) == before);
+  EXPECT_FALSE(BytesOf(ticket_) == late);  // it did write
+  Release(*other, true);
+  EXPECT_TRUE(PagesComeBack(20s));
+}
+
+// A ticket is good for one channel: the decode worker may have taken the end of that one for the end of all writes.
+TEST_P(LateWriteTest, ATicketOfAnEarlierChannelIsRefused) {
+  auto ticket = Reserve(prompt_, Sampling(5));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_NE(ticket->channel_id(), 0u);
+  const v1::Ticket good = *ticket;
+  ticket->set_channel_id(ticket->channel_id() + 1);
+  EXPECT_EQ(Run(prompt_, *ticket).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Run(prompt_, good).ok());
+  EXPECT_TRUE(PagesComeBack());
+}
+
+INSTANTIATE_TEST_SUITE_P(Carriers, LateWriteTest, ::testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"}),
+                         WayName);
 
 INSTANTIATE_TEST_SUITE_P(Carriers, RevokeTest,
                          testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"},

@@ -58,6 +58,9 @@ TEST_F(TicketGuardTest, WritesThatWereNotFlushedAreNotCalledQuiet) {
   hold.reset();
   ASSERT_TRUE(answer_.has_value());
   EXPECT_EQ(answer_->code(), absl::StatusCode::kUnavailable);
+  Revoke(ticket_);  // whoever asks again does not hear otherwise
+  ASSERT_TRUE(answer_.has_value());
+  EXPECT_EQ(answer_->code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(TicketGuardTest, ACallThatWroteNothingIsQuiet) {

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <mutex>
 #include <thread>
+#include <vector>
+
+#include "tests/support/eventually.h"
 
 namespace spl::decode {
 namespace {
@@ -52,6 +56,96 @@ TEST(TicketTableTest, TheGenerationIsKnownOfATicketThatIsGone) {
   EXPECT_EQ(table.counts().reserved, 0u);
   table.Stop(absl::UnavailableError("stopped"));
   EXPECT_EQ(table.Add(MakeTicket()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// Says what a test wants; asks nobody.
+class FakeProofs final : public WriterProofs {
+ public:
+  bool Gone(const TicketWriter& writer) const override {
+    std::lock_guard lock(mutex_);
+    return gone_ == writer.channel_address;
+  }
+  bool Ask(const TicketWriter&, const RandomId&, std::function<void()> on_quiet) override {
+    std::lock_guard lock(mutex_);
+    asked_.push_back(std::move(on_quiet));
+    return true;
+  }
+  bool Cut(const TicketWriter&) override {
+    ++num_cut;
+    return true;
+  }
+  void SetGone(const std::string& address) {
+    std::lock_guard lock(mutex_);
+    gone_ = address;
+  }
+  std::function<void()> TakeAsked() {
+    std::lock_guard lock(mutex_);
+    if (asked_.empty()) return nullptr;
+    auto first = std::move(asked_.front());
+    asked_.erase(asked_.begin());
+    return first;
+  }
+
+  std::atomic<int> num_cut{0};
+
+ private:
+  mutable std::mutex mutex_;  // guards all below
+  std::string gone_ = "nobody";
+  std::vector<std::function<void()>> asked_;
+};
+
+class QuarantineTest : public ::testing::Test {
+ protected:
+  void TearDown() override { table_.Stop(absl::UnavailableError("stopped")); }
+  RandomId Add(std::chrono::milliseconds ttl, const std::string& channel) {
+    auto ticket = MakeTicket();
+    ticket->ttl = ttl;
+    ticket->writer.channel_address = channel;
+    const RandomId id = ticket->id;
+    generation_ = table_.Add(std::move(ticket)).value();
+    return id;
+  }
+  bool Quarantined(size_t num) {
+    return test::Eventually([&] { return table_.counts().quarantined == num; });
+  }
+
+  FakeProofs proofs_;
+  TicketTable table_{64, &proofs_};
+  uint64_t generation_ = 0;
+};
+
+TEST_F(QuarantineTest, TimeAloneDoesNotFreeATicketWhoseWriterMayBePaused) {
+  Add(std::chrono::milliseconds(1), "w:1");
+  ASSERT_TRUE(Quarantined(1));
+  ASSERT_TRUE(test::Eventually([&] { return proofs_.num_cut > 0; }));  // far beyond two ttl
+  EXPECT_EQ(table_.counts().quarantined, 1u);
+  EXPECT_EQ(table_.counts().cut_total, 1u);
+  proofs_.SetGone("w:1");
+  EXPECT_TRUE(Quarantined(0));
+  EXPECT_EQ(proofs_.num_cut, 1);
+}
+
+TEST_F(QuarantineTest, AWriterThatIsGoneFreesItsTicketsAtOnceAndNoOthers) {
+  const RandomId first = Add(std::chrono::seconds(600), "w:1");
+  table_.Release(first, generation_, false, absl::CancelledError("given up"));
+  const RandomId second = Add(std::chrono::seconds(600), "w:2");
+  table_.Release(second, generation_, false, absl::CancelledError("given up"));
+  Add(std::chrono::seconds(600), "w:1");  // reserved still: it may be committed
+  EXPECT_EQ(table_.counts().quarantined, 2u);
+  proofs_.SetGone("w:1");
+  EXPECT_TRUE(Quarantined(1));
+  EXPECT_EQ(table_.counts().reserved, 1u);
+  proofs_.SetGone("w:2");
+  EXPECT_TRUE(Quarantined(0));
+}
+
+TEST_F(QuarantineTest, TheWriterIsAskedFromTheTicketsEndOn) {
+  Add(std::chrono::milliseconds(1), "w:1");
+  std::function<void()> asked;
+  ASSERT_TRUE(test::Eventually([&] { return (asked = proofs_.TakeAsked()) != nullptr; }));
+  EXPECT_EQ(table_.counts().quarantined, 1u);
+  asked();  // it is quiet
+  EXPECT_EQ(table_.counts().quarantined, 0u);
 }
 
 TEST(TicketTableTest, AFullTableRefuses) {

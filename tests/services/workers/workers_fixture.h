@@ -165,6 +165,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     *request.mutable_reuse() = reuse_;
     request.set_kv_bytes_per_s(kv_bytes_per_s_);
     request.set_kv_write_seconds(kv_write_s_);
+    *request.mutable_writer() = connected_.writer();
     v1::Ticket ticket;
     grpc::ClientContext context;
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(decode_stub_->Reserve(&context, request, &ticket)));
