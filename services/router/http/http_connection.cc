@@ -4,6 +4,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
+#include <iterator>
 #include <utility>
 
 #include "services/base/log.h"
@@ -17,6 +18,12 @@ namespace asio = boost::asio;
 namespace http = boost::beast::http;
 
 constexpr size_t kReadChunk = 8 << 10;
+// Besides a header: the pieces in which a body is read, or a chunk's size with its extension, or all trailers.
+constexpr size_t kMaxPiece = 16 << 10;
+// Bytes of a chunked body in all, for each byte of content and besides: a chunk of one byte takes six.
+constexpr size_t kFramingPerByte = 8, kFramingBesides = 64 << 10;
+// Of a body or an answer, what is not worth to be refused: it is bounded by the number of connections.
+constexpr size_t kSmall = 16 << 10;
 // What a client that was refused may still send before the connection is cut: closing with unread bytes resets the
 // connection and can destroy the response on its way.
 constexpr size_t kMaxLingerBytes = 64 << 20;
@@ -43,9 +50,9 @@ std::string Head(int status, const std::string& content_type, const HttpHeaders&
 
 std::string ToStd(boost::beast::string_view text) { return std::string(text.data(), text.size()); }
 
-HttpRequest ToHttpRequest(http::request<http::string_body>&& message) {
+HttpRequest HeaderOf(const http::request<http::string_body>& message) {
   HttpRequest out;
-  out.method = ToStd(message.method_string());
+  out.method = message.method() == http::verb::head ? "GET" : ToStd(message.method_string());
   const std::string target = ToStd(message.target());
   const size_t question = target.find('?');
   out.path = target.substr(0, question);
@@ -55,32 +62,61 @@ HttpRequest ToHttpRequest(http::request<http::string_body>&& message) {
   out.traceparent = ToStd(message["traceparent"]);
   out.tracestate = ToStd(message["tracestate"]);
   out.timeout_ms = ToStd(message["x-request-timeout-ms"]);
-  out.body = std::move(message.body());
+  out.host = ToStd(message[http::field::host]);
+  out.origin = ToStd(message[http::field::origin]);
+  out.sec_fetch_site = ToStd(message["sec-fetch-site"]);
+  out.content_type = ToStd(message[http::field::content_type]);
+  out.forwarded = message.count("forwarded") + message.count("x-forwarded-for") + message.count(http::field::via) > 0;
   return out;
 }
+
+bool HasBody(const http::request_parser<http::string_body>& parser) {
+  return parser.chunked() || parser.content_length().value_or(0) > 0;
+}
+
+// Chunked is the one coding that is understood; the parser takes whatever ends with it.
+bool KnowsTransferCoding(const http::request<http::string_body>& message) {
+  const auto [begin, end] = message.equal_range(http::field::transfer_encoding);
+  return begin == end || (std::next(begin) == end && boost::beast::iequals(begin->value(), "chunked"));
+}
+
+std::string WholeResponse(const HttpResponse& response, const ResponseForm& form) {
+  std::string bytes = Head(response.status, response.content_type, response.headers);
+  bytes += fmt::format("content-length: {}\r\nconnection: {}\r\n\r\n", response.body.size(),
+                       form.keep_alive ? "keep-alive" : "close");
+  if (!form.head) bytes += response.body;
+  return bytes;
+}
+
+size_t CountedBytes(size_t body_bytes) { return body_bytes - std::min(body_bytes, kSmall); }
 
 }  // namespace
 
 // The handler's view of a response. Its own mutex guards what handler threads and the strand share.
 class HttpConnection::Exchange final : public HttpExchange, public std::enable_shared_from_this<Exchange> {
  public:
-  Exchange(std::shared_ptr<HttpConnection> connection, HttpRequest request, bool keep_alive, bool chunked)
-      : connection_(std::move(connection)), request_(std::move(request)), keep_alive_(keep_alive), chunked_(chunked) {}
+  Exchange(std::shared_ptr<HttpConnection> connection, HttpRequest request, ResponseForm form)
+      : connection_(std::move(connection)), request_(std::move(request)), form_(form), chunked_(form.chunked) {}
 
   const HttpRequest& request() const override { return request_; }
 
+  std::string TakeBody() override {
+    std::lock_guard lock(mutex_);
+    std::string body = std::exchange(request_.body, {});
+    if (connection_ != nullptr) connection_->client_->Drop(CountedBytes(body.size()));
+    return body;
+  }
+
   void Respond(HttpResponse response) override {
-    std::string bytes = Head(response.status, response.content_type, response.headers);
-    bytes += fmt::format("content-length: {}\r\nconnection: {}\r\n\r\n", response.body.size(), ConnectionHeader());
-    bytes += response.body;
-    Post(std::move(bytes), true);
+    const size_t size = response.body.size();
+    Post(WholeResponse(response, form_), true, size);
   }
 
   void StartStream(std::string content_type, HttpHeaders headers) override {
     std::string bytes = Head(200, content_type, headers);
     if (chunked_) bytes += "transfer-encoding: chunked\r\n";
-    bytes += fmt::format("connection: {}\r\n\r\n", chunked_ ? ConnectionHeader() : "close");
-    Post(std::move(bytes), false);
+    bytes += fmt::format("connection: {}\r\n\r\n", chunked_ && form_.keep_alive ? "keep-alive" : "close");
+    Post(std::move(bytes), form_.head);
   }
 
   bool Write(std::string bytes) override {
@@ -142,9 +178,8 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
   }
 
  private:
-  const char* ConnectionHeader() const { return keep_alive_ ? "keep-alive" : "close"; }
-
-  bool Post(std::string bytes, bool last) {
+  // `whole_size`: of the body of a response that is sent in one piece and may be refused for want of room.
+  bool Post(std::string bytes, bool last, size_t whole_size = 0) {
     std::shared_ptr<HttpConnection> connection;
     bool more = true;
     {
@@ -152,6 +187,13 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
       if (connection_ == nullptr || ended_) return true;
       connection = connection_;
       ended_ = last;
+      ClientWaits::Client& client = *connection->client_;
+      if (whole_size <= kSmall) {
+        client.HoldAnyway(bytes.size());
+      } else if (!client.Hold(bytes.size())) {
+        bytes = WholeResponse(connection->NoRoom("the answer does not fit into what the router may hold"), form_);
+        client.HoldAnyway(bytes.size());
+      }
       pending_bytes_ += bytes.size();
       if (pending_bytes_ > connection->core_->options.max_pending_bytes) {
         paused_ = true;
@@ -168,8 +210,8 @@ class HttpConnection::Exchange final : public HttpExchange, public std::enable_s
 
   std::mutex mutex_;  // guards all below that is not const
   std::shared_ptr<HttpConnection> connection_;
-  const HttpRequest request_;
-  const bool keep_alive_;
+  HttpRequest request_;  // the body changes, once (TakeBody); the rest never
+  const ResponseForm form_;
   const bool chunked_;
   std::function<void()> on_disconnect_;
   std::function<void()> on_drained_;
@@ -183,16 +225,26 @@ HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<Htt
     : stream_(std::move(socket)),
       core_(std::move(core)),
       read_timer_(stream_.get_executor()),
-      write_timer_(stream_.get_executor()) {}
+      write_timer_(stream_.get_executor()),
+      buffer_(core_->options.max_header_bytes + kMaxPiece) {}
 
 HttpConnection::~HttpConnection() { core_->num_connections.fetch_sub(1); }
 
+// Weak: the table's entry lives in the connection.
+void HttpConnection::JoinWaits() {
+  client_ = std::make_unique<ClientWaits::Client>(core_->waits, [weak = weak_from_this()](ClientWaits::Need need) {
+    if (const auto self = weak.lock()) self->Evict(need);
+  });
+}
+
 void HttpConnection::Start() {
+  JoinWaits();
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     ErrorCode ignored;
     self->stream_.next_layer().set_option(asio::ip::tcp::no_delay(true), ignored);
     if (self->core_->options.tls == nullptr) return self->BeIdle();
     self->state_ = State::kHandshaking;
+    self->client_->WaitFor(ClientWaits::Wait::kRequest);
     self->stream_.next_layer().non_blocking(true, ignored);  // for the look at the first byte
     self->ArmReadTimer(self->core_->options.handshake_timeout);
     self->AwaitHello();
@@ -200,6 +252,7 @@ void HttpConnection::Start() {
 }
 
 void HttpConnection::Refuse() {
+  JoinWaits();
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     if (self->core_->options.tls != nullptr) return self->DoClose();
     self->state_ = State::kReading;
@@ -216,6 +269,28 @@ void HttpConnection::CloseIfIdle() {
     if (self->state_ == State::kHandshaking) self->DoClose();
     if (self->state_ == State::kIdle) self->CloseIdle();
   });
+}
+
+void HttpConnection::Evict(ClientWaits::Need need) {
+  asio::post(stream_.get_executor(), [self = shared_from_this(), need] { self->OnEvicted(need); });
+}
+
+// The client may have moved on meanwhile, and then stays.
+void HttpConnection::OnEvicted(ClientWaits::Need need) {
+  const bool reading = state_ == State::kReading || state_ == State::kHandshaking;
+  if (need == ClientWaits::Need::kConnection) {
+    if (reading || state_ == State::kIdle) DoClose();
+    return;
+  }
+  if (state_ == State::kResponding && writing_) return Disconnected();
+  if (state_ != State::kReading) return;
+  evicted_ = true;  // the read that is pending ends, and OnBodyPiece answers
+  ErrorCode ignored;
+  stream_.next_layer().cancel(ignored);
+}
+
+HttpResponse HttpConnection::NoRoom(const std::string& why) const {
+  return {.status = 503, .body = core_->error_body(503, why + "; try again later"), .headers = {{"retry-after", "1"}}};
 }
 
 // ---- TLS
@@ -259,6 +334,7 @@ void HttpConnection::RefusePlainText(char first) {
 
 void HttpConnection::BeIdle() {
   state_ = State::kIdle;
+  client_->WaitFor(ClientWaits::Wait::kIdle);
   ArmReadTimer(core_->options.idle_timeout);
   Watch();
 }
@@ -287,6 +363,9 @@ void HttpConnection::OnWatched(const ErrorCode& error, size_t num_bytes) {
 
 void HttpConnection::ReadRequest() {
   state_ = State::kReading;
+  client_->WaitFor(ClientWaits::Wait::kRequest);
+  wire_bytes_ = held_body_bytes_ = 0;
+  evicted_ = head_ = false;
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(core_->options.max_header_bytes));
   parser_->body_limit(core_->options.max_body_bytes);
@@ -300,32 +379,73 @@ void HttpConnection::OnHeader(const ErrorCode& error) {
   if (error) return OnReadError(error);
   keep_alive_ = parser_->get().keep_alive() && !core_->draining.load();
   chunked_ = parser_->get().version() >= 11;
+  head_ = parser_->get().method() == http::verb::head;
+  if (!KnowsTransferCoding(parser_->get())) return Reject(501, "of transfer codings only \"chunked\" is understood");
+  if (core_->gate) {
+    HttpRequest header = HeaderOf(parser_->get());
+    header.has_body = HasBody(*parser_);
+    // The connection ends where an unread body would follow.
+    const std::optional<HttpResponse> refusal = core_->gate(header);
+    if (refusal.has_value()) return Answer(*refusal, keep_alive_ && !header.has_body);
+  }
   const auto expect = parser_->get()[http::field::expect];
   if (boost::beast::iequals(expect, "100-continue")) return ContinueThenReadBody();
-  ReadBody();
+  ParseBody();
 }
 
 void HttpConnection::ContinueThenReadBody() {
   static const std::string kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
   asio::async_write(stream_, asio::buffer(kContinue), [self = shared_from_this()](const ErrorCode& error, size_t) {
     if (error) return self->DoClose();
-    if (self->state_ != State::kClosed) self->ReadBody();
+    if (self->state_ != State::kClosed) self->ParseBody();
   });
 }
 
+// Not by http::async_read_some: that goes on by itself while chunk headers are cut in two, and nothing would be
+// counted.
 void HttpConnection::ReadBody() {
-  http::async_read(stream_, buffer_, *parser_,
-                   [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnRequest(error); });
+  if (parser_->is_done()) return OnRequest();
+  const size_t room = std::min(kMaxPiece, buffer_.max_size() - buffer_.size());
+  if (room == 0) return OnReadError(http::error::buffer_overflow);
+  stream_.async_read_some(buffer_.prepare(room), [self = shared_from_this()](const ErrorCode& error, size_t n) {
+    self->OnBodyPiece(error, n);
+  });
 }
 
-void HttpConnection::OnRequest(const ErrorCode& error) {
-  if (state_ == State::kClosed) return;
+void HttpConnection::OnBodyPiece(const ErrorCode& error, size_t num_bytes) {
+  if (state_ != State::kReading) return;
+  if (evicted_) return Answer(NoRoom("the request took too long to come, and its room is needed"), false);
   if (error) return OnReadError(error);
+  buffer_.commit(num_bytes);
+  wire_bytes_ += num_bytes;
+  ParseBody();
+}
+
+void HttpConnection::ParseBody() {
+  parser_->eager(true);
+  ErrorCode parsed;
+  if (!parser_->is_done() && buffer_.size() > 0) buffer_.consume(parser_->put(buffer_.data(), parsed));
+  if (parsed && parsed != http::error::need_more) return OnReadError(parsed);
+  const size_t body_bytes = parser_->get().body().size();
+  if (wire_bytes_ > kFramingPerByte * body_bytes + kFramingBesides)
+    return Reject(400, "the body consists of chunk headers mostly");
+  const size_t counted = CountedBytes(body_bytes);
+  if (counted > held_body_bytes_ && !client_->Hold(counted - held_body_bytes_))
+    return Answer(NoRoom("too many requests are being read"), false);
+  held_body_bytes_ = counted;
+  ReadBody();
+}
+
+void HttpConnection::OnRequest() {
   read_timer_.cancel();
+  client_->WaitFor(ClientWaits::Wait::kNone);
   state_ = State::kResponding;
   close_after_response_ = !keep_alive_;
   core_->AddResponding(1);
-  exchange_ = std::make_shared<Exchange>(shared_from_this(), ToHttpRequest(parser_->release()), keep_alive_, chunked_);
+  HttpRequest request = HeaderOf(parser_->get());
+  request.has_body = HasBody(*parser_);
+  request.body = std::move(parser_->get().body());
+  exchange_ = std::make_shared<Exchange>(shared_from_this(), std::move(request), form());
   parser_.reset();
   if (buffer_.size() < core_->options.max_header_bytes) Watch();
   core_->handler(exchange_);
@@ -336,7 +456,8 @@ void HttpConnection::OnReadError(const ErrorCode& error) {
     return Reject(413, fmt::format("the body is larger than {} bytes", core_->options.max_body_bytes));
   }
   if (error == http::error::header_limit || error == http::error::buffer_overflow) {
-    return Reject(431, fmt::format("the header is larger than {} bytes", core_->options.max_header_bytes));
+    return Reject(431, fmt::format("the header, or a chunk's, or the trailers are larger than {} bytes",
+                                   core_->options.max_header_bytes));
   }
   const bool closed = error == http::error::end_of_stream || error == http::error::partial_message;
   if (closed || error.category() != http::make_error_code(http::error::end_of_stream).category()) return DoClose();
@@ -345,20 +466,30 @@ void HttpConnection::OnReadError(const ErrorCode& error) {
 
 // Answers outside of any exchange and closes: what follows in the input cannot be trusted, or is not wanted.
 void HttpConnection::Reject(int status, const std::string& message) {
+  Answer({.status = status, .body = core_->error_body(status, message)}, false);
+}
+
+void HttpConnection::Answer(const HttpResponse& response, bool keep_alive) {
   read_timer_.cancel();
-  close_after_response_ = true;
-  const std::string body = core_->error_body(status, message);
-  std::string bytes = Head(status, "application/json", {});
-  bytes += fmt::format("content-length: {}\r\nconnection: close\r\n\r\n{}", body.size(), body);
+  client_->WaitFor(ClientWaits::Wait::kNone);
+  client_->DropAll();
+  parser_.reset();
+  close_after_response_ = !keep_alive;
   state_ = State::kResponding;
-  Send(std::move(bytes), true);
+  ResponseForm form = this->form();
+  form.keep_alive = keep_alive;
+  Send(WholeResponse(response, form), true);
 }
 
 // ---- writing
 
 void HttpConnection::Send(std::string bytes, bool last) {
   if (state_ != State::kResponding) return;
-  queued_ += bytes;
+  if (queued_.empty()) {
+    queued_ = std::move(bytes);
+  } else {
+    queued_ += bytes;
+  }
   last_queued_ = last_queued_ || last;
   if (!writing_) WriteNext();
 }
@@ -369,8 +500,8 @@ void HttpConnection::WriteNext() {
     return;
   }
   writing_ = true;
-  in_flight_.clear();
-  in_flight_.swap(queued_);
+  in_flight_ = std::exchange(queued_, {});
+  client_->WaitFor(ClientWaits::Wait::kAnswer);
   ArmWriteTimer();
   asio::async_write(stream_, asio::buffer(in_flight_),
                     [self = shared_from_this()](const ErrorCode& error, size_t) { self->OnWritten(error); });
@@ -379,9 +510,12 @@ void HttpConnection::WriteNext() {
 void HttpConnection::OnWritten(const ErrorCode& error) {
   writing_ = false;
   write_timer_.cancel();
+  const size_t sent = std::exchange(in_flight_, {}).size();
   if (state_ == State::kClosed) return;
   if (error) return Disconnected();
-  if (exchange_ != nullptr) exchange_->OnSent(in_flight_.size());
+  client_->WaitFor(ClientWaits::Wait::kNone);
+  client_->Drop(sent);
+  if (exchange_ != nullptr) exchange_->OnSent(sent);
   WriteNext();
 }
 
@@ -392,8 +526,10 @@ void HttpConnection::OnResponseDone() {
     exchange_.reset();
     core_->AddResponding(-1);
   }
+  client_->DropAll();
   if (close_after_response_ || !chunked_ || core_->draining.load()) return Linger();
   state_ = State::kIdle;
+  client_->WaitFor(ClientWaits::Wait::kIdle);
   ArmReadTimer(core_->options.idle_timeout);
   if (buffer_.size() == 0) return Watch();  // or the read that is pending already
   if (!watching_) return ReadRequest();
@@ -483,6 +619,8 @@ void HttpConnection::Disconnected() {
 void HttpConnection::DoClose() {
   if (exchange_ != nullptr) return Disconnected();
   state_ = State::kClosed;
+  client_->WaitFor(ClientWaits::Wait::kNone);
+  client_->DropAll();
   read_timer_.cancel();
   write_timer_.cancel();
   ErrorCode ignored;

@@ -14,14 +14,21 @@
 #include <string>
 
 #include "services/base/tls_stream.h"
+#include "services/router/http/client_waits.h"
 #include "services/router/http/http_server.h"
 
 namespace spl::router {
 
 struct HttpServerCore {
-  HttpServerOptions options;
+  explicit HttpServerCore(HttpServerOptions given)
+      : options(std::move(given)),
+        waits(std::make_shared<ClientWaits>(options.max_buffered_bytes, options.eviction_age)) {}
+
+  const HttpServerOptions options;
   HttpHandler handler;
   HttpErrorBody error_body;
+  HttpGate gate;
+  const std::shared_ptr<ClientWaits> waits;
   std::atomic<size_t> num_connections{0};
   std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
   std::mutex mutex;                   // guards num_responding
@@ -36,6 +43,12 @@ struct HttpServerCore {
   void OnHandshake(HandshakeResult result) const {
     if (options.on_handshake) options.on_handshake(result);
   }
+};
+
+struct ResponseForm {
+  bool keep_alive = false;
+  bool chunked = false;  // a body of unknown length comes in chunks; else the connection's end is its end
+  bool head = false;     // no body follows
 };
 
 // All state is touched on the socket's strand only, but for what the exchange shares (see Exchange). Keeps itself alive
@@ -54,8 +67,9 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Start();
   // The server has no room: 503, then close; with TLS no handshake is spent on it.
   void Refuse();
-  void Close();        // posts
-  void CloseIfIdle();  // posts; with the core draining
+  void Close();                        // posts
+  void Evict(ClientWaits::Need need);  // posts
+  void CloseIfIdle();                  // posts; with the core draining
 
  private:
   class Exchange;
@@ -73,9 +87,16 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void OnHeader(const ErrorCode& error);
   void ContinueThenReadBody();
   void ReadBody();
-  void OnRequest(const ErrorCode& error);
+  void OnBodyPiece(const ErrorCode& error, size_t num_bytes);
+  void ParseBody();
+  void OnRequest();
   void OnReadError(const ErrorCode& error);
   void Reject(int status, const std::string& message);
+  void Answer(const HttpResponse& response, bool keep_alive);
+  void JoinWaits();
+  void OnEvicted(ClientWaits::Need need);
+  HttpResponse NoRoom(const std::string& why) const;
+  ResponseForm form() const { return {.keep_alive = keep_alive_, .chunked = chunked_, .head = head_}; }
 
   void Watch();
   void OnWatched(const ErrorCode& error, size_t num_bytes);
@@ -100,10 +121,15 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   const std::shared_ptr<HttpServerCore> core_;
   boost::asio::steady_timer read_timer_;
   boost::asio::steady_timer write_timer_;
-  boost::beast::flat_buffer buffer_;
+  boost::beast::flat_buffer buffer_;             // bounded: all that the parser wants in one piece must fit
+  std::unique_ptr<ClientWaits::Client> client_;  // set by Start and Refuse
+  size_t wire_bytes_ = 0;                        // of the body that is read: all bytes, framing included
+  size_t held_body_bytes_ = 0;                   // of the body that is read: what is counted
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   std::shared_ptr<Exchange> exchange_;
   State state_ = State::kIdle;
+  bool evicted_ = false;  // while the rest of a request is awaited: it gets 503
+  bool head_ = false;     // the request is HEAD
   bool keep_alive_ = true;
   bool chunked_ = true;    // false for HTTP/1.0: the end of the connection ends the stream
   bool watching_ = false;  // the watching read is pending

@@ -21,11 +21,16 @@ using asio::ip::tcp;
 
 class BeastServer final : public HttpServer, public std::enable_shared_from_this<BeastServer> {
  public:
-  BeastServer(asio::io_context& io, HttpServerOptions options, HttpHandler handler, HttpErrorBody error_body)
-      : io_(io), strand_(asio::make_strand(io)), acceptor_(strand_), retry_(strand_) {
-    core_->options = std::move(options);
+  BeastServer(asio::io_context& io, HttpServerOptions options, HttpHandler handler, HttpErrorBody error_body,
+              HttpGate gate)
+      : io_(io),
+        strand_(asio::make_strand(io)),
+        acceptor_(strand_),
+        retry_(strand_),
+        core_(std::make_shared<HttpServerCore>(std::move(options))) {
     core_->handler = std::move(handler);
     core_->error_body = std::move(error_body);
+    core_->gate = std::move(gate);
   }
 
   absl::Status Listen() {
@@ -67,6 +72,8 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
       }
     });
   }
+
+  size_t buffered_bytes() const override { return core_->waits->held_bytes(); }
 
   void FinishResponses(std::chrono::milliseconds timeout) override {
     std::unique_lock lock(core_->mutex);
@@ -117,7 +124,8 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
   }
 
   void Admit(tcp::socket socket) {
-    const bool full = core_->num_connections.fetch_add(1) >= core_->options.max_connections;
+    const bool at_limit = core_->num_connections.fetch_add(1) >= core_->options.max_connections;
+    const bool full = at_limit && !core_->waits->EvictConnection();
     auto connection = std::make_shared<HttpConnection>(std::move(socket), core_);
     connections_.push_back(connection);
     if (++accepted_ % 256 == 0) connections_.remove_if([](const auto& weak) { return weak.expired(); });
@@ -128,7 +136,7 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
   asio::strand<asio::io_context::executor_type> strand_;
   tcp::acceptor acceptor_;
   asio::steady_timer retry_;
-  const std::shared_ptr<HttpServerCore> core_ = std::make_shared<HttpServerCore>();
+  const std::shared_ptr<HttpServerCore> core_;
   std::string address_;
   std::list<std::weak_ptr<HttpConnection>> connections_;  // strand_ only
   uint64_t accepted_ = 0;
@@ -141,6 +149,7 @@ class ServerHandle final : public HttpServer {
   std::string address() const override { return server_->address(); }
   void StopAccepting() override { server_->StopAccepting(); }
   void FinishResponses(std::chrono::milliseconds timeout) override { server_->FinishResponses(timeout); }
+  size_t buffered_bytes() const override { return server_->buffered_bytes(); }
   void CloseAll() override { server_->CloseAll(); }
 
  private:
@@ -150,8 +159,10 @@ class ServerHandle final : public HttpServer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(asio::io_context& io, HttpServerOptions options,
-                                                              HttpHandler handler, HttpErrorBody error_body) {
-  auto server = std::make_shared<BeastServer>(io, std::move(options), std::move(handler), std::move(error_body));
+                                                              HttpHandler handler, HttpErrorBody error_body,
+                                                              HttpGate gate) {
+  auto server =
+      std::make_shared<BeastServer>(io, std::move(options), std::move(handler), std::move(error_body), std::move(gate));
   SPLICE_RETURN_IF_ERROR(server->Listen());
   server->Run();
   return std::make_unique<ServerHandle>(std::move(server));

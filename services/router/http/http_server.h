@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,10 +26,18 @@ enum class HandshakeResult {
 };
 
 struct HttpServerOptions {
-  std::string listen = "127.0.0.1:8000";            // HOST:PORT; port 0 picks a free one
-  size_t max_connections = 4096;                    // one more gets 503 and is closed; with TLS it is closed at once
-  size_t max_header_bytes = 16 << 10;               // more gets 431
-  size_t max_body_bytes = 8 << 20;                  // more gets 413
+  std::string listen = "127.0.0.1:8000";  // HOST:PORT; port 0 picks a free one
+  size_t max_connections = 4096;          // one more gets 503 and is closed; with TLS it is closed at once
+  size_t max_header_bytes = 16 << 10;     // more gets 431
+  size_t max_body_bytes = 8 << 20;        // more gets 413
+  // Of all connections together: bodies that are read or wait to be, and answers that clients have not taken yet.
+  // Beyond it those go whose clients have kept the server waiting longest, and at least `eviction_age`; a body gets
+  // 503, an answer is cut. When all are younger the newcomer gets 503. What counts little is not counted: 16 KiB of
+  // each body.
+  size_t max_buffered_bytes = 256 << 20;
+  // With max_connections open, an idle connection of this age makes room for a new one, or one whose request has not
+  // come for so long.
+  std::chrono::milliseconds eviction_age{1'000};
   std::chrono::milliseconds idle_timeout{75'000};   // between requests of a connection
   std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
   std::chrono::milliseconds write_timeout{30'000};  // without progress: the client does not read
@@ -41,7 +50,7 @@ struct HttpServerOptions {
 };
 
 struct HttpRequest {
-  std::string method;  // upper case
+  std::string method;  // upper case; GET for HEAD, which is answered like it but for the body
   std::string path;    // without the query
   std::string query;   // behind the question mark, still encoded
   std::string body;
@@ -49,6 +58,9 @@ struct HttpRequest {
   std::string request_id;  // the header x-request-id
   std::string traceparent, tracestate;
   std::string timeout_ms;  // the header x-request-timeout-ms
+  std::string host, origin, sec_fetch_site, content_type;
+  bool forwarded = false;  // by a proxy that says so (forwarded, x-forwarded-for, via)
+  bool has_body = false;   // its header announces one
   // When its last byte was here.
   std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
 };
@@ -68,8 +80,10 @@ class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
   virtual const HttpRequest& request() const = 0;
+  // Moves the body out, once: its memory is then the caller's, and no longer counted in max_buffered_bytes.
+  virtual std::string TakeBody() = 0;
 
-  // A whole response.
+  // A whole response. One that does not fit into max_buffered_bytes becomes a 503.
   virtual void Respond(HttpResponse response) = 0;
 
   // A response in pieces: StartStream, Write…, EndStream.
@@ -86,15 +100,19 @@ class HttpExchange {
 
 // Answers on the server's threads; must only hand work on.
 using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
+// Looks at a request's header, its body not read yet. A response: that is the answer, and the body is never read (the
+// connection then closes).
+using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& header)>;
 // The body of an error response for a status and message (the API's error object).
 using HttpErrorBody = std::function<std::string(int status, const std::string& message)>;
 
 // Owns the listener and the connections; borrows the io_context, whose threads run everything.
 class HttpServer {
  public:
-  // Unavailable when the address cannot be bound, InvalidArgument when it is malformed.
+  // Unavailable when the address cannot be bound, InvalidArgument when it is malformed. `gate` null: all may pass.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(boost::asio::io_context& io, HttpServerOptions options,
-                                                           HttpHandler handler, HttpErrorBody error_body);
+                                                           HttpHandler handler, HttpErrorBody error_body,
+                                                           HttpGate gate = nullptr);
   virtual ~HttpServer() = default;
 
   virtual std::string address() const = 0;  // with the real port
@@ -102,6 +120,8 @@ class HttpServer {
   virtual void StopAccepting() = 0;
   // Waits until every response under way has been sent, `timeout` at most. Blocks; after StopAccepting.
   virtual void FinishResponses(std::chrono::milliseconds timeout) = 0;
+  // See max_buffered_bytes.
+  virtual size_t buffered_bytes() const = 0;
   // Closes every connection. Blocks until that is done (the io_context must still run).
   virtual void CloseAll() = 0;
 };

@@ -245,6 +245,7 @@ TEST(BadInputLimitsTest, PromptBeyondThePoolNamesBothNumbers) {
 TEST(BadInputLimitsTest, TooManyConnectionsAre503) {
   FakeCluster cluster(1, 1);
   cluster.options.http.max_connections = 2;
+  cluster.options.http.eviction_age = std::chrono::hours(1);
   cluster.StartRouter();
   HttpTestClient first(cluster.http());
   HttpTestClient second(cluster.http());
