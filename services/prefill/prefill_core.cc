@@ -182,6 +182,9 @@ absl::Status PrefillCore::Start(RunCall& call) {
   if (restore.enabled && classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(restore, *token_selector, engine_.model()));
   prefill.session = request.session();
+  if (!request.session_owner().empty()) {
+    SPLICE_ASSIGN_OR_RETURN(prefill.session_owner, wire::DigestFromBytes(request.session_owner(), "session_owner"));
+  }
   prefill.max_computed_tokens = options_.max_computed_tokens;
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());

@@ -137,8 +137,10 @@ absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
     if (segment.begin() > INT32_MAX || segment.end() > INT32_MAX)
       return InvalidArgument("segments: [{}, {}) is beyond any prompt", segment.begin(), segment.end());
     SPLICE_ASSIGN_OR_RETURN(const auto key, DigestFromBytes(segment.namespace_key(), "segments.namespace_key"));
-    segments.push_back(
-        {{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())}, key, segment.frozen()});
+    segments.push_back({{static_cast<int32_t>(segment.begin()), static_cast<int32_t>(segment.end())},
+                        key,
+                        segment.frozen(),
+                        segment.shared()});
   }
   return segments;
 }

@@ -7,12 +7,16 @@
 
 namespace spl::engine {
 
-SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated)
+SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated,
+                             std::shared_ptr<const std::vector<int32_t>> prompt)
     : pool_(kv.pool()),
       begin_(begin),
       first_slot_(begin % kernels::kPageTokens),
       tokens_(tokens.begin(), tokens.end()),
-      isolated_(isolated) {
+      isolated_(isolated),
+      prompt_(std::move(prompt)) {
+  SPLICE_CHECK(prompt_ == nullptr || prompt_->size() >= static_cast<size_t>(begin),
+               "all text in front is known, or none");
   const int32_t end = begin + static_cast<int32_t>(tokens.size());
   SPLICE_CHECK(kv.is_whole(), "a view is no source of a segment");
   SPLICE_CHECK(!tokens.empty() && begin >= 0 && end <= kv.exact_tokens(), "a source is written and exact");
@@ -43,6 +47,12 @@ SegmentSource::SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> p
 
 SegmentSource::~SegmentSource() {
   for (const auto& pages : pages_) pool_.Release(pages);
+}
+
+std::optional<std::span<const int32_t>> SegmentSource::text_in_front() const {
+  if (begin_ == 0) return std::span<const int32_t>();
+  if (prompt_ == nullptr) return std::nullopt;
+  return std::span(*prompt_).first(static_cast<size_t>(begin_));
 }
 
 std::shared_ptr<const SegmentSummary> SegmentSource::summary() const {

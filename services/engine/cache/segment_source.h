@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,8 +20,10 @@ struct SegmentSummary;  // segment_summary.h
 // anything else. Recovered KV therefore stays with its request.
 class SegmentSource {
  public:
-  // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens.
-  SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated);
+  // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens. `prompt`: the
+  // text that `kv` was computed for, from position 0 to `begin` at least; null: what was in front is not known.
+  SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated,
+                std::shared_ptr<const std::vector<int32_t>> prompt = nullptr);
   // Takes over pages [stream][page] that hold the tokens from slot 0 on, one owner each: chunks of a store, which only
   // takes exact KV. `begin`: the position where tokens[0] was computed. `whole` false: some of the tokens' pages hold
   // zeros instead of their KV; who asked for that knows which.
@@ -33,6 +36,8 @@ class SegmentSource {
   std::span<const int32_t> tokens() const { return tokens_; }
   int32_t begin() const { return begin_; }  // position of tokens()[0] where it was computed
   bool isolated() const { return isolated_; }
+  // The begin() tokens in front of tokens() where they were computed; nothing when that is not known.
+  std::optional<std::span<const int32_t>> text_in_front() const;
   bool is_whole() const { return whole_; }
   // Of the source's token `offset`, in stream [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
@@ -56,8 +61,9 @@ class SegmentSource {
   const std::vector<int32_t> tokens_;
   const bool isolated_;
   const bool whole_ = true;
-  std::vector<std::vector<int32_t>> pages_;  // [stream][page]
-  mutable std::mutex summary_mutex_;         // guards summary_
+  const std::shared_ptr<const std::vector<int32_t>> prompt_;  // one for all sources of a prompt; null: not known
+  std::vector<std::vector<int32_t>> pages_;                   // [stream][page]
+  mutable std::mutex summary_mutex_;                          // guards summary_
   mutable std::shared_ptr<const SegmentSummary> summary_;
 };
 
@@ -68,6 +74,8 @@ struct SegmentHit {
   int32_t offset = 0;
   int32_t target = 0;
   int32_t num_tokens = 0;
+  // Callers share the source: what one prompt notes of it must not depend on that prompt.
+  bool shared = false;
 
   int32_t distance() const { return target - (source->begin() + offset); }  // how far the keys must turn
 };

@@ -1,58 +1,54 @@
 #include "services/engine/cache/session_table.h"
 
 #include <algorithm>
-#include <utility>
+#include <iterator>
 
 #include "services/base/status.h"
 
 namespace spl::engine {
 
-absl::Status SessionTable::Check(std::string_view id, const chunk::Digest& namespace_key, Time now) {
-  if (id.size() > kSessionIdBytesMax)
-    return InvalidArgument("session is {} bytes long, at most {} are taken", id.size(), kSessionIdBytesMax);
-  std::lock_guard lock(mutex_);
-  ExpireLocked(now);
-  const auto it = by_id_.find(id);
-  if (it == by_id_.end() || it->second->namespace_key == namespace_key) return absl::OkStatus();
-  return Errorf(absl::StatusCode::kPermissionDenied, "session '{}' belongs to another caller or namespace", id);
+absl::Status CheckSessionName(std::string_view name) {
+  if (name.size() <= kSessionIdBytesMax) return absl::OkStatus();
+  return InvalidArgument("session is {} bytes long, at most {} are taken", name.size(), kSessionIdBytesMax);
 }
 
-SessionTable::Match SessionTable::Find(std::string_view id, const chunk::Digest& namespace_key,
-                                       std::span<const int32_t> tokens, std::string_view policy, Time now) {
+SessionTable::Match SessionTable::Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
+                                       Time now) {
   std::lock_guard lock(mutex_);
   ExpireLocked(now);
-  const auto it = by_id_.find(id);
-  if (it == by_id_.end() || it->second->namespace_key != namespace_key) return {};
+  const auto it = by_id_.find(KeyOf(id));
+  if (it == by_id_.end()) return {};
   Session& session = *it->second;
   session.used = now;
   sessions_.splice(sessions_.begin(), sessions_, it->second);
   auto usable = static_cast<int64_t>(
       std::mismatch(tokens.begin(), tokens.end(), session.tokens.begin(), session.tokens.end()).first - tokens.begin());
   usable = std::min({usable, static_cast<int64_t>(tokens.size()) - 1, session.kv->num_tokens()});
-  if (session.policy != policy) usable = std::min(usable, session.kv->exact_tokens());
+  if (session.method != method) usable = std::min(usable, session.kv->exact_tokens());
   const auto pages = static_cast<int32_t>(std::max<int64_t>(usable, 0) / kernels::kPageTokens);
   if (pages == 0) return {};
   return {session.kv, pages};
 }
 
-void SessionTable::Keep(std::string_view id, const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
-                        std::string_view policy, std::shared_ptr<const SequenceKv> kv, Time now) {
+void SessionTable::Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
+                        std::shared_ptr<const SequenceKv> kv, Time now) {
   std::lock_guard lock(mutex_);
-  if (const auto it = by_id_.find(id); it != by_id_.end()) {
-    if (it->second->namespace_key != namespace_key) return;  // somebody else was faster with this id
-    Drop(it->second);
-  }
-  if (kv->num_pages() > max_pages_) return;
-  stats_.num_pages += kv->num_pages();
-  sessions_.push_front({.id = std::string(id),
-                        .namespace_key = namespace_key,
-                        .policy = std::string(policy),
+  if (const auto it = by_id_.find(KeyOf(id)); it != by_id_.end()) Drop(it->second);
+  if (kv->num_pages() == 0) return;
+  sessions_.push_front({.name = std::string(id.name),
+                        .id = id,
+                        .method = std::string(method),
                         .tokens = {tokens.begin(), tokens.end()},
                         .kv = std::move(kv),
                         .used = now});
-  by_id_.emplace(sessions_.front().id, sessions_.begin());
+  const auto kept = sessions_.begin();
+  kept->id.name = kept->name;
+  by_id_.emplace(KeyOf(kept->id), kept);
+  Add(kept);
   while (stats_.num_pages > max_pages_) {
-    Drop(std::prev(sessions_.end()));
+    const Sessions::iterator victim = Victim();
+    if (victim == kept) return TrimTo(kept, kept->kv->num_pages() - (stats_.num_pages - max_pages_));
+    Drop(victim);
     ++stats_.num_evicted;
   }
 }
@@ -60,7 +56,7 @@ void SessionTable::Keep(std::string_view id, const chunk::Digest& namespace_key,
 bool SessionTable::EvictOne() {
   std::lock_guard lock(mutex_);
   if (sessions_.empty()) return false;
-  Drop(std::prev(sessions_.end()));
+  Drop(Victim());
   ++stats_.num_evicted;
   return true;
 }
@@ -77,9 +73,41 @@ SessionTable::Stats SessionTable::stats() const {
   return stats;
 }
 
-void SessionTable::Drop(Sessions::iterator session) {
+void SessionTable::Add(Sessions::iterator session) {
+  stats_.num_pages += session->kv->num_pages();
+  pages_by_owner_[session->id.owner] += session->kv->num_pages();
+}
+
+void SessionTable::Subtract(Sessions::iterator session) {
   stats_.num_pages -= session->kv->num_pages();
-  by_id_.erase(session->id);
+  const auto owned = pages_by_owner_.find(session->id.owner);
+  owned->second -= session->kv->num_pages();
+  if (owned->second == 0) pages_by_owner_.erase(owned);
+}
+
+// REQUIRES: there are sessions.
+SessionTable::Sessions::iterator SessionTable::Victim() {
+  const auto largest = std::max_element(pages_by_owner_.begin(), pages_by_owner_.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto oldest = std::find_if(sessions_.rbegin(), sessions_.rend(),
+                                   [&](const Session& session) { return session.id.owner == largest->first; });
+  return std::prev(oldest.base());
+}
+
+// A conversation that outgrows its room keeps its beginning: the next turn computes the rest.
+void SessionTable::TrimTo(Sessions::iterator session, int64_t num_pages) {
+  const auto pages_each = static_cast<int32_t>(num_pages / session->kv->shape().num_streams());
+  if (pages_each <= 0) return Drop(session);
+  auto leading = std::make_shared<SequenceKv>(session->kv->pool(), session->kv->shape());
+  leading->AppendLeading(*session->kv, pages_each);
+  Subtract(session);
+  session->kv = std::move(leading);
+  Add(session);
+}
+
+void SessionTable::Drop(Sessions::iterator session) {
+  Subtract(session);
+  by_id_.erase(KeyOf(session->id));
   sessions_.erase(session);
 }
 

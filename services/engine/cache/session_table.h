@@ -8,12 +8,13 @@
 #include <chrono>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,32 +25,40 @@ namespace spl::engine {
 
 inline constexpr size_t kSessionIdBytesMax = 256;
 
+// A conversation. The same name of two callers, or in two namespaces, is two conversations: nobody learns which names
+// others use.
+struct SessionId {
+  std::string_view name;
+  chunk::Digest namespace_key{};
+  chunk::Digest owner{};  // the caller, in whose share the conversation counts
+};
+// InvalidArgument: a name that is too long.
+absl::Status CheckSessionName(std::string_view name);
+
 // Keeps its sequences, and so their pages, alive. A lease runs from the last use of a session; when it is over, the
-// pages go as soon as anybody looks. Over its budget of pages the table gives up the conversation that was used longest
-// ago. Any thread; times are the caller's.
+// pages go as soon as anybody looks. Over its budget of pages the table gives up, of the owner that holds the most, the
+// conversation that was used longest ago: nobody loses pages to an owner that has more. Any thread; times are the
+// caller's.
 class SessionTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
   // `max_pages`: of all sessions together, a page that two of them share counting twice; 0 keeps none.
   SessionTable(int64_t max_pages, std::chrono::nanoseconds lease) : max_pages_(max_pages), lease_(lease) {}
 
-  // PermissionDenied: the session belongs to another namespace. InvalidArgument: an id that is too long.
-  absl::Status Check(std::string_view id, const chunk::Digest& namespace_key, Time now);
-
   struct Match {
     std::shared_ptr<const SequenceKv> kv;  // null: nothing to be used
     int32_t num_pages = 0;                 // leading pages per stream whose tokens are the prompt's
   };
-  // The pages that `tokens` begin with, the last token's never among them, and renews the lease. `policy`: what KV that
-  // is not exact must have been computed by.
-  Match Find(std::string_view id, const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
-             std::string_view policy, Time now);
+  // The pages that `tokens` begin with, the last token's never among them, and renews the lease. `method`: the policy
+  // and all of its options (MethodOf); KV that is not exact is given only to the method that computed it.
+  Match Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method, Time now);
 
-  // What the next turn may use, in place of what was kept before. Not kept: a sequence larger than the whole budget.
-  void Keep(std::string_view id, const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
-            std::string_view policy, std::shared_ptr<const SequenceKv> kv, Time now);
+  // What the next turn may use, in place of what was kept before: the leading pages, as many as the budget leaves room
+  // for.
+  void Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
+            std::shared_ptr<const SequenceKv> kv, Time now);
 
-  bool EvictOne();        // the one that was used longest ago; false: there is none
+  bool EvictOne();        // as over the budget; false: there is none
   void Expire(Time now);  // those whose lease is over
 
   struct Stats {
@@ -61,23 +70,30 @@ class SessionTable {
 
  private:
   struct Session {
-    std::string id;
-    chunk::Digest namespace_key{};
-    std::string policy;
+    std::string name;
+    SessionId id;  // its name is the string above
+    std::string method;
     std::vector<int32_t> tokens;
     std::shared_ptr<const SequenceKv> kv;
     Time used;
   };
   using Sessions = std::list<Session>;
+  using Key = std::tuple<chunk::Digest, chunk::Digest, std::string_view>;  // owner, namespace key, name
+  static Key KeyOf(const SessionId& id) { return {id.owner, id.namespace_key, id.name}; }
 
+  void Add(Sessions::iterator session);
+  void Subtract(Sessions::iterator session);
+  Sessions::iterator Victim();
+  void TrimTo(Sessions::iterator session, int64_t num_pages);
   void Drop(Sessions::iterator session);
   void ExpireLocked(Time now);
 
   const int64_t max_pages_;
   const std::chrono::nanoseconds lease_;
-  mutable std::mutex mutex_;                                        // guards all below
-  Sessions sessions_;                                               // most recently used first
-  std::unordered_map<std::string_view, Sessions::iterator> by_id_;  // keys are the sessions' own strings
+  mutable std::mutex mutex_;                         // guards all below
+  Sessions sessions_;                                // most recently used first
+  std::map<Key, Sessions::iterator> by_id_;          // names are the sessions' own strings
+  std::map<chunk::Digest, int64_t> pages_by_owner_;  // of those who hold any
   Stats stats_;
 };
 

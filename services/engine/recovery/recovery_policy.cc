@@ -1,6 +1,9 @@
 #include "services/engine/recovery/recovery_policy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/selection/pool_scores.h"
 #include "kernels/selection/top_k.h"
@@ -39,6 +42,24 @@ PrefillStage RecoveryPolicy::FirstColdStage(const ReuseLayout& layout) { return 
 
 std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::span<const int32_t>) {
   return std::nullopt;
+}
+
+std::string MethodOf(const ReuseOptions& options) {
+  // All fields by number, so that one more is an error here.
+  const auto& [policy, dense_layers, recompute_share, recompute_min, recompute_max, score_pool, overflow_tokens,
+               tail_tokens, link_tokens, max_recompute_fraction, blend_share, epic_tokens, budget_ratio, fusion,
+               recompute, choose, personal_bias, quantized_copies, compact, full_kv, ffn_mass, ffn_dense_layers,
+               ffn_recent, ffn_deep_layer, ffn_deep_mass, rec_frac, score_all_heads, restore_share, restore_threshold,
+               line_samples, line_alpha, line_min_span, head_classes, line_columns, line_slashes, band_sinks,
+               band_window, band_last_rows] = options;
+  std::string method;
+  const auto append = [&](const auto&... values) { (fmt::format_to(std::back_inserter(method), "{} ", values), ...); };
+  append(policy, dense_layers, recompute_share, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
+         link_tokens, max_recompute_fraction, blend_share, epic_tokens, budget_ratio, fusion, recompute, choose,
+         personal_bias, quantized_copies, compact, full_kv, ffn_mass, ffn_dense_layers, ffn_recent, ffn_deep_layer,
+         ffn_deep_mass, rec_frac, score_all_heads, restore_share, restore_threshold, line_samples, line_alpha,
+         line_min_span, head_classes, line_columns, line_slashes, band_sinks, band_window, band_last_rows);
+  return method;
 }
 
 bool UsesHeadClasses(const ReuseOptions& options) {

@@ -67,8 +67,8 @@ struct ReuseLayout {
   // Copies of segments, turned to their new positions: ascending, disjoint, behind the prefix. One range for each
   // copied run, so that two neighbours stay two.
   std::vector<PositionRange> reused;
-  // Whether each of `reused` was computed without the reused text that stands in front of it here: by itself, or behind
-  // other text (documents of a knowledge base in another order).
+  // Whether each of `reused` is not known to have been computed behind the text that stands in front of it here: it was
+  // computed by itself, behind other text, or nobody can tell (chunks of a store).
   std::vector<bool> isolated;
 
   PositionRange active() const { return {num_prefix, num_tokens}; }  // whatever is not the prefix
@@ -270,6 +270,9 @@ struct ReuseOptions {
   int32_t band_window = 3968;
   int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
 };
+
+// The policy and every option: equal texts, equal methods. KV that is not exact is reused by an equal method only.
+std::string MethodOf(const ReuseOptions& options);
 
 // Whether the policy computes, and by default decodes, with head classes.
 bool UsesHeadClasses(const ReuseOptions& options);

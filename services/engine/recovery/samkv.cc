@@ -321,6 +321,10 @@ PrefillStage SamKvPolicy::Chosen(const ReuseLayout& layout) {
   if (recompute_ == Recompute::kAttended) copies_ = NotAttended(layout);
   PositionRanges only = KeptByAnyLayer();
   if (!options_.compact || CountOf(only) == layout.num_tokens) return BehindChoice(layout);
+  // A shorter prompt keeps its first token, which every model attends to, though it may be a document's that is not
+  // kept.
+  const PositionRange first{0, 1};
+  only = UnionOf(only, {&first, 1});
   const ReuseLayout left = layout.Only(only);
   kept_.assign(kept_.size(), {{0, left.num_tokens}});
   copies_ = NumberedWithin(copies_, only);

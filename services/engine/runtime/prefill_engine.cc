@@ -37,6 +37,10 @@ std::span<const int32_t> TextOf(std::span<const int32_t> tokens, const PositionR
   return tokens.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
 }
 
+SessionId SessionOf(const PrefillRequest& request) {
+  return {request.session, request.namespace_key, request.session_owner};
+}
+
 // What of `within` is in none of the request's segments.
 PositionRanges UnmarkedText(const PrefillRequest& request, PositionRange within) {
   PositionRanges marked;
@@ -217,8 +221,7 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
   const int64_t length = static_cast<int64_t>(request.tokens.size());
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
-  if (!request.session.empty())
-    SPLICE_RETURN_IF_ERROR(sessions_.Check(request.session, request.namespace_key, Clock::now()));
+  SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
   if (request.reuse.policy.empty() || request.reuse.policy == "auto")
     request.reuse.policy =
         request.segments.empty() && !request.reuse_auto ? "exact" : DefaultReusePolicy(model_->head_classes().get());
@@ -423,7 +426,7 @@ void PrefillEngine::AppendKept(Job& job, SequenceKv& kv) {
   job.stats.session_tokens = 0;
   if (!request.session.empty()) {
     const SessionTable::Match match =
-        sessions_.Find(request.session, request.namespace_key, request.tokens, job.policy->name(), Clock::now());
+        sessions_.Find(SessionOf(request), request.tokens, MethodOf(request.reuse), Clock::now());
     if (match.num_pages > static_cast<int64_t>(index_.CountLeading(keys))) {
       kv.AppendLeading(*match.kv, match.num_pages);
       job.stats.session_tokens = kv.num_tokens();
@@ -507,6 +510,7 @@ std::vector<WantedSegment> PrefillEngine::WantedSegments(const Job& job) const {
                       .keys = keys,
                       .namespace_key = segment.namespace_key,
                       .frozen = segment.frozen,
+                      .shared = segment.shared,
                       .only_whole = segment.range.begin < job.cached()});
   }
   return wanted;
@@ -579,10 +583,18 @@ std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
     const ReuseSpan& segment = request.segments[i];
     if (segment.range.end <= prefix) continue;
     if (const auto part = job.parts.find(i); part != job.parts.end()) {
-      hits.push_back({part->second, 0, segment.range.begin, segment.range.size()});
+      hits.push_back({part->second, 0, segment.range.begin, segment.range.size(), segment.shared});
       continue;
     }
-    const auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range, segment.frozen);
+    auto found = segments_.FindSegment(segment.namespace_key, request.tokens, segment.range, segment.frozen);
+    if (segment.shared) {
+      // A router that does not know shared namespaces may have left a source that stood behind other text; a text
+      // inside of a source has seen what its caller put in front of it.
+      std::erase_if(found, [](const SegmentHit& hit) { return !hit.source->isolated(); });
+      for (SegmentHit& hit : found) hit.shared = true;
+      hits.insert(hits.end(), found.begin(), found.end());
+      continue;
+    }
     hits.insert(hits.end(), found.begin(), found.end());
     const int32_t rest = found.empty() ? segment.range.begin : found.back().target + found.back().num_tokens;
     const auto more =
@@ -792,12 +804,14 @@ void PrefillEngine::Index(const Job& job) {
     for (const PositionRange& range : UnmarkedText(job.request, {0, static_cast<int32_t>(tokens.size())}))
       offered.push_back({range, job.request.namespace_key});
   }
+  const auto prompt = offered.empty() ? nullptr : std::make_shared<const std::vector<int32_t>>(job.request.tokens);
   for (const ReuseSpan& segment : offered) {
+    if (segment.shared) continue;  // its source is computed by itself (NoteMissingSegments)
     const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(kv.exact_tokens()));
     if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
       continue;
     const auto text = TextOf(tokens, {segment.range.begin, end});
-    auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0);
+    auto source = std::make_shared<SegmentSource>(kv, segment.range.begin, text, segment.range.begin == 0, prompt);
     KeepLocalSummary(job, segment.range, *source);
     if (segments_.Insert(segment.namespace_key, source, segment.frozen) && !job.publish)
       OfferSegment(source, segments_.KeysOf(segment.namespace_key, text), segment.namespace_key,
@@ -812,8 +826,7 @@ void PrefillEngine::KeepSession(const Job& job) {
   if (request.session.empty() || job.kept != nullptr || !job.only.empty()) return;
   auto kept = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   kept->AppendLeading(*job.kv, static_cast<int32_t>(job.kv->num_tokens() / kernels::kPageTokens));
-  sessions_.Keep(request.session, request.namespace_key, request.tokens, job.policy->name(), std::move(kept),
-                 Clock::now());
+  sessions_.Keep(SessionOf(request), request.tokens, MethodOf(request.reuse), std::move(kept), Clock::now());
 }
 
 // Remembers what the request's segments lack. What stood behind a copy has no source, and what has one is not computed

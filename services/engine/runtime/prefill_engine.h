@@ -88,6 +88,9 @@ struct ReuseSpan {
   PositionRange range;
   chunk::Digest namespace_key{};
   bool frozen = false;  // of a knowledge base: its local source is kept beyond ordinary ones
+  // Callers share the namespace: the segment's source was computed by itself and therefore holds nothing of the text
+  // that another caller has in front of it.
+  bool shared = false;
 };
 
 struct PrefillRequest {
@@ -98,6 +101,7 @@ struct PrefillRequest {
   ReuseOptions reuse;  // policy "" or "auto": sparsex where segments are marked or looked for, else exact
   chunk::Digest namespace_key{};
   std::string session;              // the conversation that this is a turn of; empty: none (SessionTable)
+  chunk::Digest session_owner{};    // the caller (SessionId)
   std::vector<ReuseSpan> segments;  // ascending, disjoint
   // Text outside of `segments` may be found, too, under namespace_key.
   bool reuse_auto = false;
@@ -185,7 +189,7 @@ class PrefillEngine {
   ~PrefillEngine();  // Stop() must have been called
 
   // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
-  // PermissionDenied: the session is another namespace's. ResourceExhausted: the queue is full. Unavailable: stopping.
+  // ResourceExhausted: the queue is full. Unavailable: stopping.
   // on_done does not run when Submit fails.
   absl::Status Submit(PrefillRequest request);
   // Computes the context, with whole pages of its start from the local prefix index where they are, never with copies

@@ -1,7 +1,7 @@
 #include "services/engine/runtime/prompt_run.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <optional>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
@@ -12,18 +12,27 @@ namespace {
 
 constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (algorithms.md 2.6)
 
-int32_t PositionInSource(const SegmentHit& hit) { return hit.source->begin() + hit.offset; }
+// How much of what a copy has seen may be other text than stands in front of it here, at the far end: the beginning of
+// the instructions, say.
+constexpr size_t kForeignTokensMax = kernels::kPageTokens;
 
-// Whether `hit` stood behind `front` where it was computed, with about as much between them as here.
-bool StoodBehind(const SegmentHit& hit, const SegmentHit& front) {
-  const int32_t was = PositionInSource(hit) - (PositionInSource(front) + front.num_tokens);
-  const int32_t is = hit.target - (front.target + front.num_tokens);
-  return was >= 0 && std::abs(was - is) <= kernels::kPageTokens;
+// How many tokens the two end with alike.
+size_t CommonEnd(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return static_cast<size_t>(std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
 }
 
-// Whether `hit`, the first of its prompt, stood behind more than stands in front of it here: it has seen text that the
-// prompt lacks.
-bool StoodBehindMore(const SegmentHit& hit) { return PositionInSource(hit) > hit.target + kernels::kPageTokens; }
+// Whether `hit` is known to have seen the text in front of it, token for token, from the prompt's first copy on, and
+// hardly anything else. Positions prove nothing: documents cut to one length stand at the same ones in every prompt.
+bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy) {
+  if (hit.source->isolated()) return false;
+  const std::optional<std::span<const int32_t>> seen = hit.source->text_in_front();
+  if (!seen.has_value()) return false;
+  const std::span<const int32_t> own = hit.source->tokens().first(static_cast<size_t>(hit.offset));
+  const std::span<const int32_t> here = tokens.first(static_cast<size_t>(hit.target));
+  size_t same = CommonEnd(here, own);
+  if (same == own.size()) same += CommonEnd(here.first(here.size() - own.size()), *seen);
+  return same >= static_cast<size_t>(hit.target - first_copy) && own.size() + seen->size() - same <= kForeignTokensMax;
+}
 
 }  // namespace
 
@@ -37,15 +46,12 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
       prefix_exact_(kv.exact_tokens() == kv.num_tokens()),
       layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
   int32_t end = layout_.num_prefix;
-  const SegmentHit* before = nullptr;
   for (const SegmentHit& hit : hits_) {
     SPLICE_CHECK(hit.target >= end && hit.num_tokens > 0 && hit.target + hit.num_tokens <= layout_.num_tokens,
                  "hits ascend behind the prefix");
     end = hit.target + hit.num_tokens;
     layout_.reused.push_back({hit.target, end});
-    layout_.isolated.push_back(hit.source->isolated() ||
-                               (before == nullptr ? StoodBehindMore(hit) : !StoodBehind(hit, *before)));
-    before = &hit;
+    layout_.isolated.push_back(!StandsInItsContext(hit, tokens_, hits_.front().target));
   }
   if (!policy_.is_exact(layout_)) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
@@ -103,7 +109,9 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
     SegmentSummary stored = TurnSummary({{}, std::move(means), attended[0]}, -hit.distance(), config);
     for (int32_t& position : stored.attended) position -= hit.target;
     means = TurnSummary(stored, hit.distance(), config).local_query;
-    if (hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size())) hit.source->KeepSummary(stored);
+    // Turning there and back rounds: the bits depend on the position in this prompt.
+    if (!hit.shared && hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size()))
+      hit.source->KeepSummary(stored);
     // The stage wrote over the copy.
     SPLICE_RETURN_IF_ERROR(executor.AlignCopy(
         MakeAlignPlans({&hit, 1}, kv_, policy_.first_cached_layer(), config, executor.model().num_ranks())));

@@ -55,7 +55,7 @@ SegmentFetcher::Fetched SegmentFetcher::FetchOne(const WantedSegment& wanted, co
   // Into pages of their own, where the lookup finds them as it finds what was computed here.
   FetchedSegment whole = FetchSegment(*store_, wanted.keys, wanted.text, *model_, pool_, deadline, make_room_);
   fetched.num_bytes += whole.num_bytes;
-  if (whole.source == nullptr) return fetched;
+  if (whole.source == nullptr || (wanted.shared && !whole.source->isolated())) return fetched;
   fetched.not_quantized = policy.ReadsQuantized() && whole.source->tokens().size() == wanted.text.size();
   if (summary.has_value() && whole.source->begin() == summary->begin &&
       whole.source->tokens().size() == wanted.text.size())
@@ -75,8 +75,9 @@ bool SegmentFetcher::FetchQuantized(const WantedSegment& wanted, const RecoveryP
     FetchedSegment copy = FetchQuantizedSegment(*store_, wanted.keys, wanted.text, wanted.namespace_key, *first_layer,
                                                 *model_, pool_, deadline, make_room_);
     fetched.num_bytes += copy.num_bytes;
+    if (copy.source == nullptr || (wanted.shared && !copy.source->isolated())) continue;
     fetched.part = std::move(copy.source);
-    if (fetched.part != nullptr) return true;
+    return true;
   }
   return false;
 }
@@ -86,6 +87,7 @@ bool SegmentFetcher::FetchParts(const WantedSegment& wanted, const RecoveryPolic
   if (!policy.wants_summaries()) return false;
   summary = FetchSummary(*store_, SummaryKeyOf(wanted.keys, model_->fingerprint(), wanted.namespace_key),
                          wanted.text.size(), *model_, deadline);
+  if (summary.has_value() && wanted.shared && !summary->isolated) summary.reset();
   if (!summary.has_value()) return false;
   fetched.num_bytes += summary->num_bytes;
   const std::optional<std::vector<int32_t>> tiles =

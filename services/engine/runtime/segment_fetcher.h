@@ -26,6 +26,7 @@ struct WantedSegment {
   std::span<const chunk::ChunkKey> keys;  // of all of its chunks
   chunk::Digest namespace_key{};
   bool frozen = false;
+  bool shared = false;      // ReuseSpan: chunks that were computed behind other text are refused
   bool only_whole = false;  // only all of its KV is of use: the prompt has some of it as its prefix
 };
 

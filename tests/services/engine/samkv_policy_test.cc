@@ -676,6 +676,24 @@ TEST_P(SamKvPolicyTest, AnyLayoutFinishes) {
   }
 }
 
+// Nothing stands in front of the first document, and its beginning is not chosen: the shorter prompt has it all the
+// same.
+TEST_P(SamKvPolicyTest, ACompactPromptMayBeginWithADocument) {
+  std::mt19937 random = SeededRandom("a document first");
+  for (const char* const choose : {"recovered", "attention", "means"}) {
+    for (const double ratio : {0.0, 0.25}) {
+      const Prompt prompt(machine_, random, 3, 200, 400, 20, /*between=*/0);
+      const Result got =
+          Prefill(machine_, prompt.tokens,
+                  {.policy = "samkv", .budget_ratio = ratio, .choose = choose, .compact = true}, prompt.hits);
+      if (got.only.empty()) continue;  // everything is kept
+      EXPECT_EQ(got.only.front().begin, 0) << choose << ", " << ratio;
+      EXPECT_EQ(got.kv->num_tokens(), CountOf(got.only));
+      for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << choose << ", " << ratio;
+    }
+  }
+}
+
 // What a sequence decodes with. `prompt` is read by selectors that choose by it.
 struct Decoding {
   Decoding(Machine& machine, SequenceKv& sequence, const DecodeOptions& options = {}, const Tokens& prompt = {})

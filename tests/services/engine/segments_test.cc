@@ -127,7 +127,8 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
   }
 
   std::shared_ptr<const SegmentSource> SourceOf(const Result& r, const Tokens& tokens, int32_t begin, int32_t end) {
-    return std::make_shared<SegmentSource>(*r.kv, begin, std::span(tokens).subspan(begin, end - begin), begin == 0);
+    return std::make_shared<SegmentSource>(*r.kv, begin, std::span(tokens).subspan(begin, end - begin), begin == 0,
+                                           std::make_shared<const Tokens>(tokens));
   }
 
   // Prompts that were computed exactly, and a prompt pasted together from parts of them and fresh text: fresh text of
@@ -330,7 +331,10 @@ TEST_P(SegmentsTest, SparseXWithNothingToRecomputeIsNaive) {
 TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
   if (IsSkipped()) return;
   std::mt19937 random = SeededRandom("a minimum");
-  const Tokens context = RandomTokens(random, 600), prompt = RandomTokens(random, 640);
+  const Tokens context = RandomTokens(random, 600);
+  Tokens prompt = RandomTokens(random, 10);
+  prompt.insert(prompt.end(), context.begin(), context.end());
+  prompt.resize(640, 7);
   const Result exact = Exact(context);
   const SegmentHit hit{SourceOf(exact, context, 10, 590), 0, 20, 580};
   const SegmentHit isolated{SourceOf(Exact({context.begin(), context.begin() + 580}), context, 0, 580), 0, 20, 580};
@@ -345,25 +349,63 @@ TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
   EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 145) << "the request's contract";
 }
 
-// Documents of one context keep what they know of each other only as long as they stand behind each other as before.
-TEST_P(SegmentsTest, DocumentsInAnotherOrderHaveNotSeenWhatIsInFront) {
+// A copy is in context where the text that it has seen is known to stand in front of it, and isolated everywhere else.
+TEST_P(SegmentsTest, OnlyACopyWhoseContextStandsInFrontOfItIsInContext) {
   if (IsSkipped()) return;
-  std::mt19937 random = SeededRandom("another order");
-  const Tokens context = RandomTokens(random, 600), prompt = RandomTokens(random, 500);
-  const Result exact = Exact(context);
-  const auto isolated = [&](const std::vector<SegmentHit>& hits) {
+  std::mt19937 random = SeededRandom("contexts");
+  const Tokens lead = RandomTokens(random, 30), a = RandomTokens(random, 100), b = RandomTokens(random, 150),
+               other = RandomTokens(random, 100), question = RandomTokens(random, 40);
+  const auto joined = [](std::initializer_list<Tokens> parts) {
+    Tokens tokens;
+    for (const Tokens& part : parts) tokens.insert(tokens.end(), part.begin(), part.end());
+    return tokens;
+  };
+  const auto isolated = [&](const Tokens& prompt, const std::vector<SegmentHit>& hits) {
     SequenceKv kv(*pool_, KvShapeOf(model_->config()));
     auto policy = MakeRecoveryPolicy({.policy = "sparsex"}, model_->config());
     return PromptRun(prompt, hits, kv, **policy).layout().isolated;
   };
+  const Tokens context = joined({lead, a, b});
+  const Result exact = Exact(context);
   const auto first = SourceOf(exact, context, 30, 130), second = SourceOf(exact, context, 130, 280);
-  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 120, 150}}), (std::vector<bool>{false, false}));
-  EXPECT_EQ(isolated({{second, 0, 20, 150}, {first, 0, 170, 100}}), (std::vector<bool>{true, true}))
+  using Flags = std::vector<bool>;
+  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {second, 0, 130, 150}}),
+            (Flags{false, false}));
+  const Tokens new_lead = RandomTokens(random, 20);
+  EXPECT_EQ(isolated(joined({new_lead, a, b, question}), {{first, 0, 20, 100}, {second, 0, 120, 150}}),
+            (Flags{false, false}))
+      << "other instructions of a few tokens";
+  EXPECT_EQ(isolated(joined({new_lead, b, a, question}), {{second, 0, 20, 150}, {first, 0, 170, 100}}),
+            (Flags{true, true}))
       << "the second has seen the first, which is not in front of it here";
-  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 130, 150}}), (std::vector<bool>{false, false})) << "a line more";
-  EXPECT_EQ(isolated({{first, 0, 20, 100}, {second, 0, 230, 150}}), (std::vector<bool>{false, true})) << "much more";
-  EXPECT_EQ(isolated({{first, 0, 400, 100}}), std::vector<bool>{false}) << "behind more than it has seen";
-  EXPECT_EQ(isolated({{first, 60, 20, 40}}), std::vector<bool>{true}) << "without its beginning";
+  EXPECT_EQ(isolated(joined({lead, a, RandomTokens(random, 1), b}), {{first, 0, 30, 100}, {second, 0, 131, 150}}),
+            (Flags{false, true}))
+      << "a token between them";
+  EXPECT_EQ(isolated(joined({RandomTokens(random, 400), a, question}), {{first, 0, 400, 100}}), Flags{false})
+      << "behind more than it has seen";
+  EXPECT_EQ(isolated(joined({lead, other, b}), {{second, 0, 130, 150}}), Flags{true}) << "without its beginning";
+  const Tokens rest(a.begin() + 70, a.end());
+  EXPECT_EQ(isolated(joined({lead, rest, b}), {{first, 70, 30, 30}, {second, 0, 60, 150}}), (Flags{true, true}))
+      << "without the beginning of its own segment";
+
+  // Computed behind another document of the same length: at the positions that it has here.
+  const Tokens foreign = joined({lead, other, b});
+  const auto stranger = SourceOf(Exact(foreign), foreign, 130, 280);
+  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {stranger, 0, 130, 150}}),
+            (Flags{false, true}))
+      << "it has never seen the first";
+
+  // Computed behind the instructions alone: it has seen nothing that is not here, and not the first.
+  const Tokens short_one = joined({lead, b});
+  const auto alone = SourceOf(Exact(short_one), short_one, 30, 180);
+  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {alone, 0, 130, 150}}),
+            (Flags{false, true}));
+
+  // As chunks of a store come: nobody knows behind what.
+  const auto unknown =
+      std::make_shared<SegmentSource>(*exact.kv, 130, std::span(context).subspan(130, 150), /*isolated=*/false);
+  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {unknown, 0, 130, 150}}),
+            (Flags{false, true}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "ranks", "cuda"),

@@ -12,7 +12,7 @@ using testing::HasSubstr;
 using Time = SessionTable::Time;
 
 constexpr KvShape kShape{.num_layers = 1, .num_kv_heads = 2};
-constexpr chunk::Digest kMine{1}, kTheirs{2};
+constexpr chunk::Digest kMine{1}, kTheirs{2}, kOther{3};
 
 class SessionTableTest : public testing::Test {
  protected:
@@ -39,11 +39,11 @@ class SessionTableTest : public testing::Test {
 
 TEST_F(SessionTableTest, WhatTheNextTurnBeginsWith) {
   SessionTable table(100, 60s);
-  EXPECT_EQ(table.Find("a", kMine, Text(300), "exact", At(0)).kv, nullptr);
+  EXPECT_EQ(table.Find({"a", kMine}, Text(300), "exact", At(0)).kv, nullptr);
   const auto kv = Kv(256);
-  table.Keep("a", kMine, Text(256), "exact", kv, At(0));
+  table.Keep({"a", kMine}, Text(256), "exact", kv, At(0));
   const auto pages = [&](const std::vector<int32_t>& tokens, const char* id = "a") {
-    return table.Find(id, kMine, tokens, "exact", At(1)).num_pages;
+    return table.Find({id, kMine}, tokens, "exact", At(1)).num_pages;
   };
   EXPECT_EQ(pages(Text(300)), 4);
   EXPECT_EQ(pages(Text(256)), 3) << "the last token is computed for its logits";
@@ -59,10 +59,10 @@ TEST_F(SessionTableTest, WhatTheNextTurnBeginsWith) {
 
 TEST_F(SessionTableTest, ApproximateKvIsForItsOwnMethodOnly) {
   SessionTable table(100, 60s);
-  table.Keep("a", kMine, Text(256), "sparsex", Kv(256, 100), At(0));
-  EXPECT_EQ(table.Find("a", kMine, Text(300), "sparsex", At(1)).num_pages, 4);
-  EXPECT_EQ(table.Find("a", kMine, Text(300), "exact", At(1)).num_pages, 1);
-  const auto match = table.Find("a", kMine, Text(300), "sparsex", At(1));
+  table.Keep({"a", kMine}, Text(256), "sparsex", Kv(256, 100), At(0));
+  EXPECT_EQ(table.Find({"a", kMine}, Text(300), "sparsex", At(1)).num_pages, 4);
+  EXPECT_EQ(table.Find({"a", kMine}, Text(300), "exact", At(1)).num_pages, 1);
+  const auto match = table.Find({"a", kMine}, Text(300), "sparsex", At(1));
   SequenceKv next(pool_, kShape);
   next.AppendLeading(*match.kv, match.num_pages);
   EXPECT_EQ(next.num_tokens(), 256);
@@ -74,30 +74,70 @@ TEST_F(SessionTableTest, ApproximateKvIsForItsOwnMethodOnly) {
   EXPECT_EQ(first.provenance(), chunk::Provenance::kExact);
 }
 
-TEST_F(SessionTableTest, OthersGetNothingAndAreTold) {
+// Two callers with one name have two conversations, and neither learns of the other's.
+TEST_F(SessionTableTest, ANameIsOfItsNamespace) {
   SessionTable table(100, 60s);
-  table.Keep("a", kMine, Text(256), "exact", Kv(256), At(0));
-  EXPECT_TRUE(table.Check("a", kMine, At(1)).ok());
-  const absl::Status refused = table.Check("a", kTheirs, At(1));
-  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_THAT(refused.ToString(), HasSubstr("session 'a' belongs to another"));
-  EXPECT_EQ(table.Find("a", kTheirs, Text(300), "exact", At(1)).kv, nullptr);
-  table.Keep("a", kTheirs, Text(64, 7), "exact", Kv(64), At(1));
-  EXPECT_EQ(table.Find("a", kMine, Text(300), "exact", At(1)).num_pages, 4) << "theirs did not take its place";
-  EXPECT_TRUE(table.Check("a", kTheirs, At(100)).ok()) << "the lease is over";
-  EXPECT_EQ(table.Check(std::string(257, 'x'), kMine, At(0)).code(), absl::StatusCode::kInvalidArgument);
+  table.Keep({"a", kMine}, Text(256), "exact", Kv(256), At(0));
+  EXPECT_EQ(table.Find({"a", kTheirs, kOther}, Text(300), "exact", At(1)).kv, nullptr);
+  table.Keep({"a", kTheirs, kOther}, Text(128), "exact", Kv(128), At(1));
+  EXPECT_EQ(table.Find({"a", kMine}, Text(300), "exact", At(1)).num_pages, 4) << "theirs did not take its place";
+  EXPECT_EQ(table.Find({"a", kTheirs, kOther}, Text(300), "exact", At(1)).num_pages, 2);
+  EXPECT_EQ(table.Find({"a", kMine, kOther}, Text(300), "exact", At(1)).kv, nullptr) << "a shared namespace";
+  EXPECT_TRUE(CheckSessionName(std::string(256, 'x')).ok());
+  EXPECT_EQ(CheckSessionName(std::string(257, 'x')).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// One caller begins conversation after conversation: its own go, not the one of somebody who has less.
+TEST_F(SessionTableTest, WhoKeepsTheMostGivesUpFirst) {
+  SessionTable table(40, 1000s);
+  table.Keep({"quiet", kMine}, Text(256), "exact", Kv(256), At(0));
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = std::to_string(i);
+    table.Keep({name, kTheirs, kOther}, Text(256), "exact", Kv(256), At(1 + i));
+    EXPECT_LE(table.stats().num_pages, 40);
+  }
+  EXPECT_EQ(table.Find({"quiet", kMine}, Text(300), "exact", At(30)).num_pages, 4);
+  EXPECT_EQ(table.Find({"19", kTheirs, kOther}, Text(300), "exact", At(30)).num_pages, 4);
+  EXPECT_EQ(table.Find({"0", kTheirs, kOther}, Text(300), "exact", At(30)).kv, nullptr);
+  EXPECT_EQ(table.stats().num_sessions, 5u);
+  // For want of pages, too: the quiet one goes when nobody has more.
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(table.EvictOne());
+  EXPECT_EQ(table.stats().num_sessions, 1u);
+  EXPECT_TRUE(table.EvictOne());
+  EXPECT_FALSE(table.EvictOne());
+  EXPECT_EQ(pool_.num_free(), kPages);
+}
+
+TEST_F(SessionTableTest, AConversationThatOutgrowsItsRoomKeepsItsBeginning) {
+  SessionTable table(40, 60s);
+  table.Keep({"a", kMine}, Text(64 * 31), "exact", Kv(64 * 31), At(0));
+  const auto match = table.Find({"a", kMine}, Text(3000), "exact", At(1));
+  EXPECT_EQ(match.num_pages, 20) << "of 31";
+  EXPECT_EQ(match.kv->num_tokens(), 64 * 20);
+  EXPECT_EQ(table.stats().num_pages, 40);
+  // Another owner has a fair share: the large one gives up, which is its only conversation.
+  table.Keep({"b", kTheirs, kOther}, Text(64 * 5), "exact", Kv(64 * 5), At(2));
+  EXPECT_EQ(table.Find({"b", kTheirs, kOther}, Text(3000), "exact", At(3)).num_pages, 5);
+  table.Keep({"a", kMine}, Text(64 * 31), "exact", Kv(64 * 31), At(4));
+  EXPECT_EQ(table.Find({"a", kMine}, Text(3000), "exact", At(5)).num_pages, 15) << "what the other one leaves";
+  EXPECT_EQ(table.Find({"b", kTheirs, kOther}, Text(3000), "exact", At(5)).num_pages, 5);
+  // Less than a page for each stream, and nothing: not kept.
+  SessionTable small(1, 60s);
+  small.Keep({"a", kMine}, Text(64), "exact", Kv(64), At(0));
+  small.Keep({"b", kMine}, Text(0), "exact", Kv(0), At(0));
+  EXPECT_EQ(small.stats().num_sessions, 0u);
 }
 
 TEST_F(SessionTableTest, LeasesEndAndUseRenewsThem) {
   SessionTable table(100, 60s);
-  table.Keep("a", kMine, Text(128), "exact", Kv(128), At(0));
-  table.Keep("b", kMine, Text(128), "exact", Kv(128), At(10));
-  EXPECT_EQ(table.Find("a", kMine, Text(200), "exact", At(50)).num_pages, 2);
+  table.Keep({"a", kMine}, Text(128), "exact", Kv(128), At(0));
+  table.Keep({"b", kMine}, Text(128), "exact", Kv(128), At(10));
+  EXPECT_EQ(table.Find({"a", kMine}, Text(200), "exact", At(50)).num_pages, 2);
   table.Expire(At(75));
   EXPECT_EQ(table.stats().num_sessions, 1u);
   EXPECT_EQ(table.stats().num_expired, 1u);
-  EXPECT_EQ(table.Find("b", kMine, Text(200), "exact", At(75)).kv, nullptr);
-  EXPECT_EQ(table.Find("a", kMine, Text(200), "exact", At(75)).num_pages, 2);
+  EXPECT_EQ(table.Find({"b", kMine}, Text(200), "exact", At(75)).kv, nullptr);
+  EXPECT_EQ(table.Find({"a", kMine}, Text(200), "exact", At(75)).num_pages, 2);
   table.Expire(At(200));
   EXPECT_EQ(table.stats().num_sessions, 0u);
   EXPECT_EQ(pool_.num_free(), kPages);
@@ -111,16 +151,16 @@ TEST_F(SessionTableTest, RandomUseStaysWithinTheBudget) {
   for (int step = 0; step < 500; ++step) {
     const std::string id(1, static_cast<char>('a' + random() % 12));
     const auto pages = static_cast<int64_t>(1 + random() % 12);  // of each of two streams
-    EXPECT_LE(table.Find(id, kMine, Text(2000), "exact", At(step)).num_pages, 12);
-    table.Keep(id, kMine, Text(static_cast<size_t>(64 * pages)), "exact", Kv(64 * pages), At(step));
-    EXPECT_EQ(table.Find(id, kMine, Text(2000), "exact", At(step)).num_pages, pages);
+    EXPECT_LE(table.Find({id, kMine}, Text(2000), "exact", At(step)).num_pages, 12);
+    table.Keep({id, kMine}, Text(static_cast<size_t>(64 * pages)), "exact", Kv(64 * pages), At(step));
+    EXPECT_EQ(table.Find({id, kMine}, Text(2000), "exact", At(step)).num_pages, pages);
     const SessionTable::Stats stats = table.stats();
     EXPECT_LE(stats.num_pages, kBudget);
     EXPECT_EQ(pool_.num_free(), kPages - stats.num_pages);
   }
   EXPECT_GT(table.stats().num_evicted, 0u);
-  table.Keep("a", kMine, Text(64 * 31), "exact", Kv(64 * 31), At(500));
-  EXPECT_EQ(table.Find("a", kMine, Text(3000), "exact", At(500)).kv, nullptr) << "larger than the budget: not kept";
+  table.Keep({"a", kMine}, Text(64 * 31), "exact", Kv(64 * 31), At(500));
+  EXPECT_EQ(table.Find({"a", kMine}, Text(3000), "exact", At(500)).num_pages, 30) << "what the budget holds of it";
   while (table.EvictOne()) {
   }
   EXPECT_EQ(pool_.num_free(), kPages);
@@ -157,12 +197,11 @@ TEST_F(SessionTest, TurnsAnswerAsTheWholeTextDoes) {
     text = Concatenate({text, outcome->tokens[0], RandomPrompt(random, 20 + random() % 80)});
   }
   // Somebody else's conversation of that name.
-  PrefillRequest theirs;
-  theirs.tokens = text;
-  theirs.session = "talk";
-  theirs.namespace_key = kTheirs;
-  const absl::Status refused = prefill_->Submit(std::move(theirs));
-  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+  const auto theirs = Ask(text, [](PrefillRequest& request) {
+    request.session = "talk";
+    request.namespace_key = kTheirs;
+  });
+  EXPECT_EQ(theirs->stats.session_tokens, 0);
 }
 
 // A first turn over copies of segments is approximate: its KV serves the next turn of that method, and nobody else.
@@ -194,6 +233,15 @@ TEST_F(SessionTest, ApproximateHistoryStaysInItsConversation) {
   EXPECT_EQ(second->stats.session_tokens, 512);
   EXPECT_EQ(second->stats.aligned_tokens, 0);
   EXPECT_FALSE(second->stats.exact) << "it stands behind copies";
+  // The same method with another option takes only what is exact: the history's KV is not what it would have computed.
+  const auto changed = Ask(second_text, [&](PrefillRequest& r) {
+    with_document(r, 100);
+    r.session = "talk";
+    r.reuse.recompute_share = 0.5;
+    r.publish = false;
+  });
+  EXPECT_EQ(changed->stats.cached_tokens, 64);
+  EXPECT_EQ(changed->stats.aligned_tokens, 400);
   // Without the conversation: the document is found as a segment again, and nothing of the history was published.
   const auto alone = ask(second_text, "", "sparsex");
   EXPECT_EQ(alone->stats.session_tokens, 0);
