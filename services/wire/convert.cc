@@ -160,6 +160,7 @@ v1::SampledToken ToProto(const engine::SampledToken& token) {
 }
 
 absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto) {
+  if (proto.token_id() > INT32_MAX) return InvalidArgument("token_id {} of a sampled token", proto.token_id());
   engine::SampledToken token{.token = static_cast<int32_t>(proto.token_id())};
   switch (proto.finish_reason()) {
     case v1::FINISH_REASON_UNSPECIFIED:

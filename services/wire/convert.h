@@ -34,7 +34,7 @@ v1::KeySummary ToProto(const engine::KeySummary& summary);
 absl::StatusOr<engine::KeySummary> FromProto(const v1::KeySummary& proto, const engine::Model& model);
 
 v1::SampledToken ToProto(const engine::SampledToken& token);
-// InvalidArgument: a finish reason that only clients see.
+// InvalidArgument: a finish reason that only clients see, or an id beyond any vocabulary.
 absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto);
 
 v1::ModelIdentity IdentityOf(const engine::Model& model);

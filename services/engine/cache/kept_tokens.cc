@@ -19,7 +19,7 @@ absl::Status ValidateKeptTokens(const KeptTokens& kept, int32_t num_layers, int6
   for (size_t layer = 0; layer < kept.layers.size(); ++layer) {
     int32_t end = -1;  // neighbours that touch would be one range
     for (const PositionRange& range : kept.layers[layer]) {
-      if (range.begin <= end || range.size() <= 0 || range.end > kept.num_tokens)
+      if (range.begin <= end || range.end <= range.begin || range.end > kept.num_tokens)
         return InvalidArgument("kept tokens of layer {}: range [{}, {}) behind position {} of a prompt of {}", layer,
                                range.begin, range.end, end, kept.num_tokens);
       end = range.end;

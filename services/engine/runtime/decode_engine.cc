@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "services/base/check.h"
+#include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/runtime/prompt_replay.h"
-#include "services/engine/runtime/sample_rows.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/kept_tokens_selector.h"
 
@@ -17,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kIdleWait{100};  // safety net; every real event wakes the thread
 constexpr double kSmoothing = 0.1;
+
+FaultPoint step_fault("engine.decode_step");
 
 }  // namespace
 
@@ -103,7 +105,13 @@ absl::Status DecodeEngine::WarmUp() {
 }
 
 absl::Status DecodeEngine::Submit(DecodeRequest request) {
-  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, model_->config().vocab_size));
+  const ModelConfig& config = model_->config();
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
+  SPLICE_RETURN_IF_ERROR(ValidateTokens(request.prompt, config, "prompt token"));
+  SPLICE_RETURN_IF_ERROR(ValidateTokens(request.left_prompt, config, "prompt token"));
+  SPLICE_RETURN_IF_ERROR(ValidateTokens(request.prior_output, config, "token of earlier output"));
+  for (const SampledToken& first : request.first_tokens)
+    SPLICE_RETURN_IF_ERROR(ValidateTokens({&first.token, 1}, config, "first token"));
   if (request.first_tokens.size() != static_cast<size_t>(request.sampling.num_forks))
     return InvalidArgument("{} first tokens for n = {}", request.first_tokens.size(), request.sampling.num_forks);
   if (request.sampling.num_forks > options_.executor.max_rows)
@@ -338,22 +346,26 @@ void DecodeEngine::RunStep() {
   for (const auto& [plan, forks] : groups) {
     const absl::Status status = RunTogether(forks);
     if (status.ok()) continue;
-    // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
-    const bool lost = IsDeviceLost(status);
-    const absl::Status ended = lost ? absl::UnavailableError(MessageOf(status)) : status;
-    for (auto& sequence : running_) Finish(*sequence, ended);
-    if (lost) {
+    if (IsDeviceLost(status)) {
+      // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
+      const absl::Status ended = absl::UnavailableError(MessageOf(status));
+      for (auto& sequence : running_) Finish(*sequence, ended);
       for (auto& sequence : waiting_) Finish(*sequence, ended);
       waiting_.clear();
       options_.on_device_lost(status);
+      return;
     }
-    return;
+    // Whatever a step says, none of its requests is known to be at fault: each was checked when it came. Internal: the
+    // router starts them again, too.
+    const absl::Status ended = Errorf(absl::StatusCode::kInternal, "a step of the batch failed: {}", MessageOf(status));
+    for (const auto& [sequence, fork] : forks) Finish(*sequence, ended);
   }
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
 }
 
 absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
+  SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
   std::vector<DecodeRow> rows;
   std::vector<Sampler*> samplers;
   std::vector<WatchedSequence*> watched;
@@ -366,7 +378,7 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
   SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(*executor_, rows, watched));
   SPLICE_RETURN_IF_ERROR(executor_->Decode(rows));
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(*executor_, rows));
-  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, row_sampler_.Sample(*executor_, samplers));
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
   const auto num_ranks = static_cast<size_t>(pool_.view().num_ranks());
   const std::vector<int64_t> keep_free(

@@ -19,6 +19,7 @@
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/prefill_engine.h"
+#include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/sampler.h"
 #include "services/engine/runtime/step_turns.h"
 
@@ -71,7 +72,8 @@ struct DecodeLoad {
   double step_s = 0;   // smoothed duration of a step
 };
 
-// Owns one engine thread. Submit, Wake and load may be called from any thread. When the pool runs out in the middle of
+// Owns one engine thread. A step that fails ends its sequences with Internal, or Unavailable where the device is lost,
+// and no others. Submit, Wake and load may be called from any thread. When the pool runs out in the middle of
 // generation, the youngest sequence ends with Unavailable ("preempted"), so that the older ones finish; its caller
 // starts it again with the tokens it already has.
 class DecodeEngine {
@@ -81,7 +83,8 @@ class DecodeEngine {
                                                               const DecodeEngineOptions& options);
   ~DecodeEngine();  // Stop() must have been called
 
-  // ResourceExhausted: too many sequences wait. Unavailable: stopping. on_done does not run when Submit fails.
+  // InvalidArgument: options out of range, or a token outside the vocabulary. ResourceExhausted: too many sequences
+  // wait. Unavailable: stopping. on_done does not run when Submit fails.
   absl::Status Submit(DecodeRequest request);
   void Wake();  // a request was cancelled: look again
   DecodeLoad load() const;
@@ -130,6 +133,7 @@ class DecodeEngine {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   DecodeFidelity fidelity_;
+  RowSampler row_sampler_;
   std::thread thread_;
 };
 

@@ -6,7 +6,6 @@
 #include "services/base/status.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
-#include "services/engine/runtime/sample_rows.h"
 
 namespace spl::engine {
 
@@ -32,16 +31,20 @@ int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens) {
   return static_cast<int64_t>(PagesFor(num_tokens)) * KvShapeOf(config).num_streams();
 }
 
+absl::Status ValidateTokens(std::span<const int32_t> tokens, const ModelConfig& config, std::string_view what) {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= config.vocab_size)
+      return InvalidArgument("{} {} is outside the vocabulary of {}", what, token, config.vocab_size);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidatePrompt(std::span<const int32_t> prompt, const ModelConfig& config) {
   if (prompt.empty()) return InvalidArgument("the prompt has no tokens");
   if (prompt.size() >= static_cast<size_t>(config.max_positions))
     return InvalidArgument("the prompt has {} tokens; the model's context is {}, and one must be left for the answer",
                            prompt.size(), config.max_positions);
-  for (int32_t token : prompt) {
-    if (token < 0 || token >= config.vocab_size)
-      return InvalidArgument("prompt token {} is outside the vocabulary of {}", token, config.vocab_size);
-  }
-  return absl::OkStatus();
+  return ValidateTokens(prompt, config, "prompt token");
 }
 
 absl::StatusOr<std::unique_ptr<LocalGenerator>> LocalGenerator::Create(std::shared_ptr<const Model> model,
@@ -152,7 +155,7 @@ absl::Status LocalGenerator::RunFork(Prompt prompt, std::span<const int32_t> tok
   while (on_token(fork, token) && token.finish == FinishReason::kNone) {
     SPLICE_RETURN_IF_ERROR(Step(decoding, token.token));
     Sampler* const samplers[] = {&sampler};
-    SPLICE_ASSIGN_OR_RETURN(const std::vector<SampledToken> sampled, SampleRows(*executor_, samplers));
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<SampledToken> sampled, row_sampler_.Sample(*executor_, samplers));
     token = sampled[0];
   }
   return absl::OkStatus();
@@ -165,10 +168,7 @@ absl::StatusOr<std::vector<double>> LocalGenerator::ScoreContinuation(std::span<
   if (prompt.size() + continuation.size() > static_cast<size_t>(config.max_positions))
     return InvalidArgument("the prompt has {} tokens and its continuation {}; the model's context is {}", prompt.size(),
                            continuation.size(), config.max_positions);
-  for (const int32_t token : continuation) {
-    if (token < 0 || token >= config.vocab_size)
-      return InvalidArgument("token {} of the continuation is outside the vocabulary of {}", token, config.vocab_size);
-  }
+  SPLICE_RETURN_IF_ERROR(ValidateTokens(continuation, config, "continuation token"));
   SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
   std::vector<double> scores = {LogProbability(behind.logits, continuation[0])};
   SPLICE_ASSIGN_OR_RETURN(Decoding decoding, BeginDecoding(std::move(behind.prompt), prompt));

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/model/parallel_executor.h"
+#include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
@@ -84,6 +85,7 @@ class LocalGenerator {
   std::optional<KvMemory> memory_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<ParallelExecutor> executor_;
+  RowSampler row_sampler_;
   std::shared_ptr<const StreamClasses> classes_;  // to decode with; null: none
 };
 
@@ -91,6 +93,8 @@ class LocalGenerator {
 KvShape KvShapeOf(const ModelConfig& config);
 // Pages that sequences of `num_tokens` positions in total need at most.
 int64_t PagesForTokens(const ModelConfig& config, int64_t num_tokens);
+// InvalidArgument names the first id that is outside the vocabulary; `what` they are is for the message.
+absl::Status ValidateTokens(std::span<const int32_t> tokens, const ModelConfig& config, std::string_view what);
 // InvalidArgument when a prompt is empty, too long, or has an id outside the vocabulary.
 absl::Status ValidatePrompt(std::span<const int32_t> prompt, const ModelConfig& config);
 

@@ -1,17 +1,27 @@
 // One sampled token for every row of an executor's last logits.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/common/thread_pool.h"
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
 
-// samplers[i] draws from row i. When every row is plainly greedy the device chooses and the logits stay there;
-// otherwise they come to the host and the rows are sampled over the executor's threads. Both give the same tokens.
-absl::StatusOr<std::vector<SampledToken>> SampleRows(ParallelExecutor& executor, std::span<Sampler* const> samplers);
+// One thread at a time.
+class RowSampler {
+ public:
+  // samplers[i] draws from row i. Plainly greedy rows are chosen on the device; only where there are others do logits
+  // come to the host, where these rows are sampled at the same time, each on a thread. Whoever chooses, the tokens are
+  // the same.
+  absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers);
+
+ private:
+  std::unique_ptr<kernels::ThreadPool> pool_;  // of an executor that has none, on a GPU: made when it is first needed
+};
 
 }  // namespace spl::engine

@@ -1,6 +1,7 @@
 #include "services/engine/runtime/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +11,8 @@ namespace spl::engine {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+constexpr size_t kSortedCandidates = 512;  // as many are sorted as fast as they are put into ranges
+constexpr int kRangeShift = 16;            // bits of a weight that a range leaves open: 128 ranges an octave
 
 // SplitMix64: a full-period mixer whose single step is good enough to turn a counter into a random word.
 uint64_t Mix(uint64_t x) {
@@ -35,6 +38,9 @@ TokenLogprob LogprobOf(std::span<const float> logits, int32_t token, int32_t num
   for (size_t i = 0; i < count; ++i) result.top.emplace_back(ids[i], static_cast<float>(logits[ids[i]] - log_sum));
   return result;
 }
+
+// Weights are positive: their bits are in the order of the numbers.
+size_t RangeOf(float weight) { return std::bit_cast<uint32_t>(weight) >> kRangeShift; }
 
 bool MoreLikely(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
   return a.first != b.first ? a.first > b.first : a.second < b.second;
@@ -127,12 +133,18 @@ SampledToken Sampler::Sample(std::span<float> logits) {
 }
 
 void Sampler::ApplyPenalties(std::span<float> logits) const {
-  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
+  const auto has = [&](int32_t token) { return token >= 0 && static_cast<size_t>(token) < logits.size(); };
+  for (const auto& [token, bias] : params_.logit_bias) {
+    if (has(token)) logits[token] += bias;
+  }
   if (num_output_ < params_.min_tokens) {
-    for (int32_t token : end_ids_) logits[token] = kNegativeInfinity;
+    for (int32_t token : end_ids_) {
+      if (has(token)) logits[token] = kNegativeInfinity;
+    }
   }
   if (params_.repetition_penalty != 1.0f) {
     const auto penalize = [&](int32_t token) {
+      if (!has(token)) return;
       float& x = logits[token];
       x = x > 0 ? x / params_.repetition_penalty : x * params_.repetition_penalty;
     };
@@ -141,8 +153,9 @@ void Sampler::ApplyPenalties(std::span<float> logits) const {
       if (!std::binary_search(prompt_tokens_.begin(), prompt_tokens_.end(), token)) penalize(token);
     }
   }
-  for (const auto& [token, count] : output_counts_)
-    logits[token] -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+  for (const auto& [token, count] : output_counts_) {
+    if (has(token)) logits[token] -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+  }
 }
 
 // A number in [0, 1) with 53 random bits.
@@ -162,12 +175,27 @@ int32_t Sampler::Choose(std::span<float> logits) {
     const double x = (logits[i] - max) * inverse_t;
     if (x >= keep_above && x > -80) candidates_.emplace_back(static_cast<float>(std::exp(x)), static_cast<int32_t>(i));
   }
-  size_t kept = candidates_.size();
-  if (params_.top_k > 0) kept = std::min<size_t>(kept, params_.top_k);
-  const auto middle = candidates_.begin() + static_cast<std::ptrdiff_t>(kept);
-  if (params_.top_p < 1.0f || kept < candidates_.size())
-    std::partial_sort(candidates_.begin(), middle, candidates_.end(), MoreLikely);
-  candidates_.resize(kept);
+  if (candidates_.empty()) return static_cast<int32_t>(best - logits.begin());  // no finite logit is the largest
+  const bool cuts = params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size();
+  if (cuts) {
+    const auto middle = candidates_.begin() + params_.top_k;
+    if (static_cast<size_t>(params_.top_k) <= kSortedCandidates) {  // a heap of few: faster than parting all
+      std::partial_sort(candidates_.begin(), middle, candidates_.end(), MoreLikely);
+      candidates_.erase(middle, candidates_.end());
+      return Draw();
+    }
+    std::nth_element(candidates_.begin(), middle, candidates_.end(), MoreLikely);
+    candidates_.erase(middle, candidates_.end());
+  }
+  if (!cuts && params_.top_p >= 1.0f) return Draw();
+  if (candidates_.size() > kSortedCandidates) {
+    if (const std::optional<int32_t> drawn = DrawByRanges()) return *drawn;
+  }
+  std::sort(candidates_.begin(), candidates_.end(), MoreLikely);
+  return Draw();
+}
+
+int32_t Sampler::Draw() {
   double total = 0;
   for (const auto& [weight, token] : candidates_) total += weight;
   if (params_.top_p < 1.0f) {
@@ -184,6 +212,51 @@ int32_t Sampler::Choose(std::span<float> logits) {
     if (target < 0) return token;
   }
   return candidates_.back().second;
+}
+
+std::optional<int32_t> Sampler::DrawByRanges() {
+  range_sums_.assign(RangeOf(1.0f) + 1, 0.0);
+  double total = 0;
+  for (const auto& [weight, token] : candidates_) {
+    range_sums_[RangeOf(weight)] += weight;
+    total += weight;
+  }
+  // More than the sums of Draw may differ from these by: a sum of n numbers is off by n roundings at most.
+  const double close = 4 * static_cast<double>(candidates_.size()) * std::numeric_limits<double>::epsilon() * total;
+  struct Crossing {
+    int32_t token;
+    double sum;  // of the candidates up to it
+  };
+  // The first candidate, in falling order, with which their sum is more than `goal`. Nothing: too close to tell.
+  std::vector<std::pair<float, int32_t>> of_range;
+  const auto cross = [&](double goal) -> std::optional<Crossing> {
+    double sum = 0;
+    for (size_t range = range_sums_.size(); range-- > 0;) {
+      if (range_sums_[range] == 0 || sum + range_sums_[range] < goal - close) {
+        sum += range_sums_[range];
+        continue;
+      }
+      of_range.clear();
+      std::copy_if(candidates_.begin(), candidates_.end(), std::back_inserter(of_range),
+                   [&](const auto& candidate) { return RangeOf(candidate.first) == range; });
+      std::sort(of_range.begin(), of_range.end(), MoreLikely);
+      for (const auto& [weight, token] : of_range) {
+        sum += weight;
+        if (std::abs(sum - goal) <= close) return std::nullopt;
+        if (sum > goal) return Crossing{token, sum};
+      }
+    }
+    return std::nullopt;
+  };
+  double share = total;
+  if (params_.top_p < 1.0f) {
+    const std::optional<Crossing> last = cross(params_.top_p * total);
+    if (!last) return std::nullopt;
+    share = last->sum;
+  }
+  const std::optional<Crossing> drawn = cross(NextUniform() * share);
+  if (!drawn) return std::nullopt;
+  return drawn->token;
 }
 
 }  // namespace spl::engine

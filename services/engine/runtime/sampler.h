@@ -57,7 +57,8 @@ class Sampler {
   Sampler(const SamplingParams& params, std::vector<int32_t> eos_ids, int32_t fork, std::span<const int32_t> prompt,
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
 
-  // Draws the next token; `logits` [vocab] is overwritten. Cost: O(vocab), plus a sort of the kept candidates.
+  // Draws the next token; `logits` [vocab] is overwritten. Ids outside of it (end tokens of the model, tokens taken)
+  // have no logit, and nothing is done for them. Cost: O(vocab).
   SampledToken Sample(std::span<float> logits);
 
   // True when the next token is simply the most likely one of the model's own logits.
@@ -73,6 +74,12 @@ class Sampler {
  private:
   void ApplyPenalties(std::span<float> logits) const;
   int32_t Choose(std::span<float> logits);
+  // Draws one of the candidates, in the order that they have; top_p keeps the first.
+  int32_t Draw();
+  // Draws what Draw does of the candidates in falling order, without sorting them: sums over ranges of weights, and
+  // only the ranges in which a decision falls are sorted. Nothing: a decision is so close that the order of a sum could
+  // turn it.
+  std::optional<int32_t> DrawByRanges();
   double NextUniform() const;
   FinishReason FinishOf(int32_t token) const;
   bool IsEnd(int32_t token) const;
@@ -84,7 +91,8 @@ class Sampler {
   int64_t max_output_;
   std::unordered_map<int32_t, int32_t> output_counts_;
   std::vector<int32_t> prompt_tokens_;                 // distinct; only for the repetition penalty
-  std::vector<std::pair<float, int32_t>> candidates_;  // scratch of Choose
+  std::vector<std::pair<float, int32_t>> candidates_;  // scratch of Choose: weights above 0, and ids
+  std::vector<double> range_sums_;                     // scratch of DrawByRanges
 };
 
 }  // namespace spl::engine

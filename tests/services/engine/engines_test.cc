@@ -1,5 +1,6 @@
 // Prefill and decode engines against the plain in-process model: batching, slicing, cached prefixes, forks and stored
 // chunks may change when things happen, never a token.
+#include "services/base/fault_point.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/fake_device_backend.h"
 
@@ -266,6 +267,83 @@ TEST_F(EnginesTest, ALostDeviceEndsEverySequenceWithUnavailableAndIsReportedOnce
   EXPECT_THAT(reports, testing::Each(testing::HasSubstr("illegal memory access")));
   StopAll();
   model_ = model;
+}
+
+// A step that fails is nobody's fault in it: its requests may be started again, and the worker goes on.
+TEST_F(EnginesTest, AFailedStepIsInternalForItsRequestsAndTheNextOneRuns) {
+  Start();
+  std::mt19937 random(12);
+  const std::vector<std::vector<int32_t>> prompts = {RandomPrompt(random, 100), RandomPrompt(random, 150)};
+  ScopedFaults disarm;
+  ASSERT_TRUE(ArmFault("engine.decode_step",
+                       {.kind = FaultKind::kError, .code = absl::StatusCode::kInvalidArgument, .only_hit = 5})
+                  .ok());
+  std::vector<std::shared_ptr<Outcome>> outcomes;
+  for (const auto& prompt : prompts) outcomes.push_back(Submit(prompt, Greedy(400)));
+  int failed = 0;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    ASSERT_TRUE(outcomes[i]->Wait());
+    if (outcomes[i]->status.ok()) continue;  // it was not in that step
+    ++failed;
+    EXPECT_EQ(outcomes[i]->status.code(), absl::StatusCode::kInternal) << outcomes[i]->status;
+    EXPECT_THAT(std::string(outcomes[i]->status.message()), testing::HasSubstr("a step of the batch failed"));
+  }
+  EXPECT_GE(failed, 1);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+  const auto after = Submit(prompts[0], Greedy(20));
+  ASSERT_TRUE(after->Wait());
+  EXPECT_EQ(after->tokens, Expected(prompts[0], Greedy(20)));
+}
+
+// Whatever a caller brings, ids outside of the vocabulary go no further.
+TEST_F(EnginesTest, TokensOutsideOfTheVocabularyAreRefused) {
+  Start();
+  const auto refused = [&](const std::function<void(DecodeRequest&)>& change) {
+    DecodeRequest request;
+    request.kv = std::make_unique<SequenceKv>(*decode_pool_, KvShapeOf(model_->config()));
+    EXPECT_TRUE(request.kv->Reserve(10).ok());
+    request.kv->set_num_tokens(10);
+    request.sampling = Greedy(5);
+    request.prompt = std::vector<int32_t>(10, 1);
+    request.first_tokens = {{.token = 1}};
+    request.on_done = [](const absl::Status&) { ADD_FAILURE() << "it was not refused"; };
+    change(request);
+    return decode_->Submit(std::move(request)).ToString();
+  };
+  using testing::AllOf, testing::HasSubstr;
+  for (const int32_t id : {-1, 4096, 0x7fffff00, std::numeric_limits<int32_t>::min()}) {
+    const auto named = AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(std::to_string(id)));
+    EXPECT_THAT(refused([&](DecodeRequest& r) { r.prompt[3] = id; }), named);
+    EXPECT_THAT(refused([&](DecodeRequest& r) { r.left_prompt = {1, id}; }), named);
+    EXPECT_THAT(refused([&](DecodeRequest& r) { r.prior_output = {1, id}; }), named);
+    EXPECT_THAT(refused([&](DecodeRequest& r) { r.first_tokens[0].token = id; }), named);
+  }
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+// Greedy rows and rows that are drawn in one batch: each as if it were alone.
+TEST_F(EnginesTest, GreedyAndDrawnRowsDoNotMix) {
+  Start();
+  std::mt19937 random(13);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<SamplingParams> samplings;
+  std::vector<std::shared_ptr<Outcome>> outcomes;
+  for (int i = 0; i < 6; ++i) {
+    prompts.push_back(RandomPrompt(random, 60 + 10 * static_cast<size_t>(i)));
+    samplings.push_back(Greedy(60));
+    if (i % 2 == 1) {
+      samplings.back().temperature = 4;
+      samplings.back().top_p = i == 5 ? 1.0f : 0.9f;
+      samplings.back().num_forks = i == 3 ? 3 : 1;
+      samplings.back().seed = static_cast<uint64_t>(i);
+    }
+    outcomes.push_back(Submit(prompts.back(), samplings.back()));
+  }
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    ASSERT_TRUE(outcomes[i]->Wait());
+    ASSERT_TRUE(outcomes[i]->status.ok()) << outcomes[i]->status;
+    EXPECT_EQ(outcomes[i]->tokens, Expected(prompts[i], samplings[i])) << i;
+  }
 }
 
 TEST_F(EnginesTest, BadPromptsAndFullQueuesAreRefusedWithNumbers) {

@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
+
+#include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
@@ -167,6 +171,113 @@ TEST(SamplerTest, LogprobsComeFromTheUnpenalisedDistribution) {
   EXPECT_EQ(token.logprob->top[0].first, 0);
   EXPECT_EQ(token.logprob->top[1].first, 2);
   EXPECT_NEAR(token.logprob->top[1].second, std::log(0.2f), 1e-5);
+}
+
+// A token by its definition: all candidates in falling order, and sums in that order.
+int32_t DrawBySorting(const SamplingParams& params, std::span<const float> logits, double uniform) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  const double keep_above = params.min_p > 0 ? std::log(params.min_p) : -1e30, inverse_t = 1.0 / params.temperature;
+  std::vector<std::pair<float, int32_t>> candidates;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double x = (logits[i] - max) * inverse_t;
+    if (x >= keep_above && x > -80) candidates.emplace_back(static_cast<float>(std::exp(x)), static_cast<int32_t>(i));
+  }
+  size_t kept = candidates.size();
+  if (params.top_k > 0) kept = std::min<size_t>(kept, params.top_k);
+  if (params.top_p < 1.0f || kept < candidates.size())
+    std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first > b.first : a.second < b.second;
+    });
+  candidates.resize(kept);
+  double total = 0;
+  for (const auto& [weight, token] : candidates) total += weight;
+  if (params.top_p < 1.0f) {
+    double share = 0;
+    size_t n = 0;
+    while (n < candidates.size() && share < params.top_p * total) share += candidates[n++].first;
+    candidates.resize(std::max<size_t>(n, 1));
+    total = share;
+  }
+  double target = uniform * total;
+  for (const auto& [weight, token] : candidates) {
+    target -= weight;
+    if (target < 0) return token;
+  }
+  return candidates.back().second;
+}
+
+// The numbers that a sampler draws, as sampler.h defines them.
+double UniformOf(uint64_t seed, uint64_t fork, uint64_t output) {
+  const auto mix = [](uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+  };
+  return static_cast<double>(mix(mix(mix(seed) ^ fork) + output) >> 11) * 0x1.0p-53;
+}
+
+// Whatever is kept and however the logits lie, the token is the one that sorting everything gives.
+TEST(SamplerTest, TokensAreThoseOfSortingEverything) {
+  std::mt19937 random = test::SeededRandom("sorting everything");
+  const auto one_of = [&](auto... values) {
+    const float all[] = {static_cast<float>(values)...};
+    return all[random() % std::size(all)];
+  };
+  for (int round = 0; round < 1500; ++round) {
+    std::vector<float> logits(round % 100 == 0 ? 131'072 : 1 + random() % 6'000);
+    const float spread = one_of(0, 0.01, 1, 4, 30), step = one_of(0, 0.5);
+    std::normal_distribution<float> normal(0, 1);
+    for (float& x : logits) {
+      x = spread * normal(random);
+      if (step > 0) x = std::round(x / step) * step;  // many equal ones
+      if (random() % 50 == 0) x = -std::numeric_limits<float>::infinity();
+    }
+    logits[random() % logits.size()] = 1;
+    SamplingParams params;
+    params.temperature = one_of(0.01, 0.7, 1, 2, 50);
+    params.top_p = one_of(1, 1, 0.999999, 0.99, 0.9, 0.5, 0.01);
+    params.top_k = static_cast<int32_t>(one_of(0, 0, 1, 5, 600, 3000, 200'000));
+    params.min_p = one_of(0, 0, 0, 0.05, 1);
+    params.seed = random();
+    Sampler sampler = Make(params, {}, 3);
+    for (uint64_t output = 0; output < 3; ++output)
+      ASSERT_EQ(SampleOne(sampler, logits), DrawBySorting(params, logits, UniformOf(params.seed, 3, output)))
+          << "round " << round << ", " << logits.size() << " logits, temperature " << params.temperature << ", top_p "
+          << params.top_p << ", top_k " << params.top_k << ", min_p " << params.min_p;
+  }
+}
+
+// Tokens that have no logit, and rows without a number, are nobody's reason to write or read beside the row.
+TEST(SamplerTest, NothingIsTouchedOutsideOfTheRow) {
+  SamplingParams params;
+  params.repetition_penalty = 2;
+  params.frequency_penalty = 1;
+  params.min_tokens = 100;
+  params.logit_bias = {{-7, 5.0f}, {4, 5.0f}};
+  constexpr int32_t kOutside[] = {-1, 4, 5, 0x7fffff00, std::numeric_limits<int32_t>::min()};
+  for (const float temperature : {0.0f, 1.0f}) {
+    params.temperature = temperature;
+    Sampler sampler(params, {4, -2}, 0, kOutside, kOutside, 10, kContext);
+    std::vector<float> guarded(12, 3.0f);  // the row is in the middle
+    for (int i = 0; i < 20; ++i) {
+      const int32_t token = sampler.Sample(std::span(guarded).subspan(4, 4)).token;
+      EXPECT_TRUE(token >= 0 && token < 4) << token;
+    }
+    for (size_t i = 0; i < guarded.size(); ++i) {
+      if (i < 4 || i >= 8) {
+        EXPECT_EQ(guarded[i], 3.0f) << i;
+      }
+    }
+  }
+  SamplingParams plain;
+  plain.top_p = 0.5f;
+  Sampler sampler = Make(plain);
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+    const int32_t token = SampleOne(sampler, std::vector<float>(600, value));
+    EXPECT_TRUE(token >= 0 && token < 600) << value << ": " << token;
+  }
 }
 
 TEST(SamplerTest, EveryRangeIsCheckedAndNamed) {

@@ -5,6 +5,7 @@
 #include "tests/services/base/http_client.h"
 #include "tests/services/workers/workers_fixture.h"
 #include "tests/support/eventually.h"
+#include "tests/support/ticket_checksums.h"
 
 namespace spl {
 namespace {
@@ -133,6 +134,57 @@ TEST_P(TicketsTest, AReplayChangesNothingOfTheSequenceThatRuns) {
   EXPECT_EQ(Commit(ticket->ticket_id(), ticket->generation()).code(), StatusCode::kNotFound);
   EXPECT_EQ(Run(others, 200, *ticket, &ignored).code(), StatusCode::kAlreadyExists);
   EXPECT_EQ(RefusedByPrefill("replayed"), 2);
+  EXPECT_TRUE(PagesComeBack());
+}
+
+// Whoever has a ticket may say what he likes: ids outside of the vocabulary end his own sequence, and nobody else's.
+TEST_P(TicketsTest, IdsOutsideOfTheVocabularyEndTheirOwnSequence) {
+  constexpr uint32_t kOutside[] = {4096, 0x7fffff00, 0x80000000, 0xffffffff};
+  for (const uint32_t id : kOutside) {
+    std::vector<int32_t> prompt = Prompt(36, 50);
+    prompt[7] = static_cast<int32_t>(id);
+    reserve_with_tokens_ = true;
+    const auto refused = Reserve(prompt, Sampling(10));
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << refused.status();
+  }
+  reserve_with_tokens_ = false;
+
+  // Somebody else decodes meanwhile.
+  const auto prompt = Prompt(37, 100);
+  bool sent = false;
+  on_chunk_ = [&] {
+    if (std::exchange(sent, true)) return;
+    for (const uint32_t id : kOutside) {
+      const auto ticket = Reserve(Prompt(38, 40), Sampling(50));
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      auto commit = test::CommitOf(*ticket, decode_->pool(), 40);
+      ASSERT_TRUE(commit.ok()) << commit.status();
+      commit->add_first_tokens()->set_token_id(id);
+      const absl::Status status = Commit(ticket->ticket_id(), ticket->generation(), *commit);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << id << ": " << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("token"));
+    }
+  };
+  const Result result = Generate(prompt, Sampling(200));
+  on_chunk_ = nullptr;
+  EXPECT_TRUE(sent);
+  EXPECT_TRUE(result.stream.ok()) << result.stream;
+  EXPECT_EQ(result.tokens, Expected(prompt, Sampling(200)));
+  EXPECT_TRUE(PagesComeBack());
+}
+
+// A wrong checksum is answered without the right one: else whoever guesses could ask for it.
+TEST_P(TicketsTest, ARefusedChecksumIsNotSaid) {
+  const auto ticket = Reserve(Prompt(39, 40), Sampling(10));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  auto commit = test::CommitOf(*ticket, decode_->pool(), 40);
+  ASSERT_TRUE(commit.ok()) << commit.status();
+  const uint32_t right = commit->crc32c(0);
+  commit->set_crc32c(0, right ^ 1);
+  commit->add_first_tokens()->set_token_id(1);
+  const absl::Status status = Commit(ticket->ticket_id(), ticket->generation(), *commit);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::Not(::testing::HasSubstr(fmt::format("{:08x}", right))));
   EXPECT_TRUE(PagesComeBack());
 }
 
