@@ -14,8 +14,11 @@ float EstimateCost(const chunk::ChunkHeader& header) {
   return static_cast<float>(header.num_tokens) / kTokensPerSecond * (1 + middle / kPositionOfDoublePrice);
 }
 
+ChunkCatalog::ChunkCatalog(NamespaceTable& namespaces, const Clock& clock)
+    : namespaces_(namespaces), clock_(clock), start_(clock.Now()), start_wall_(clock.WallNow()) {}
+
 uint64_t ChunkCatalog::NowMs() const {
-  const auto since = clock_.WallNow().time_since_epoch();
+  const auto since = start_wall_.time_since_epoch() + (clock_.Now() - start_);
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(since).count());
 }
 
@@ -24,8 +27,10 @@ std::shared_ptr<ChunkRecord> ChunkCatalog::Make(const chunk::ChunkKey& key, std:
                                                 uint64_t payload_bytes, const ModelIdentity& model) {
   std::shared_ptr<ChunkRecord> record(new ChunkRecord, [this](ChunkRecord* ended) {
     Forget(*ended);
-    ended->owner->Discharge(ended->payload_bytes);
+    std::shared_ptr<Namespace> owner = std::move(ended->owner);
+    const bool was_last = owner->Discharge(ended->payload_bytes);
     delete ended;
+    if (was_last) namespaces_.ForgetIfUnused(std::move(owner));
   });
   record->key = key;
   record->owner = std::move(owner);
@@ -73,6 +78,7 @@ absl::StatusOr<std::shared_ptr<ChunkRecord>> ChunkCatalog::Admit(const chunk::Ch
     if (winner == nullptr || !winner->Live(now_ms)) return made;
     existing = std::move(winner);  // another put of the same chunk came first
   }
+  if (owner != nullptr) namespaces_.ForgetIfUnused(std::move(owner));
   if (existing->model != nullptr) {
     chunk::ChunkHeader theirs;
     theirs.key = header.key;

@@ -49,7 +49,7 @@ float EstimateCost(const chunk::ChunkHeader& header);
 // Records by key. Any thread may call. Must outlive every record.
 class ChunkCatalog {
  public:
-  ChunkCatalog(NamespaceTable& namespaces, const Clock& clock) : namespaces_(namespaces), clock_(clock) {}
+  ChunkCatalog(NamespaceTable& namespaces, const Clock& clock);
 
   // The record of a chunk to be stored, charged to its namespace, or the living one that the key has already (its pin
   // is raised to what `options` ask for). NotFound, ResourceExhausted: as Namespace and NamespaceTable say;
@@ -63,6 +63,8 @@ class ChunkCatalog {
   // Every record for which `wanted` holds; shard by shard, so that others wait at most for a 64th of the scan.
   std::vector<std::shared_ptr<ChunkRecord>> Select(const std::function<bool(const ChunkRecord&)>& wanted) const;
 
+  // Unix time as it was when the store started, and what has passed since by the steady clock: a wall clock that jumps
+  // forward while the store runs expires nothing.
   uint64_t NowMs() const;
 
  private:
@@ -83,6 +85,8 @@ class ChunkCatalog {
 
   NamespaceTable& namespaces_;
   const Clock& clock_;
+  const SteadyTime start_;
+  const WallTime start_wall_;
   mutable std::array<Shard, 64> shards_;
   std::mutex models_mutex_;         // guards models_
   std::set<ModelIdentity> models_;  // a few: only ever grows

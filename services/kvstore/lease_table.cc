@@ -1,6 +1,7 @@
 #include "services/kvstore/lease_table.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "services/base/status.h"
 
@@ -16,7 +17,11 @@ absl::StatusOr<LeaseTable::Grant> LeaseTable::Take(std::vector<StoredChunkRef> c
   for (const StoredChunkRef& chunk : chunks) lease.bytes += chunk->header.payload_bytes;
   lease.chunks = std::move(chunks);
   lease.expires = clock_.Now() + grant.ttl;
+  lease.ends = clock_.Now() + options_.max_life;
   std::lock_guard lock(mutex_);
+  if (leases_.size() >= options_.max_leases) {
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} leases are out, the limit", leases_.size());
+  }
   if (!leases_.empty() && bytes_ + lease.bytes > options_.max_bytes) {
     return Errorf(absl::StatusCode::kResourceExhausted, "{} bytes are under lease, {} more are over the limit of {}",
                   bytes_, lease.bytes, options_.max_bytes);
@@ -33,8 +38,21 @@ absl::StatusOr<std::chrono::milliseconds> LeaseTable::Renew(const RandomId& id, 
     return Errorf(absl::StatusCode::kNotFound, "lease {} has ended; what was copied under it must not be used",
                   id.ToHex());
   }
-  found->second.expires = clock_.Now() + Clamp(ttl);
-  return Clamp(ttl);
+  const SteadyTime now = clock_.Now();
+  found->second.expires = std::min(now + Clamp(ttl), found->second.ends);
+  return std::chrono::duration_cast<std::chrono::milliseconds>(found->second.expires - now);
+}
+
+std::vector<chunk::ChunkKey> LeaseTable::HeldOf(const RandomId& id, std::span<const chunk::ChunkKey> keys) const {
+  std::vector<chunk::ChunkKey> held;
+  std::lock_guard lock(mutex_);
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) return held;
+  const std::unordered_set<chunk::ChunkKey, chunk::ChunkKeyHash> wanted(keys.begin(), keys.end());
+  for (const StoredChunkRef& chunk : found->second.chunks) {
+    if (wanted.contains(chunk->header.key)) held.push_back(chunk->header.key);
+  }
+  return held;
 }
 
 void LeaseTable::Release(const RandomId& id) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -17,7 +18,9 @@ namespace spl::kvstore {
 struct LeaseOptions {
   std::chrono::milliseconds default_ttl{10'000};
   std::chrono::milliseconds max_ttl{60'000};
+  std::chrono::milliseconds max_life{600'000};  // however often it is renewed: chunks under lease cannot be evicted
   uint64_t max_bytes = 0;  // of payloads under lease in all; a single lease is granted whatever its size
+  size_t max_leases = 16'384;
 };
 
 // A lease holds references, and a chunk that is referred to is not evicted and its memory not used again; deleting its
@@ -30,10 +33,12 @@ class LeaseTable {
     RandomId id;
     std::chrono::milliseconds ttl{0};
   };
-  // `ttl` 0: the default; longer ones are cut. ResourceExhausted: too many bytes are under lease.
+  // `ttl` 0: the default; longer ones are cut. ResourceExhausted: too many bytes are under lease, or too many leases.
   absl::StatusOr<Grant> Take(std::vector<StoredChunkRef> chunks, std::chrono::milliseconds ttl);
-  // NotFound: expired, released, or never given.
+  // Until max_life after Take at most. NotFound: expired, released, or never given.
   absl::StatusOr<std::chrono::milliseconds> Renew(const RandomId& id, std::chrono::milliseconds ttl);
+  // Those of `keys` whose chunks the lease holds, each once; none of an unknown lease.
+  std::vector<chunk::ChunkKey> HeldOf(const RandomId& id, std::span<const chunk::ChunkKey> keys) const;
   void Release(const RandomId& id);  // of an unknown one: nothing
   void Expire();                     // ends those whose time has come; now and then
 
@@ -48,7 +53,7 @@ class LeaseTable {
   struct Lease {
     std::vector<StoredChunkRef> chunks;
     uint64_t bytes = 0;
-    SteadyTime expires;
+    SteadyTime expires, ends;
   };
   std::chrono::milliseconds Clamp(std::chrono::milliseconds ttl) const;
 

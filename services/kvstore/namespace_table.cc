@@ -9,11 +9,17 @@ namespace spl::kvstore {
 namespace {
 
 constexpr size_t kMaxNameBytes = 256;
+constexpr int64_t kMaxOfOneOwner = 1'000;
 constexpr uint64_t kMaxTtlSeconds = 100ull * 366 * 24 * 3600;
 
 uint64_t UnixMs(const Clock& clock) {
   const auto since = clock.WallNow().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(since).count());
+}
+
+bool HasChunks(const std::weak_ptr<Namespace>& weak) {
+  const std::shared_ptr<Namespace> dead = weak.lock();
+  return dead != nullptr && dead->stat().num_chunks > 0;
 }
 
 absl::Status Unknown(const chunk::Digest& id) {
@@ -73,10 +79,11 @@ absl::Status Namespace::Charge(uint64_t bytes, bool enforce) {
   return absl::OkStatus();
 }
 
-void Namespace::Discharge(uint64_t bytes) {
+bool Namespace::Discharge(uint64_t bytes) {
   std::lock_guard lock(mutex_);
   --num_chunks_;
   bytes_ -= bytes;
+  return implicit_ && num_chunks_ == 0;
 }
 
 chunk::Pin Namespace::default_pin() const {
@@ -145,6 +152,14 @@ absl::StatusOr<Namespace::Stat> NamespaceTable::Create(const chunk::Digest& id, 
   if (id == chunk::kDefaultNamespace || (found != living_.end() && !found->second->stat().implicit)) {
     return Errorf(absl::StatusCode::kAlreadyExists, "namespace {} exists; change it with SetNamespace", HexEncode(id));
   }
+  const auto has_owner = [&](const auto& named) {
+    const Namespace::Stat stat = named.second->stat();
+    return !stat.implicit && stat.row.settings.owner == settings.owner;
+  };
+  if (!settings.owner.empty() && std::count_if(living_.begin(), living_.end(), has_owner) >= kMaxOfOneOwner) {
+    return Errorf(absl::StatusCode::kResourceExhausted, "'{}' has {} namespaces, the limit; delete some",
+                  settings.owner, kMaxOfOneOwner);
+  }
   // What was stored without a namespace of its own keeps its incarnation, and so stays.
   const uint64_t incarnation = found != living_.end() ? found->second->incarnation : NextIncarnationLocked();
   const NamespaceRow row{id, incarnation, UnixMs(clock_), settings};
@@ -195,18 +210,29 @@ absl::StatusOr<std::shared_ptr<Namespace>> NamespaceTable::Delete(const chunk::D
   if (storage_ != nullptr) SPLICE_RETURN_IF_ERROR(storage_->BuryNamespace(id, dead->incarnation));
   dead->Kill();
   living_.erase(found);
+  std::erase_if(buried_, [](const std::weak_ptr<Namespace>& weak) { return !HasChunks(weak); });
   buried_.push_back(dead);
   return dead;
 }
 
+// Nobody gets a new reference but through the table, under its lock: two are the table's and the caller's.
+void NamespaceTable::ForgetIfUnused(std::shared_ptr<Namespace> last) {
+  std::lock_guard lock(mutex_);
+  const auto found = living_.find(last->id);
+  if (found == living_.end() || found->second != last || last.use_count() > 2 || last->id == chunk::kDefaultNamespace)
+    return;
+  if (const Namespace::Stat stat = last->stat(); stat.implicit && stat.num_chunks == 0) living_.erase(found);
+}
+
+size_t NamespaceTable::size() const {
+  std::lock_guard lock(mutex_);
+  return living_.size();
+}
+
 bool NamespaceTable::NeedsSweep() const {
   std::lock_guard lock(mutex_);
-  const auto has_chunks = [](const std::weak_ptr<Namespace>& weak) {
-    const std::shared_ptr<Namespace> dead = weak.lock();
-    return dead != nullptr && dead->stat().num_chunks > 0;
-  };
   return std::any_of(living_.begin(), living_.end(), [](const auto& named) { return named.second->has_ttl(); }) ||
-         std::any_of(buried_.begin(), buried_.end(), has_chunks);
+         std::any_of(buried_.begin(), buried_.end(), HasChunks);
 }
 
 }  // namespace spl::kvstore

@@ -49,7 +49,8 @@ class Namespace {
   // Counts one chunk. ResourceExhausted naming the namespace, its use and its limit. `enforce` is false for chunks that
   // are there already, after a restart.
   absl::Status Charge(uint64_t bytes, bool enforce);
-  void Discharge(uint64_t bytes);
+  // True: that was the last chunk of an implicit namespace (NamespaceTable::ForgetIfUnused).
+  bool Discharge(uint64_t bytes);
 
   bool dead() const { return dead_.load(std::memory_order_relaxed); }
   void Kill() { dead_.store(true); }
@@ -92,8 +93,9 @@ class NamespaceStorage {
   virtual absl::Status BuryNamespace(const chunk::Digest& id, uint64_t incarnation) = 0;
 };
 
-// All namespaces that are known: created ones, and those that chunks were put into without (implicit: no quota, no
-// TTL). The default namespace is always there and cannot be created or deleted, but can be set.
+// All namespaces that are known: created ones, at most 1,000 of one owner, and those that chunks were put into without
+// (implicit: no quota, no TTL), as long as they have chunks. The default namespace is always there and cannot be
+// created or deleted, but can be set.
 class NamespaceTable {
  public:
   explicit NamespaceTable(const Clock& clock);
@@ -108,12 +110,16 @@ class NamespaceTable {
   // The living namespace. Unknown: NotFound when `required`, else an implicit one.
   absl::StatusOr<std::shared_ptr<Namespace>> Use(const chunk::Digest& id, bool required);
 
+  // ResourceExhausted: the owner has too many. An empty owner, the store's own operator, may have any number.
   absl::StatusOr<Namespace::Stat> Create(const chunk::Digest& id, const NamespaceSettings& settings);
   absl::StatusOr<Namespace::Stat> Set(const chunk::Digest& id, const NamespaceSettings& settings);
   absl::StatusOr<Namespace::Stat> Stat(const chunk::Digest& id) const;
   std::vector<Namespace::Stat> List(const std::string& owner) const;  // by id; empty owner: all
   // The dead life, whose chunks the caller now removes. Its chunks are misses from here on, also after a crash.
   absl::StatusOr<std::shared_ptr<Namespace>> Delete(const chunk::Digest& id);
+  // Takes an implicit namespace out that has no chunks and that only the caller still holds.
+  void ForgetIfUnused(std::shared_ptr<Namespace> last);
+  size_t size() const;  // of the living
   // A namespace with a TTL, or a dead one that still has chunks, exists: a sweep may find something.
   bool NeedsSweep() const;
 
@@ -125,7 +131,7 @@ class NamespaceTable {
   const Clock& clock_;
   mutable std::mutex mutex_;  // guards all below; taken before a Namespace's own, held during storage calls
   std::map<chunk::Digest, std::shared_ptr<Namespace>> living_;
-  std::vector<std::weak_ptr<Namespace>> buried_;
+  std::vector<std::weak_ptr<Namespace>> buried_;  // those whose chunks are not all gone yet
   uint64_t last_incarnation_ = 0;
 };
 

@@ -14,6 +14,9 @@ absl::StatusOr<PutTable::Grant> PutTable::Add(std::vector<PreparedPut> puts, std
   reservation.ttl = grant.ttl;
   reservation.expires = clock_.Now() + grant.ttl;
   std::lock_guard lock(mutex_);
+  if (reservations_.size() >= options_.max_reservations) {
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} puts are reserved, the limit", reservations_.size());
+  }
   if (reserved_bytes_ + quarantined_bytes_ + reservation.bytes > options_.max_bytes) {
     return Errorf(absl::StatusCode::kResourceExhausted,
                   "{} bytes are reserved by puts and {} in quarantine, {} more are over the limit of {}",
@@ -49,6 +52,7 @@ void PutTable::Abort(const RandomId& id, bool writer_quiet) {
 }
 
 void PutTable::QuarantineLocked(Reservation reservation) {
+  if (reservation.bytes == 0) return;  // nothing of it can be written
   quarantined_bytes_ += reservation.bytes;
   // The memory waits, the promise does not: the chunks' share of the quota is free again.
   for (PreparedPut& put : reservation.puts) put.record.reset();

@@ -17,12 +17,14 @@ struct PutTableOptions {
   std::chrono::milliseconds default_ttl{10'000};
   std::chrono::milliseconds max_ttl{60'000};
   uint64_t max_bytes = 0;  // of slots, reserved and quarantined
+  size_t max_reservations = 4096;
 };
 
 // A reservation ends in one of three ways. Committed: the writer has flushed, its memory becomes chunks. Aborted by a
 // writer that is quiet: the memory is free at once. Given up (expired, or aborted by somebody who cannot speak for the
-// writer): a late write may still arrive, so the memory is quarantined for one more ttl; the writer starts none later
-// than its ttl less a second (decision 0002). Any thread may call.
+// writer): a late write may still arrive, so the memory is quarantined for one more ttl; the writer starts no piece
+// later than its ttl less a second. A write that comes even later damages a chunk, which its readers see by its
+// checksum (decision 0002). Any thread may call.
 class PutTable {
  public:
   PutTable(const PutTableOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
@@ -31,7 +33,7 @@ class PutTable {
     RandomId id;
     std::chrono::milliseconds ttl{0};
   };
-  // ResourceExhausted: too much is reserved or in quarantine.
+  // ResourceExhausted: too much is reserved or in quarantine, or there are too many reservations, whatever their size.
   absl::StatusOr<Grant> Add(std::vector<PreparedPut> puts, std::chrono::milliseconds ttl);
   // Takes it out to be committed. NotFound: expired or unknown.
   absl::StatusOr<std::vector<PreparedPut>> Take(const RandomId& id);

@@ -142,7 +142,8 @@ grpc::ServerUnaryReactor* RmaService::ReleaseLease(grpc::CallbackServerContext* 
     SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request->lease_id()));
     SPLICE_ASSIGN_OR_RETURN(const auto suspects, chunk::KeysFromWire(request->suspect_keys()));
     if (release_fault.armed() && !suspects.empty()) (void)release_fault.Hit();
-    for (const chunk::ChunkKey& key : suspects) store_.DropIfDamaged(key);
+    // Only what this reader could have read: a checksum of each is work.
+    for (const chunk::ChunkKey& key : leases_.HeldOf(id, suspects)) store_.DropIfDamaged(key);
     leases_.Release(id);
     return absl::OkStatus();
   };
@@ -162,6 +163,7 @@ absl::Status RmaService::DoReserve(const v1::ReservePutRequest& request, v1::Res
   if (request.chunks_size() > kMaxChunksPerPut) {
     return InvalidArgument("chunks: {} are more than {}", request.chunks_size(), kMaxChunksPerPut);
   }
+  if (request.chunks().empty()) return absl::InvalidArgumentError("chunks: a put reserves at least one");
   SPLICE_ASSIGN_OR_RETURN(const chunk::PutOptions options, chunk::PutOptionsFromWire(request.options()));
   response.set_instance_id(instance_id_);
   std::vector<PreparedPut> puts;

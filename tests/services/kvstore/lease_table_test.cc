@@ -35,6 +35,51 @@ struct Fixture {
   std::unique_ptr<TieredStore> store;
 };
 
+TEST(LeaseTable, NoLeaseIsRenewedForEver) {
+  Fixture f;
+  LeaseTable leases({.max_life = 30s, .max_bytes = 1 << 20, .max_leases = 2}, f.clock);
+  ASSERT_TRUE(f.store->Put(TestChunk(1, 5000)).ok());
+  const auto take = [&] { return leases.Take({*f.store->Get(TestKey(1))}, 10s); };
+  const auto grant = take();
+  ASSERT_TRUE(grant.ok());
+  for (int i = 0; i < 3; ++i) {
+    f.clock.Advance(8s);
+    EXPECT_EQ(*leases.Renew(grant->id, 10s), i < 2 ? 10s : 6s);
+  }
+  f.clock.Advance(6s);
+  EXPECT_EQ(leases.Renew(grant->id, 10s).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(take().ok());
+  EXPECT_EQ(take().status().code(), absl::StatusCode::kResourceExhausted) << "one is over, but not collected";
+  leases.Expire();
+  EXPECT_TRUE(take().ok());
+}
+
+TEST(LeaseTable, AReaderSuspectsOnlyWhatItHolds) {
+  Fixture f;
+  LeaseTable leases({.max_bytes = 1 << 20}, f.clock);
+  ASSERT_TRUE(f.store->Put(TestChunk(1, 5000)).ok());
+  const auto grant = leases.Take({*f.store->Get(TestKey(1))}, 10s);
+  ASSERT_TRUE(grant.ok());
+  const std::vector<chunk::ChunkKey> suspects = {TestKey(2), TestKey(1), TestKey(1)};
+  EXPECT_EQ(leases.HeldOf(grant->id, suspects), std::vector<chunk::ChunkKey>{TestKey(1)});
+  leases.Release(grant->id);
+  EXPECT_TRUE(leases.HeldOf(grant->id, suspects).empty());
+}
+
+TEST(PutTable, ReservationsWithoutBytesAreLimitedToo) {
+  Fixture f;
+  PutTable puts({.max_bytes = 1 << 20, .max_reservations = 2}, f.clock);
+  const auto first = puts.Add({}, 5s);
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE(puts.Add({}, 5s).ok());
+  EXPECT_EQ(puts.Add({}, 5s).status().code(), absl::StatusCode::kResourceExhausted);
+  puts.Abort(first->id, false);
+  EXPECT_TRUE(puts.Add({}, 5s).ok());
+  f.clock.Advance(5s);
+  puts.Expire();
+  EXPECT_EQ(puts.stats().num_reservations, 0u);
+}
+
 TEST(LeaseTable, ALeasedChunkIsNeitherEvictedNorOverwritten) {
   Fixture f;
   LeaseTable leases({.max_bytes = 1 << 20}, f.clock);

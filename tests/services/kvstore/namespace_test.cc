@@ -1,6 +1,7 @@
 // Namespaces, pins and durability of the store, without a network.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <future>
 #include <thread>
 
@@ -125,6 +126,67 @@ TEST(Namespaces, ListsByOwner) {
   ASSERT_EQ(of_x.size(), 1u);
   EXPECT_EQ(of_x[0].row.settings.name, "a");
   EXPECT_TRUE(of_x[0].row.settings.is_public);
+}
+
+TEST(Namespaces, ImplicitOnesGoWithTheirLastChunk) {
+  FakeClock clock;
+  Store store(clock, "", 64 << 10);
+  const size_t before = store->namespaces().size();
+  for (uint8_t space = 10; space < 60; ++space) ASSERT_TRUE(store->Put(In(space, 100 + space, 5000)).ok());
+  EXPECT_GT(store->namespaces().size(), before);
+  EXPECT_LT(store->namespaces().size(), before + 16) << "of chunks that were evicted nothing is kept";
+  for (uint64_t number = 1000; number < 1030; ++number) ASSERT_TRUE(store->Put(In(0, number, 5000)).ok());
+  EXPECT_EQ(store->namespaces().size(), before + (Id(0) == chunk::kDefaultNamespace ? 0 : 1));
+  // One that was created stays, with or without chunks.
+  ASSERT_TRUE(store->namespaces().Create(Id(9), {.name = "kept"}).ok());
+  ASSERT_TRUE(store->Put(In(9, 1, 5000)).ok());
+  for (uint64_t number = 2000; number < 2030; ++number) ASSERT_TRUE(store->Put(In(0, number, 5000)).ok());
+  EXPECT_EQ(store.Stat(9).num_chunks, 0u);
+}
+
+TEST(Namespaces, AnOwnerHasAThousandAtMost) {
+  FakeClock clock;
+  NamespaceTable table(clock);
+  const auto id = [](uint32_t number) {
+    chunk::Digest id = Id(1);
+    std::memcpy(id.data(), &number, sizeof(number));
+    return id;
+  };
+  for (uint32_t number = 0; number < 1000; ++number) ASSERT_TRUE(table.Create(id(number), {.owner = "x"}).ok());
+  EXPECT_EQ(table.Create(id(1000), {.owner = "x"}).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(table.Create(id(1000), {.owner = "y"}).ok());
+  EXPECT_TRUE(table.Create(id(1001), {}).ok());
+  ASSERT_TRUE(table.Delete(id(7)).ok());
+  EXPECT_TRUE(table.Create(id(1002), {.owner = "x"}).ok());
+}
+
+// Its wall clock can be set, as a machine's.
+class SettableClock final : public Clock {
+ public:
+  SteadyTime Now() const override { return steady.Now(); }
+  WallTime WallNow() const override { return steady.WallNow() + ahead; }
+  bool WaitUntil(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, SteadyTime deadline,
+                 const std::function<bool()>& done) const override {
+    return steady.WaitUntil(lock, changed, deadline, done);
+  }
+
+  FakeClock steady;
+  std::chrono::hours ahead{0};
+};
+
+TEST(Namespaces, AWallClockThatJumpsExpiresNothing) {
+  SettableClock clock;
+  NamespaceTable namespaces(clock);
+  ChunkCatalog catalog(namespaces, clock);
+  ASSERT_TRUE(namespaces.Create(Id(1), {.ttl_seconds = 60}).ok());
+  const auto record = catalog.Admit(In(1, 1).header, {});
+  ASSERT_TRUE(record.ok());
+  for (const int hours : {24 * 365, -24 * 365}) {
+    clock.ahead = std::chrono::hours(hours);
+    EXPECT_TRUE((*record)->Live(catalog.NowMs()));
+  }
+  clock.steady.Advance(std::chrono::seconds(61));
+  EXPECT_FALSE((*record)->Live(catalog.NowMs()));
 }
 
 TEST(Namespaces, ATtlMakesMissesAndFreesTheRoom) {
