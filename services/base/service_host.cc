@@ -2,6 +2,7 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 
 #include <mutex>
@@ -13,6 +14,8 @@
 namespace spl {
 namespace {
 
+constexpr std::chrono::milliseconds kKeepaliveTimeout{20'000};
+
 // gRPC keeps these two switches per process; every host wants both.
 void EnableHealthAndReflection() {
   static std::once_flag once;
@@ -20,6 +23,24 @@ void EnableHealthAndReflection() {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
+}
+
+void ApplyLimits(const ServiceHostLimits& limits, const std::string& name, grpc::ServerBuilder& builder) {
+  if (limits.memory_bytes > 0) {
+    grpc::ResourceQuota quota(name);
+    quota.Resize(limits.memory_bytes);
+    builder.SetResourceQuota(quota);
+  }
+  const auto set = [&](const char* argument, int64_t value) {
+    if (value > 0) builder.AddChannelArgument(argument, static_cast<int>(value));
+  };
+  set(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.max_streams);
+  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits.max_idle.count());
+  set(GRPC_ARG_MAX_CONNECTION_AGE_MS, limits.max_age.count());
+  if (limits.keepalive.count() == 0) return;
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, limits.keepalive.count());
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeout.count());
+  set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
 }
 
 }  // namespace
@@ -47,6 +68,7 @@ absl::Status ServiceHost::StartServer(const std::vector<grpc::Service*>& service
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(options_.handshake_timeout.count()));
+  ApplyLimits(options_.limits, options_.name, builder);
   builder.SetMaxReceiveMessageSize(options_.max_message_bytes);
   builder.SetMaxSendMessageSize(options_.max_message_bytes);
   for (grpc::Service* const service : services) builder.RegisterService(service);

@@ -26,6 +26,17 @@
 
 namespace spl {
 
+// Of a gRPC port that strangers reach. 0: no limit of this kind.
+struct ServiceHostLimits {
+  // For all connections together: messages that are read and what belongs to connections. When it is nearly used up
+  // idle connections and then streams are closed.
+  size_t memory_bytes = 0;
+  int max_streams = 0;                     // of one connection at once
+  std::chrono::milliseconds max_idle{0};   // without a stream; then the connection is closed
+  std::chrono::milliseconds max_age{0};    // then the client is told to open another one; streams end by themselves
+  std::chrono::milliseconds keepalive{0};  // between two pings; an unanswered one closes the connection after 20 s
+};
+
 struct ServiceHostOptions {
   // For log lines: "kvstore" gives kvstore.serving, kvstore.draining, kvstore.stopped.
   std::string name;
@@ -41,6 +52,7 @@ struct ServiceHostOptions {
   std::chrono::milliseconds handshake_timeout{10'000};
   // Of one message in either direction.
   int max_message_bytes = 1 << 30;
+  ServiceHostLimits limits;
   // Called by Stop after the host has become not ready and before the server stops to take calls: finish or hand over
   // what is running, return at `deadline` at the latest. Null: nothing to drain.
   std::function<void(std::chrono::steady_clock::time_point deadline)> drain;

@@ -5,6 +5,7 @@
 #include <openssl/sha.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <fstream>
@@ -94,8 +95,9 @@ absl::StatusOr<std::shared_ptr<const ApiKeys::Holders>> ApiKeys::Read(const std:
       const size_t last = entry.find_last_of(" \t");
       const std::string_view word = last == std::string_view::npos ? entry : entry.substr(last + 1);
       if (word.starts_with("role=")) {
-        if (word != "role=operator") return InvalidArgument("{}:{}: {}: the one role is operator", path, number, word);
-        holder.is_operator = true;
+        if (word != "role=operator" && word != "role=admin")
+          return InvalidArgument("{}:{}: {}: the roles are operator and admin", path, number, word);
+        (word == "role=admin" ? holder.is_admin : holder.is_operator) = true;
         entry = last == std::string_view::npos ? std::string_view() : Trim(entry.substr(0, last));
         continue;
       }
@@ -141,8 +143,11 @@ absl::StatusOr<Caller> ApiKeys::Authenticate(std::string_view authorization) con
   const auto refuse = [](const char* message) {
     return SetErrorCode(absl::Status(absl::StatusCode::kUnauthenticated, message), "invalid_api_key");
   };
-  constexpr std::string_view kScheme = "Bearer ";
-  if (authorization.substr(0, kScheme.size()) != kScheme) {
+  constexpr std::string_view kScheme = "bearer ";
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  const std::string_view scheme = authorization.substr(0, kScheme.size());
+  if (!std::equal(scheme.begin(), scheme.end(), kScheme.begin(), kScheme.end(),
+                  [&](char a, char b) { return lower(a) == b; })) {
     return refuse("an API key is required: send the header \"Authorization: Bearer KEY\"");
   }
   const std::string_view key = Trim(authorization.substr(kScheme.size()));
@@ -158,7 +163,28 @@ absl::StatusOr<Caller> ApiKeys::Authenticate(std::string_view authorization) con
                 .secret = std::string(key),
                 .weight = holder.weight,
                 .limits = holder.limits,
-                .is_operator = holder.is_operator};
+                .is_operator = holder.is_operator,
+                .is_admin = holder.is_admin};
+}
+
+absl::Status CheckOperator(const ApiKeys& keys, const Caller& caller, bool loopback) {
+  if (keys.enabled() && !caller.is_operator)
+    return absl::PermissionDeniedError(
+        "this is for operators: the key's line in the file of --api-keys must end with role=operator");
+  if (!keys.enabled() && !loopback)
+    return absl::PermissionDeniedError(
+        "without --api-keys operators are served on loopback only: give a file with an operator's key");
+  return absl::OkStatus();
+}
+
+absl::Status CheckAdmin(const ApiKeys& keys, const Caller& caller, bool loopback) {
+  if (loopback) return absl::OkStatus();
+  if (!keys.enabled())
+    return absl::PermissionDeniedError(
+        "without --api-keys the admin API is served on loopback only: give a file with a key of role=admin");
+  if (caller.is_operator || caller.is_admin) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "the admin API wants a key whose line in the file of --api-keys ends with role=admin or role=operator");
 }
 
 absl::StatusOr<NamespaceKeys> NamespaceKeys::Load(const std::string& secret_path) {

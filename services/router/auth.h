@@ -24,12 +24,13 @@ class ApiKeys {
   // One "key [name] [limits]" per line; "#" starts a comment line. Limits stand at the end, separated by spaces:
   //   rpm=N         requests per minute         tpm=N     tokens per minute, prompt and output
   //   concurrent=N  requests at once            weight=W  share in the queue, 1 by default
-  // and role=operator, which may see and end requests of all callers and drain workers (http/control_api.h).
+  // and role=operator, which may see and end requests of all callers and drain workers (http/control_api.h), or
+  // role=admin, which may manage its own knowledge bases and namespaces from anywhere (CheckAdmin).
   // InvalidArgument names file and line.
   static absl::StatusOr<ApiKeys> Load(const std::string& path);
 
-  // The caller of an Authorization header ("Bearer KEY"). Unauthenticated when keys are configured and the header is
-  // missing or holds none of them.
+  // The caller of an Authorization header ("Bearer KEY", the scheme in any case). Unauthenticated when keys are
+  // configured and the header is missing or holds none of them.
   absl::StatusOr<Caller> Authenticate(std::string_view authorization) const;
   bool enabled() const { return table_ != nullptr; }
 
@@ -43,6 +44,7 @@ class ApiKeys {
     double weight = 1;
     CallerLimits limits;
     bool is_operator = false;
+    bool is_admin = false;
   };
   using Holders = std::map<std::string, Holder>;  // by SHA-256 of the key (hex): the keys themselves are not kept
   struct Table {
@@ -57,6 +59,13 @@ class ApiKeys {
 
   std::shared_ptr<Table> table_;  // null: no keys
 };
+
+// Who may operate: with keys an operator; without, whoever reaches an address that listens on loopback alone.
+// PermissionDenied says what is missing.
+absl::Status CheckOperator(const ApiKeys& keys, const Caller& caller, bool loopback);
+// Who may manage knowledge bases and namespaces, always the caller's own: on loopback everybody, elsewhere keys with
+// role=operator or role=admin. PermissionDenied says what is missing.
+absl::Status CheckAdmin(const ApiKeys& keys, const Caller& caller, bool loopback);
 
 // Derives the salt of every chunk key: HMAC-SHA256 over caller and namespace name. It is the trust boundary between
 // tenants: without the same key nothing can be hit. Stable over restarts, so that a warm store stays useful.

@@ -7,6 +7,7 @@
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/router/api_error.h"
 #include "services/router/generation.h"
 
 namespace spl::router {
@@ -83,7 +84,24 @@ void Dispatcher::BeginTrace(GenerationRequest& request, std::string_view tracepa
   request.trace = tracer_.MakeChild(request.parent_trace);
 }
 
-std::shared_ptr<Generation> Dispatcher::Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+absl::StatusOr<RateLimits::Lease> Dispatcher::Admit(const Caller& caller) {
+  absl::StatusOr<RateLimits::Lease> lease = limits_->Admit(caller, std::chrono::steady_clock::now());
+  if (!lease.ok()) {
+    metrics_.CountLimited();
+    metrics_.CountError(lease.status().code());
+  }
+  return lease;
+}
+
+absl::Status Dispatcher::CheckCounted(size_t num_tokens, const std::string& param) const {
+  constexpr size_t kContexts = 4;
+  if (num_tokens <= kContexts * max_context()) return absl::OkStatus();
+  return ParamError(param, "has {} tokens; the most is {}, four times the model's context", num_tokens,
+                    kContexts * max_context());
+}
+
+std::shared_ptr<Generation> Dispatcher::Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink,
+                                               RateLimits::Lease lease) {
   if (!request.trace.valid()) BeginTrace(request, "", "");
   if (request.request_id.empty()) request.request_id = RandomId::Make().ToHex();
   if (!request.sampling.seed.has_value()) request.sampling.seed = DrawSeed();
@@ -91,7 +109,7 @@ std::shared_ptr<Generation> Dispatcher::Create(GenerationRequest request, std::s
   retry_budget_.OnRequest(std::chrono::steady_clock::now());
   std::lock_guard lock(mutex_);
   const uint64_t id = next_id_++;
-  auto generation = std::make_shared<Generation>(*this, id, std::move(request), std::move(sink));
+  auto generation = std::make_shared<Generation>(*this, id, std::move(request), std::move(sink), std::move(lease));
   active_.emplace(id, generation);
   return generation;
 }

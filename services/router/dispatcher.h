@@ -82,9 +82,15 @@ class Dispatcher {
 
   // The request's place in a trace: that of the client's traceparent, or a new one.
   void BeginTrace(GenerationRequest& request, std::string_view traceparent, std::string_view tracestate) const;
-  // Makes a generation; call its Start to run it. Clamps the deadline, draws request id and seed and begins a trace
-  // where unset.
-  std::shared_ptr<Generation> Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink);
+  // Counts a request against its caller's limits before anything of it is parsed. ResourceExhausted: see RateLimits.
+  absl::StatusOr<RateLimits::Lease> Admit(const Caller& caller);
+  // InvalidArgument: more tokens than are counted or written out for a caller, four contexts.
+  absl::Status CheckCounted(size_t num_tokens, const std::string& param) const;
+
+  // Makes a generation, which holds `lease` while it lives; call its Start to run it. Clamps the deadline, draws
+  // request id and seed and begins a trace where unset.
+  std::shared_ptr<Generation> Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink,
+                                     RateLimits::Lease lease);
 
   boost::asio::io_context& io() { return io_; }
   const DispatchOptions& options() const { return options_; }

@@ -65,7 +65,8 @@ void Generation::Post(Function function) {
   boost::asio::post(strand_, [self = shared_from_this(), function = std::move(function)]() mutable { function(); });
 }
 
-Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink)
+Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink,
+                       RateLimits::Lease lease)
     : core_(core),
       id_(id),
       request_(std::move(request)),
@@ -73,7 +74,8 @@ Generation::Generation(Dispatcher& core, uint64_t id, GenerationRequest request,
       strand_(boost::asio::make_strand(core.io())),
       deadline_timer_(strand_),
       retry_timer_(strand_),
-      arrived_(request_.received == Clock::time_point() ? Clock::now() : request_.received) {}
+      arrived_(request_.received == Clock::time_point() ? Clock::now() : request_.received),
+      lease_(std::move(lease)) {}
 
 Generation::~Generation() {
   if (done_) return;
@@ -90,12 +92,6 @@ void Generation::Start() {
                                .reuse = request_.reuse.policy,
                                .decode = request_.reuse.decode,
                                .stage = "tokenizing"});
-  absl::StatusOr<RateLimits::Lease> lease = core_.limits().Admit(request_.caller, Clock::now());
-  if (!lease.ok()) {
-    core_.metrics().CountLimited();
-    return Post([this, status = lease.status()] { Fail(status); });
-  }
-  lease_ = *std::move(lease);
   EndStage(TtftStage::kAccept);
   (void)tokenize_fault.Hit();
   absl::StatusOr<TokenizedPrompt> tokens = [&]() -> absl::StatusOr<TokenizedPrompt> {

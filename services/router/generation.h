@@ -29,7 +29,9 @@ namespace spl::router {
 // once.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink);
+  // `lease`: what the request counts for its caller, until it is over.
+  Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink,
+             RateLimits::Lease lease);
   ~Generation();
 
   // Tokenizes on the calling thread (a worker thread of the router), then returns; the rest is asynchronous. Once.

@@ -129,6 +129,7 @@ struct Caller {
   double weight = 1;   // share in the queue, against that of other callers
   CallerLimits limits = {};
   bool is_operator = false;  // may see and end requests of all callers, and drain workers
+  bool is_admin = false;     // may manage its own knowledge bases and namespaces from anywhere
 };
 
 struct GenerationRequest {

@@ -26,10 +26,12 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--grpc", options_.grpc_listen, "Address of the gRPC API")->capture_default_str();
   app.add_option("--metrics-listen", options_.metrics_listen,
                  "Further address of /metrics, /healthz and /readyz (they are on --http too)");
-  app.add_option(
-      "--api-keys", options_.api_keys_file,
-      "File of accepted API keys, one \"key [name] [rpm=N] [tpm=N] [concurrent=N] [weight=W]\" per line; read again "
-      "when it changes");
+  app.add_option("--api-keys", options_.api_keys_file,
+                 "File of accepted API keys, one \"key [name] [rpm=N] [tpm=N] [concurrent=N] [weight=W] "
+                 "[role=operator|admin]\" per "
+                 "line; read again when it changes");
+  app.add_flag("--insecure-open", options_.insecure_open,
+               "Without --api-keys: serve everybody on --http and --grpc, also where they are not loopback");
   app.add_option("--secret-file", options_.secret_file, "Secret that the callers' namespaces are derived from");
   app.add_option(
       "--store", options_.knowledge_bases.store,
@@ -67,6 +69,14 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--max-connections", options_.http.max_connections, "HTTP connections at most; more get 503")
       ->capture_default_str();
   app.add_option("--max-body-bytes", options_.http.max_body_bytes, "Largest request body; more gets 413")
+      ->capture_default_str();
+  app.add_option(
+         "--max-buffered-bytes", options_.http.max_buffered_bytes,
+         "HTTP: bodies that are read and answers that are not taken yet, of all connections; beyond it the slowest "
+         "clients are cut off, and then more get 503")
+      ->capture_default_str();
+  app.add_option("--grpc-memory-bytes", options_.grpc_memory_bytes,
+                 "gRPC API: messages and connections together; beyond it connections are closed")
       ->capture_default_str();
   app.add_option("--request-timeout-ms", request_timeout_ms_, "Deadline of a request that gives none, and its bound")
       ->capture_default_str();
@@ -138,6 +148,10 @@ absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
   if (options.http.max_body_bytes == 0 || options.http.max_body_bytes > 1u << 30) {
     return InvalidArgument("--max-body-bytes must be between 1 and {}", 1u << 30);
   }
+  if (options.http.max_buffered_bytes < options.http.max_body_bytes)
+    return InvalidArgument("--max-buffered-bytes must be {} (--max-body-bytes) at least", options.http.max_body_bytes);
+  if (options.grpc_memory_bytes < options.http.max_body_bytes)
+    return InvalidArgument("--grpc-memory-bytes must be {} (--max-body-bytes) at least", options.http.max_body_bytes);
   SPLICE_ASSIGN_OR_RETURN(options.dispatch.placement.policy, ParsePlacementPolicy(placement_));
   PlannerOptions& planner = options.dispatch.planner;
   if (ttft_target_ms_ == 0 || tpot_target_ms_ == 0)

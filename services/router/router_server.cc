@@ -1,5 +1,7 @@
 #include "services/router/router_server.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <array>
 #include <boost/asio/executor_work_guard.hpp>
@@ -15,6 +17,7 @@
 #include "services/base/log.h"
 #include "services/base/service_host.h"
 #include "services/base/status.h"
+#include "services/router/fair_pool.h"
 #include "services/router/grpc/admin_service.h"
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
@@ -30,6 +33,14 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kAdminQueue = 256;
+constexpr size_t kProbeQueue = 64;
+// Freed by requests and answers since the allocator was last asked to give memory back.
+constexpr size_t kWorthTrimming = 32 << 20;
+// Of one connection to the gRPC API: a client opens another when it wants more at once.
+constexpr int kMaxGrpcStreams = 256;
+constexpr std::chrono::minutes kGrpcIdle{5};
+constexpr std::chrono::hours kGrpcAge{1};
+constexpr std::chrono::seconds kGrpcKeepalive{60};
 constexpr size_t kPublishQueue = 16;                       // each holds its documents
 constexpr std::chrono::milliseconds kFlushTimeout{1'000};  // for the last bytes of drained responses
 
@@ -38,12 +49,25 @@ RouterOptions WithStore(RouterOptions options) {
   return options;
 }
 
+absl::Status CheckOpen(const RouterOptions& options) {
+  if (!options.api_keys_file.empty() || options.insecure_open) return absl::OkStatus();
+  for (const std::string& address : {options.http.listen, options.grpc_listen}) {
+    if (IsLoopback(address)) continue;
+    return InvalidArgument(
+        "{} is not loopback, and without --api-keys everybody who reaches it may use the cluster: give a file of keys, "
+        "or --insecure-open if that is what you want",
+        address);
+  }
+  return absl::OkStatus();
+}
+
 class Server final : public RouterServer {
  public:
   explicit Server(RouterOptions options) : options_(WithStore(std::move(options))) {}
   ~Server() override { Stop(); }
 
   absl::Status Init() {
+    SPLICE_RETURN_IF_ERROR(CheckOpen(options_));
     if (options_.public_tls.enabled()) {
       SPLICE_RETURN_IF_ERROR(options_.public_tls.Check());
       SPLICE_ASSIGN_OR_RETURN(http_tls_, HttpTls::Load(options_.public_tls.files()));
@@ -57,7 +81,10 @@ class Server final : public RouterServer {
     if (!options_.secret_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(namespace_keys_, NamespaceKeys::Load(options_.secret_file));
     }
-    pool_ = std::make_unique<WorkPool>(options_.work_threads, options_.work_queue);
+    if (!keys_.enabled() && !(IsLoopback(options_.http.listen) && IsLoopback(options_.grpc_listen)))
+      log::Warning("router.insecure_open", log::F("http", options_.http.listen), log::F("grpc", options_.grpc_listen));
+    pool_ = std::make_unique<FairPool>(options_.work_threads, options_.work_queue);
+    probe_pool_ = std::make_unique<WorkPool>(1, kProbeQueue);
     for (int i = 0; i < options_.io_threads; ++i) {
       threads_.emplace_back([this] { io_.run(); });
     }
@@ -96,6 +123,7 @@ class Server final : public RouterServer {
     if (bases_ != nullptr) bases_->Stop();
     if (publish_pool_ != nullptr) publish_pool_->Stop();
     if (admin_pool_ != nullptr) admin_pool_->Stop();
+    if (probe_pool_ != nullptr) probe_pool_->Stop();
     if (pool_ != nullptr) pool_->Stop();
     if (dispatcher_ != nullptr) dispatcher_->Stop();
     work_.reset();
@@ -106,9 +134,10 @@ class Server final : public RouterServer {
 
  private:
   absl::Status Serve() {
-    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, metrics_);
-    admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, *admin_pool_, *publish_pool_);
-    control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, IsLoopback(options_.http.listen));
+    const bool loopback = IsLoopback(options_.http.listen);
+    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_);
+    admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
+    control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
     HttpServerOptions http = options_.http;
     http.tls = http_tls_;
     http.on_handshake = [this](HandshakeResult result) { handshakes_[static_cast<size_t>(result)]->Increment(); };
@@ -120,9 +149,15 @@ class Server final : public RouterServer {
                                          path.starts_with(kAdminPrefix) ? admin_api_->Handle(std::move(exchange))
                                                                         : api_->Handle(std::move(exchange));
                                        },
-                                       &OpenAiApi::ErrorBodyFor));
+                                       &OpenAiApi::ErrorBodyFor,
+                                       [this](const HttpRequest& header) {
+                                         if (ControlApi::Serves(header.path)) return control_api_->Refuse(header);
+                                         return header.path.starts_with(kAdminPrefix) ? admin_api_->Refuse(header)
+                                                                                      : api_->Refuse(header);
+                                       }));
     inference_ = std::make_unique<InferenceService>(*dispatcher_, *bases_, keys_, *pool_);
-    admin_service_ = std::make_unique<AdminService>(*bases_, keys_, *admin_pool_, *publish_pool_);
+    admin_service_ =
+        std::make_unique<AdminService>(*bases_, keys_, IsLoopback(options_.grpc_listen), *admin_pool_, *publish_pool_);
     scaler_ = std::make_unique<ExternalScaler>(dispatcher_->planner());
     ServiceHostOptions host;
     host.name = "router";
@@ -132,6 +167,11 @@ class Server final : public RouterServer {
     host.handshake_timeout = options_.http.handshake_timeout;
     host.max_message_bytes = static_cast<int>(options_.http.max_body_bytes);
     host.drain_timeout = options_.drain_timeout;
+    host.limits = {.memory_bytes = options_.grpc_memory_bytes,
+                   .max_streams = kMaxGrpcStreams,
+                   .max_idle = kGrpcIdle,
+                   .max_age = kGrpcAge,
+                   .keepalive = kGrpcKeepalive};
     host.drain = [this](std::chrono::steady_clock::time_point deadline) {
       http_->StopAccepting();
       bases_->Stop();  // a publish may take minutes more: it ends here, and is listed as failed
@@ -185,12 +225,23 @@ class Server final : public RouterServer {
     }
   }
 
+  // What large requests and answers took does not stay with the allocator. Its cost, some milliseconds, is for a thread
+  // on which nobody waits.
+  void TrimMemory() {
+    const size_t peak = http_->TakePeakBytes();
+    if (peak < http_->buffered_bytes() + kWorthTrimming) return;
+    (void)probe_pool_->TryPost([] { malloc_trim(0); });
+  }
+
   // gRPC health and the operators' /readyz follow the fleet.
   void UpdateReadiness() {
     std::lock_guard lock(readiness_mutex_);
     if (stopped_) return;
     if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
-    if (++readiness_rounds_ % 10 == 0) ReloadKeys();
+    if (++readiness_rounds_ % 10 == 0) {
+      ReloadKeys();
+      TrimMemory();
+    }
     const auto refresh_s = static_cast<uint64_t>(std::max<int64_t>(1, options_.public_tls.refresh.count()));
     if (readiness_rounds_ % (10 * refresh_s) == 0) ReloadCertificate();
     readiness_timer_.expires_after(std::chrono::milliseconds(100));
@@ -222,7 +273,8 @@ class Server final : public RouterServer {
   asio::steady_timer readiness_timer_{io_};
   bool stopped_ = false;
   uint64_t readiness_rounds_ = 0;
-  std::unique_ptr<WorkPool> pool_;
+  std::unique_ptr<FairPool> pool_;
+  std::unique_ptr<WorkPool> probe_pool_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<KnowledgeBases> bases_;
   std::unique_ptr<WorkPool> admin_pool_;

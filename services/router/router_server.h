@@ -33,6 +33,10 @@ struct RouterOptions {
   DispatchOptions dispatch;
   // "key [name]" lines; empty: no authentication.
   std::string api_keys_file;
+  // Without keys the HTTP and gRPC APIs must listen on loopback, unless this says that everybody may use them.
+  bool insecure_open = false;
+  // Of the gRPC API: messages that are read, and what belongs to its connections.
+  size_t grpc_memory_bytes = 256 << 20;
   // Secret that namespaces are derived from; see NamespaceKeys.
   std::string secret_file;
   // Knowledge bases and the namespaces API; without store addresses they are refused.
@@ -42,7 +46,7 @@ struct RouterOptions {
   int publish_threads = 2;   // knowledge bases that are published at once; more wait
   int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks
   int work_threads = 2;      // parsing and tokenizing
-  size_t work_queue = 1024;  // requests that wait for one of those; more get 429
+  size_t work_queue = 1024;  // requests of one caller that wait for one of those; more get 429
   std::chrono::milliseconds drain_timeout{30'000};
 };
 
@@ -50,7 +54,8 @@ struct RouterOptions {
 class RouterServer {
  public:
   // Loads the model folder, binds all addresses and serves. Workers may come later: requests get 503 until a pair is
-  // connected. InvalidArgument/NotFound name the file; Unavailable the address.
+  // connected. InvalidArgument/NotFound name the file; Unavailable the address. InvalidArgument: an address that is not
+  // loopback, no keys, and not insecure_open.
   static absl::StatusOr<std::unique_ptr<RouterServer>> Start(RouterOptions options);
   virtual ~RouterServer() = default;
 

@@ -216,6 +216,9 @@ class ChartTest(unittest.TestCase):
     def test_an_open_cluster_must_be_asked_for(self):
         sets, _ = workloads(OPEN)
         self.assertFalse([a for a in arguments(sets["splice-router"]) if a.startswith(("--api-keys", "--secret"))])
+        self.assertIn("--insecure-open", arguments(sets["splice-router"]))
+        sets, _ = workloads({})
+        self.assertNotIn("--insecure-open", arguments(sets["splice-router"]))
 
     def test_values_that_cannot_work_are_refused(self):
         for values, message in [

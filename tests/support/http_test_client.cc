@@ -16,7 +16,7 @@
 
 namespace spl::testing {
 
-HttpTestClient::HttpTestClient(const std::string& address) {
+HttpTestClient::HttpTestClient(const std::string& address) : address_(address) {
   const size_t colon = address.rfind(':');
   sockaddr_in target{};
   target.sin_family = AF_INET;
@@ -104,7 +104,12 @@ void HttpTestClient::Send(const std::string& bytes) {
 
 void HttpTestClient::SendRequest(const std::string& method, const std::string& path, const std::string& body,
                                  const std::vector<std::string>& headers) {
-  std::string text = method + " " + path + " HTTP/1.1\r\nhost: test\r\n";
+  const auto given = [&](const std::string& name) {
+    return std::any_of(headers.begin(), headers.end(), [&](const std::string& h) { return h.starts_with(name + ":"); });
+  };
+  std::string text = method + " " + path + " HTTP/1.1\r\n";
+  if (!given("host")) text += "host: " + address_ + "\r\n";
+  if (!given("content-type") && !body.empty()) text += "content-type: application/json\r\n";
   for (const std::string& header : headers) text += header + "\r\n";
   if (!body.empty() || method == "POST") text += "content-length: " + std::to_string(body.size()) + "\r\n";
   Send(text + "\r\n" + body);

@@ -40,6 +40,7 @@ class HttpTestClient {
   const std::string& why() const { return why_; }
   int local_port() const { return local_port_; }
   void Send(const std::string& bytes);
+  // With the address as host and JSON as content type, unless `headers` ("name: value", lower case) has others.
   void SendRequest(const std::string& method, const std::string& path, const std::string& body,
                    const std::vector<std::string>& headers = {});
   // A whole response, chunked or not.
@@ -72,6 +73,7 @@ class HttpTestClient {
     void operator()(SSL* ssl) const { SSL_free(ssl); }
   };
 
+  const std::string address_;
   int fd_ = -1;
   std::unique_ptr<SSL, FreeSsl> ssl_;
   int local_port_ = 0;

@@ -150,8 +150,11 @@ class PublishReactor final : public grpc::ServerWriteReactor<v1::PublishKnowledg
 absl::StatusOr<Caller> AdminService::Authenticate(const grpc::CallbackServerContext& context) const {
   const auto& metadata = context.client_metadata();
   const auto it = metadata.find("authorization");
-  return keys_.Authenticate(it == metadata.end() ? std::string_view()
-                                                 : std::string_view(it->second.data(), it->second.size()));
+  SPLICE_ASSIGN_OR_RETURN(
+      Caller caller, keys_.Authenticate(it == metadata.end() ? std::string_view()
+                                                             : std::string_view(it->second.data(), it->second.size())));
+  SPLICE_RETURN_IF_ERROR(CheckAdmin(keys_, caller, loopback_));
+  return caller;
 }
 
 void AdminService::Audited::Write(std::string_view caller, const absl::Status& result) const {

@@ -13,8 +13,9 @@ namespace spl::router {
 // gRPC's threads only authenticate and enqueue; see AdminApi for the pools. Borrows everything it is given.
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  AdminService(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, WorkPool& publishes)
-      : bases_(bases), keys_(keys), calls_(calls), publishes_(publishes) {}
+  // `loopback`: the server listens on this machine only (CheckAdmin).
+  AdminService(KnowledgeBases& bases, const ApiKeys& keys, bool loopback, WorkPool& calls, WorkPool& publishes)
+      : bases_(bases), keys_(keys), loopback_(loopback), calls_(calls), publishes_(publishes) {}
 
   grpc::ServerWriteReactor<v1::PublishKnowledgeBaseResponse>* PublishKnowledgeBase(
       grpc::CallbackServerContext* context, const v1::PublishKnowledgeBaseRequest* request) override;
@@ -66,6 +67,7 @@ class AdminService final : public v1::Admin::CallbackService {
 
   KnowledgeBases& bases_;
   const ApiKeys& keys_;
+  const bool loopback_;
   WorkPool& calls_;
   WorkPool& publishes_;
 };

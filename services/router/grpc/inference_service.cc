@@ -115,9 +115,16 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     reactor->OnError(caller.status());
     return reactor.get();
   }
+  absl::StatusOr<RateLimits::Lease> lease = core_.Admit(*caller);
+  if (!lease.ok()) {
+    reactor->OnError(lease.status());
+    return reactor.get();
+  }
   const auto received = std::chrono::steady_clock::now();
+  const auto held = std::make_shared<RateLimits::Lease>(*std::move(lease));  // work in a queue must be copyable
+  const std::string name = caller->name;
   // `request` lives until the call is done, which is not before the reactor finishes.
-  const bool posted = pool_.TryPost([this, reactor, context, request, received, caller = *std::move(caller)] {
+  const bool posted = pool_.TryPost(name, [this, reactor, context, request, received, held, caller = *caller] {
     absl::StatusOr<GenerationRequest> plain = FromProto(*request);
     if (!plain.ok()) return reactor->OnError(plain.status());
     plain->caller = caller;
@@ -132,7 +139,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     const absl::Status resolved = bases_.Resolve(caller, &plain->prompt, &plain->knowledge_bases);
     if (!resolved.ok()) return reactor->OnError(resolved);
     plain->deadline = FromGrpcDeadline(context->deadline());
-    const std::shared_ptr<Generation> generation = core_.Create(*std::move(plain), reactor);
+    const std::shared_ptr<Generation> generation = core_.Create(*std::move(plain), reactor, std::move(*held));
     reactor->Attach(generation);
     generation->Start();
   });
@@ -148,6 +155,7 @@ absl::Status InferenceService::Count(const Caller& caller, const v1::CountTokens
   SPLICE_RETURN_IF_ERROR(bases_.Resolve(caller, &prompt, &versions));
   SPLICE_ASSIGN_OR_RETURN(const TokenizedPrompt tokens, core_.model().Tokenize(prompt, true));
   const std::vector<TokenId>& ids = tokens.ids;
+  SPLICE_RETURN_IF_ERROR(core_.CheckCounted(ids.size(), "prompt"));
   response->set_num_tokens(static_cast<uint32_t>(ids.size()));
   response->set_max_context(core_.max_context());
   if (request.return_ids()) response->mutable_ids()->Add(ids.begin(), ids.end());
@@ -163,7 +171,14 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerCont
     reactor->Finish(ToGrpcStatus(caller.status()));
     return reactor;
   }
-  const bool posted = pool_.TryPost([this, reactor, request, response, caller = *std::move(caller)] {
+  absl::StatusOr<RateLimits::Lease> lease = core_.Admit(*caller);
+  if (!lease.ok()) {
+    reactor->Finish(ToGrpcStatus(lease.status()));
+    return reactor;
+  }
+  const auto held = std::make_shared<RateLimits::Lease>(*std::move(lease));
+  const std::string name = caller->name;
+  const bool posted = pool_.TryPost(name, [this, reactor, request, response, held, caller = *caller] {
     reactor->Finish(ToGrpcStatus(Count(caller, *request, response)));
   });
   if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));

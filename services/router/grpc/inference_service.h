@@ -5,8 +5,8 @@
 
 #include "services/router/auth.h"
 #include "services/router/dispatcher.h"
+#include "services/router/fair_pool.h"
 #include "services/router/knowledge_bases.h"
-#include "services/router/work_pool.h"
 #include "spl/v1/inference.grpc.pb.h"
 
 namespace spl::router {
@@ -14,7 +14,7 @@ namespace spl::router {
 // Callback service: gRPC's threads only enqueue. Borrows everything it is given.
 class InferenceService final : public v1::Inference::CallbackService {
  public:
-  InferenceService(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool)
+  InferenceService(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool)
       : core_(core), bases_(bases), keys_(keys), pool_(pool) {}
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
@@ -32,7 +32,7 @@ class InferenceService final : public v1::Inference::CallbackService {
   Dispatcher& core_;
   KnowledgeBases& bases_;
   const ApiKeys& keys_;
-  WorkPool& pool_;
+  FairPool& pool_;
 };
 
 // InvalidArgument names the field.

@@ -8,6 +8,7 @@
 #include "services/router/api_error.h"
 #include "services/router/audit.h"
 #include "services/router/http/admin_json.h"
+#include "services/router/http/browser_guard.h"
 #include "services/router/http/openai_sink.h"
 
 namespace spl::router {
@@ -103,8 +104,8 @@ absl::StatusOr<std::string> PercentDecode(const std::string& text) {
   return out;
 }
 
-AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, WorkPool& publishes)
-    : bases_(bases), keys_(keys), calls_(calls), publishes_(publishes) {
+AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, bool loopback, WorkPool& calls, WorkPool& publishes)
+    : bases_(bases), keys_(keys), loopback_(loopback), calls_(calls), publishes_(publishes) {
   const auto list = [](OrderedJson items) {
     OrderedJson out;
     out["object"] = "list";
@@ -256,17 +257,38 @@ const AdminApi::Route* AdminApi::Find(const std::string& method, const std::vect
   return nullptr;
 }
 
+absl::StatusOr<Caller> AdminApi::Authorize(const HttpRequest& request) const {
+  SPLICE_ASSIGN_OR_RETURN(Caller caller, keys_.Authenticate(request.authorization));
+  SPLICE_RETURN_IF_ERROR(CheckAdmin(keys_, caller, loopback_));
+  return caller;
+}
+
+std::optional<HttpResponse> AdminApi::Refuse(const HttpRequest& header) const {
+  std::optional<HttpResponse> refusal = RefuseBrowser(header, keys_.enabled());
+  absl::Status result = absl::PermissionDeniedError("a web page of another origin, or a body that is not JSON");
+  if (!refusal.has_value()) {
+    result = Authorize(header).status();
+    if (result.ok()) return std::nullopt;
+    refusal = ErrorResponse(result);
+  }
+  Call call;
+  std::string allowed;
+  const Route* const route =
+      Find(header.method, Split(header.path.substr(sizeof(kAdminPrefix) - 1), '/'), &call.names, &allowed);
+  if (route == nullptr) return refusal;
+  if (const absl::StatusOr<Caller> known = keys_.Authenticate(header.authorization); known.ok()) call.caller = *known;
+  Audit(*route, call, result);
+  return refusal;
+}
+
 void AdminApi::Handle(ExchangePtr exchange) {
   const HttpRequest& request = exchange->request();
-  absl::StatusOr<Caller> caller = keys_.Authenticate(request.authorization);
+  absl::StatusOr<Caller> caller = Authorize(request);
   Call call{.exchange = exchange};
   std::string allowed;
   const Route* const route =
       Find(request.method, Split(request.path.substr(sizeof(kAdminPrefix) - 1), '/'), &call.names, &allowed);
-  if (!caller.ok()) {
-    if (route != nullptr) Audit(*route, call, caller.status());
-    return RespondError(*exchange, caller.status(), "");
-  }
+  if (!caller.ok()) return RespondError(*exchange, caller.status(), "");
   call.caller = *std::move(caller);
   if (route == nullptr && !allowed.empty()) {
     const absl::Status wrong =

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,12 @@ inline constexpr char kAdminPrefix[] = "/admin/v1/";
 // wait for the stores (`calls`) and for the workers (`publishes`). Borrows everything it is given.
 class AdminApi {
  public:
-  AdminApi(KnowledgeBases& bases, const ApiKeys& keys, WorkPool& calls, WorkPool& publishes);
+  // `loopback`: the server listens on this machine only (CheckAdmin).
+  AdminApi(KnowledgeBases& bases, const ApiKeys& keys, bool loopback, WorkPool& calls, WorkPool& publishes);
 
-  // Of a path that begins with kAdminPrefix.
+  // Looks at a request's header: the answer to one that may not be made (HttpGate). Writes the audit log of those.
+  std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
+  // Of a request that was not refused, and of a path that begins with kAdminPrefix.
   void Handle(std::shared_ptr<HttpExchange> exchange);
 
  private:
@@ -54,11 +58,13 @@ class AdminApi {
 
   const Route* Find(const std::string& method, const std::vector<std::string>& path, std::vector<std::string>* names,
                     std::string* allowed) const;
+  absl::StatusOr<Caller> Authorize(const HttpRequest& request) const;
   void Publish(const Route& route, Call call);
   static void Audit(const Route& route, const Call& call, const absl::Status& result);
 
   KnowledgeBases& bases_;
   const ApiKeys& keys_;
+  const bool loopback_;
   WorkPool& calls_;
   WorkPool& publishes_;
   std::vector<Route> routes_;

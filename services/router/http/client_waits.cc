@@ -42,10 +42,7 @@ bool ClientWaits::Client::Hold(size_t bytes) {
       evicted.push_back(it->evict);
     }
     fits = has_room();
-    if (fits) {
-      entry_->bytes += bytes;
-      table_->held_bytes_ += bytes;
-    }
+    if (fits) table_->HoldLocked(*entry_, bytes);
   }
   for (const Evict& evict : evicted) evict(Need::kBytes);
   return fits;
@@ -53,8 +50,7 @@ bool ClientWaits::Client::Hold(size_t bytes) {
 
 void ClientWaits::Client::HoldAnyway(size_t bytes) {
   std::lock_guard lock(table_->mutex_);
-  entry_->bytes += bytes;
-  table_->held_bytes_ += bytes;
+  table_->HoldLocked(*entry_, bytes);
 }
 
 void ClientWaits::Client::Drop(size_t bytes) {
@@ -89,6 +85,17 @@ bool ClientWaits::EvictConnection() {
 size_t ClientWaits::held_bytes() const {
   std::lock_guard lock(mutex_);
   return held_bytes_;
+}
+
+size_t ClientWaits::TakePeakBytes() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(peak_bytes_, held_bytes_);
+}
+
+void ClientWaits::HoldLocked(Entry& entry, size_t bytes) {
+  entry.bytes += bytes;
+  held_bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, held_bytes_);
 }
 
 // What was evicted holds nothing any more, so that less may be left than its owner knows of.

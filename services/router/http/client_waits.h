@@ -66,15 +66,19 @@ class ClientWaits {
   bool EvictConnection();
 
   size_t held_bytes() const;
+  // The most that was held since the last call.
+  size_t TakePeakBytes();
 
  private:
+  void HoldLocked(Entry& entry, size_t bytes);
   void DropLocked(Entry& entry, size_t bytes);
 
   const size_t max_bytes_;
   const Clock::duration min_age_;
-  mutable std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards all below
   Entries entries_;           // those that wait, in the order in which they began to; the others anywhere
   size_t held_bytes_ = 0;     // sum of entries_
+  size_t peak_bytes_ = 0;
 };
 
 }  // namespace spl::router

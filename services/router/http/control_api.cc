@@ -9,6 +9,7 @@
 #include "services/router/audit.h"
 #include "services/router/generation.h"
 #include "services/router/http/admin_api.h"
+#include "services/router/http/browser_guard.h"
 #include "services/router/http/openai_sink.h"
 #include "services/router/http/ui_page.h"
 #include "services/router/json_reader.h"
@@ -101,13 +102,28 @@ bool ControlApi::Serves(const std::string& path) {
 
 absl::StatusOr<Caller> ControlApi::Authorize(const HttpRequest& request) const {
   SPLICE_ASSIGN_OR_RETURN(Caller caller, keys_.Authenticate(request.authorization));
-  if (keys_.enabled() && !caller.is_operator)
-    return absl::PermissionDeniedError(
-        "this is for operators: the key's line in the file of --api-keys must end with role=operator");
-  if (!keys_.enabled() && !loopback_)
-    return absl::PermissionDeniedError(
-        "without --api-keys operators are served on loopback only: give a file with an operator's key");
+  SPLICE_RETURN_IF_ERROR(CheckOperator(keys_, caller, loopback_));
   return caller;
+}
+
+std::optional<HttpResponse> ControlApi::Refuse(const HttpRequest& header) const {
+  if (header.path == "/ui" && header.method == "GET") return std::nullopt;
+  std::optional<HttpResponse> refusal = RefuseBrowser(header, keys_.enabled());
+  absl::Status result = absl::PermissionDeniedError("a web page of another origin, or a body that is not JSON");
+  if (!refusal.has_value()) {
+    result = Authorize(header).status();
+    if (result.ok()) return std::nullopt;
+    refusal = ErrorResponse(result);
+  }
+  if (header.method == "POST") {
+    const absl::StatusOr<Caller> known = keys_.Authenticate(header.authorization);
+    WriteAudit({.caller = known.ok() ? std::string_view(known->name) : std::string_view(),
+                .api = "http",
+                .call = "Control",
+                .target = header.path,
+                .result = result});
+  }
+  return refusal;
 }
 
 void ControlApi::Handle(const ExchangePtr& exchange) {
@@ -120,17 +136,7 @@ void ControlApi::Handle(const ExchangePtr& exchange) {
                                            "'unsafe-inline'; connect-src 'self'"}}});
   }
   const absl::StatusOr<Caller> caller = Authorize(request);
-  if (!caller.ok()) {
-    if (request.method == "POST") {
-      const absl::StatusOr<Caller> known = keys_.Authenticate(request.authorization);
-      WriteAudit({.caller = known.ok() ? std::string_view(known->name) : std::string_view(),
-                  .api = "http",
-                  .call = "Control",
-                  .target = request.path,
-                  .result = caller.status()});
-    }
-    return RespondError(*exchange, caller.status(), "");
-  }
+  if (!caller.ok()) return RespondError(*exchange, caller.status(), "");
   const std::string_view path =
       request.path == "/debug/requests"
           ? std::string_view("requests")

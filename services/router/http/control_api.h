@@ -1,5 +1,6 @@
 // The routes of operators: what the cluster does, and a few switches. They show requests of all callers (never their
 // text), so with API keys they take the key of an operator only, and without keys they are served on loopback alone.
+// Requests that a web page of another origin makes are refused (http/browser_guard.h).
 //
 //   GET  /control/v1/status                     the router, the model, the two pools
 //   GET  /control/v1/workers                    every worker with its load and its KV connections
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,6 +32,9 @@ class ControlApi {
   ControlApi(Dispatcher& core, const ApiKeys& keys, bool loopback);
 
   static bool Serves(const std::string& path);
+  // Looks at a request's header: the answer to one that may not be made (HttpGate). Writes the audit log of those.
+  std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
+  // Of a request that was not refused.
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
  private:

@@ -74,6 +74,7 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
   }
 
   size_t buffered_bytes() const override { return core_->waits->held_bytes(); }
+  size_t TakePeakBytes() override { return core_->waits->TakePeakBytes(); }
 
   void FinishResponses(std::chrono::milliseconds timeout) override {
     std::unique_lock lock(core_->mutex);
@@ -150,6 +151,7 @@ class ServerHandle final : public HttpServer {
   void StopAccepting() override { server_->StopAccepting(); }
   void FinishResponses(std::chrono::milliseconds timeout) override { server_->FinishResponses(timeout); }
   size_t buffered_bytes() const override { return server_->buffered_bytes(); }
+  size_t TakePeakBytes() override { return server_->TakePeakBytes(); }
   void CloseAll() override { server_->CloseAll(); }
 
  private:

@@ -122,6 +122,8 @@ class HttpServer {
   virtual void FinishResponses(std::chrono::milliseconds timeout) = 0;
   // See max_buffered_bytes.
   virtual size_t buffered_bytes() const = 0;
+  // The most that this was since the last call.
+  virtual size_t TakePeakBytes() = 0;
   // Closes every connection. Blocks until that is done (the io_context must still run).
   virtual void CloseAll() = 0;
 };

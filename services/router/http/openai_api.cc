@@ -65,41 +65,46 @@ std::string EchoText(const ServedModel& model, const GenerationRequest& request)
 
 }  // namespace
 
-OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool, Metrics& metrics)
+OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
+                     Metrics& metrics)
     : core_(core),
       bases_(bases),
       keys_(keys),
       pool_(pool),
+      probes_(probes),
       metrics_(metrics),
-      model_route_{"GET", true, false, [this](const ExchangePtr& e, const Caller&) { GetModel(e); }},
+      model_route_{"GET", true, Place::kHere,
+                   [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
       started_at_(UnixSeconds()) {
   const auto text = [](int status, const char* body) {
     return HttpResponse{.status = status, .content_type = "text/plain; charset=utf-8", .body = body};
   };
+  const auto here = [](const char* method, bool authenticated, std::function<void(const ExchangePtr&)> answer) {
+    return Route{method, authenticated, Place::kHere,
+                 [answer = std::move(answer)](const ExchangePtr& e, const Caller&, const LeasePtr&) { answer(e); }};
+  };
+  const auto posted = [](Handler handler) { return Route{"POST", true, Place::kPool, std::move(handler)}; };
   routes_ = {
       {"/v1/chat/completions",
-       {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Generate(e, c, true); }}},
+       posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, true); })},
       {"/v1/completions",
-       {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Generate(e, c, false); }}},
-      {"/v1/models", {"GET", true, false, [this](const ExchangePtr& e, const Caller&) { ListModels(e); }}},
-      {"/tokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller& c) { Tokenize(e, c); }}},
-      {"/detokenize", {"POST", true, true, [this](const ExchangePtr& e, const Caller&) { Detokenize(e); }}},
-      {"/healthz",
-       {"GET", false, false, [text](const ExchangePtr& e, const Caller&) { e->Respond(text(200, "ok\n")); }}},
-      {"/readyz",
-       {"GET", false, false,
-        [this, text](const ExchangePtr& e, const Caller&) {
-          e->Respond(core_.ready() ? text(200, "ready\n") : text(503, "no connected pair of workers\n"));
-        }}},
+       posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, false); })},
+      {"/tokenize", posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { Tokenize(e, c); })},
+      {"/detokenize", posted([this](const ExchangePtr& e, const Caller&, const LeasePtr&) { Detokenize(e); })},
+      {"/v1/models", here("GET", true, [this](const ExchangePtr& e) { ListModels(e); })},
+      {"/healthz", here("GET", false, [text](const ExchangePtr& e) { e->Respond(text(200, "ok\n")); })},
+      {"/readyz", here("GET", false,
+                       [this, text](const ExchangePtr& e) {
+                         e->Respond(core_.ready() ? text(200, "ready\n") : text(503, "no connected pair of workers\n"));
+                       })},
+      {"/version", here("GET", false,
+                        [](const ExchangePtr& e) {
+                          RespondJson(*e, OrderedJson{{"version", kVersion}});
+                        })},
       {"/metrics",
-       {"GET", false, true,
-        [this](const ExchangePtr& e, const Caller&) {
+       {"GET", false, Place::kProbes,
+        [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
           e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.Render()});
-        }}},
-      {"/version",
-       {"GET", false, false,
-        [](const ExchangePtr& e, const Caller&) {
-          RespondJson(*e, OrderedJson{{"version", kVersion}});
         }}},
   };
 }
@@ -108,16 +113,24 @@ std::string OpenAiApi::ErrorBodyFor(int status, const std::string& message) {
   return ErrorBody(absl::InvalidArgumentError(absl::string_view(message.data(), message.size())), status);
 }
 
-const OpenAiApi::Route* OpenAiApi::FindRoute(const ExchangePtr& exchange) const {
-  const std::string& path = exchange->request().path;
-  const auto it = routes_.find(path);
+const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
+  const auto it = routes_.find(request.path);
   if (it != routes_.end()) return &it->second;
-  return path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
+  return request.path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
+}
+
+// Nobody has a body read without a key: what needs none has none.
+std::optional<HttpResponse> OpenAiApi::Refuse(const HttpRequest& header) const {
+  const Route* const route = FindRoute(header);
+  const bool authenticated = route != nullptr && route->authenticated && header.method == route->method;
+  if (!authenticated && !header.has_body) return std::nullopt;
+  const absl::Status known = keys_.Authenticate(header.authorization).status();
+  return known.ok() ? std::nullopt : std::optional(ErrorResponse(known));
 }
 
 void OpenAiApi::Handle(ExchangePtr exchange) {
   const HttpRequest& request = exchange->request();
-  const Route* const route = FindRoute(exchange);
+  const Route* const route = FindRoute(request);
   if (route == nullptr) {
     const absl::Status missing =
         Errorf(absl::StatusCode::kNotFound, "there is no {} {} here", request.method, request.path);
@@ -128,28 +141,38 @@ void OpenAiApi::Handle(ExchangePtr exchange) {
     return exchange->Respond(
         {.status = 405, .body = ErrorBodyFor(405, message), .headers = {{"allow", route->method}}});
   }
-  if (!route->on_pool) return Run(*route, exchange);
-  const bool posted = pool_.TryPost([this, route, exchange] { Run(*route, exchange); });
+  Caller caller;
+  if (route->authenticated) {
+    absl::StatusOr<Caller> known = keys_.Authenticate(request.authorization);
+    if (!known.ok()) return RespondError(*exchange, known.status(), "");
+    caller = *std::move(known);
+  }
+  if (route->place == Place::kHere) return route->handler(exchange, caller, nullptr);
+  bool posted = false;
+  if (route->place == Place::kProbes) {
+    posted = probes_.TryPost([route, exchange] { route->handler(exchange, Caller(), nullptr); });
+  } else {
+    absl::StatusOr<RateLimits::Lease> lease = core_.Admit(caller);
+    if (!lease.ok()) {
+      return RespondError(*exchange, lease.status(), RequestIdOf(request),
+                          core_.limits().HeadersFor(caller, std::chrono::steady_clock::now()));
+    }
+    const auto held = std::make_shared<RateLimits::Lease>(*std::move(lease));  // work in a queue must be copyable
+    posted = pool_.TryPost(caller.name, [route, exchange, caller, held] { route->handler(exchange, caller, held); });
+  }
   if (posted) return;
   const absl::Status full =
       SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted, "too many requests wait to be read"), 1000);
   RespondError(*exchange, full, "");
 }
 
-void OpenAiApi::Run(const Route& route, const ExchangePtr& exchange) {
-  Caller caller;
-  if (route.authenticated) {
-    absl::StatusOr<Caller> known = keys_.Authenticate(exchange->request().authorization);
-    if (!known.ok()) return RespondError(*exchange, known.status(), "");
-    caller = *std::move(known);
-  }
-  route.handler(exchange, caller);
-}
-
-void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool chat) {
+void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat) {
   const HttpRequest& http = exchange->request();
   const std::string request_id = RequestIdOf(http);
-  absl::StatusOr<ApiRequest> parsed = chat ? ParseChatBody(http.body) : ParseCompletionBody(http.body);
+  absl::StatusOr<ApiRequest> parsed = [&] {
+    const std::string body = exchange->TakeBody();  // not kept while the answer is made
+    return chat ? ParseChatBody(body) : ParseCompletionBody(body);
+  }();
   if (!parsed.ok()) return RespondError(*exchange, parsed.status(), request_id);
   GenerationRequest& request = parsed->generation;
   request.request_id = request_id;
@@ -179,7 +202,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
   } else {
     sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
   }
-  const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink));
+  const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink), std::move(*lease));
   exchange->SetDrainCallback([weak = std::weak_ptr(generation)] {
     if (const auto g = weak.lock()) g->Resume();
   });
@@ -190,7 +213,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, bool
 }
 
 void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
-  const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->request().body);
+  const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->TakeBody());
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
@@ -201,6 +224,9 @@ void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
   const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request->add_special_tokens);
   if (!tokens.ok()) return RespondError(*exchange, tokens.status(), "");
   const std::vector<TokenId>& ids = tokens->ids;
+  const char* const field = std::holds_alternative<ChatPrompt>(request->prompt) ? "messages" : "prompt";
+  const absl::Status counted = core_.CheckCounted(ids.size(), field);
+  if (!counted.ok()) return RespondError(*exchange, counted, "");
   OrderedJson out;
   out["count"] = ids.size();
   out["max_model_len"] = core_.max_context();
@@ -214,8 +240,10 @@ void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
 }
 
 void OpenAiApi::Detokenize(const ExchangePtr& exchange) {
-  const absl::StatusOr<DetokenizeRequest> request = ParseDetokenizeBody(exchange->request().body);
+  const absl::StatusOr<DetokenizeRequest> request = ParseDetokenizeBody(exchange->TakeBody());
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
+  const absl::Status counted = core_.CheckCounted(request->tokens.size(), "tokens");
+  if (!counted.ok()) return RespondError(*exchange, counted, "");
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
   const absl::StatusOr<std::string> text =

@@ -4,39 +4,50 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "services/router/auth.h"
 #include "services/router/dispatcher.h"
+#include "services/router/fair_pool.h"
 #include "services/router/http/http_server.h"
 #include "services/router/knowledge_bases.h"
 #include "services/router/work_pool.h"
 
 namespace spl::router {
 
-// Handle may be called from any thread and returns at once: requests with a body are worked on by the pool. Borrows
-// everything it is given.
+// Handle may be called from any thread and returns at once: requests with a body are worked on by the pool, after they
+// have been counted against their caller's limits. Borrows everything it is given.
 class OpenAiApi {
  public:
-  OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, WorkPool& pool, Metrics& metrics);
+  // `pool` parses and tokenizes, `probes` renders the metrics.
+  OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
+            Metrics& metrics);
 
+  // Looks at a request's header: the answer to one without a valid key (HttpGate).
+  std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
   void Handle(std::shared_ptr<HttpExchange> exchange);
   static std::string ErrorBodyFor(int status, const std::string& message);
 
  private:
   using ExchangePtr = std::shared_ptr<HttpExchange>;
-  using Handler = std::function<void(const ExchangePtr&, const Caller&)>;
+  using LeasePtr = std::shared_ptr<RateLimits::Lease>;
+  using Handler = std::function<void(const ExchangePtr&, const Caller&, const LeasePtr&)>;
+  enum class Place {
+    kHere,
+    kPool,    // reads a body; counts against the caller's limits
+    kProbes,  // takes long, and must not wait for requests
+  };
   struct Route {
     const char* method;
     bool authenticated;
-    bool on_pool;  // reads a body
-    Handler handler;
+    Place place;
+    Handler handler;  // the lease is null but for kPool
   };
 
-  const Route* FindRoute(const ExchangePtr& exchange) const;
-  void Run(const Route& route, const ExchangePtr& exchange);
+  const Route* FindRoute(const HttpRequest& request) const;
 
-  void Generate(const ExchangePtr& exchange, const Caller& caller, bool chat);
+  void Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat);
   void Tokenize(const ExchangePtr& exchange, const Caller& caller);
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
@@ -45,7 +56,8 @@ class OpenAiApi {
   Dispatcher& core_;
   KnowledgeBases& bases_;
   const ApiKeys& keys_;
-  WorkPool& pool_;
+  FairPool& pool_;
+  WorkPool& probes_;
   Metrics& metrics_;
   std::map<std::string, Route> routes_;
   const Route model_route_;

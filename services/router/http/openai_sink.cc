@@ -4,8 +4,8 @@
 
 namespace spl::router {
 
-void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
-                  const RateLimits::Headers& headers) {
+HttpResponse ErrorResponse(const absl::Status& status, const std::string& request_id,
+                           const RateLimits::Headers& headers) {
   HttpResponse response;
   response.headers = headers;
   response.status = HttpStatusOf(status);
@@ -14,7 +14,12 @@ void RespondError(HttpExchange& exchange, const absl::Status& status, const std:
   if (const auto retry_ms = RetryAfterMsOf(status)) {
     response.headers.emplace_back("retry-after", std::to_string((*retry_ms + 999) / 1000));
   }
-  exchange.Respond(std::move(response));
+  return response;
+}
+
+void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
+                  const RateLimits::Headers& headers) {
+  exchange.Respond(ErrorResponse(status, request_id, headers));
 }
 
 void RespondJson(HttpExchange& exchange, const OrderedJson& json) {

@@ -11,7 +11,10 @@
 
 namespace spl::router {
 
-// Answers `status` on the exchange: the API's error object, the right HTTP status, Retry-After where known.
+// The API's error object for `status`, the right HTTP status, Retry-After where known.
+HttpResponse ErrorResponse(const absl::Status& status, const std::string& request_id = "",
+                           const RateLimits::Headers& headers = {});
+// Answers that on the exchange.
 void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
                   const RateLimits::Headers& headers = {});
 void RespondJson(HttpExchange& exchange, const OrderedJson& json);

@@ -30,6 +30,7 @@ class TlsClientTest : public ::testing::Test {
     other_ca_ = TestCa("another CA").IssueFiles(dir_.path(), "other").ca_file;
     cluster_.options.public_tls = {.cert_file = files.cert_file, .key_file = files.key_file};
     cluster_.options.http.listen = cluster_.options.grpc_listen = "0.0.0.0:0";  // 127.0.0.2 answers, too
+    cluster_.options.insecure_open = true;
     cluster_.StartRouter();
   }
 
