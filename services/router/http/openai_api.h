@@ -10,6 +10,7 @@
 #include "services/router/dispatcher.h"
 #include "services/router/http/http_server.h"
 #include "services/router/knowledge_bases.h"
+#include "services/router/openai_request.h"
 #include "services/router/work_pool.h"
 
 namespace spl::router {
@@ -37,7 +38,9 @@ class OpenAiApi {
   void Run(const Route& route, const ExchangePtr& exchange);
 
   void Generate(const ExchangePtr& exchange, const Caller& caller, bool chat);
+  void StartGeneration(const ExchangePtr& exchange, const Caller& caller, bool chat, ApiRequest parsed);
   void Tokenize(const ExchangePtr& exchange, const Caller& caller);
+  void RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const;
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
   void GetModel(const ExchangePtr& exchange);
