@@ -204,6 +204,11 @@ absl::StatusOr<FaultAction> ParseFaultAction(std::string_view text) {
 }
 
 absl::Status ArmFaultFromFlag(std::string_view text) {
+  const char* const enabled = std::getenv(kEnableFaultsVariable);
+  if (enabled == nullptr || std::string_view(enabled) != "1")
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "fault '{}': fault points are for tests, where {}=1 is in the environment", text,
+                  kEnableFaultsVariable);
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos) return InvalidArgument("fault '{}' is not NAME=ACTION", text);
   SPLICE_ASSIGN_OR_RETURN(FaultAction action, ParseFaultAction(text.substr(equals + 1)));

@@ -3,7 +3,8 @@
 //   static FaultPoint write_fault("kvstore.slab.write");           // at namespace scope in a .cc
 //   if (write_fault.armed()) SPLICE_RETURN_IF_ERROR(write_fault.Hit().status);
 //
-// Armed by a test (Arm) or by the hidden flag --fault NAME=ACTION. ACTION is one of
+// Armed by a test (Arm) or by the hidden flag --fault NAME=ACTION, which wants SPLICE_ENABLE_FAULTS=1 in the
+// environment: nobody breaks a program that serves by a flag alone. ACTION is one of
 //   error(CODE)          Hit().status has that canonical code, e.g. error(UNAVAILABLE)
 //   delay_until(EVENT)   Hit blocks until FireFaultEvent(EVENT), 60 s at most, then DeadlineExceeded
 //   delay(MS)            Hit blocks for so many milliseconds, 60,000 at most
@@ -71,7 +72,8 @@ void FireFaultEvent(std::string_view event);
 bool WaitForFaultHits(std::string_view name, uint64_t hits, int timeout_ms);
 std::vector<std::string> KnownFaultPoints();
 
-// "NAME=ACTION". InvalidArgument says what the text lacks; NotFound as above.
+inline constexpr char kEnableFaultsVariable[] = "SPLICE_ENABLE_FAULTS";
+// "NAME=ACTION". InvalidArgument says what the text lacks; NotFound as above. FailedPrecondition: not enabled.
 absl::Status ArmFaultFromFlag(std::string_view text);
 absl::StatusOr<FaultAction> ParseFaultAction(std::string_view text);
 

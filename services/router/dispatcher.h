@@ -29,7 +29,6 @@
 #include "services/router/router_metrics.h"
 #include "services/router/scaling/live_planner.h"
 #include "services/router/served_model.h"
-#include "services/router/session_owners.h"
 
 namespace spl::router {
 
@@ -55,6 +54,8 @@ struct DispatchOptions {
   // computed and reported.
   std::chrono::seconds guess_ttl{10};
   std::chrono::milliseconds retry_backoff{100};  // times the attempt's number, when no other worker is left
+  // How long a request waits, retry_backoff at a time, until a pair of workers can take it: about a restart's time.
+  std::chrono::milliseconds worker_wait{5'000};
   std::chrono::milliseconds reserve_timeout{2'000};
   std::chrono::milliseconds release_timeout{5'000};
   // Until a prefill worker has said that nothing more is written to a ticket that was given up: a slice's time, and
@@ -103,7 +104,6 @@ class Dispatcher {
   LivePlanner& planner() { return planner_; }
   RateLimits& limits() { return *limits_; }
   const ForeignLoad& foreign_load() const { return foreign_load_; }
-  SessionOwners& sessions() { return sessions_; }
   RequestLog& requests() { return requests_; }
   const Placement& placement() const { return placement_; }
   LoadTracker& loads() { return *loads_; }
@@ -150,7 +150,6 @@ class Dispatcher {
   ForeignLoad foreign_load_;
   const std::shared_ptr<RateLimits> limits_ = std::make_shared<RateLimits>();
   LivePlanner planner_;
-  SessionOwners sessions_;
   RequestLog requests_;
   CircuitBreakers breakers_;
   RetryBudget retry_budget_;

@@ -38,14 +38,14 @@ bool IsWorkersFault(absl::StatusCode code) {
          code == absl::StatusCode::kUnknown || code == absl::StatusCode::kDataLoss;
 }
 
-// What the client sees of a failure inside the cluster: it may try again.
+// What the client sees of a failure inside the cluster: it may try again. A deadline inside the cluster, of a ticket
+// for example, is not the client's.
 absl::Status ToClientStatus(const absl::Status& status, uint32_t attempts) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:
       return status;
     default:
@@ -100,18 +100,20 @@ void Generation::Start() {
     return core_.model().Tokenize(request_.prompt, request_.add_special_tokens);
   }();
   namespace_key_ = core_.namespace_keys().Derive(request_.caller, request_.namespace_name);
+  // Unmarked text would become a source with whatever its caller has in front of it.
+  if (NamespaceKeys::IsPublic(request_.namespace_name)) request_.reuse.auto_segments = false;
   if (tokens.ok()) MakeKeys(*tokens);
   Post([this, tokens = std::move(tokens)]() mutable { OnPrepared(std::move(tokens)); });
 }
 
-chunk::Digest Generation::SegmentNamespace(const TokenSegment& segment) const {
-  chunk::Digest key{};
-  if (segment.namespace_key.size() == key.size()) {
-    std::copy(segment.namespace_key.begin(), segment.namespace_key.end(), key.begin());
-    return key;
+Generation::SegmentNamespace Generation::NamespaceOf(const TokenSegment& segment) const {
+  SegmentNamespace space;
+  if (segment.namespace_key.size() == space.key.size()) {
+    std::copy(segment.namespace_key.begin(), segment.namespace_key.end(), space.key.begin());
+    return space;
   }
-  return core_.namespace_keys().Derive(
-      request_.caller, segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name);
+  const std::string& name = segment.namespace_name.empty() ? request_.namespace_name : segment.namespace_name;
+  return {core_.namespace_keys().Derive(request_.caller, name), NamespaceKeys::IsPublic(name)};
 }
 
 void Generation::MakeKeys(const TokenizedPrompt& prompt) {
@@ -120,7 +122,7 @@ void Generation::MakeKeys(const TokenizedPrompt& prompt) {
   keys_.prefix = chunk::MakePrefixKeys(fleet->model.fingerprint, namespace_key_, prompt.ids);
   for (const TokenSegment& s : prompt.segments) {
     const auto tokens = std::span(prompt.ids).subspan(s.begin, s.end - s.begin);
-    std::vector<chunk::ChunkKey> chunks = MakeSegmentKeys(fleet->model.fingerprint, SegmentNamespace(s), tokens);
+    std::vector<chunk::ChunkKey> chunks = MakeSegmentKeys(fleet->model.fingerprint, NamespaceOf(s).key, tokens);
     if (chunks.empty()) continue;
     keys_.segments.push_back({.key = chunks.back(), .begin = s.begin, .end = s.end, .chunks = std::move(chunks)});
   }
@@ -129,8 +131,6 @@ void Generation::MakeKeys(const TokenizedPrompt& prompt) {
 void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   if (done_) return;
   if (!tokens.ok()) return Fail(tokens.status());
-  if (const absl::Status owned = core_.sessions().Claim(request_.session, namespace_key_, Clock::now()); !owned.ok())
-    return Fail(owned);
   prompt_ = std::move(tokens->ids);
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
@@ -232,7 +232,10 @@ void Generation::Dispatch() {
   }
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   const absl::StatusOr<Candidate> candidate = Place(*fleet);
-  if (candidate.ok()) return Reserve(*fleet);
+  if (candidate.ok()) {
+    none_since_ = {};
+    return Reserve(*fleet);
+  }
   if (candidate.status().code() == absl::StatusCode::kResourceExhausted) {
     full_.clear();
     waiting_in_ = TtftStage::kQueue;
@@ -242,7 +245,19 @@ void Generation::Dispatch() {
   }
   // A worker that restarts is back within a poll or two: worth the same patience as a failed attempt.
   if (!fleet->model.known) return Fail(candidate.status());
-  OnAttemptFailed(candidate.status(), "");
+  WaitForWorkers(candidate.status());
+}
+
+// Nothing was started, so this is no attempt. `missing` says what there is none of.
+void Generation::WaitForWorkers(const absl::Status& missing) {
+  waiting_in_ = TtftStage::kRetry;
+  if (none_since_ == Clock::time_point()) none_since_ = Clock::now();
+  if (Clock::now() - none_since_ >= core_.options().worker_wait)
+    return Fail(attempts_ == 0 ? missing : ToClientStatus(missing, attempts_));
+  retry_timer_.expires_after(core_.options().retry_backoff);
+  retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    if (!error) self->Dispatch();
+  });
 }
 
 absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
@@ -404,10 +419,15 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     out.set_begin(segment.begin);
     out.set_end(segment.end);
     out.set_frozen(segment.frozen);
-    const chunk::Digest key = SegmentNamespace(segment);
-    out.set_namespace_key(key.data(), key.size());
+    const SegmentNamespace space = NamespaceOf(segment);
+    out.set_namespace_key(space.key.data(), space.key.size());
+    out.set_shared(space.shared);
   }
-  request.set_session(request_.session);
+  if (!request_.session.empty()) {
+    request.set_session(request_.session);
+    const chunk::Digest owner = core_.namespace_keys().DeriveOwner(request_.caller);
+    request.set_session_owner(owner.data(), owner.size());
+  }
   *request.mutable_ticket() = attempt->ticket;
   request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
   attempt->writer_quiet = false;
@@ -514,15 +534,14 @@ void Generation::OnWorkerLost(const std::string& worker_id) {
   });
 }
 
-// Decides whether the request goes on elsewhere. `worker_id` may be empty: no worker was found.
+// Decides whether the request goes on elsewhere.
 void Generation::OnAttemptFailed(const absl::Status& status, const std::string& worker_id) {
   const bool lost_stream = attempt_ != nullptr && attempt_->prefilled;
   waiting_in_ = TtftStage::kRetry;
-  found_none_ = worker_id.empty();
-  if (!worker_id.empty() && IsWorkersFault(status.code())) core_.breakers().OnFailure(worker_id, Clock::now());
+  if (IsWorkersFault(status.code())) core_.breakers().OnFailure(worker_id, Clock::now());
   NoteKill(status, worker_id);
   Abandon("the attempt failed");
-  if (!worker_id.empty()) failed_.insert(worker_id);
+  failed_.insert(worker_id);
   if (IsRequestsFault(status.code())) return Fail(status);
   if (Clock::now() >= request_.deadline) {
     return Fail(Errorf(absl::StatusCode::kDeadlineExceeded, "the request's deadline passed"));
@@ -591,7 +610,7 @@ void Generation::RetryLater() {
     return !failed_.contains(p.worker_id) && prompt_.size() + output_.size() <= p.local->max_new_tokens;
   };
   const bool local = std::any_of(fleet->local.begin(), fleet->local.end(), short_enough);
-  if (!found_none_ && (fresh(fleet->prefill) || local) && fresh(fleet->decode)) return Dispatch();
+  if ((fresh(fleet->prefill) || local) && fresh(fleet->decode)) return Dispatch();
   retry_timer_.expires_after(core_.options().retry_backoff * std::max(failures_, 1U));
   retry_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
     if (!error) self->Dispatch();
@@ -859,6 +878,9 @@ FinalInfo Generation::MakeFinal() const {
   r.seed = request_.sampling.seed.value_or(0);
   r.attempts = attempts_;
   r.migrations = migrations_;
+  // After a move the output so far is computed again as a prompt, whose rounding is not that of decode steps: at a near
+  // tie the rest may be another text than the undisturbed one.
+  r.exact = r.exact && migrations_ == 0;
   r.knowledge_bases = request_.knowledge_bases;
   return final;
 }

@@ -78,7 +78,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnPrepared(absl::StatusOr<TokenizedPrompt> tokens);
   absl::Status CheckAndClamp(const FleetSnapshot& fleet);
   absl::Status CheckTokenIds(uint32_t vocab_size) const;
-  chunk::Digest SegmentNamespace(const TokenSegment& segment) const;
+  struct SegmentNamespace {
+    chunk::Digest key{};
+    bool shared = false;  // a public one (wire: TokenSegment.shared)
+  };
+  SegmentNamespace NamespaceOf(const TokenSegment& segment) const;
   void MakeKeys(const TokenizedPrompt& prompt);
   void ArmDeadline();
   void EnterQueue();
@@ -86,6 +90,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // Attempts.
   void Dispatch();
+  void WaitForWorkers(const absl::Status& missing);
   absl::StatusOr<Candidate> Place(const FleetSnapshot& fleet);
   void Reserve(const FleetSnapshot& fleet);
   void OnReserved(const AttemptPtr& attempt, const absl::Status& status, v1::Ticket ticket);
@@ -157,12 +162,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   RequestReceipt receipt_;
 
   AttemptPtr attempt_;
-  uint32_t attempts_ = 0;    // prefills started
-  uint32_t failures_ = 0;    // attempts that ended before prefill answered
-  bool found_none_ = false;  // the last attempt failed for want of workers
+  uint32_t attempts_ = 0;  // prefills started
+  uint32_t failures_ = 0;  // attempts that ended before prefill answered
   uint32_t migrations_ = 0;
-  std::set<std::string> full_;    // decode workers that had no room since the last wait
-  std::set<std::string> failed_;  // workers that failed this request
+  Clock::time_point none_since_{};  // no pair of workers can take the request since; epoch: one can
+  std::set<std::string> full_;      // decode workers that had no room since the last wait
+  std::set<std::string> failed_;    // workers that failed this request
   // Lives of workers that broke off while this request was there. Whether they are lost is the fleet's to say.
   struct Suspect {
     std::string worker_id;

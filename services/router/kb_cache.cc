@@ -16,7 +16,12 @@ bool IsLoss(const absl::Status& status) {
 
 }  // namespace
 
-KbCache::KbCache(const KbStore& store, const KbCacheOptions& options) : store_(store), options_(options) {
+KbCache::KbCache(const KbStore& store, const KbCacheOptions& options)
+    : store_(store),
+      options_(options),
+      breaker_(options.breaker, Clock::Real()),
+      lost_(SetRetryAfterMs(absl::UnavailableError("the store of the knowledge bases does not answer; try again"),
+                            static_cast<uint32_t>(options.breaker.min_backoff.count()))) {
   poller_ = std::make_unique<Periodic>(options.poll_interval, [this] { Poll(); });
 }
 
@@ -32,24 +37,40 @@ std::shared_ptr<KbCache::Entry> KbCache::Find(const Key& key) {
   return entry;
 }
 
-absl::StatusOr<std::shared_ptr<const KbCurrent>> KbCache::Current(const chunk::Digest& owner, const std::string& name) {
+KbCache::Found KbCache::Current(const chunk::Digest& owner, const std::string& name) {
   const Key key(owner, name);
   const std::shared_ptr<Entry> entry = Find(key);
-  // The poller looks every interval; what it has not looked at for two is not in its care.
   const Time now = std::chrono::steady_clock::now();
-  const Time fresh_since = now - 2 * options_.poll_interval;
-  bool fresh = false;
   {
     std::lock_guard lock(mutex_);
-    entry->used_at = now;
-    // "There is none" is worth a look sooner: it may be published any moment. A store that did not answer is not.
-    const bool none = entry->current == nullptr && !IsLoss(entry->status);
-    fresh = entry->looked_at >= (none ? now - options_.poll_interval / 5 : fresh_since);
+    if (std::optional<Found> known = KnownLocked(*entry, now); known.has_value()) return *std::move(known);
   }
-  if (!fresh) Load(key, *entry, now);
+  Load(key, *entry, now);
   std::lock_guard lock(mutex_);
   if (entry->current != nullptr) return entry->current;
   return entry->status;
+}
+
+std::optional<KbCache::Found> KbCache::Known(const chunk::Digest& owner, const std::string& name) {
+  const std::shared_ptr<Entry> entry = Find(Key(owner, name));
+  std::lock_guard lock(mutex_);
+  return KnownLocked(*entry, std::chrono::steady_clock::now());
+}
+
+std::optional<KbCache::Found> KbCache::KnownLocked(Entry& entry, Time now) {
+  const bool was_in_use = entry.used_at + options_.idle_after > now;
+  entry.used_at = now;
+  if (entry.current != nullptr) {
+    // The poller looks every interval; what it has not looked at for two is not in its care, or it waits for the store.
+    if (entry.looked_at >= now - 2 * options_.poll_interval) return entry.current;
+    if (!breaker_.closed() || (entry.is_loading && was_in_use)) return entry.current;
+    return std::nullopt;
+  }
+  if (!breaker_.closed()) return lost_;
+  // "There is none" is worth a look sooner: it may be published any moment. A store that did not answer is not.
+  const Time fresh_since = now - (IsLoss(entry.status) ? 2 * options_.poll_interval : options_.poll_interval / 5);
+  if (entry.looked_at >= fresh_since) return entry.status;
+  return std::nullopt;
 }
 
 void KbCache::Refresh(const chunk::Digest& owner, const std::string& name) {
@@ -61,20 +82,28 @@ void KbCache::Refresh(const chunk::Digest& owner, const std::string& name) {
     if (found == entries_.end()) return;  // nobody has asked; the first who does reads the store
     entry = found->second;
   }
-  Load(key, *entry, std::chrono::steady_clock::now());
+  // The store has just taken the change: it answers, whatever is remembered.
+  Load(key, *entry, std::chrono::steady_clock::now(), /*probe=*/true);
 }
 
-void KbCache::Load(const Key& key, Entry& entry, Time not_before) {
+void KbCache::Load(const Key& key, Entry& entry, Time not_before, bool probe) {
   std::lock_guard loading(entry.loading);
   {
     std::lock_guard lock(mutex_);
     if (entry.looked_at > not_before) return;
+    if (!probe && !breaker_.closed()) {
+      if (entry.current == nullptr) entry.status = lost_;
+      return;
+    }
+    entry.is_loading = true;
   }
   const Time started = std::chrono::steady_clock::now();
   absl::Status status = LoadCurrent(key, entry);
   // A version that was deleted between its head and its content: the head has news.
   if (status.code() == absl::StatusCode::kNotFound) status = LoadCurrent(key, entry);
+  status = NoteAnswer(status);
   std::lock_guard lock(mutex_);
+  entry.is_loading = false;
   entry.looked_at = started;
   if (!IsLoss(status) && !status.ok()) {
     entry.current = nullptr;
@@ -83,6 +112,18 @@ void KbCache::Load(const Key& key, Entry& entry, Time not_before) {
     entry.revision = 0;
   }
   entry.status = status;
+}
+
+// What a caller is told of it: a store that does not answer is the cluster's fault, whatever it did not answer with,
+// and its address is the operator's.
+absl::Status KbCache::NoteAnswer(const absl::Status& status) {
+  const bool timed_out = status.code() == absl::StatusCode::kDeadlineExceeded;
+  if (!timed_out && status.code() != absl::StatusCode::kUnavailable) {
+    if (breaker_.Succeeded()) log::Info("router.kb_store_answers");
+    return status;
+  }
+  if (breaker_.Failed(timed_out)) log::Warning("router.kb_store_lost", log::F("status", status));
+  return lost_;
 }
 
 absl::Status KbCache::LoadCurrent(const Key& key, Entry& entry) {
@@ -124,6 +165,7 @@ absl::Status KbCache::LoadCurrent(const Key& key, Entry& entry) {
 }
 
 void KbCache::Poll() {
+  if (!breaker_.closed()) return Probe();
   const Time now = std::chrono::steady_clock::now();
   std::vector<std::pair<Key, std::shared_ptr<Entry>>> in_use;
   {
@@ -134,7 +176,22 @@ void KbCache::Poll() {
       }
     }
   }
-  for (const auto& [key, entry] : in_use) Load(key, *entry, now);
+  for (const auto& [key, entry] : in_use) {
+    if (breaker_.closed()) Load(key, *entry, now);
+  }
+}
+
+// Asks for the entry that was named last: it is wanted, and any answer closes the breaker.
+void KbCache::Probe() {
+  if (!breaker_.TakeProbe()) return;
+  std::pair<Key, std::shared_ptr<Entry>> last;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& named : entries_) {
+      if (last.second == nullptr || named.second->used_at > last.second->used_at) last = named;
+    }
+  }
+  if (last.second != nullptr) Load(last.first, *last.second, std::chrono::steady_clock::now(), /*probe=*/true);
 }
 
 // The least recently used go, but not the one that is being used.

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/base/periodic.h"
+#include "services/chunk/remote/circuit_breaker.h"
 #include "services/router/kb_store.h"
 
 namespace spl::router {
@@ -29,18 +31,26 @@ struct KbCacheOptions {
   std::chrono::milliseconds idle_after{60'000};
   size_t max_entries = 4096;
   uint64_t max_text_bytes = 256 << 20;  // of documents; the least recently used go
+  // A store that does not answer once is not asked again for as long as this; the thread that polls tries again then.
+  chunk::CircuitBreakerOptions breaker{.timeouts_to_open = 1,
+                                       .min_backoff = std::chrono::milliseconds(1'000),
+                                       .max_backoff = std::chrono::milliseconds(5'000)};
 };
 
 // A thread asks the store every poll_interval for newer heads of what is in use, so that requests find their version
 // without waiting: only the first request for a knowledge base (or the first after a while) reads the store itself.
-// While the store does not answer, what is known is served on. Any thread may call.
+// While the store does not answer, what is known is served on, and what is not known is refused at once. Any thread may
+// call.
 class KbCache {
  public:
   KbCache(const KbStore& store, const KbCacheOptions& options);
   ~KbCache() { Stop(); }
 
-  // NotFound; FailedPrecondition: no version is current; else what the store said.
-  absl::StatusOr<std::shared_ptr<const KbCurrent>> Current(const chunk::Digest& owner, const std::string& name);
+  using Found = absl::StatusOr<std::shared_ptr<const KbCurrent>>;
+  // NotFound. FailedPrecondition: no version is current. Unavailable: the store does not answer.
+  Found Current(const chunk::Digest& owner, const std::string& name);
+  // What Current would say without asking the store; nothing when it would.
+  std::optional<Found> Known(const chunk::Digest& owner, const std::string& name);
   // After a change by this process: every Current from now on sees it, or what is newer.
   void Refresh(const chunk::Digest& owner, const std::string& name);
   void Stop() { poller_->Stop(); }
@@ -56,20 +66,26 @@ class KbCache {
     uint64_t revision = 0;  // of the head
     std::string uid;        // of the version
     uint64_t text_bytes = 0;
-    Time looked_at{};
+    bool is_loading = false;
+    Time looked_at{};  // last answer of the store, or attempt to get one
     Time used_at{};
   };
 
   std::shared_ptr<Entry> Find(const Key& key);
-  // Asks the store unless somebody has since `not_before`.
-  void Load(const Key& key, Entry& entry, Time not_before);
+  std::optional<Found> KnownLocked(Entry& entry, Time now);
+  // Asks the store unless somebody has since `not_before`, or it is known not to answer. `probe`: even then.
+  void Load(const Key& key, Entry& entry, Time not_before, bool probe = false);
   absl::Status LoadCurrent(const Key& key, Entry& entry);
+  absl::Status NoteAnswer(const absl::Status& status);
   void Poll();
+  void Probe();
   void EvictLocked(const Key& keep);
 
   const KbStore& store_;
   const KbCacheOptions options_;
-  std::mutex mutex_;  // guards entries_ and what is said above; never held during calls
+  chunk::CircuitBreaker breaker_;
+  const absl::Status lost_;  // of what is asked for while the store does not answer
+  std::mutex mutex_;         // guards entries_ and what is said above; never held during calls
   std::map<Key, std::shared_ptr<Entry>> entries_;
   std::unique_ptr<Periodic> poller_;  // last: starts when the rest is there
 };

@@ -103,7 +103,7 @@ absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& i
   Prepared prepared;
   prepared.fingerprint = HexEncode(fleet.model.fingerprint);
   prepared.content.instruction = input.instruction;
-  absl::StatusOr<std::vector<TokenId>> prefix = model_.EncodePiece(input.instruction, true);
+  absl::StatusOr<std::vector<TokenId>> prefix = model_.EncodeStart(input.instruction);
   if (!prefix.ok()) return SetParam(Annotate(prefix.status(), "instruction"), "instruction");
   if (prefix->size() >= limit) {
     return ParamError("instruction", "has {} tokens, but a context holds {}", prefix->size(), limit);
@@ -120,7 +120,7 @@ absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& i
     KbDocument document{.id = id, .text = text, .sha256 = Sha256Hex(text)};
     const auto [found, is_new] = known.emplace(document.sha256, tokens.size());
     if (is_new) {
-      absl::StatusOr<std::vector<TokenId>> ids = model_.EncodePiece(text, false);
+      absl::StatusOr<std::vector<TokenId>> ids = model_.EncodeSegment(text);
       if (!ids.ok()) return SetParam(Annotate(ids.status(), field), field);
       if (ids->empty()) return ParamError(field, "of document \"{}\" has no tokens", id);
       if (prefix->size() + ids->size() > limit) {
@@ -355,6 +355,19 @@ class KbPublisher::ContextRun {
     return absl::OkStatus();
   }
 
+  // Where the cluster has no room is the operator's business: addresses and paths stay in the log. Without a quota the
+  // caller has used up nothing.
+  absl::Status ForCaller(const absl::Status& status) const {
+    if (status.code() != absl::StatusCode::kResourceExhausted) return status;
+    log::Warning("router.kb_no_room", log::F("name", input_.name), log::F("cause", status));
+    if (options_.quota_bytes == 0)
+      return Errorf(absl::StatusCode::kUnavailable,
+                    "there is no room for the documents: a store is full, or the workers have too much to do");
+    return Errorf(absl::StatusCode::kResourceExhausted,
+                  "there is no room for the documents: a version may have {} bytes on a store, or a store is full",
+                  options_.quota_bytes);
+  }
+
   absl::Status TakeAnswers() {
     for (size_t i = 0; i < running_.size();) {
       {
@@ -368,8 +381,8 @@ class KbPublisher::ContextRun {
       running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
       const absl::Status& status = ended.answer->status;
       if (!status.ok()) {
-        SPLICE_RETURN_IF_ERROR(
-            AgainAfter(Annotate(status, "prefill on " + ended.worker_id), ended.worker_id, std::move(ended.what)));
+        const std::string where = "prefill on " + ended.worker_id;
+        SPLICE_RETURN_IF_ERROR(ForCaller(AgainAfter(Annotate(status, where), ended.worker_id, std::move(ended.what))));
         continue;
       }
       const v1::PublishResponse& response = ended.answer->response;

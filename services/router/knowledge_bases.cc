@@ -1,6 +1,7 @@
 #include "services/router/knowledge_bases.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "services/base/ids.h"
@@ -57,8 +58,8 @@ const KbVersion* LatestReady(const KbHead& head) {
 // Looks every knowledge base of one request up once.
 class Resolver {
  public:
-  Resolver(KbCache& cache, const NamespaceKeys& keys, const Caller& caller)
-      : cache_(cache), keys_(keys), caller_(caller), owner_(keys.DeriveOwner(caller)) {}
+  Resolver(const KbCurrents& currents, const NamespaceKeys& keys, const Caller& caller)
+      : currents_(currents), keys_(keys), caller_(caller) {}
 
   struct Found {
     std::shared_ptr<const KbCurrent> current;
@@ -69,11 +70,11 @@ class Resolver {
     if (known != found_.end()) return &known->second;
     absl::Status status = CheckKbName(name);
     if (status.ok()) {
-      absl::StatusOr<std::shared_ptr<const KbCurrent>> current = cache_.Current(owner_, name);
+      const KbCache::Found& current = currents_.at(name);
       if (current.ok()) {
         const chunk::Digest key = keys_.DeriveKnowledgeBase(caller_, name, (*current)->version);
         std::string bytes(reinterpret_cast<const char*>(key.data()), key.size());
-        return &found_.emplace(name, Found{*std::move(current), std::move(bytes)}).first->second;
+        return &found_.emplace(name, Found{*current, std::move(bytes)}).first->second;
       }
       status = current.status();
     }
@@ -83,10 +84,9 @@ class Resolver {
   const std::map<std::string, Found>& found() const { return found_; }
 
  private:
-  KbCache& cache_;
+  const KbCurrents& currents_;
   const NamespaceKeys& keys_;
   const Caller& caller_;
-  const chunk::Digest owner_;
   std::map<std::string, Found> found_;
 };
 
@@ -131,6 +131,21 @@ bool NamesAny(const Prompt& prompt) {
                                           [](const TokenSegment& s) { return !s.knowledge_base.empty(); });
 }
 
+// Those that the store is to be asked for.
+std::set<std::string> NamesIn(const Prompt& prompt) {
+  std::set<std::string> names;
+  const auto add_all = [&](const SegmentMarks& marks) {
+    for (size_t i = 0; i < marks.size(); ++i) names.insert(marks[i].knowledge_base);
+  };
+  if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) add_all(chat->segments);
+  if (const auto* text = std::get_if<SegmentedText>(&prompt)) add_all(text->segments);
+  if (const auto* tokens = std::get_if<TokenizedPrompt>(&prompt)) {
+    for (const TokenSegment& segment : tokens->segments) names.insert(segment.knowledge_base);
+  }
+  std::erase_if(names, [](const std::string& name) { return name.empty() || !CheckKbName(name).ok(); });
+  return names;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KnowledgeBases>> KnowledgeBases::Create(const KnowledgeBaseOptions& options,
@@ -143,6 +158,7 @@ absl::StatusOr<std::unique_ptr<KnowledgeBases>> KnowledgeBases::Create(const Kno
   bases->store_ = std::make_unique<KbStore>(std::move(records), std::move(namespaces), options.store_timeout);
   bases->publisher_ = std::make_unique<KbPublisher>(*bases->store_, model, fleet, keys, options.publisher);
   bases->cache_ = std::make_unique<KbCache>(*bases->store_, options.cache);
+  bases->lookups_ = std::make_unique<KbLookups>(options.lookup_threads, options.max_waiting_lookups);
   return bases;
 }
 
@@ -169,13 +185,36 @@ void KnowledgeBases::Stop() {
   }
   ended_.wait(lock, [this] { return running_.empty(); });
   lock.unlock();
+  if (lookups_ != nullptr) lookups_->Stop();
   if (cache_ != nullptr) cache_->Stop();
 }
 
-absl::Status KnowledgeBases::Resolve(const Caller& caller, Prompt* prompt, std::map<std::string, uint64_t>* versions) {
-  if (!NamesAny(*prompt)) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(CheckStore());
-  Resolver resolver(*cache_, keys_, caller);
+void KnowledgeBases::Resolve(const Caller& caller, Prompt* prompt, std::map<std::string, uint64_t>* versions,
+                             std::function<void(const absl::Status&)> done) {
+  if (!NamesAny(*prompt)) return done(absl::OkStatus());
+  if (const absl::Status none = CheckStore(); !none.ok()) return done(none);
+  const std::set<std::string> names = NamesIn(*prompt);
+  const chunk::Digest owner = keys_.DeriveOwner(caller);
+  KbCurrents known;
+  for (const std::string& name : names) {
+    if (std::optional<KbCache::Found> current = cache_->Known(owner, name); current.has_value())
+      known.emplace(name, *std::move(current));
+  }
+  if (known.size() == names.size()) return done(Fill(caller, known, prompt, versions));
+  const auto ask = [this, caller, owner, names, prompt, versions, done] {
+    KbCurrents currents;
+    for (const std::string& name : names) currents.emplace(name, cache_->Current(owner, name));
+    done(Fill(caller, currents, prompt, versions));
+  };
+  if (lookups_->TryPost(owner, ask)) return;
+  done(SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted,
+                              "too many requests wait to be told of their knowledge bases, or the router is stopping"),
+                       1000));
+}
+
+absl::Status KnowledgeBases::Fill(const Caller& caller, const KbCurrents& currents, Prompt* prompt,
+                                  std::map<std::string, uint64_t>* versions) const {
+  Resolver resolver(currents, keys_, caller);
   if (auto* chat = std::get_if<ChatPrompt>(prompt)) {
     SPLICE_RETURN_IF_ERROR(ResolveMarks(resolver, chat->segments));
   } else if (auto* text = std::get_if<SegmentedText>(prompt)) {

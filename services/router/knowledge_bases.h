@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "services/base/tls.h"
 #include "services/chunk/remote/namespace_client.h"
 #include "services/router/kb_cache.h"
+#include "services/router/kb_lookups.h"
 #include "services/router/kb_publisher.h"
 #include "services/router/request.h"
 
@@ -26,6 +28,8 @@ struct KnowledgeBaseOptions {
   std::string store;                   // chunk stores, "HOST:PORT,…"; empty: none, every call is refused
   std::shared_ptr<const PeerTls> tls;  // null: stores are called without
   std::chrono::milliseconds store_timeout{5'000};
+  int lookup_threads = 4;           // requests that wait for the store at once, half of them one caller's at most
+  size_t max_waiting_lookups = 64;  // of one caller; more are refused
   KbCacheOptions cache;
   KbPublisherOptions publisher;
 };
@@ -54,6 +58,9 @@ struct CallerNamespaceChange {
   std::optional<bool> is_public;
 };
 
+// By name, for one caller.
+using KbCurrents = std::map<std::string, KbCache::Found>;
+
 // Any thread may call. All calls but Resolve block on the stores, Publish also on the workers, for as long as that
 // takes: keep them off threads that serve requests. Everything is scoped to the caller: names are salted with what only
 // the caller's identity derives. Borrows what it is given.
@@ -70,9 +77,12 @@ class KnowledgeBases {
   ~KnowledgeBases() { Stop(); }
 
   // Fills in what a prompt names of knowledge bases: texts of documents, keys, and in `versions` what was read. Each
-  // knowledge base is looked up once, so that all of a request comes from one version of it. Blocks only the first time
-  // that a knowledge base is named, or after a while. No-op for prompts that name none.
-  absl::Status Resolve(const Caller& caller, Prompt* prompt, std::map<std::string, uint64_t>* versions);
+  // knowledge base is looked up once, so that all of a request comes from one version of it. No-op for prompts that
+  // name none. Then calls `done` once: before it returns, unless the store must be asked, the first time that a
+  // knowledge base is named, or after a while; then on a thread of its own. Never blocks. `prompt` and `versions` live
+  // until then. ResourceExhausted: too many prompts of the caller wait for the store, or it is stopping.
+  void Resolve(const Caller& caller, Prompt* prompt, std::map<std::string, uint64_t>* versions,
+               std::function<void(const absl::Status&)> done);
 
   // See KbPublisher. Cancelled by Stop.
   absl::StatusOr<KbVersion> Publish(const Caller& caller, const PublishInput& input, PublishControl& control);
@@ -113,6 +123,8 @@ class KnowledgeBases {
  private:
   KnowledgeBases(const KnowledgeBaseOptions& options, const NamespaceKeys& keys, Metrics& metrics);
   absl::Status CheckStore() const;
+  absl::Status Fill(const Caller& caller, const KbCurrents& currents, Prompt* prompt,
+                    std::map<std::string, uint64_t>* versions) const;
   absl::Status CheckOwner(const Caller& caller, const chunk::NamespaceInfo& info, const std::string& name) const;
   absl::StatusOr<chunk::NamespaceClient::Deleted> DropVersions(const Caller& caller, const std::string& name,
                                                                const std::vector<uint64_t>& versions) const;
@@ -121,9 +133,10 @@ class KnowledgeBases {
   const NamespaceKeys& keys_;
   prometheus::Counter& published_;
   prometheus::Counter& publish_failed_;
-  std::unique_ptr<KbStore> store_;  // null without --store; then so are the next two
+  std::unique_ptr<KbStore> store_;  // null without --store; then so are the next three
   std::unique_ptr<KbPublisher> publisher_;
   std::unique_ptr<KbCache> cache_;
+  std::unique_ptr<KbLookups> lookups_;
 
   std::mutex mutex_;  // guards all below
   std::condition_variable ended_;

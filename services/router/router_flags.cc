@@ -15,6 +15,9 @@ void RouterFlags::Register(CLI::App& app) {
       ->required()
       ->type_name("DIR");
   app.add_option("--served-model-name", options_.served_model_name, "Name in requests (default: the folder's name)");
+  app.add_flag("--special-tokens-in-text", options_.special_tokens_in_text,
+               "Parse special tokens such as <|im_end|> in messages and segments, too, not only in what the chat "
+               "template says: whoever may write there may then speak as the system");
   app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',');
   app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',');
   membership_.Register(app);

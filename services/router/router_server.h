@@ -42,11 +42,12 @@ struct RouterOptions {
   // Knowledge bases and the namespaces API; without store addresses they are refused.
   KnowledgeBaseOptions knowledge_bases;
   TraceOptions trace;
-  int admin_threads = 4;     // calls of the admin API that wait for the stores
-  int publish_threads = 2;   // knowledge bases that are published at once; more wait
-  int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks
-  int work_threads = 2;      // parsing and tokenizing
-  size_t work_queue = 1024;  // requests of one caller that wait for one of those; more get 429
+  bool special_tokens_in_text = false;  // see ServedModel::Load
+  int admin_threads = 4;                // calls of the admin API that wait for the stores
+  int publish_threads = 2;              // knowledge bases that are published at once; more wait
+  int io_threads = 2;                   // sockets, timers and all request logic; nothing on them blocks
+  int work_threads = 2;                 // parsing and tokenizing
+  size_t work_queue = 1024;             // requests of one caller that wait for one of those; more get 429
   std::chrono::milliseconds drain_timeout{30'000};
 };
 

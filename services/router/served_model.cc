@@ -1,10 +1,13 @@
 #include "services/router/served_model.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "services/base/ids.h"
 #include "services/router/api_error.h"
 #include "services/router/json_reader.h"
 #include "services/tokenizer/ids_only.h"
@@ -38,7 +41,7 @@ std::string FolderName(const std::string& dir) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir, const std::string& name,
-                                                               uint32_t max_context) {
+                                                               uint32_t max_context, bool special_tokens_in_text) {
   if (dir.empty()) {
     if (name.empty() || max_context == 0) {
       return absl::InvalidArgumentError("a model without a folder needs a name and a context length");
@@ -54,15 +57,18 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string
     SPLICE_ASSIGN_OR_RETURN(max_context, ReadMaxContext(dir));
   }
   return std::make_unique<ServedModel>(name.empty() ? FolderName(dir) : name, std::move(tokenizer),
-                                       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context);
+                                       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context,
+                                       special_tokens_in_text);
 }
 
 ServedModel::ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
-                         std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context)
+                         std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context,
+                         bool special_tokens_in_text)
     : name_(std::move(name)),
       tokenizer_(std::move(tokenizer)),
       chat_template_(std::move(chat_template)),
-      max_context_(max_context) {}
+      max_context_(max_context),
+      special_tokens_in_text_(special_tokens_in_text) {}
 
 absl::Status ServedModel::CheckName(const std::string& requested) const {
   if (requested.empty() || requested == name_) return absl::OkStatus();
@@ -82,24 +88,34 @@ absl::Status ServedModel::CheckIds(const std::vector<TokenId>& ids) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<TokenId>> ServedModel::EncodePiece(std::string_view text, bool add_special_tokens) const {
-  return tokenizer::EncodePrompt(*tokenizer_, text, add_special_tokens);
+absl::StatusOr<std::vector<TokenId>> ServedModel::EncodeStart(std::string_view text) const {
+  return tokenizer::EncodePrompt(*tokenizer_, text, true);
+}
+
+absl::StatusOr<std::vector<TokenId>> ServedModel::EncodeSegment(std::string_view text) const {
+  return special_tokens_in_text_ ? tokenizer::EncodePrompt(*tokenizer_, text, false)
+                                 : tokenizer::EncodeData(*tokenizer_, text);
 }
 
 absl::StatusOr<TokenizedPrompt> ServedModel::EncodePieces(std::string_view text, const SegmentMarks& segments,
-                                                          bool add_special_tokens) const {
+                                                          bool add_special_tokens,
+                                                          const std::string& plain_mark) const {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> pieces, segments.Split(text));
   TokenizedPrompt prompt;
-  const auto append = [&](std::string_view piece, bool first) -> absl::Status {
-    SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, EncodePiece(piece, first && add_special_tokens));
-    prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
-    return absl::OkStatus();
+  const auto append = [&](const absl::StatusOr<std::vector<TokenId>>& ids) {
+    if (ids.ok()) prompt.ids.insert(prompt.ids.end(), ids->begin(), ids->end());
+    return ids.status();
+  };
+  const auto encode = [&](std::string_view piece, bool first) {
+    if (plain_mark.empty()) return tokenizer::EncodePrompt(*tokenizer_, piece, first && add_special_tokens);
+    const tokenizer::UnmarkedText unmarked = tokenizer::RemoveMarks(piece, plain_mark);
+    return tokenizer::EncodePrompt(*tokenizer_, unmarked.text, first && add_special_tokens, unmarked.plain_at);
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (i == 0 || !pieces[i].empty()) SPLICE_RETURN_IF_ERROR(append(pieces[i], i == 0));
+    if (i == 0 || !pieces[i].empty()) SPLICE_RETURN_IF_ERROR(append(encode(pieces[i], i == 0)));
     if (i == segments.size()) break;
     const auto begin = static_cast<uint32_t>(prompt.ids.size());
-    SPLICE_RETURN_IF_ERROR(append(segments[i].text, false));
+    SPLICE_RETURN_IF_ERROR(append(EncodeSegment(segments[i].text)));
     const auto end = static_cast<uint32_t>(prompt.ids.size());
     if (begin == end) continue;
     prompt.segments.push_back({begin, end, segments[i].namespace_name, segments[i].knowledge_base,
@@ -122,17 +138,33 @@ absl::StatusOr<TokenizedPrompt> ServedModel::Tokenize(const Prompt& prompt, bool
     return tokens;
   };
   if (const auto* text = std::get_if<std::string>(&prompt))
-    return named(EncodePieces(*text, SegmentMarks(), add_special_tokens), "prompt");
+    return named(EncodePieces(*text, SegmentMarks(), add_special_tokens, ""), "prompt");
   if (const auto* text = std::get_if<SegmentedText>(&prompt))
-    return named(EncodePieces(text->text, text->segments, add_special_tokens), "prompt");
+    return named(EncodePieces(text->text, text->segments, add_special_tokens, ""), "prompt");
   const ChatPrompt& chat = std::get<ChatPrompt>(prompt);
   if (chat_template_ == nullptr) {
     return ParamError("messages", "the model has no chat template; use /v1/completions");
   }
-  absl::StatusOr<std::string> text =
-      chat_template_->Render(chat.messages, {.add_generation_prompt = chat.add_generation_prompt});
-  if (!text.ok()) return SetParam(Annotate(text.status(), "messages"), "messages");
-  return named(EncodePieces(*text, chat.segments, false), "messages");
+  return named(TokenizeChat(chat), "messages");
+}
+
+// A mark in front of each special token that a message spells goes through the template with it. It is drawn for the
+// request, so that no message contains it.
+absl::StatusOr<TokenizedPrompt> ServedModel::TokenizeChat(const ChatPrompt& chat) const {
+  const std::string nonce = RandomId::Make().ToHex();
+  const std::string mark = fmt::format("\uE000splice-plain-{}\uE001", nonce);
+  std::vector<tokenizer::ChatMessage> messages = chat.messages;
+  if (!special_tokens_in_text_) {
+    for (tokenizer::ChatMessage& message : messages) {
+      message.role = tokenizer::MarkSpecialTokens(*tokenizer_, message.role, mark);
+      message.content = tokenizer::MarkSpecialTokens(*tokenizer_, message.content, mark);
+    }
+  }
+  SPLICE_ASSIGN_OR_RETURN(const std::string text,
+                          chat_template_->Render(messages, {.add_generation_prompt = chat.add_generation_prompt}));
+  if (tokenizer::RemoveMarks(text, mark).text.find(nonce) != std::string::npos)
+    return InvalidArgument("the chat template changes a message in the middle of a special token");
+  return EncodePieces(text, chat.segments, false, mark);
 }
 
 }  // namespace spl::router

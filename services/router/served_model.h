@@ -17,11 +17,15 @@ class ServedModel {
   // `name` empty: the folder's name. `max_context` 0: config.json's. `dir` empty: a model without tokenizer.
   // InvalidArgument or NotFound names the file that is wrong or missing. A model without a chat template loads; chat
   // requests to it are refused.
+  // `special_tokens_in_text`: special tokens are parsed in messages and segments, too; whoever may write there may
+  // speak as the system.
   static absl::StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, const std::string& name,
-                                                           uint32_t max_context = 0);
+                                                           uint32_t max_context = 0,
+                                                           bool special_tokens_in_text = false);
   // From parts (tests); `chat_template` may be null.
   ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
-              std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context);
+              std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context,
+              bool special_tokens_in_text = false);
 
   const std::string& name() const { return name_; }
   const tokenizer::Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -31,22 +35,27 @@ class ServedModel {
   absl::Status CheckName(const std::string& requested) const;
 
   // Token ids of a prompt: template, then tokenizer. Costs about 10 ns a byte; not for I/O threads.
-  // Segments, and the text between them, are tokenized each by itself.
+  // Segments, and the text between them, are tokenized each by itself. Special tokens are parsed in what the template
+  // says and in text prompts, not in messages and segments.
   // InvalidArgument: text that is not UTF-8, a template that refuses the messages or loses a segment, ids outside the
   // vocabulary.
   absl::StatusOr<TokenizedPrompt> Tokenize(const Prompt& prompt, bool add_special_tokens) const;
-  // Tokens of one segment, or (with special tokens) of the text a prompt begins with, exactly as Tokenize takes them.
-  absl::StatusOr<std::vector<TokenId>> EncodePiece(std::string_view text, bool add_special_tokens) const;
+  // Tokens of the text that a prompt begins with, and of one segment, exactly as Tokenize takes them.
+  absl::StatusOr<std::vector<TokenId>> EncodeStart(std::string_view text) const;
+  absl::StatusOr<std::vector<TokenId>> EncodeSegment(std::string_view text) const;
 
  private:
   absl::Status CheckIds(const std::vector<TokenId>& ids) const;
+  // `plain_mark` stands in front of special tokens that are text; empty: there are none.
   absl::StatusOr<TokenizedPrompt> EncodePieces(std::string_view text, const SegmentMarks& segments,
-                                               bool add_special_tokens) const;
+                                               bool add_special_tokens, const std::string& plain_mark) const;
+  absl::StatusOr<TokenizedPrompt> TokenizeChat(const ChatPrompt& chat) const;
 
   const std::string name_;
   const std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
   const std::unique_ptr<tokenizer::ChatTemplate> chat_template_;
   const uint32_t max_context_;
+  const bool special_tokens_in_text_;
 };
 
 }  // namespace spl::router

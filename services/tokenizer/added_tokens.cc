@@ -111,7 +111,23 @@ AddedTokenMatcher::Match AddedTokenMatcher::LongestAt(std::string_view text, siz
   return match;
 }
 
-std::vector<TokenSegment> AddedTokenMatcher::Split(std::string_view text, bool parse_special) const {
+std::vector<size_t> AddedTokenMatcher::SpecialTokensIn(std::string_view text) const {
+  std::vector<size_t> positions;
+  for (size_t pos = 0; pos < text.size() && !tokens_.empty(); ++pos) {
+    int32_t node = 0;
+    for (size_t i = pos; i < text.size(); ++i) {
+      node = Child(node, static_cast<uint8_t>(text[i]));
+      if (node < 0) break;
+      if (nodes_[node].token_idx < 0 || !tokens_[nodes_[node].token_idx].special) continue;
+      positions.push_back(pos);
+      break;
+    }
+  }
+  return positions;
+}
+
+std::vector<TokenSegment> AddedTokenMatcher::Split(std::string_view text, bool parse_special,
+                                                   std::span<const size_t> plain_at) const {
   std::vector<TokenSegment> segments;
   size_t done = 0;  // bytes that segments cover
   for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
@@ -125,6 +141,10 @@ std::vector<TokenSegment> AddedTokenMatcher::Split(std::string_view text, bool p
     size_t end = pos + match.num_bytes;
     pos = end;
     if (token.special && !parse_special) continue;
+    if (token.special && std::binary_search(plain_at.begin(), plain_at.end(), begin)) {
+      pos = begin + 1;  // another token may begin inside of it
+      continue;
+    }
     if (token.single_word && InsideWord(text, begin, end)) continue;
     if (token.lstrip) begin = std::max(SkipSpaceBackward(text, begin), done);
     if (token.rstrip) end = SkipSpaceForward(text, end);

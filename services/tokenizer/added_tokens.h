@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -44,9 +45,13 @@ class AddedTokenMatcher {
   void Add(const AddedToken& token, std::string_view spelling);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` (valid UTF-8) into segments, in order. Special tokens are plain text unless `parse_special`.
+  // Cuts `text` (valid UTF-8) into segments, in order. Special tokens are plain text unless `parse_special`, and where
+  // they begin at one of `plain_at`, which ascends.
   // Cost: O(text bytes × longest token) at worst, one table look-up per byte that starts no token.
-  std::vector<TokenSegment> Split(std::string_view text, bool parse_special) const;
+  std::vector<TokenSegment> Split(std::string_view text, bool parse_special,
+                                  std::span<const size_t> plain_at = {}) const;
+  // Where special tokens begin, overlapping ones included; ascending.
+  std::vector<size_t> SpecialTokensIn(std::string_view text) const;
 
  private:
   struct Node {

@@ -1,6 +1,7 @@
 #include "services/tokenizer/hf_tokenizer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "services/base/status.h"
@@ -80,6 +81,7 @@ absl::Status HfTokenizer::AddToken(const AddedToken& token, const std::string& w
   std::string spelling = kept.content;
   if (normalizer_ != nullptr) SPLICE_RETURN_IF_ERROR(normalizer_->Apply(&spelling));
   normalized_matcher_.Add(kept, spelling);
+  if (kept.special) spelled_matcher_.Add(kept, kept.content);
   return absl::OkStatus();
 }
 
@@ -102,6 +104,14 @@ absl::Status HfTokenizer::AddEos(TokenId id, const std::string& where) {
 
 bool HfTokenizer::IsSpecial(TokenId id) const { return id >= 0 && id < vocab_size() && special_[id]; }
 
+std::vector<size_t> HfTokenizer::SpecialTokensIn(std::string_view text) const {
+  const std::vector<size_t> raw = raw_matcher_.SpecialTokensIn(text);
+  const std::vector<size_t> spelled = spelled_matcher_.SpecialTokensIn(text);
+  std::vector<size_t> positions;
+  std::set_union(raw.begin(), raw.end(), spelled.begin(), spelled.end(), std::back_inserter(positions));
+  return positions;
+}
+
 std::optional<TokenId> HfTokenizer::IdOf(std::string_view token) const {
   const auto it = added_ids_.find(absl::string_view(token.data(), token.size()));
   if (it != added_ids_.end()) return it->second;
@@ -118,20 +128,42 @@ absl::StatusOr<std::vector<TokenId>> HfTokenizer::Encode(std::string_view text, 
   }
   std::vector<TokenId> ids;
   ids.reserve(text.size() / 3 + 8);
-  for (const TokenSegment& segment : raw_matcher_.Split(text, options.parse_special_tokens)) {
+  for (const TokenSegment& segment : raw_matcher_.Split(text, options.parse_special_tokens, options.plain_at)) {
     if (segment.id >= 0) {
       ids.push_back(segment.id);
       continue;
     }
     const std::string_view part = text.substr(segment.begin, segment.end - segment.begin);
-    SPLICE_RETURN_IF_ERROR(EncodeSegment(part, segment.begin == 0, options.parse_special_tokens, &ids));
+    std::vector<size_t> plain_at;
+    for (const size_t at : options.plain_at) {
+      if (at >= segment.begin && at < segment.end) plain_at.push_back(at - segment.begin);
+    }
+    SPLICE_RETURN_IF_ERROR(EncodeSegment(
+        part, segment.begin == 0, {.parse_special_tokens = options.parse_special_tokens, .plain_at = plain_at}, &ids));
   }
   return options.add_special_tokens ? post_processor_.Apply(std::move(ids)) : ids;
 }
 
-// Between the tokens that are found in raw text: normalization, then the tokens that are found after it.
-absl::Status HfTokenizer::EncodeSegment(std::string_view text, bool at_start, bool parse_special,
+// Between the tokens that are found in raw text. Special tokens that are found after normalization lose their places in
+// it: where one of them is to be plain, the others are found here, and the text between them has none.
+absl::Status HfTokenizer::EncodeSegment(std::string_view text, bool at_start, const EncodeOptions& options,
                                         std::vector<TokenId>* ids) const {
+  if (options.plain_at.empty() || spelled_matcher_.empty() || !options.parse_special_tokens)
+    return EncodeNormalized(text, at_start, options.parse_special_tokens, ids);
+  for (const TokenSegment& segment : spelled_matcher_.Split(text, true, options.plain_at)) {
+    if (segment.id >= 0) {
+      ids->push_back(segment.id);
+      continue;
+    }
+    const std::string_view part = text.substr(segment.begin, segment.end - segment.begin);
+    SPLICE_RETURN_IF_ERROR(EncodeNormalized(part, at_start && segment.begin == 0, false, ids));
+  }
+  return absl::OkStatus();
+}
+
+// Normalization, then the tokens that are found after it.
+absl::Status HfTokenizer::EncodeNormalized(std::string_view text, bool at_start, bool parse_special,
+                                           std::vector<TokenId>* ids) const {
   std::string normalized;
   if (normalizer_ != nullptr) {
     normalized = std::string(text);

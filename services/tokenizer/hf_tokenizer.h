@@ -29,6 +29,7 @@ class HfTokenizer final : public Tokenizer {
   std::optional<TokenId> bos_id() const override { return bos_id_; }
   std::span<const TokenId> eos_ids() const override { return eos_ids_; }
   bool IsSpecial(TokenId id) const override;
+  std::vector<size_t> SpecialTokensIn(std::string_view text) const override;
   std::optional<TokenId> IdOf(std::string_view token) const override;
   std::string_view Piece(TokenId id) const override;
 
@@ -45,7 +46,10 @@ class HfTokenizer final : public Tokenizer {
  private:
   absl::Status ParseAddedTokens(const JsonField& root);
   absl::Status CheckKnown(TokenId id, const std::string& where) const;
-  absl::Status EncodeSegment(std::string_view text, bool at_start, bool parse_special, std::vector<TokenId>* ids) const;
+  absl::Status EncodeSegment(std::string_view text, bool at_start, const EncodeOptions& options,
+                             std::vector<TokenId>* ids) const;
+  absl::Status EncodeNormalized(std::string_view text, bool at_start, bool parse_special,
+                                std::vector<TokenId>* ids) const;
   absl::Status EncodePlain(std::string_view text, bool at_start, std::vector<TokenId>* ids) const;
 
   std::unique_ptr<Normalizer> normalizer_;  // null: none
@@ -53,6 +57,7 @@ class HfTokenizer final : public Tokenizer {
   std::unique_ptr<Bpe> bpe_;
   AddedTokenMatcher raw_matcher_;         // of tokens that are found before normalization
   AddedTokenMatcher normalized_matcher_;  // of those found after it
+  AddedTokenMatcher spelled_matcher_;     // special ones of normalized_matcher_, as they are spelled before it
   PostProcessor post_processor_;
   Decoder decoder_;
   std::vector<std::string_view> pieces_;  // by id; into bpe_ and added_; empty: a hole

@@ -13,6 +13,7 @@ class IdsOnlyTokenizer final : public Tokenizer {
   std::optional<TokenId> bos_id() const override { return std::nullopt; }
   std::span<const TokenId> eos_ids() const override { return {}; }
   bool IsSpecial(TokenId) const override { return false; }
+  std::vector<size_t> SpecialTokensIn(std::string_view) const override { return {}; }
   std::optional<TokenId> IdOf(std::string_view) const override { return std::nullopt; }
   std::string_view Piece(TokenId) const override { return {}; }
 };

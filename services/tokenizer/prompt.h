@@ -1,6 +1,9 @@
-// Text as a prompt.
+// Text as a prompt: which of it is the template's, where special tokens are parsed, and which is somebody's data, where
+// "<|im_end|>" is ten characters.
 #pragma once
 
+#include <algorithm>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,15 +12,51 @@
 
 namespace spl::tokenizer {
 
-// Encodes with special tokens parsed. The begin token is added as the model's tokenizer does, but not a second one in
-// front of a text that already spells it: two begin tokens are a prompt that no model was trained on, and the most
-// common mistake with raw prompts.
+// Encodes a template's text, or what a client wrote in its place: with special tokens parsed, but where `plain_at`
+// (EncodeOptions) says. The begin token is added as the model's tokenizer does, but not a second one in front of a text
+// that already spells it: two begin tokens are a prompt that no model was trained on, and the most common mistake with
+// raw prompts.
 inline absl::StatusOr<std::vector<TokenId>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text,
-                                                         bool add_special_tokens) {
+                                                         bool add_special_tokens,
+                                                         std::span<const size_t> plain_at = {}) {
   const auto bos = tokenizer.bos_id();
   const std::string_view piece = bos ? tokenizer.Piece(*bos) : std::string_view();
-  const bool has_one = !piece.empty() && text.substr(0, piece.size()) == piece;
-  return tokenizer.Encode(text, {.add_special_tokens = add_special_tokens && !has_one, .parse_special_tokens = true});
+  const bool has_one = !piece.empty() && text.substr(0, piece.size()) == piece &&
+                       !std::binary_search(plain_at.begin(), plain_at.end(), size_t{0});
+  return tokenizer.Encode(
+      text, {.add_special_tokens = add_special_tokens && !has_one, .parse_special_tokens = true, .plain_at = plain_at});
+}
+
+// Encodes data, a document for example.
+inline absl::StatusOr<std::vector<TokenId>> EncodeData(const Tokenizer& tokenizer, std::string_view text) {
+  return tokenizer.Encode(text, {.parse_special_tokens = false});
+}
+
+// `text` with `mark` in front of every special token that it spells: data on its way through a chat template.
+inline std::string MarkSpecialTokens(const Tokenizer& tokenizer, std::string_view text, std::string_view mark) {
+  std::string marked;
+  size_t done = 0;
+  for (const size_t at : tokenizer.SpecialTokensIn(text)) {
+    marked.append(text.substr(done, at - done)).append(mark);
+    done = at;
+  }
+  return marked.append(text.substr(done));
+}
+
+// A rendered text without its marks, and where they stood: EncodePrompt's plain_at.
+struct UnmarkedText {
+  std::string text;
+  std::vector<size_t> plain_at;
+};
+inline UnmarkedText RemoveMarks(std::string_view marked, std::string_view mark) {
+  UnmarkedText unmarked;
+  for (size_t done = 0;;) {
+    const size_t at = marked.find(mark, done);
+    unmarked.text.append(marked.substr(done, at - done));
+    if (at == std::string_view::npos) return unmarked;
+    unmarked.plain_at.push_back(unmarked.text.size());
+    done = at + mark.size();
+  }
 }
 
 }  // namespace spl::tokenizer

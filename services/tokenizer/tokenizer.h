@@ -20,6 +20,7 @@ using TokenId = int32_t;
 struct EncodeOptions {
   bool add_special_tokens = false;   // what the post-processor adds (the begin token)
   bool parse_special_tokens = true;  // "<|im_end|>" in the text becomes its id; false: it is plain text
+  std::span<const size_t> plain_at;  // ascending byte offsets where no special token begins, whatever is spelled there
 };
 
 struct DecodeOptions {
@@ -47,6 +48,8 @@ class Tokenizer {
   virtual std::optional<TokenId> bos_id() const = 0;
   virtual std::span<const TokenId> eos_ids() const = 0;  // of generation_config.json, else config, else the eos token
   virtual bool IsSpecial(TokenId id) const = 0;
+  // Byte offsets where the text spells a special token, ascending, inside of another one's spelling as well.
+  virtual std::vector<size_t> SpecialTokensIn(std::string_view text) const = 0;
   virtual std::optional<TokenId> IdOf(std::string_view token) const = 0;
   // The raw piece of an id as the vocabulary spells it; empty for an unknown id.
   virtual std::string_view Piece(TokenId id) const = 0;

@@ -1,5 +1,6 @@
 #include "services/router/grpc/inference_service.h"
 
+#include <memory>
 #include <utility>
 
 #include "services/base/grpc_status.h"
@@ -136,23 +137,40 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     };
     core_.BeginTrace(*plain, metadata("traceparent"), metadata("tracestate"));
     context->AddInitialMetadata("traceparent", plain->trace.ToTraceParent());
-    const absl::Status resolved = bases_.Resolve(caller, &plain->prompt, &plain->knowledge_bases);
-    if (!resolved.ok()) return reactor->OnError(resolved);
     plain->deadline = FromGrpcDeadline(context->deadline());
-    const std::shared_ptr<Generation> generation = core_.Create(*std::move(plain), reactor, std::move(*held));
-    reactor->Attach(generation);
-    generation->Start();
+    const auto waiting = std::make_shared<GenerationRequest>(*std::move(plain));
+    bases_.Resolve(caller, &waiting->prompt, &waiting->knowledge_bases,
+                   [this, reactor, waiting, held](const absl::Status& resolved) {
+                     if (!resolved.ok()) return reactor->OnError(resolved);
+                     const std::shared_ptr<Generation> generation =
+                         core_.Create(std::move(*waiting), reactor, std::move(*held));
+                     reactor->Attach(generation);
+                     generation->Start();
+                   });
   });
   if (!posted) reactor->OnError(PoolFull());
   return reactor.get();
 }
 
-absl::Status InferenceService::Count(const Caller& caller, const v1::CountTokensRequest& request,
-                                     v1::CountTokensResponse* response) const {
-  SPLICE_RETURN_IF_ERROR(core_.model().CheckName(request.model()));
-  SPLICE_ASSIGN_OR_RETURN(Prompt prompt, FromProto(request.prompt()));
-  std::map<std::string, uint64_t> versions;
-  SPLICE_RETURN_IF_ERROR(bases_.Resolve(caller, &prompt, &versions));
+void InferenceService::Count(const Caller& caller, const v1::CountTokensRequest& request,
+                             v1::CountTokensResponse* response, std::function<void(const absl::Status&)> done) const {
+  if (const absl::Status named = core_.model().CheckName(request.model()); !named.ok()) return done(named);
+  absl::StatusOr<Prompt> prompt = FromProto(request.prompt());
+  if (!prompt.ok()) return done(prompt.status());
+  struct Waiting {
+    Prompt prompt;
+    std::map<std::string, uint64_t> versions;
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  waiting->prompt = *std::move(prompt);
+  bases_.Resolve(caller, &waiting->prompt, &waiting->versions,
+                 [this, &request, response, waiting, done](const absl::Status& resolved) {
+                   done(resolved.ok() ? CountResolved(request, waiting->prompt, response) : resolved);
+                 });
+}
+
+absl::Status InferenceService::CountResolved(const v1::CountTokensRequest& request, const Prompt& prompt,
+                                             v1::CountTokensResponse* response) const {
   SPLICE_ASSIGN_OR_RETURN(const TokenizedPrompt tokens, core_.model().Tokenize(prompt, true));
   const std::vector<TokenId>& ids = tokens.ids;
   SPLICE_RETURN_IF_ERROR(core_.CheckCounted(ids.size(), "prompt"));
@@ -179,7 +197,8 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerCont
   const auto held = std::make_shared<RateLimits::Lease>(*std::move(lease));
   const std::string name = caller->name;
   const bool posted = pool_.TryPost(name, [this, reactor, request, response, held, caller = *caller] {
-    reactor->Finish(ToGrpcStatus(Count(caller, *request, response)));
+    Count(caller, *request, response,
+          [reactor, held](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
   });
   if (!posted) reactor->Finish(ToGrpcStatus(PoolFull()));
   return reactor;

@@ -1,6 +1,7 @@
 // The public gRPC API: translates messages to requests and output to messages, and nothing else.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "services/router/auth.h"
@@ -25,8 +26,11 @@ class InferenceService final : public v1::Inference::CallbackService {
                                        v1::ListModelsResponse* response) override;
 
  private:
-  absl::Status Count(const Caller& caller, const v1::CountTokensRequest& request,
-                     v1::CountTokensResponse* response) const;
+  // Calls `done` once; `request` and `response` live until then.
+  void Count(const Caller& caller, const v1::CountTokensRequest& request, v1::CountTokensResponse* response,
+             std::function<void(const absl::Status&)> done) const;
+  absl::Status CountResolved(const v1::CountTokensRequest& request, const Prompt& prompt,
+                             v1::CountTokensResponse* response) const;
   absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;
 
   Dispatcher& core_;

@@ -181,15 +181,24 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
   core_.BeginTrace(request, http.traceparent, http.tracestate);
   const absl::Status timeout = ReadTimeout(http, &request.deadline);
   if (!timeout.ok()) return RespondError(*exchange, timeout, request_id);
-  const absl::Status resolved = bases_.Resolve(caller, &request.prompt, &request.knowledge_bases);
-  if (!resolved.ok()) return RespondError(*exchange, resolved, request_id);
+  const auto waiting = std::make_shared<ApiRequest>(*std::move(parsed));
+  bases_.Resolve(caller, &waiting->generation.prompt, &waiting->generation.knowledge_bases,
+                 [this, exchange, caller, lease, chat, waiting, request_id](const absl::Status& resolved) {
+                   if (!resolved.ok()) return RespondError(*exchange, resolved, request_id);
+                   StartGeneration(exchange, caller, lease, chat, std::move(*waiting));
+                 });
+}
 
+void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
+                                ApiRequest parsed) {
+  GenerationRequest& request = parsed.generation;
+  const std::string request_id = request.request_id;
   OpenAiFormatter formatter(core_.model().tokenizer(), {.chat = chat,
                                                         .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
                                                         .created = UnixSeconds(),
                                                         .model = core_.model().name(),
                                                         .logprobs = request.sampling.logprobs.has_value(),
-                                                        .include_usage = parsed->stream.include_usage,
+                                                        .include_usage = parsed.stream.include_usage,
                                                         .echo_text = EchoText(core_.model(), request)});
   const HeaderFn limits = [this, caller, traceparent = request.trace.ToTraceParent()] {
     RateLimits::Headers headers = core_.limits().HeadersFor(caller, std::chrono::steady_clock::now());
@@ -197,7 +206,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
     return headers;
   };
   std::shared_ptr<GenerationSink> sink;
-  if (parsed->stream.stream) {
+  if (parsed.stream.stream) {
     sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, limits);
   } else {
     sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
@@ -217,26 +226,37 @@ void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
-  Prompt prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
-  std::map<std::string, uint64_t> versions;
-  const absl::Status resolved = bases_.Resolve(caller, &prompt, &versions);
-  if (!resolved.ok()) return RespondError(*exchange, resolved, "");
-  const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request->add_special_tokens);
-  if (!tokens.ok()) return RespondError(*exchange, tokens.status(), "");
+  struct Waiting {
+    TokenizeRequest request;
+    Prompt prompt;
+    std::map<std::string, uint64_t> versions;
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  waiting->request = *request;
+  waiting->prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
+  bases_.Resolve(caller, &waiting->prompt, &waiting->versions, [this, exchange, waiting](const absl::Status& resolved) {
+    if (!resolved.ok()) return RespondError(*exchange, resolved, "");
+    RespondTokens(*exchange, waiting->request, waiting->prompt);
+  });
+}
+
+void OpenAiApi::RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const {
+  const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request.add_special_tokens);
+  if (!tokens.ok()) return RespondError(exchange, tokens.status(), "");
   const std::vector<TokenId>& ids = tokens->ids;
-  const char* const field = std::holds_alternative<ChatPrompt>(request->prompt) ? "messages" : "prompt";
+  const char* const field = std::holds_alternative<ChatPrompt>(request.prompt) ? "messages" : "prompt";
   const absl::Status counted = core_.CheckCounted(ids.size(), field);
-  if (!counted.ok()) return RespondError(*exchange, counted, "");
+  if (!counted.ok()) return RespondError(exchange, counted, "");
   OrderedJson out;
   out["count"] = ids.size();
   out["max_model_len"] = core_.max_context();
   out["tokens"] = ids;
   out["token_strs"] = nullptr;
-  if (request->return_token_strs) {
+  if (request.return_token_strs) {
     out["token_strs"] = OrderedJson::array();
     for (const TokenId id : ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
   }
-  RespondJson(*exchange, out);
+  RespondJson(exchange, out);
 }
 
 void OpenAiApi::Detokenize(const ExchangePtr& exchange) {

@@ -12,6 +12,7 @@
 #include "services/router/fair_pool.h"
 #include "services/router/http/http_server.h"
 #include "services/router/knowledge_bases.h"
+#include "services/router/openai_request.h"
 #include "services/router/work_pool.h"
 
 namespace spl::router {
@@ -48,7 +49,10 @@ class OpenAiApi {
   const Route* FindRoute(const HttpRequest& request) const;
 
   void Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat);
+  void StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
+                       ApiRequest parsed);
   void Tokenize(const ExchangePtr& exchange, const Caller& caller);
+  void RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const;
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
   void GetModel(const ExchangePtr& exchange);

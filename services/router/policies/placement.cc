@@ -235,6 +235,19 @@ void Placement::TakeTurn(Sides* sides) const {
   number(sides->decode);
 }
 
+absl::Status Placement::NobodyFor(const PlacementQuery& query, const Sides& left) {
+  const auto answering = [&] {
+    return fmt::format("({} prefill and {} decode workers answer)", query.fleet.prefill.size(),
+                       query.fleet.decode.size());
+  };
+  if (left.decode.empty())
+    return Errorf(absl::StatusCode::kUnavailable, "no decode worker can take the request {}", answering());
+  if (left.prefill.empty() && left.local.empty())
+    return Errorf(absl::StatusCode::kUnavailable, "no prefill worker can take the request {}", answering());
+  return Errorf(absl::StatusCode::kUnavailable,
+                "no prefill worker is connected to a decode worker that can take the request {}", answering());
+}
+
 absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
   const auto pairs_of = [&](bool with_advice, bool with_room) {
     Sides sides = KeepWorkers(query, with_advice, with_room);
@@ -249,11 +262,7 @@ absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
     if (!pairs_of(false, false).empty()) {
       return Errorf(absl::StatusCode::kResourceExhausted, "every decode worker is full");
     }
-    return Errorf(
-        absl::StatusCode::kUnavailable,
-        "no prefill worker that is connected to a decode worker can take the request ({} prefill and {} decode "
-        "workers answer)",
-        query.fleet.prefill.size(), query.fleet.decode.size());
+    return NobodyFor(query, KeepWorkers(query, false, false));
   }
   const size_t picked = [&] {
     std::lock_guard lock(mutex_);

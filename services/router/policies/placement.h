@@ -57,6 +57,8 @@ class Placement {
   Sides KeepWorkers(const PlacementQuery& query, bool with_advice, bool with_room) const;
   void ScoreSides(const PlacementQuery& query, Sides* sides) const;
   std::vector<Candidate> Pairs(const PlacementQuery& query, Sides sides) const;
+  // Which side is missing.
+  static absl::Status NobodyFor(const PlacementQuery& query, const Sides& left);
   static void JoinLocal(const Sides& sides, std::vector<Candidate>* pairs);
   void TakeTurn(Sides* sides) const;
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <thread>
 
 namespace spl {
@@ -29,6 +30,22 @@ TEST(FaultPoint, GivesTheArmedOutcomeAndCounts) {
   EXPECT_TRUE(test_point.Hit().corrupt);
   DisarmFault("base.test");
   EXPECT_FALSE(test_point.Hit().corrupt);
+}
+
+// A program that serves users has no such variable in its environment.
+TEST(FaultPoint, TheFlagWantsAVariable) {
+  ScopedFaults scope;
+  for (const char* const value : {"", "0", "yes"}) {
+    setenv(kEnableFaultsVariable, value, 1);
+    const absl::Status refused = ArmFaultFromFlag("base.test=drop");
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_FALSE(test_point.armed());
+  }
+  unsetenv(kEnableFaultsVariable);
+  EXPECT_EQ(ArmFaultFromFlag("base.test=drop").code(), absl::StatusCode::kFailedPrecondition);
+  setenv(kEnableFaultsVariable, "1", 1);
+  EXPECT_TRUE(ArmFaultFromFlag("base.test=drop").ok());
+  EXPECT_TRUE(test_point.Hit().drop);
 }
 
 TEST(FaultPoint, ActsOnTheNamedHitOnly) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <nlohmann/json.hpp>
 
+#include "services/base/fault_point.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 
@@ -140,6 +141,7 @@ TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
   while (auto event = client.NextEvent()) take(*event);
   EXPECT_EQ(text, expected);
   EXPECT_EQ(last.at("splice").at("migrations"), 1);
+  EXPECT_EQ(last.at("splice").at("exact"), false) << "the output so far was computed again, as a prompt";
   EXPECT_EQ(last.at("choices").at(0).at("finish_reason"), "length");
   const v1::PrefillRequest again = cluster.prefill[0]->last_run().num_output_tokens() > 0
                                        ? cluster.prefill[0]->last_run()
@@ -222,12 +224,48 @@ TEST(FaultTest, DecodeWorkerLostBeforeTheFirstTokenIsARetry) {
 
 TEST(FaultTest, NoWorkersIs503AndNotReady) {
   FakeCluster cluster(1, 1);
+  cluster.options.dispatch.worker_wait = std::chrono::milliseconds(100);
   cluster.StartRouter();
   cluster.decode[0]->Kill();
   while (cluster.router->ready()) std::this_thread::yield();
   EXPECT_EQ(Call(cluster.http(), "GET", "/readyz").status, 503);
   EXPECT_EQ(Call(cluster.http(), "GET", "/healthz").status, 200);
-  EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 503);
+  const TestResponse refused = Call(cluster.http(), "POST", kCompletions, Body("x", 2));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, ::testing::HasSubstr("no decode worker can take the request (1 prefill and 0 decode"));
+}
+
+// Every prefill worker is gone; a request that comes meanwhile is served when one of them is back.
+TEST(FaultTest, ARequestWaitsForAWorkerThatRestarts) {
+  const ScopedFaults faults;
+  FakeCluster cluster(2, 1);
+  cluster.options.dispatch.worker_wait = testing::kLongWait;
+  cluster.StartRouter();
+  const std::string expected = TextOf(Call(cluster.http(), "POST", kCompletions, Body("patience", 4)));
+  const std::string address = cluster.prefill[0]->address();
+  for (auto& p : cluster.prefill) p->Kill();
+  while (cluster.router->ready()) std::this_thread::yield();
+  ASSERT_TRUE(ArmFault("router.place", {}).ok());
+  HttpTestClient client(cluster.http());
+  client.SendRequest("POST", kCompletions, Body("patience", 4));
+  // More looks for a worker than a request has attempts.
+  ASSERT_TRUE(WaitForFaultHits("router.place", 6, static_cast<int>(testing::kLongWait.count())));
+  cluster.prefill[0] = std::make_unique<FakePrefill>(
+      cluster.fabric, FakePrefill::Options{.worker_id = "p0", .epoch = 2, .listen = address});
+  const TestResponse response = client.Read();
+  EXPECT_EQ(TextOf(response), expected);
+  EXPECT_EQ(json::parse(response.body).at("splice").at("attempts"), 1) << "looking for a worker is no attempt";
+}
+
+// A deadline inside the cluster, a ticket's for example, is a failure of the cluster: the client's time is not over.
+TEST(FaultTest, ADeadlineOfAWorkerIsNotTheClients) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  cluster.prefill[0]->FailRuns(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "the ticket's lease ran out"), 3);
+  const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("late", 4));
+  EXPECT_EQ(response.status, 503) << response.body;
+  EXPECT_THAT(response.body, ::testing::HasSubstr("service_unavailable_error"));
+  EXPECT_THAT(response.body, ::testing::HasSubstr("after 3 attempts"));
 }
 
 TEST(FaultTest, RestartedWorkerIsConnectedAgain) {

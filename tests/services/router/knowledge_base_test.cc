@@ -9,9 +9,12 @@
 #include "services/chunk/remote/namespace_client.h"
 #include "services/chunk/remote/record_client.h"
 #include "services/kvstore/kvstore_server.h"
+#include "services/router/kb_lookups.h"
 #include "services/router/kb_manifest.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
+#include "tests/support/tcp_forwarder.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::router {
@@ -362,14 +365,18 @@ TEST_F(KnowledgeBaseTest, OfTwoPublishesOneIsAborted) {
 TEST_F(KnowledgeBaseTest, AFailedPublishLeavesTheCurrentVersionAndIsCollected) {
   Serve();
   Publish("b", {{"x", "old"}});
-  cluster_->prefill[0]->FailPublishes({grpc::StatusCode::RESOURCE_EXHAUSTED, "the store is full"}, 1);
+  // Where the store is, and where on its disk, is nothing that the caller is told; nor has the caller used up anything.
+  cluster_->prefill[0]->FailPublishes(
+      {grpc::StatusCode::RESOURCE_EXHAUSTED, "10.0.0.7:7400: /var/lib/slabs/3: write: No space left on device"}, 1);
   const TestResponse refused = Call("POST", kBases, {{"name", "b"}, {"documents", Documents({{"x", "new"}})}});
-  EXPECT_EQ(refused.status, 429);
-  EXPECT_THAT(refused.body, HasSubstr("the store is full"));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("no room for the documents"));
+  EXPECT_THAT(refused.body, ::testing::Not(HasSubstr("10.0.0.7")));
+  EXPECT_THAT(refused.body, ::testing::Not(HasSubstr("slabs")));
   const json shown = Ok("GET", std::string(kBases) + "/b");
   EXPECT_EQ(shown.at("current"), 1);
   EXPECT_EQ(shown.at("versions").at(1).at("state"), "failed");
-  EXPECT_THAT(shown.at("versions").at(1).at("failure"), HasSubstr("the store is full"));
+  EXPECT_THAT(shown.at("versions").at(1).at("failure"), HasSubstr("no room for the documents"));
   EXPECT_EQ(ErrorCode(Call("POST", std::string(kBases) + "/b/swap", {{"version", 2}})), "version_not_ready");
   EXPECT_THAT(AskFor("b", "x"), HasSubstr("old"));
   EXPECT_EQ(Publish("b", {{"x", "new"}}).at("version"), 3);
@@ -533,6 +540,89 @@ TEST_F(KnowledgeBaseTest, ServesOnWhileTheStoreIsAwayAndAfterItsRestart) {
   EXPECT_EQ(Ok("GET", std::string(kBases) + "/b").at("current"), 1);
   EXPECT_EQ(Publish("b", {{"x", "next"}}).at("version"), 2);
   EXPECT_THAT(AskFor("b", "x"), HasSubstr("next"));
+}
+
+// A store that takes connections and answers nothing: only requests that need it wait, and those not for long.
+TEST_F(KnowledgeBaseTest, AHungStoreHoldsUpOnlyThoseWhoNeedIt) {
+  testing::TcpForwarder link(store_address_);
+  store_address_ = link.address();
+  Cluster().options.knowledge_bases.store_timeout = std::chrono::milliseconds(2'000);
+  Serve();
+  Publish("known", {{"d", "a text"}});
+  const std::string answer = AskFor("known", "d");
+  link.Drop();
+  constexpr int kWaiting = 30;
+  std::vector<std::unique_ptr<HttpTestClient>> clients;
+  for (int i = 0; i < kWaiting; ++i) {
+    const json body = {{"prompt", json::array({Part("unknown-" + std::to_string(i), "d")})}, {"max_tokens", 1}};
+    clients.push_back(std::make_unique<HttpTestClient>(cluster_->http()));
+    clients.back()->SendRequest("POST", kCompletions, body.dump());
+  }
+  std::atomic<int> num_answered{0};
+  std::vector<int> statuses(kWaiting);
+  std::vector<std::thread> readers;
+  for (int i = 0; i < kWaiting; ++i) {
+    readers.emplace_back([&, i] {
+      statuses[i] = clients[i]->Read().status;
+      ++num_answered;
+    });
+  }
+  // One plain completion takes the turn of every parse thread: with the others in front of it, most would be over.
+  for (int i = 0; i < 4; ++i) (void)Ask(json::array({{{"type", "text"}, {"text", "plain"}}}), 1);
+  EXPECT_EQ(AskFor("known", "d"), answer) << "the version that is known is served on";
+  EXPECT_EQ(Call("POST", "/tokenize", {{"prompt", "plain"}}).status, 200);
+  EXPECT_EQ(num_answered, 0) << "nobody who waits for the store has an answer yet";
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(statuses, std::vector<int>(kWaiting, 503));
+  // It is remembered: the next one is not asked for, and known after the store is back.
+  const json unknown = {{"prompt", json::array({Part("unknown-0", "d")})}, {"max_tokens", 1}};
+  EXPECT_EQ(Call("POST", kCompletions, unknown).status, 503);
+  EXPECT_EQ(AskFor("known", "d"), answer);
+  link.Mend();
+  EXPECT_TRUE(test::Eventually([&] { return Call("POST", kCompletions, unknown).status == 404; }));
+}
+
+// One caller's requests wait for the store; another's are looked up meanwhile.
+TEST(KbLookupsTest, OneCallerHasHalfOfTheThreads) {
+  constexpr chunk::Digest kMany{1}, kOne{2};
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_begun = 0, num_done = 0;
+  bool open = false, other_ran = false;
+  {
+    KbLookups lookups(4, 8);
+    const auto wait = [&] {
+      std::unique_lock lock(mutex);
+      ++num_begun;
+      changed.notify_all();
+      changed.wait_for(lock, testing::kLongWait, [&] { return open; });
+      ++num_done;
+    };
+    const auto begun = [&](int count) {
+      std::unique_lock lock(mutex);
+      return changed.wait_for(lock, testing::kLongWait, [&] { return num_begun == count; });
+    };
+    EXPECT_TRUE(lookups.TryPost(kMany, wait));
+    EXPECT_TRUE(lookups.TryPost(kMany, wait));
+    ASSERT_TRUE(begun(2));
+    for (int i = 0; i < 8; ++i) EXPECT_TRUE(lookups.TryPost(kMany, wait));
+    EXPECT_FALSE(lookups.TryPost(kMany, wait)) << "more of one caller are refused";
+    EXPECT_TRUE(lookups.TryPost(kOne, [&] {
+      std::lock_guard lock(mutex);
+      other_ran = true;
+      changed.notify_all();
+    }));
+    {
+      std::unique_lock lock(mutex);
+      EXPECT_TRUE(changed.wait_for(lock, testing::kLongWait, [&] { return other_ran; }));
+      EXPECT_EQ(num_begun, 2) << "half of the threads";
+      open = true;
+      changed.notify_all();
+    }
+    lookups.Stop();
+    EXPECT_FALSE(lookups.TryPost(kOne, [] {}));
+  }
+  EXPECT_EQ(num_done, 10) << "what waited ran";
 }
 
 TEST_F(KnowledgeBaseTest, AnotherRouterFollows) {

@@ -1,11 +1,13 @@
 // Small tokenizers in the forms of the supported families, against what the reference library does with them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <thread>
 
 #include "services/base/status.h"
+#include "services/tokenizer/prompt.h"
 #include "services/tokenizer/tokenizer.h"
 #include "tests/services/tokenizer/test_files.h"
 
@@ -34,6 +36,32 @@ std::string Stream(const Tokenizer& tokenizer, const Ids& ids, const DecodeOptio
     joined += *piece;
   }
   return joined + stream.Finish();
+}
+
+// Data in which every special token is marked is tokenized as plain text, and a template's tokens around it stay.
+TEST(TokenizerFormsTest, MarkedSpecialTokensArePlainText) {
+  constexpr char kMark[] = "\uE000mark\uE001";
+  for (const auto& line : ReadJsonLines(std::string(kTestdata) + "/tokenizers.jsonl")) {
+    if (!line.contains("text")) continue;
+    SCOPED_TRACE(line.dump());
+    const Tokenizer& tokenizer = Form(line["form"].get<std::string>());
+    const auto text = line["text"].get<std::string>();
+    const UnmarkedText unmarked = RemoveMarks(MarkSpecialTokens(tokenizer, text, kMark), kMark);
+    EXPECT_EQ(unmarked.text, text);
+    EXPECT_EQ(unmarked.plain_at, tokenizer.SpecialTokensIn(text));
+    EXPECT_EQ(EncodePrompt(tokenizer, text, false, unmarked.plain_at).value(), line["ids_plain"].get<Ids>());
+    EXPECT_EQ(EncodeData(tokenizer, text).value(), line["ids_plain"].get<Ids>());
+    if (unmarked.plain_at.empty()) continue;
+    // The same spelling in front of it, by the template.
+    const std::string_view rest = std::string_view(text).substr(unmarked.plain_at.front());
+    const auto id = EncodePrompt(tokenizer, rest, false)->front();
+    if (!tokenizer.IsSpecial(id)) continue;  // a longer token begins here
+    const std::string special(tokenizer.Piece(id));
+    const UnmarkedText both = RemoveMarks(special + MarkSpecialTokens(tokenizer, rest, kMark), kMark);
+    const Ids ids = EncodePrompt(tokenizer, both.text, false, both.plain_at).value();
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), id), 1);
+    EXPECT_EQ(ids.front(), id);
+  }
 }
 
 TEST(TokenizerFormsTest, EqualTheReference) {
