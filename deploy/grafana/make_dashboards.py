@@ -110,7 +110,7 @@ def pools():
               [(f"sum by (pod) ({series('splice_decode_local_prefill_waiting')})", "{{pod}}, waiting or computed"),
                (f"sum by (pod) ({series('splice_decode_local_prefill_pages_used')})", "{{pod}}, pages in use")]),
         panel("Tokens decoded by worker", "short", [(total("splice_generation_tokens_total", "pod", component="decode"), "{{pod}}")], "Per second."),
-        panel("Sequences ended for want of pages", "short", [(total("splice_num_preemptions_total", "pod"), "{{pod}}")], "Per second."),
+        panel("Sequences that gave way for want of pages", "short", [(total("splice_num_preemptions_total", "pod"), "{{pod}}")], "Per second."),
         panel("Workers lost", "short", [(total("splice_router_workers_lost_total", "reason"), "{{reason}}"),
                                         (total("splice_router_breaker_opened_total"), "left alone"),
                                         (total("splice_router_poisoned_requests_total"), "requests that killed two"),

@@ -123,7 +123,9 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       checksum_failures_(
           metrics.Counter(metric::kKvTransferFailuresTotal, "Transfers that failed.", {{"reason", "checksum"}})),
       expired_(metrics.Counter(metric::kKvLeasesExpiredTotal, "Tickets that expired before commit.")),
-      preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences ended because the pool was full.")),
+      preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences that gave way because the pool was full.")),
+      parked_(metrics.Gauge("splice_decode_parked_sequences", "Sequences that gave way and wait for KV pages.")),
+      parked_bytes_(metrics.Gauge("splice_decode_parked_bytes", "Host memory that holds their KV.")),
       refused_unknown_(wire::RefusedTicketsCounter(metrics, "unknown")),
       refused_generation_(wire::RefusedTicketsCounter(metrics, "generation")),
       refused_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
@@ -169,6 +171,10 @@ void DecodeService::UpdateGauges() {
   tickets_stuck_.Set(static_cast<double>(counts.stuck));
   if (const double behind = static_cast<double>(counts.cut_total) - writers_cut_.Value(); behind > 0)
     writers_cut_.Increment(behind);
+  parked_.Set(static_cast<double>(load.parked));
+  parked_bytes_.Set(static_cast<double>(load.parked_bytes));
+  if (const double behind = static_cast<double>(load.preemptions) - preemptions_.Value(); behind > 0)
+    preemptions_.Increment(behind);
   if (const double behind = static_cast<double>(counts.expired_total) - expired_.Value(); behind > 0)
     expired_.Increment(behind);
 }
@@ -226,6 +232,9 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   const engine::Model& model = engine_.model();
   if (draining()) return absl::UnavailableError("the decode worker is draining");
   SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), model));
+  // Whoever gave way comes first: what is free is theirs.
+  if (const size_t parked = engine_.load().parked; parked > 0)
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} sequences that gave way wait for KV pages", parked);
   auto ticket = std::make_unique<Ticket>();
   ticket->sampling = wire::FromProto(request.sampling());
   SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
@@ -630,7 +639,6 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   };
   decode.on_done = [this, id, spans](const absl::Status& status) {
     if (spans != nullptr) spans->End(status);
-    if (status.code() == absl::StatusCode::kUnavailable) preemptions_.Increment();
     tickets_.Drop(id, status);
   };
   if (!tickets_.MarkRunning(id)) return absl::CancelledError("the ticket was released");

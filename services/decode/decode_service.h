@@ -114,6 +114,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& checksum_failures_;
   prometheus::Counter& expired_;
   prometheus::Counter& preemptions_;
+  prometheus::Gauge& parked_;
+  prometheus::Gauge& parked_bytes_;
   prometheus::Counter& refused_unknown_;
   prometheus::Counter& refused_generation_;
   prometheus::Counter& refused_replayed_;

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
                           options.local_prefill.num_threads = flags.num_threads;
                           options.local_prefill.store_address = flags.store;
                           options.engine.executor.num_threads = flags.num_threads;
+                          options.engine.parked_bytes = flags.parked_bytes;
                           options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;
                           options.transport = flags.transport;

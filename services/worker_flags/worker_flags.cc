@@ -83,6 +83,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
                    "faster; 0: none")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
+    AddByteSizeOption(app, "--parked-bytes", flags.parked_bytes,
+                      "host memory for the KV of sequences that give way when the pool is full and go on later; beyond "
+                      "it the router starts them again elsewhere");
     AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
                       "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their "
                       "prefixes for later ones");

@@ -49,6 +49,7 @@ struct WorkerFlags {
   int32_t max_sequences = 64;                      // decode only
   uint32_t local_prefill_tokens = 0;               // decode only
   uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
+  uint64_t parked_bytes = 4ull << 30;              // likewise
   int32_t local_prefill_slice_tokens = 128;        // decode only
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only

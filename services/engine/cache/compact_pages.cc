@@ -46,7 +46,23 @@ absl::StatusOr<std::unique_ptr<CompactPages>> CompactPages::Create(PagePool& poo
 }
 
 CompactPages::~CompactPages() {
+  for (const std::vector<int32_t>& table : tables_) {
+    if (!evicted_) pool_.Release(table);
+  }
+}
+
+void CompactPages::Evict() {
+  SPLICE_CHECK(!evicted_, "compact pages that are there");
   for (const std::vector<int32_t>& table : tables_) pool_.Release(table);
+  evicted_ = true;
+}
+
+void CompactPages::Refill(const std::unordered_map<int32_t, int32_t>& pages) {
+  SPLICE_CHECK(evicted_, "compact pages that were given back");
+  for (std::vector<int32_t>& table : tables_) {
+    for (int32_t& page : table) page = pages.at(page);
+  }
+  evicted_ = false;
 }
 
 std::vector<int64_t> CompactPages::PagesByRank(const KvShape& shape, const Needs& needs, int num_ranks,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,6 +44,9 @@ class CompactPages {
   // what a sequence leaves out is turned into what it needs. All or nothing: ResourceExhausted. REQUIRES: as many
   // dimensions as before, and no pass uses the pages.
   absl::Status Become(Needs needs, int64_t num_tokens);
+  // As SequenceKv's: gives the pages back, and gets others for them later. Tables of dimensions stay.
+  void Evict();
+  void Refill(const std::unordered_map<int32_t, int32_t>& pages);
   static std::vector<int64_t> PagesByRank(const KvShape& shape, const Needs& needs, int num_ranks, int64_t num_tokens);
 
   // [num_layers * num_kv_heads] page lists; the first needs().list_pages of each are for its list.
@@ -62,6 +66,7 @@ class CompactPages {
   Needs needs_;
   int64_t own_pages_ = 0;  // behind its list, of a stream that has any
   bool reserved_ = false;  // lists have their pages
+  bool evicted_ = false;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<std::unique_ptr<kernels::Buffer>> dims_;  // [num_ranks], or empty
 };

@@ -53,7 +53,26 @@ SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape, std::shared_ptr<con
 }
 
 SequenceKv::~SequenceKv() {
+  for (const auto& pages : streams_) {
+    if (!evicted_) pool_.Release(pages);
+  }
+}
+
+void SequenceKv::Evict() {
+  SPLICE_CHECK(!evicted_, "a sequence that has its pages");
   for (const auto& pages : streams_) pool_.Release(pages);
+  evicted_ = true;
+}
+
+void SequenceKv::Refill(const std::unordered_map<int32_t, int32_t>& pages) {
+  SPLICE_CHECK(evicted_, "a sequence that gave its pages back");
+  for (std::vector<int32_t>& stream : streams_) {
+    for (int32_t& page : stream) {
+      if (page != kernels::kNoPage) page = pages.at(page);
+    }
+  }
+  evicted_ = false;
+  id_ = NextId();
 }
 
 size_t SequenceKv::RankOf(int32_t stream) const {

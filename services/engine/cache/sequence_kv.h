@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -74,6 +75,13 @@ class SequenceKv {
   // Gives the pages behind those of the first `num_tokens` positions back; num_tokens() is at most that afterwards. The
   // sequence gets another id(). REQUIRES: a whole sequence with as many positions' pages.
   void Truncate(int64_t num_tokens);
+  // Gives back a share of every page and keeps the places, which name the pages that there were, for Refill: until then
+  // nothing else may be called but is_evicted, streams, AllPages and num_tokens. REQUIRES: not evicted.
+  void Evict();
+  // Each place gets the page that takes the place of the one that it names, and a share of it from the caller; the
+  // sequence gets another id(). REQUIRES: evicted, and all named ones in `pages`.
+  void Refill(const std::unordered_map<int32_t, int32_t>& pages);
+  bool is_evicted() const { return evicted_; }
   const std::shared_ptr<const KeptTokens>& kept() const { return kept_; }  // null: nothing was left out that way
   // Everything of the sequence is there: it may be a source of prefixes, segments and chunks (P5).
   bool is_whole() const { return classes_ == nullptr && kept_ == nullptr; }
@@ -132,6 +140,7 @@ class SequenceKv {
   std::shared_ptr<const KeptTokens> kept_;
   int64_t num_dropped_ = 0;  // pages that kept_ leaves out
   bool holes_frozen_ = false;
+  bool evicted_ = false;
   int64_t settled_until_ = 0;  // Reserve of up to as many positions changes nothing
   int64_t num_tokens_ = 0;
   // The minimum over everything the pages were computed from (algorithms.md 6.3, P1).

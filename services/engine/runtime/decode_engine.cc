@@ -35,6 +35,13 @@ struct DecodeEngine::Fork {
   int64_t num_output = 1;  // tokens of this request, the first one included
   bool finished = false;
 
+  // Pages of each rank that Grow takes at most, of a model with so many streams a rank.
+  int64_t GrowthPages(int64_t streams) const {
+    const int64_t next = kv->num_tokens() + 1;
+    const bool compact_grows =
+        compact != nullptr && compact->needs().page_tokens > 0 && (next - 1) % compact->needs().page_tokens == 0;
+    return (next > kv->capacity() ? streams : 0) + (compact_grows ? streams : 0);
+  }
   // Room for the next position.
   absl::Status Grow() {
     const int64_t next = kv->num_tokens() + 1;
@@ -45,7 +52,10 @@ struct DecodeEngine::Fork {
 
 struct DecodeEngine::Sequence {
   DecodeRequest request;
-  std::vector<Fork> forks;
+  uint64_t order = 0;                       // of arrival
+  std::vector<Fork> forks;                  // none before it has started
+  std::unique_ptr<ParkedPages> parked;      // null: its pages are in the pool
+  std::optional<KeptPositions> of_prompt;   // what its selector chose, the same of every fork
   std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; none without restoring
   HeadRestoreReport told;
   bool done = false;
@@ -64,6 +74,19 @@ struct DecodeEngine::Sequence {
     told = sum;
     if (request.on_restore) request.on_restore(sum);
   }
+
+  bool started() const { return !forks.empty(); }
+  bool runs() const { return !done && parked == nullptr; }
+  PageHolders Holders() const {
+    PageHolders holders{{request.kv.get()}, {request.compact.get()}};
+    for (const Fork& fork : forks) {
+      holders.kv.push_back(fork.kv.get());
+      holders.compact.push_back(fork.compact.get());
+    }
+    return holders;
+  }
+  // Continuations that take part in a step.
+  size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
 
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
   size_t num_active() const {
@@ -162,7 +185,8 @@ void DecodeEngine::RunLoop() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      if (running_.empty()) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      if (running_.empty() && !std::exchange(freed_, false))
+        wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }
@@ -186,7 +210,10 @@ void DecodeEngine::RunLoop() {
 
 void DecodeEngine::CollectInbox() {
   std::lock_guard lock(mutex_);
-  for (auto& sequence : inbox_) waiting_.push_back(std::move(sequence));
+  for (auto& sequence : inbox_) {
+    sequence->order = next_order_++;
+    waiting_.push_back(std::move(sequence));
+  }
   inbox_.clear();
   load_.waiting = waiting_.size();
 }
@@ -205,27 +232,106 @@ void DecodeEngine::DropDead() {
   RemoveFinished();
 }
 
+// In the order in which they came: one that finds no room holds up those behind it, which could not grow either.
 void DecodeEngine::AdmitWaiting() {
   size_t rows = 0;
   for (const auto& sequence : running_) rows += sequence->num_active();
+  bool asked_alone = false;
   while (!waiting_.empty()) {
     Sequence& next = *waiting_.front();
-    const size_t wanted = static_cast<size_t>(next.request.sampling.num_forks);
-    if (rows + wanted > static_cast<size_t>(options_.executor.max_rows)) break;
-    if (const absl::Status status = Start(next); !status.ok()) {
-      Finish(next, status);
-    } else if (next.num_active() == 0) {
-      Finish(next, absl::OkStatus());  // every first token ended its continuation
-    } else {
-      rows += next.num_active();
-      if (next.request.on_start) next.request.on_start();
-      running_.push_back(std::move(waiting_.front()));
+    if (rows + next.num_rows() > static_cast<size_t>(options_.executor.max_rows)) break;
+    absl::Status status = next.parked == nullptr ? absl::OkStatus() : Return(next);
+    const bool starts = status.ok() && !next.started();
+    if (starts) status = Start(next);
+    if (status.code() == absl::StatusCode::kResourceExhausted) {
+      if (!running_.empty()) break;  // what they hold comes back
+      if (FindRoomFor(next)) continue;
+      if (!IsAlone(next)) break;                        // what is reserved is committed, or expires
+      if (!std::exchange(asked_alone, true)) continue;  // others may have left the pool since
+      ++preemptions_;
+      status = absl::UnavailableError("preempted: the decode worker's KV pool is too small for this sequence");
     }
+    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.pop_front();
+    asked_alone = false;
+    if (!status.ok()) {
+      Finish(*sequence, status);
+    } else if (sequence->num_active() == 0) {
+      Finish(*sequence, absl::OkStatus());  // every first token ended its continuation
+    } else {
+      rows += sequence->num_active();
+      if (starts && sequence->request.on_start) sequence->request.on_start();
+      const auto younger = std::find_if(running_.begin(), running_.end(),
+                                        [&](const auto& other) { return other->order > sequence->order; });
+      running_.insert(younger, std::move(sequence));
+    }
   }
-  std::lock_guard lock(mutex_);
-  load_.waiting = waiting_.size();
-  load_.running = rows;
+  RemoveFinished();
+}
+
+void DecodeEngine::Queue(std::unique_ptr<Sequence> sequence) {
+  const auto younger =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) { return other->order > sequence->order; });
+  waiting_.insert(younger, std::move(sequence));
+}
+
+bool DecodeEngine::IsAlone(const Sequence& sequence) const {
+  std::vector<int64_t> others_free(static_cast<size_t>(pool_.view().num_ranks()), pool_.view().pages_per_rank());
+  if (sequence.parked == nullptr) {
+    const std::vector<int64_t> own = sequence.Holders().PagesByRank(pool_);
+    for (size_t r = 0; r < own.size(); ++r) others_free[r] -= own[r];
+  }
+  return pool_.HasFree(others_free);
+}
+
+void DecodeEngine::Park(Sequence& sequence) {
+  ++preemptions_;
+  const PageHolders holders = sequence.Holders();
+  const size_t bytes = holders.Pages(pool_).size() * pool_.view().page_bytes();
+  absl::Status status;
+  if (parked_bytes_ + bytes > options_.parked_bytes) {
+    status = absl::ResourceExhaustedError("no host memory for its KV is left");
+  } else if (auto parked = ParkedPages::Park(pool_, holders); parked.ok()) {
+    sequence.parked = *std::move(parked);
+    parked_bytes_ += bytes;
+    return;
+  } else {
+    status = parked.status();
+  }
+  Finish(sequence, Errorf(absl::StatusCode::kUnavailable, "preempted: the decode worker's KV pool is full, and {}",
+                          MessageOf(status)));
+}
+
+absl::Status DecodeEngine::Return(Sequence& sequence) {
+  std::vector<int64_t> spare(static_cast<size_t>(pool_.view().num_ranks()));
+  const int64_t streams = KvShapeOf(model_->config()).num_streams() / pool_.view().num_ranks();
+  // Alone it returns without: whether it can grow is seen when it does.
+  for (const Fork& fork : sequence.forks) {
+    if (fork.finished || IsAlone(sequence)) continue;
+    for (int64_t& pages : spare) pages += fork.GrowthPages(streams);
+  }
+  const size_t bytes = sequence.parked->bytes();
+  SPLICE_RETURN_IF_ERROR(sequence.parked->Return(sequence.Holders(), spare));
+  sequence.parked.reset();
+  parked_bytes_ -= bytes;
+  return absl::OkStatus();
+}
+
+bool DecodeEngine::FindRoomFor(Sequence& needy) {
+  for (size_t i = waiting_.size(); i-- > 0 && waiting_[i]->order > needy.order;) {
+    if (!waiting_[i]->runs()) continue;
+    Park(*waiting_[i]);
+    if (waiting_[i]->done) waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+    return true;
+  }
+  for (size_t i = running_.size(); i-- > 0;) {
+    Sequence& youngest = *running_[i];
+    if (!youngest.runs()) continue;
+    if (&youngest == &needy && IsAlone(needy)) return false;
+    Park(youngest);
+    return true;
+  }
+  return false;
 }
 
 // What was reserved becomes what the first fork needs: heads may have been restored and tokens left out since.
@@ -239,19 +345,53 @@ absl::Status DecodeEngine::TakeCompactPages(DecodeRequest& request, Fork& fork) 
   return FitCompactPages(*fork.selector, *model_, num_tokens, fork.compact);
 }
 
-// Makes the forks; they share the prompt's full pages. The last one takes the sequence's own KV.
+// What the forks take at most beside what the sequence has.
+bool DecodeEngine::HasRoomToStart(const Sequence& sequence) const {
+  const DecodeRequest& request = sequence.request;
+  const KvShape shape = KvShapeOf(model_->config());
+  const int num_ranks = pool_.view().num_ranks();
+  const int64_t num_tokens = request.kv->num_tokens(), copies = request.sampling.num_forks - 1;
+  const bool copies_pages = num_tokens % kernels::kPageTokens != 0;
+  std::vector<int64_t> needed(static_cast<size_t>(num_ranks),
+                              copies_pages ? copies * shape.num_streams() / num_ranks : 0);
+  const auto selector = MakeSelectorFor(*request.kv, request.decode, *model_);
+  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+  if (const auto compact = CompactNeedsOf(**selector, *model_, num_tokens); compact.has_value()) {
+    const auto of_fork = CompactPages::PagesByRank(shape, *compact, num_ranks, num_tokens + 1);
+    for (size_t r = 0; r < needed.size(); ++r)
+      needed[r] += of_fork[r] * (copies + (request.compact == nullptr ? 1 : 0));
+  }
+  return pool_.HasFree(needed);
+}
+
 absl::Status DecodeEngine::Start(Sequence& sequence) {
+  if (!HasRoomToStart(sequence) && !IsAlone(sequence))
+    return absl::ResourceExhaustedError("no pages for the continuations");
+  const absl::Status status = MakeForks(sequence);
+  if (status.ok()) {
+    sequence.request.kv.reset();
+    sequence.request.heads.reset();
+    sequence.of_prompt.reset();
+  } else {
+    sequence.forks.clear();
+    sequence.restores.clear();
+  }
+  return status;
+}
+
+// The forks share the prompt's full pages. The last one takes the sequence's own KV, once nothing can fail any more.
+absl::Status DecodeEngine::MakeForks(Sequence& sequence) {
   DecodeRequest& request = sequence.request;
   const ModelConfig& config = model_->config();
   const int64_t num_prompt = request.kv->num_tokens() - static_cast<int64_t>(request.prior_output.size());
   const int32_t n = request.sampling.num_forks;
   const std::shared_ptr<const StreamClasses> classes = request.kv->classes();
-  const std::shared_ptr<HeadSource> heads = std::move(request.heads);
+  const std::shared_ptr<HeadSource> heads = request.heads;
   if (heads != nullptr) {
     sequence.restores.resize(static_cast<size_t>(n));
     request.kv->FreezeHoles();  // before it is copied
   }
-  std::optional<KeptPositions> kept;  // the same of every fork
+  std::optional<KeptPositions>& kept = sequence.of_prompt;
   for (int32_t i = 0; i < n; ++i) {
     Fork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
@@ -262,8 +402,6 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       const int64_t num_tokens = request.kv->num_tokens();
       absl::Status status = TakeCompactPages(request, fork);
       if (status.ok()) status = BeginLists(*model_, pool_, *fork.selector, num_tokens, fork.compact.get());
-      if (status.code() == absl::StatusCode::kResourceExhausted)
-        return absl::UnavailableError("preempted: the decode worker's KV pool is full");
       SPLICE_RETURN_IF_ERROR(status);
       if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
         status = fork.compact->Reserve(num_tokens + 1);
@@ -274,8 +412,6 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
           if (chosen.ok()) kept = *std::move(chosen);
         }
         if (status.ok()) status = KeepPositions(*model_, pool_, *kept, num_tokens, *selector, *fork.compact);
-        if (status.code() == absl::StatusCode::kResourceExhausted)
-          return absl::UnavailableError("preempted: the decode worker's KV pool is full");
         SPLICE_RETURN_IF_ERROR(status);
       }
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
@@ -284,9 +420,7 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
       // What was left out cannot be attended to for comparison.
       if (request.kv->kept() == nullptr) fork.watched = fidelity_.Draw(*fork.selector, classes);
       if (i + 1 < n) {
-        auto copy = request.kv->Fork();
-        if (!copy.ok()) return absl::UnavailableError("preempted: the decode worker's KV pool is full");
-        fork.kv = std::move(*copy);
+        SPLICE_ASSIGN_OR_RETURN(fork.kv, request.kv->Fork());
       } else {
         fork.kv = std::move(request.kv);
       }
@@ -296,7 +430,6 @@ absl::Status DecodeEngine::Start(Sequence& sequence) {
     }
     sequence.forks.push_back(std::move(fork));
   }
-  request.kv.reset();
   return absl::OkStatus();
 }
 
@@ -313,15 +446,21 @@ void DecodeEngine::RestoreHeads(Sequence& sequence) {
 
 // Every active fork gets room for its next position; the youngest sequences give way when the pool is full.
 void DecodeEngine::GrowOrPreempt() {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    for (Fork& fork : running_[i]->forks) {
-      while (!running_[i]->done && !fork.finished && !fork.Grow().ok()) {
-        size_t youngest = running_.size() - 1;
-        while (youngest > i && running_[youngest]->done) --youngest;
-        Finish(*running_[youngest], absl::UnavailableError("preempted: the decode worker's KV pool is full"));
+  for (const auto& sequence : running_) {
+    for (Fork& fork : sequence->forks) {
+      while (sequence->runs() && !fork.finished && !fork.Grow().ok()) {
+        // Alone in the pool it asks once more: others may have left it since.
+        if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence)) continue;
+        ++preemptions_;
+        Finish(*sequence,
+               absl::UnavailableError("preempted: the decode worker's KV pool is too small for this sequence"));
       }
     }
   }
+  for (auto& sequence : running_) {
+    if (sequence->parked != nullptr && !sequence->done) Queue(std::move(sequence));
+  }
+  std::erase(running_, nullptr);
   RemoveFinished();
 }
 
@@ -411,7 +550,9 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
 // Frees the pages first, so that whoever hears of the end finds them free.
 void DecodeEngine::Finish(Sequence& sequence, const absl::Status& status) {
   if (sequence.done) return;
-  sequence.done = true;
+  sequence.done = freed_ = true;
+  if (sequence.parked != nullptr) parked_bytes_ -= sequence.parked->bytes();
+  sequence.parked.reset();
   sequence.request.kv.reset();
   sequence.request.compact.reset();
   for (Fork& fork : sequence.forks) {
@@ -431,6 +572,10 @@ void DecodeEngine::RemoveFinished() {
   std::lock_guard lock(mutex_);
   load_.running = rows;
   load_.waiting = waiting_.size();
+  load_.parked = static_cast<size_t>(
+      std::count_if(waiting_.begin(), waiting_.end(), [](const auto& s) { return s->parked != nullptr; }));
+  load_.parked_bytes = parked_bytes_;
+  load_.preemptions = preemptions_;
 }
 
 }  // namespace spl::engine

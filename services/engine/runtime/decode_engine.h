@@ -18,6 +18,7 @@
 #include "services/engine/model/parallel_executor.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/head_restorer.h"
+#include "services/engine/runtime/parked_pages.h"
 #include "services/engine/runtime/prefill_engine.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/sampler.h"
@@ -61,6 +62,7 @@ struct DecodeRequest {
 struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
   size_t max_queued = 256;                   // sequences that wait for a place in the batch
+  size_t parked_bytes = 4ull << 30;          // host memory for the KV of sequences that gave way
   DecodeFidelityOptions fidelity;            // its report must be set where its share is above 0
   std::shared_ptr<StepTurns> turns;          // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
@@ -69,13 +71,19 @@ struct DecodeEngineOptions {
 struct DecodeLoad {
   size_t running = 0;  // forks in the batch
   size_t waiting = 0;  // sequences that wait for a place
-  double step_s = 0;   // smoothed duration of a step
+  size_t parked = 0;   // of these, the ones that gave way: who asks for pages now would keep them waiting
+  size_t parked_bytes = 0;
+  uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
+  double step_s = 0;         // smoothed duration of a step
 };
 
-// Owns one engine thread. A step that fails ends its sequences with Internal, or Unavailable where the device is lost,
-// and no others. Submit, Wake and load may be called from any thread. When the pool runs out in the middle of
-// generation, the youngest sequence ends with Unavailable ("preempted"), so that the older ones finish; its caller
-// starts it again with the tokens it already has.
+// Owns one engine thread. Submit, Wake and load may be called from any thread. A step that fails ends its sequences
+// with Internal, or Unavailable where the device is lost, and no others.
+//
+// When the pool runs out, the youngest sequence gives way: its pages go to host memory, and it goes on where it was,
+// with the same tokens, once older ones have made room. Sequences begin and go on in the order in which they came. One
+// ends with Unavailable ("preempted") only where host memory for such KV is used up, or where the pool is too small for
+// it alone; its caller starts it again elsewhere with the tokens it already has.
 class DecodeEngine {
  public:
   // `pool` outlives the engine and is shared with whoever reserves pages for prompts still to land.
@@ -107,10 +115,22 @@ class DecodeEngine {
   void CollectInbox();
   void DropDead();
   void AdmitWaiting();
+  // ResourceExhausted: there are no pages, and the sequence is as it was.
   absl::Status Start(Sequence& sequence);
+  absl::Status MakeForks(Sequence& sequence);
+  bool HasRoomToStart(const Sequence& sequence) const;
   absl::Status TakeCompactPages(DecodeRequest& request, Fork& fork);
   void RestoreHeads(Sequence& sequence);
   void GrowOrPreempt();
+  // A sequence that has pages gives them up, the youngest first, so that `needy` may have them; `needy` itself where
+  // nobody is younger, if it runs. False: nobody is left to ask.
+  bool FindRoomFor(Sequence& needy);
+  // Whether nobody else has pages of the pool.
+  bool IsAlone(const Sequence& sequence) const;
+  void Park(Sequence& sequence);
+  absl::Status Return(Sequence& sequence);
+  // Where it belongs by its age.
+  void Queue(std::unique_ptr<Sequence> sequence);
   void RunStep();
   // One step of these forks, whose selectors can share it.
   absl::Status RunTogether(std::span<const Running> forks);
@@ -130,8 +150,12 @@ class DecodeEngine {
   DecodeLoad load_;
 
   // Engine thread only.
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first
+  std::vector<std::unique_ptr<Sequence>> running_;  // likewise
+  uint64_t next_order_ = 0;
+  size_t parked_bytes_ = 0;
+  bool freed_ = false;  // pages, since the thread last looked who may have them
+  uint64_t preemptions_ = 0;
   DecodeFidelity fidelity_;
   RowSampler row_sampler_;
   std::thread thread_;

@@ -14,6 +14,7 @@
 #include "kernels/common/backend.h"
 #include "services/engine/engine.h"
 #include "tests/support/engine_devices.h"
+#include "tests/support/eventually.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {
@@ -204,7 +205,8 @@ class EnginesTest : public testing::Test {
   // The bytes of a prefilled sequence in the decode engine's pool, as a transport would bring them.
   std::unique_ptr<SequenceKv> CopyKv(const SequenceKv& from) {
     auto to = std::make_unique<SequenceKv>(*decode_pool_, from.shape());
-    EXPECT_TRUE(to->Reserve(from.num_tokens()).ok());
+    // Where pages are short it waits, as those do who reserve them.
+    EXPECT_TRUE(test::Eventually([&] { return decode_->load().parked == 0 && to->Reserve(from.num_tokens()).ok(); }));
     const auto source = from.AllPages(), target = to->AllPages();
     std::vector<std::byte> bytes(source.size() * model_->page_bytes());
     EXPECT_TRUE(from.pool().ReadPages(source, bytes.data()).ok());

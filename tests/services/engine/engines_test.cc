@@ -2,6 +2,7 @@
 // chunks may change when things happen, never a token.
 #include "services/base/fault_point.h"
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fake_device_backend.h"
 
 namespace spl::engine {
@@ -203,8 +204,88 @@ TEST_F(EnginesTest, AnExpiredDeadlineEndsARequestInEitherEngine) {
   EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
 }
 
-TEST_F(EnginesTest, AFullPoolPreemptsTheYoungestAndTheOthersFinish) {
-  Start(8192, 640);  // room for two sequences of 256 tokens and little growth
+// Sequences that do not fit together all finish, in turns, with the tokens that they have alone: those with
+// continuations, those that are drawn, and those that keep something beside their KV.
+TEST_F(EnginesTest, UnderPressureEverySequenceThatFitsAloneFinishes) {
+  std::mt19937 random(17);
+  struct Case {
+    DecodeOptions decode;
+    int32_t n;
+    float temperature;
+  };
+  DecodeOptions sparcas("sparcas"), snapkv("snapkv"), loopserve("loopserve");
+  sparcas.budget = snapkv.budget = loopserve.budget = 64;
+  const std::vector<Case> cases = {{"dense", 1, 0},   {"dense", 4, 3}, {sparcas, 1, 0}, {snapkv, 2, 2},
+                                   {loopserve, 1, 0}, {"dense", 3, 0}, {"dense", 1, 1}, {sparcas, 2, 1}};
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<SamplingParams> samplings;
+  for (const Case& c : cases) {
+    prompts.push_back(RandomPrompt(random, 190 + random() % 150));
+    samplings.push_back(Greedy(110 + static_cast<int64_t>(random() % 60)));
+    samplings.back().temperature = c.temperature;
+    samplings.back().num_forks = c.n;
+    samplings.back().seed = random();
+  }
+  const auto run = [&] {
+    std::vector<std::shared_ptr<Outcome>> outcomes;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      selection_ = cases[i].decode;
+      outcomes.push_back(Submit(prompts[i], samplings[i]));
+    }
+    for (const auto& outcome : outcomes) EXPECT_TRUE(outcome->Wait());
+    return outcomes;
+  };
+  Start(8192, 16384);
+  const auto want = run();
+  EXPECT_EQ(decode_->load().preemptions, 0u);
+  Start(8192, 6 * 512);
+  // The prompts go through one at a time; the decode pool is what is short.
+  const auto got = run();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_TRUE(got[i]->status.ok()) << i << ": " << got[i]->status;
+    EXPECT_EQ(got[i]->tokens, want[i]->tokens) << i << " " << cases[i].decode.selector;
+  }
+  EXPECT_GT(decode_->load().preemptions, 0u);
+  EXPECT_EQ(decode_->load().parked_bytes, 0u);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+  decode_pool_->CheckInvariants();
+}
+
+// One that waits in host memory is cancelled, and passes its deadline, like any other.
+TEST_F(EnginesTest, WhoGaveWayCanBeCancelled) {
+  Start(8192, 640);
+  std::mt19937 random(18);
+  const auto older = RandomPrompt(random, 250), younger = RandomPrompt(random, 250);
+  const auto first = Submit(older, Greedy(300));
+  const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  const auto second = Submit(younger, Greedy(300), cancelled);
+  ASSERT_TRUE(test::Eventually([&] { return decode_->load().parked == 1; }));
+  cancelled->store(true);
+  decode_->Wake();
+  ASSERT_TRUE(second->Wait());
+  EXPECT_EQ(second->status.code(), absl::StatusCode::kCancelled);
+  ASSERT_TRUE(first->Wait());
+  EXPECT_TRUE(first->status.ok()) << first->status;
+  EXPECT_EQ(first->tokens, Expected(older, Greedy(300)));
+  EXPECT_EQ(decode_->load().parked_bytes, 0u);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+// Alone and still too large: it ends, and says why.
+TEST_F(EnginesTest, ASequenceThatOutgrowsThePoolEnds) {
+  Start(8192, 320);
+  std::mt19937 random(19);
+  const auto outcome = Submit(RandomPrompt(random, 250), Greedy(300));
+  ASSERT_TRUE(outcome->Wait());
+  EXPECT_EQ(outcome->status.code(), absl::StatusCode::kUnavailable) << outcome->status;
+  EXPECT_THAT(std::string(outcome->status.message()), testing::HasSubstr("too small for this sequence"));
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+TEST_F(EnginesTest, WithoutHostMemoryAFullPoolEndsTheYoungestAndTheOthersFinish) {
+  DecodeEngineOptions decode;
+  decode.parked_bytes = 0;
+  Start(8192, 640, {}, decode);  // room for two sequences of 256 tokens and little growth
   std::mt19937 random(7);
   std::vector<std::shared_ptr<Outcome>> outcomes;
   std::vector<std::vector<int32_t>> prompts;
