@@ -1,13 +1,14 @@
 #include "services/base/http_endpoint.h"
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <list>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include "services/base/address.h"
@@ -37,7 +38,9 @@ class BeastEndpoint final : public HttpEndpoint {
   void Stop() override;
 
   http::response<http::string_body> Answer(const http::request<http::empty_body>& request) const;
-  void Remove(const std::shared_ptr<Connection>& connection) { connections_.erase(connection); }
+  void Remove(const std::shared_ptr<Connection>& connection) { connections_.remove(connection); }
+  // The connection waits for its client from now on.
+  void MoveToEnd(const std::shared_ptr<Connection>& connection);
 
  private:
   void Accept();
@@ -46,7 +49,8 @@ class BeastEndpoint final : public HttpEndpoint {
   asio::io_context io_{1};
   tcp::acceptor acceptor_;
   HostPort address_;
-  std::set<std::shared_ptr<Connection>> connections_;  // touched by thread_ only
+  // Touched by thread_ only. The one in front has waited longest: all work is done at once, so each one waits.
+  std::list<std::shared_ptr<Connection>> connections_;
   std::thread thread_;
 };
 
@@ -79,6 +83,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(kIdleTimeout);
     const auto written = [self = shared_from_this()](beast::error_code error, size_t) {
       if (error || self->response_.need_eof()) return self->Close();
+      self->endpoint_.MoveToEnd(self);
       self->Read();
     };
     if (parser_->get().method() != http::verb::head) {
@@ -120,13 +125,19 @@ absl::Status BeastEndpoint::Listen(const std::string& listen) {
 void BeastEndpoint::Accept() {
   acceptor_.async_accept([this](beast::error_code error, tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
-    if (!error && connections_.size() < kMaxConnections) {
+    if (!error) {
+      if (connections_.size() >= kMaxConnections) std::shared_ptr(connections_.front())->Close();
       const auto connection = std::make_shared<Connection>(std::move(socket), *this);
-      connections_.insert(connection);
+      connections_.push_back(connection);
       connection->Read();
     }
     Accept();
   });
+}
+
+void BeastEndpoint::MoveToEnd(const std::shared_ptr<Connection>& connection) {
+  const auto at = std::find(connections_.begin(), connections_.end(), connection);
+  if (at != connections_.end()) connections_.splice(connections_.end(), connections_, at);
 }
 
 void BeastEndpoint::Stop() {

@@ -17,8 +17,9 @@ struct HttpReply {
   std::string body;
 };
 
-// Owns one listener, one thread and at most 64 connections (more are closed at once). A connection that sends no
-// complete request for 10 s is closed. GET and HEAD only; a request has at most 8 KiB of header and no body. Handlers
+// Owns one listener, one thread and at most 64 connections: one more takes the place of the one that has waited longest
+// for its client, so that silent connections keep no probe out. A connection that sends no complete request for 10 s is
+// closed. GET and HEAD only; a request has at most 8 KiB of header and no body. Handlers
 // run on the endpoint's thread, one at a time, and must not block. Stop() before destruction.
 class HttpEndpoint {
  public:

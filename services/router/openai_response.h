@@ -53,6 +53,7 @@ class OpenAiFormatter {
   // The whole response, from everything added.
   void Add(std::span<const Delta> deltas);
   OrderedJson Whole(const FinalInfo& final) const;
+  void Clear() { by_index_.clear(); }  // of everything added
 
  private:
   struct Collected {

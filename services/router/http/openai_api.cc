@@ -206,12 +206,19 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
     return headers;
   };
   std::shared_ptr<GenerationSink> sink;
+  std::shared_ptr<WholeSink> whole;
   if (parsed.stream.stream) {
     sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, limits);
   } else {
-    sink = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
+    whole = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
+    sink = whole;
   }
   const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink), std::move(*lease));
+  if (whole != nullptr) {
+    whole->SetGiveUp([weak = std::weak_ptr(generation)](const absl::Status& status) {
+      if (const auto g = weak.lock()) g->Cancel(status);
+    });
+  }
   exchange->SetDrainCallback([weak = std::weak_ptr(generation)] {
     if (const auto g = weak.lock()) g->Resume();
   });

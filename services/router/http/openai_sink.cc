@@ -4,6 +4,12 @@
 
 namespace spl::router {
 
+namespace {
+
+constexpr size_t kLogprobBytes = 96;  // of one alternative as JSON
+
+}  // namespace
+
 HttpResponse ErrorResponse(const absl::Status& status, const std::string& request_id,
                            const RateLimits::Headers& headers) {
   HttpResponse response;
@@ -49,7 +55,19 @@ void StreamSink::OnError(const absl::Status& status) {
 }
 
 bool WholeSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
+  if (collected_bytes_ > kMaxWholeBytes) return true;  // given up: what still comes is dropped
   formatter_.Add(deltas);
+  for (const Delta& delta : deltas) {
+    collected_bytes_ += delta.text.size();
+    for (const OutputToken& token : delta.tokens)
+      collected_bytes_ += token.has_logprob ? kLogprobBytes * (1 + token.top.size()) : sizeof(OutputToken);
+  }
+  if (collected_bytes_ > kMaxWholeBytes) {
+    formatter_.Clear();
+    give_up_(
+        ParamError("stream", "the answer takes more than {} MiB: ask for a stream, or for less", kMaxWholeBytes >> 20));
+    return true;
+  }
   if (final == nullptr) return true;
   HttpResponse response;
   response.body = Dump(formatter_.Whole(*final));

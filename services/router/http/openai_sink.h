@@ -43,9 +43,13 @@ class StreamSink final : public GenerationSink {
   bool started_ = false;
 };
 
-// The whole answer at the end.
+// The whole answer at the end. One that takes more memory than kMaxWholeBytes until then is given up: `give_up` ends
+// the generation with the reason.
 class WholeSink final : public GenerationSink {
  public:
+  static constexpr size_t kMaxWholeBytes = 32 << 20;
+  using GiveUp = std::function<void(const absl::Status&)>;
+
   WholeSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id, HeaderFn headers)
       : exchange_(std::move(exchange)),
         formatter_(std::move(formatter)),
@@ -54,12 +58,16 @@ class WholeSink final : public GenerationSink {
 
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
+  // Before the first output.
+  void SetGiveUp(GiveUp give_up) { give_up_ = std::move(give_up); }
 
  private:
   const std::shared_ptr<HttpExchange> exchange_;
   OpenAiFormatter formatter_;
   const std::string request_id_;
   const HeaderFn headers_;
+  GiveUp give_up_;
+  size_t collected_bytes_ = 0;  // about
 };
 
 }  // namespace spl::router

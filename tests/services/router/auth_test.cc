@@ -28,6 +28,9 @@ TEST_F(AuthTest, WithoutKeysEveryoneIsAnonymous) { EXPECT_EQ(ApiKeys().Authentic
 TEST_F(AuthTest, KeysHaveNames) {
   const ApiKeys keys = ApiKeys::Load(File("# comment\n\nk-1 alice cooper\n  k-2  \n")).value();
   EXPECT_EQ(keys.Authenticate("Bearer k-1").value().name, "alice cooper");
+  // RFC 9110: the scheme's case does not matter.
+  for (const char* header : {"bearer k-1", "BEARER k-1"})
+    EXPECT_EQ(keys.Authenticate(header).value().name, "alice cooper") << header;
   EXPECT_EQ(keys.Authenticate("Bearer k-2").value().name.substr(0, 4), "key-");
   for (const char* header : {"", "k-1", "Basic k-1", "Bearer", "Bearer ", "Bearer k-3", "Bearer k-1x"}) {
     EXPECT_EQ(keys.Authenticate(header).status().code(), absl::StatusCode::kUnauthenticated) << header;
