@@ -62,6 +62,9 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--decode-tp", c.decode_tp, "of the decode worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
   app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
   app.add_option("--api-keys", c.api_keys_file, "file with one 'key [name]' a line; empty: no authentication");
+  app.add_flag(
+      "--special-tokens-in-text", c.special_tokens_in_text,
+      "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
   c.public_tls.Register(app);
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,
@@ -69,7 +72,7 @@ Command MakeServeCommand(CLI::App& root) {
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
   AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
-           "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
+                    "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
   AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")

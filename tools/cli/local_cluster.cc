@@ -66,6 +66,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
   router.api_keys_file = options.api_keys_file;
+  router.special_tokens_in_text = options.special_tokens_in_text;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();

@@ -23,7 +23,8 @@ struct LocalClusterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's
   std::string api_keys_file;
-  PublicTlsOptions public_tls;  // of the HTTP and gRPC APIs
+  bool special_tokens_in_text = false;  // of messages and segments (router::ServedModel)
+  PublicTlsOptions public_tls;          // of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
