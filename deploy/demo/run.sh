@@ -37,7 +37,8 @@ bold "Starting the cluster (every port is free and on loopback)"
 start store splice-kvstore --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --data-dir "$run/chunks"
 start decode splice-decode --model "$model" --worker-id decode-0
 start prefill splice-prefill --model "$model" --worker-id prefill-0 --store "$(address store grpc)"
-start router splice-router --model "$model" --http 127.0.0.1:0 --grpc 127.0.0.1:0 \
+# The model was trained with <|seg|> in front of each document, and the questions write it into a user's message.
+start router splice-router --model "$model" --http 127.0.0.1:0 --grpc 127.0.0.1:0 --special-tokens-in-text \
   --prefill "$(address prefill grpc)" --decode "$(address decode grpc)"
 http=http://$(address router http)
 grpc=grpc://$(address router grpc)

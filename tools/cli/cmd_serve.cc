@@ -68,6 +68,9 @@ Command MakeServeCommand(CLI::App& root) {
       "secret that the callers' namespaces are derived from, 16 bytes or more; without it the API keys serve");
   app.add_flag("--insecure-open", c.insecure_open,
                "without --api-keys: serve everybody on --http and --grpc, also where they are not loopback");
+  app.add_flag(
+      "--special-tokens-in-text", c.special_tokens_in_text,
+      "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
   c.public_tls.Register(app);
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,

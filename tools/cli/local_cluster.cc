@@ -68,6 +68,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.api_keys_file = options.api_keys_file;
   router.secret_file = options.secret_file;
   router.insecure_open = options.insecure_open;
+  router.special_tokens_in_text = options.special_tokens_in_text;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();

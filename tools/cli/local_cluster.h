@@ -23,9 +23,10 @@ struct LocalClusterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's
   std::string api_keys_file;
-  std::string secret_file;      // see router::RouterOptions
-  bool insecure_open = false;   // see router::RouterOptions
-  PublicTlsOptions public_tls;  // of the HTTP and gRPC APIs
+  std::string secret_file;              // see router::RouterOptions
+  bool insecure_open = false;           // see router::RouterOptions
+  bool special_tokens_in_text = false;  // of messages and segments (router::ServedModel)
+  PublicTlsOptions public_tls;          // of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
