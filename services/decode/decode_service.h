@@ -91,8 +91,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   std::atomic<const local_prefill::LocalPrefill*> local_prefill_{nullptr};
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;
-  HeadLeaseClient leases_of_heads_;
   WriterFence fence_;
+  HeadLeaseClient leases_of_heads_;
   TicketTable tickets_;
   BoundedQueue<LandingTask> landing_;
   std::thread landing_thread_;

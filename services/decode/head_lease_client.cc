@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxTasks = 4096;
 constexpr size_t kMaxStubs = 64;
 constexpr std::chrono::milliseconds kTick{50};  // renewals and the end of quarantines are this exact
+constexpr std::chrono::seconds kAskEvery{2};
 
 // A call keeps everything that gRPC refers to until its callback has run.
 template <typename Request, typename Response>
@@ -37,6 +38,7 @@ class HeadLeaseClient::Lease final : public engine::HeadSource, public std::enab
       : client_(client),
         id_(lease.lease_id()),
         stub_(client.StubOf(lease.grpc_address())),
+        writer_(client.fence_.Note(lease.writer(), client.options_.fetch_timeout)),
         ttl_(lease.ttl_ms()),
         summaries_(std::move(summaries)),
         ends_(Clock::now() + ttl_),
@@ -82,11 +84,13 @@ class HeadLeaseClient::Lease final : public engine::HeadSource, public std::enab
   }
   const std::string& id() const { return id_; }
   Stub& stub() const { return *stub_; }
+  const TicketWriter& writer() const { return writer_; }
 
  private:
   HeadLeaseClient& client_;
   const std::string id_;
   const std::shared_ptr<Stub> stub_;
+  const TicketWriter writer_;
   const std::chrono::milliseconds ttl_;
   const std::vector<engine::KeySummary> summaries_;
   std::atomic<bool> ended_{false};
@@ -94,10 +98,14 @@ class HeadLeaseClient::Lease final : public engine::HeadSource, public std::enab
   Clock::time_point renew_at_;           // the client's thread only
 };
 
-HeadLeaseClient::HeadLeaseClient(const HeadLeaseOptions& options, std::string worker_id, uint64_t epoch)
-    : options_(options), worker_id_(std::move(worker_id)), epoch_(epoch), tasks_(kMaxTasks), thread_([this] {
-        Loop();
-      }) {}
+HeadLeaseClient::HeadLeaseClient(const HeadLeaseOptions& options, std::string worker_id, uint64_t epoch,
+                                 WriterFence& fence)
+    : options_(options),
+      worker_id_(std::move(worker_id)),
+      epoch_(epoch),
+      fence_(fence),
+      tasks_(kMaxTasks),
+      thread_([this] { Loop(); }) {}
 
 HeadLeaseClient::~HeadLeaseClient() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
 
@@ -150,20 +158,44 @@ void HeadLeaseClient::Loop() {
 
 void HeadLeaseClient::RenewDue(Clock::time_point now) {
   std::vector<std::shared_ptr<Lease>> leases;
-  std::list<Quarantined> over;
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     for (const auto& weak : leases_) {
       if (auto lease = weak.lock()) leases.push_back(std::move(lease));
     }
-    for (auto it = quarantined_.begin(); it != quarantined_.end();) {
-      const auto next = std::next(it);
-      if (now >= it->until) over.splice(over.end(), quarantined_, it);
-      it = next;
-    }
   }
   for (const auto& lease : leases) lease->RenewIfDue(now);
+  LookForProofs(now);
+}
+
+void HeadLeaseClient::LookForProofs(Clock::time_point now) {
+  std::list<Quarantined> over;  // their pages go back without the lock
+  std::vector<std::pair<RandomId, TicketWriter>> to_ask;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = quarantined_.begin(); it != quarantined_.end();) {
+      const auto at = it++;
+      if (fence_.Gone(at->writer)) {
+        over.splice(over.end(), quarantined_, at);
+        continue;
+      }
+      if (now >= at->ask_at) {
+        at->ask_at = now + kAskEvery;
+        to_ask.emplace_back(at->fetch, at->writer);
+      }
+      if (now >= at->cut_at && !at->cut) at->cut = fence_.Cut(at->writer);
+    }
+  }
+  for (const auto& [fetch, writer] : to_ask) (void)fence_.Ask(writer, fetch, [this, id = fetch] { Free(id); });
+}
+
+void HeadLeaseClient::Free(const RandomId& fetch) {
+  std::list<Quarantined> over;
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(quarantined_.begin(), quarantined_.end(),
+                                  [&](const Quarantined& quarantined) { return quarantined.fetch == fetch; });
+  if (found != quarantined_.end()) over.splice(over.end(), quarantined_, found);
 }
 
 void HeadLeaseClient::StartFetch(const std::shared_ptr<Lease>& lease, std::shared_ptr<engine::HeadPages> pages,
@@ -173,6 +205,8 @@ void HeadLeaseClient::StartFetch(const std::shared_ptr<Lease>& lease, std::share
   call->request.set_worker_id(worker_id_);
   call->request.set_epoch(epoch_);
   call->request.set_ttl_ms(static_cast<uint32_t>(options_.fetch_timeout.count()));
+  const RandomId fetch = RandomId::Make();
+  call->request.set_fetch_id(fetch.ToBytes());
   for (size_t i = 0; i < pages->streams.size(); ++i) {
     v1::FetchHeadsRequest::Head& head = *call->request.add_heads();
     head.set_stream(static_cast<uint32_t>(pages->streams[i]));
@@ -186,11 +220,13 @@ void HeadLeaseClient::StartFetch(const std::shared_ptr<Lease>& lease, std::share
   }
   lease->stub().async()->FetchHeads(
       &call->context, &call->request, &call->response,
-      [this, call, pages, done, lease, asked = Clock::now()](const grpc::Status& grpc_status) {
+      [this, call, pages, done, lease, fetch, asked = Clock::now()](const grpc::Status& grpc_status) {
+        const Quarantined quarantined{pages, fetch, lease->writer(), Clock::now(),
+                                      Clock::now() + options_.fetch_timeout};
         const absl::Status status = FromGrpcStatus(grpc_status);
         lease->Heard(status, asked);
         // Checksums take longer than a callback should.
-        const bool queued = status.ok() && tasks_.TryPush([this, call, pages, done] {
+        const bool queued = status.ok() && tasks_.TryPush([this, call, pages, quarantined, done] {
           std::vector<int32_t> all;
           for (const auto& list : pages->pages) all.insert(all.end(), list.begin(), list.end());
           std::vector<uint32_t> crcs(all.size());
@@ -198,21 +234,21 @@ void HeadLeaseClient::StartFetch(const std::shared_ptr<Lease>& lease, std::share
           if (verified.ok() &&
               !std::equal(crcs.begin(), crcs.end(), call->response.crc32c().begin(), call->response.crc32c().end()))
             verified = absl::DataLossError("heads arrived damaged: their checksums differ");
-          EndFetch(pages, verified, done);
+          EndFetch(quarantined, verified, done);
         });
-        if (!queued) EndFetch(pages, status.ok() ? absl::UnavailableError("stopping") : status, done);
+        if (!queued) EndFetch(quarantined, status.ok() ? absl::UnavailableError("stopping") : status, done);
         CallEnded();
       });
 }
 
-void HeadLeaseClient::EndFetch(const std::shared_ptr<engine::HeadPages>& pages, const absl::Status& status,
+void HeadLeaseClient::EndFetch(Quarantined quarantined, const absl::Status& status,
                                const std::function<void(absl::Status)>& done) {
   const bool may_write = absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status) || absl::IsCancelled(status);
   if (!status.ok()) log::Warning("decode.head_fetch_failed", log::F("status", status));
   {
     std::lock_guard lock(mutex_);
     --num_fetching_;
-    if (may_write && !stopping_) quarantined_.push_back({pages, Clock::now() + options_.fetch_timeout});
+    if (may_write && !stopping_) quarantined_.push_back(std::move(quarantined));
   }
   done(status);
 }

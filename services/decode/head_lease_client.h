@@ -14,14 +14,15 @@
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
 #include "services/base/tls.h"
+#include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
 namespace spl::decode {
 
 struct HeadLeaseOptions {
-  // A fetch that takes longer has failed; its pages return to the pool when as much time again has passed, because the
-  // prefill worker may still be writing.
+  // A fetch that takes longer has failed. Its pages return to the pool when it is proved that nothing more is written
+  // to them, as those of a ticket do; as much time later the prefill worker's channel is torn down for it.
   std::chrono::milliseconds fetch_timeout{5'000};
   std::chrono::milliseconds rpc_timeout{2'000};  // of renewals and releases
   std::shared_ptr<const PeerTls> tls;            // of all calls; null: without
@@ -32,7 +33,8 @@ struct HeadLeaseOptions {
 class HeadLeaseClient {
  public:
   // `worker_id` and `epoch` are what prefill workers know this worker by.
-  HeadLeaseClient(const HeadLeaseOptions& options, std::string worker_id, uint64_t epoch);
+  // `fence` outlives it.
+  HeadLeaseClient(const HeadLeaseOptions& options, std::string worker_id, uint64_t epoch, WriterFence& fence);
   ~HeadLeaseClient();  // Stop() must have been called
 
   // A lease that a prefill worker gave with a commit. Dropping the last owner releases it. May outlive Stop, not this.
@@ -44,7 +46,10 @@ class HeadLeaseClient {
   class Lease;
   struct Quarantined {
     std::shared_ptr<engine::HeadPages> pages;
-    std::chrono::steady_clock::time_point until;
+    RandomId fetch;
+    TicketWriter writer;
+    std::chrono::steady_clock::time_point ask_at, cut_at;
+    bool cut = false;
   };
   using Stub = v1::Prefill::Stub;
 
@@ -52,15 +57,18 @@ class HeadLeaseClient {
   void Loop();
   void StartFetch(const std::shared_ptr<Lease>& lease, std::shared_ptr<engine::HeadPages> pages,
                   std::function<void(absl::Status)> done);
-  void EndFetch(const std::shared_ptr<engine::HeadPages>& pages, const absl::Status& status,
-                const std::function<void(absl::Status)>& done);
+  // `quarantined`: where the pages wait if they may still be written.
+  void EndFetch(Quarantined quarantined, const absl::Status& status, const std::function<void(absl::Status)>& done);
   void RenewDue(std::chrono::steady_clock::time_point now);
+  void LookForProofs(std::chrono::steady_clock::time_point now);
+  void Free(const RandomId& fetch);
   void CallStarted();
   void CallEnded();
 
   const HeadLeaseOptions options_;
   const std::string worker_id_;
   const uint64_t epoch_;
+  WriterFence& fence_;
   BoundedQueue<std::function<void()>> tasks_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable idle_;

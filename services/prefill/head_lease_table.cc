@@ -9,8 +9,8 @@ namespace spl::prefill {
 
 std::shared_ptr<const LeasedHeads> LeasedHeads::Share(const engine::SequenceKv& kv,
                                                       const engine::StreamClasses& classes,
-                                                      std::span<const int32_t> restored) {
-  auto leased = std::shared_ptr<LeasedHeads>(new LeasedHeads(kv.pool()));
+                                                      std::span<const int32_t> restored, uint64_t channel_id) {
+  auto leased = std::shared_ptr<LeasedHeads>(new LeasedHeads(kv.pool(), channel_id));
   for (int32_t stream = 0; stream < kv.shape().num_streams(); ++stream) {
     const engine::PageHole hole = engine::HoleOf(classes[static_cast<size_t>(stream)], kv.num_tokens());
     if (hole.size() == 0 || std::binary_search(restored.begin(), restored.end(), stream)) continue;

@@ -26,8 +26,9 @@ class LeasedHeads {
     std::vector<int32_t> pages;  // of the prefill worker's pool
   };
   // Of every local head that was not restored (`restored`: ascending streams) and has a hole; null: there is none.
+  // `channel_id`: of the peer that may fetch them, over no other channel.
   static std::shared_ptr<const LeasedHeads> Share(const engine::SequenceKv& kv, const engine::StreamClasses& classes,
-                                                  std::span<const int32_t> restored);
+                                                  std::span<const int32_t> restored, uint64_t channel_id = 0);
   ~LeasedHeads();
   LeasedHeads(const LeasedHeads&) = delete;
   LeasedHeads& operator=(const LeasedHeads&) = delete;
@@ -36,11 +37,13 @@ class LeasedHeads {
   const Head* Find(int32_t stream) const;                 // null: is not kept
   engine::PagePool& pool() const { return pool_; }
   uint64_t num_bytes() const;
+  uint64_t channel_id() const { return channel_id_; }
 
  private:
-  explicit LeasedHeads(engine::PagePool& pool) : pool_(pool) {}
+  LeasedHeads(engine::PagePool& pool, uint64_t channel_id) : pool_(pool), channel_id_(channel_id) {}
 
   engine::PagePool& pool_;
+  const uint64_t channel_id_;
   std::vector<Head> heads_;
 };
 

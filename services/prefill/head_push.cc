@@ -16,6 +16,7 @@ struct Fetch {
   PushWorker& worker;
   const std::shared_ptr<const Peer> peer;
   const std::shared_ptr<const LeasedHeads> heads;
+  const HeadFetchHold hold;
   const std::chrono::steady_clock::time_point deadline;
   const std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done;
   std::vector<int32_t> local;
@@ -29,10 +30,16 @@ struct Fetch {
     std::lock_guard lock(mutex);
     if (sent.ok()) sent = status;
   }
+  // Before the answer: who gets one that is not OK asks whether the writes are over.
+  void NoteQuiet(bool flushed) {
+    if (hold.hold != nullptr && flushed) hold.hold->EndFlushed();
+    if (hold.hold != nullptr && !flushed && !hold.hold->EndUnflushed()) peer->given_up = true;
+  }
   void End(const absl::Status& status) {
+    NoteQuiet(false);  // unless it was flushed, or nothing was written
     if (status.ok())
       done(std::move(crcs));
-    else if (absl::IsDeadlineExceeded(status))
+    else if (absl::IsDeadlineExceeded(status) || absl::IsAborted(status))
       done(status);
     else
       done(absl::UnavailableError(MessageOf(status)));  // part of it may be on its way
@@ -45,6 +52,8 @@ void Run(const std::shared_ptr<Fetch>& fetch) {
   if (!fault.status.ok()) return fetch->End(fault.status);
   if (std::chrono::steady_clock::now() >= fetch->deadline)
     return fetch->End(absl::DeadlineExceededError("the time for fetching heads was over before it began"));
+  if (fetch->hold.cancelled->load()) return fetch->End(absl::AbortedError("the fetch was given up"));
+  if (fetch->hold.hold != nullptr) fetch->hold.hold->NoteWriting();
   fetch->sender = fetch->peer->MakeSender();
   fetch->crcs.resize(fetch->local.size());
   const absl::Status posted =
@@ -55,6 +64,7 @@ void Run(const std::shared_ptr<Fetch>& fetch) {
   if (fault.corrupt) fetch->crcs[0] ^= 1u;
   const absl::Status flushing = fetch->peer->channel->Flush([fetch](const absl::Status& flushed) {
     fetch->NoteSent(flushed);
+    fetch->NoteQuiet(flushed.ok());
     fetch->End(fetch->sent);
   });
   if (!flushing.ok()) fetch->End(flushing);
@@ -63,10 +73,21 @@ void Run(const std::shared_ptr<Fetch>& fetch) {
 }  // namespace
 
 absl::Status PushHeads(PushWorker& worker, std::shared_ptr<const Peer> peer, std::shared_ptr<const LeasedHeads> heads,
-                       const v1::FetchHeadsRequest& request, std::chrono::steady_clock::time_point deadline,
+                       HeadFetchHold hold, const v1::FetchHeadsRequest& request,
+                       std::chrono::steady_clock::time_point deadline,
                        std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done) {
-  auto fetch = std::shared_ptr<Fetch>(
-      new Fetch{worker, std::move(peer), std::move(heads), deadline, std::move(done), {}, {}, {}, nullptr, {}, {}});
+  auto fetch = std::shared_ptr<Fetch>(new Fetch{worker,
+                                                std::move(peer),
+                                                std::move(heads),
+                                                std::move(hold),
+                                                deadline,
+                                                std::move(done),
+                                                {},
+                                                {},
+                                                {},
+                                                nullptr,
+                                                {},
+                                                {}});
   const v1::DecodeEndpoint& endpoint = fetch->peer->endpoint;
   if (!endpoint.device_handle().empty() || !fetch->heads->pool().host_memory())
     return absl::UnimplementedError("heads are fetched between pools in host memory only");

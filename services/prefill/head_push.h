@@ -1,6 +1,7 @@
 // Pages of a lease on their way to a decode worker that restores heads (Prefill.FetchHeads).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,16 +11,24 @@
 #include "services/prefill/head_lease_table.h"
 #include "services/prefill/kv_push.h"
 #include "services/prefill/peer_table.h"
+#include "services/prefill/ticket_guard.h"
 #include "spl/v1/prefill.pb.h"
 
 namespace spl::prefill {
+
+// The right to write a fetch's pages, asked for by its id as a ticket's is. `hold` may be null: nobody can ask.
+struct HeadFetchHold {
+  std::unique_ptr<TicketGuard::Hold> hold;
+  TicketGuard::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+};
 
 // Writes the pages that `request` names and calls `done` once, with their checksums, when they are in the decode
 // worker's memory. Returns at once; writes start on the push thread, none behind `deadline`. Errors, returned or told:
 // InvalidArgument, a head that is not kept, another number of pages, or a page outside of the peer's pool;
 // ResourceExhausted, too much is queued; DeadlineExceeded and Unavailable, writes may still be on their way.
 absl::Status PushHeads(PushWorker& worker, std::shared_ptr<const Peer> peer, std::shared_ptr<const LeasedHeads> heads,
-                       const v1::FetchHeadsRequest& request, std::chrono::steady_clock::time_point deadline,
+                       HeadFetchHold hold, const v1::FetchHeadsRequest& request,
+                       std::chrono::steady_clock::time_point deadline,
                        std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
 
 }  // namespace spl::prefill

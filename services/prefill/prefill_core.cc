@@ -215,7 +215,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
-    std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes) : nullptr;
+    std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes, push->peer()) : nullptr;
     receipt.set_head_lease(lease != nullptr);
     push->Commit(outcome, std::move(lease));
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));

@@ -35,8 +35,8 @@ void RaiseTo(prometheus::Counter& counter, uint64_t value);
 class PrefillCore {
  public:
   // Keeps what a decode worker leaves out; null: there is nothing to keep, or no room for it.
-  using GiveLease =
-      std::function<std::unique_ptr<PushLease>(const engine::PrefillOutcome&, const engine::StreamClasses&)>;
+  using GiveLease = std::function<std::unique_ptr<PushLease>(const engine::PrefillOutcome&,
+                                                             const engine::StreamClasses&, const Peer&)>;
 
   // `give_lease`: null where heads are never restored while decoding.
   PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,

@@ -53,6 +53,7 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
+      tickets_(tickets),
       leases_(leases),
       cache_streams_(cache_streams),
       worker_id_(std::move(worker_id)),
@@ -60,8 +61,8 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       tracer_(tracer),
       core_(
           engine, peers, pushes, tickets, {.worker_id = worker_id_, .epoch = epoch_, .fidelity_share = fidelity_share},
-          [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes) {
-            return GiveLease(outcome, classes);
+          [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes, const Peer& peer) {
+            return GiveLease(outcome, classes, peer);
           },
           metrics, tracer),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
@@ -246,8 +247,9 @@ absl::Status PrefillService::StartPublish(PublishCall& call) {
 
 // Null: there is nothing to keep, or no room for it.
 std::unique_ptr<PushLease> PrefillService::GiveLease(const engine::PrefillOutcome& outcome,
-                                                     const engine::StreamClasses& classes) {
-  std::shared_ptr<const LeasedHeads> heads = LeasedHeads::Share(*outcome.kv, classes, outcome.restored_heads);
+                                                     const engine::StreamClasses& classes, const Peer& peer) {
+  std::shared_ptr<const LeasedHeads> heads =
+      LeasedHeads::Share(*outcome.kv, classes, outcome.restored_heads, peer.channel_id);
   if (heads == nullptr) return nullptr;
   const absl::StatusOr<RandomId> id = leases_.Give(heads);
   if (!id.ok()) return nullptr;  // counted there; the request goes on without
@@ -256,6 +258,7 @@ std::unique_ptr<PushLease> PrefillService::GiveLease(const engine::PrefillOutcom
   lease->lease.set_lease_id(id->ToBytes());
   lease->lease.set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
   lease->release = [this, id = *id] { leases_.Release(id); };
+  *lease->lease.mutable_writer() = WriterOf(peer);
   std::lock_guard lock(address_mutex_);
   lease->lease.set_grpc_address(grpc_address_);
   return lease;
@@ -284,7 +287,15 @@ absl::Status PrefillService::DoFetchHeads(const v1::FetchHeadsRequest& request,
   auto peer = peers_.Find(request.worker_id(), request.epoch());
   // Nothing is on its way: not the Unavailable that says otherwise.
   if (!peer.ok()) return absl::FailedPreconditionError(MessageOf(peer.status()));
-  return PushHeads(pushes_, *std::move(peer), std::move(heads), request, deadline, std::move(done));
+  if ((*peer)->channel_id != heads->channel_id())
+    return Errorf(absl::StatusCode::kFailedPrecondition, "the lease was given over an earlier KV connection to '{}'",
+                  request.worker_id());
+  HeadFetchHold hold;
+  if (!request.fetch_id().empty()) {
+    SPLICE_ASSIGN_OR_RETURN(const RandomId fetch_id, RandomId::FromBytes(request.fetch_id()));
+    SPLICE_ASSIGN_OR_RETURN(hold.hold, tickets_.Begin(fetch_id, hold.cancelled));
+  }
+  return PushHeads(pushes_, *std::move(peer), std::move(heads), std::move(hold), request, deadline, std::move(done));
 }
 
 grpc::ServerUnaryReactor* PrefillService::RenewHeadLease(grpc::CallbackServerContext* context,

@@ -59,7 +59,8 @@ class PrefillService final : public v1::Prefill::CallbackService {
  private:
   using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
   absl::Status StartPublish(PublishCall& call);
-  std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes);
+  std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes,
+                                       const Peer& peer);
   v1::KvWriter WriterOf(const Peer& peer) const;
   absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
                             std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
@@ -67,6 +68,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
   engine::PrefillEngine& engine_;
   PeerTable& peers_;
   PushWorker& pushes_;
+  TicketGuard& tickets_;
   HeadLeaseTable& leases_;
   CacheStreams& cache_streams_;
   const std::string worker_id_;

@@ -57,6 +57,7 @@ class TicketGuard {
     void EndFlushed() { End(true); }
     // False: writes may still be on their way.
     bool EndUnflushed() {
+      if (ended_.load()) return true;
       End(quiet_.load());
       return quiet_.load();
     }

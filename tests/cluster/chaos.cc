@@ -16,6 +16,7 @@
 #include "services/tokenizer/prompt.h"
 #include "services/tokenizer/tokenizer.h"
 #include "tests/support/eventually.h"
+#include "tests/support/f32_model.h"
 #include "tests/support/http_test_client.h"
 #include "tests/support/paths.h"
 
@@ -44,6 +45,21 @@ std::vector<std::string> MakePrompts() {
   return prompts;
 }
 
+// One thing that clients ask for.
+struct Query {
+  std::string kind;
+  json body;                       // but for `stream`
+  std::vector<std::string> texts;  // of each continuation; none: not compared
+};
+
+std::string Document(int number) {
+  std::string text = "Document " + std::to_string(number) + ".";
+  for (int i = 0; i < 10; ++i)
+    text += " Ship " + std::to_string(100 * number + i) + " carries tea and left on day " +
+            std::to_string(7 * number + i) + ".";
+  return text;
+}
+
 // One program that is killed, stopped and started again.
 struct Node {
   enum class Kind { kPrefill, kDecode, kStore, kRouter };
@@ -56,6 +72,10 @@ struct Node {
   bool down = false;    // killed
 };
 
+std::vector<std::string> FlagsOf(const PeerTlsOptions& files) {
+  return {"--tls-cert", files.cert_file, "--tls-key", files.key_file, "--tls-ca", files.ca_file};
+}
+
 class Chaos {
  public:
   explicit Chaos(const ChaosOptions& options) : options_(options), random_(options.seed), prompts_(MakePrompts()) {
@@ -63,7 +83,7 @@ class Chaos {
   }
 
   ChaosReport Run() {
-    if (!MakeReferences() || !StartAll()) return report_;
+    if (!MakeReferences() || !StartAll() || !AskForReferences()) return report_;
     const auto start = Clock::now();
     std::vector<std::thread> clients;
     for (int i = 0; i < options_.num_clients; ++i)
@@ -94,19 +114,16 @@ class Chaos {
   // ---- set-up
 
   bool MakeReferences() {
-    const auto model = engine::Model::Load(kTinyModel, kernels::MakeCpuBackend(), {});
-    const auto tokenizer = tokenizer::Tokenizer::Load(kTinyModel);
+    EXPECT_TRUE(CopyModelAsF32(kTinyModel, model_dir_));
+    const auto model = engine::Model::Load(model_dir_, kernels::MakeCpuBackend(), {});
+    const auto tokenizer = tokenizer::Tokenizer::Load(model_dir_);
     EXPECT_TRUE(model.ok() && tokenizer.ok());
     if (!model.ok() || !tokenizer.ok()) return false;
     auto generator = engine::LocalGenerator::Create(*model, {.max_tokens = 4096});
     EXPECT_TRUE(generator.ok()) << generator.status();
     if (!generator.ok()) return false;
-    for (const std::string& prompt : prompts_) {
+    const auto text_of = [&](const std::string& prompt, const engine::SamplingParams& sampling) {
       const auto ids = tokenizer::EncodePrompt(**tokenizer, prompt, true);
-      engine::SamplingParams sampling;
-      sampling.temperature = 0;
-      sampling.max_tokens = options_.max_tokens;
-      sampling.ignore_eos = true;
       tokenizer::StreamDecoder decoder(**tokenizer, {.skip_special_tokens = true});
       std::string text;
       const auto on_token = [&](int32_t, const engine::SampledToken& token) {
@@ -115,11 +132,80 @@ class Chaos {
       };
       const absl::Status status = (*generator)->Generate(*ids, sampling, on_token);
       EXPECT_TRUE(status.ok()) << status;
-      if (!status.ok()) return false;
-      references_.push_back(text + decoder.Finish());
+      return text + decoder.Finish();
+    };
+    std::set<std::string> texts;
+    for (size_t i = 0; i < prompts_.size(); ++i) {
+      engine::SamplingParams sampling;
+      sampling.temperature = 0;
+      sampling.max_tokens = options_.max_tokens;
+      sampling.ignore_eos = true;
+      Query plain{"plain", BodyOf(prompts_[i]), {text_of(prompts_[i], sampling)}};
+      texts.insert(plain.texts[0]);
+      // Every prompt is asked for in one more way, and those are a half of the requests.
+      Query other = plain;
+      if (i % 4 == 0) {
+        other.kind = "256 tokens";
+        other.body["max_tokens"] = sampling.max_tokens = 256;
+        other.texts = {text_of(prompts_[i], sampling)};
+      } else if (i % 4 == 1) {
+        other.kind = "penalties";
+        other.body["repetition_penalty"] = sampling.repetition_penalty = 1.5F;
+        other.body["presence_penalty"] = sampling.presence_penalty = 0.5F;
+        other.texts = {text_of(prompts_[i], sampling)};
+      } else if (i % 4 == 2) {
+        other.kind = "n = 2";
+        other.body["n"] = 2;
+        other.texts = {plain.texts[0], plain.texts[0]};
+      } else {
+        other.kind = "session";
+        other.body["splice"] = {{"session", "chaos-" + std::to_string(i % 3)}};
+      }
+      queries_.push_back(std::move(plain));
+      others_.push_back(std::move(other));
     }
     // The check is worth nothing unless prompts differ in their answers.
-    EXPECT_GT(std::set<std::string>(references_.begin(), references_.end()).size(), kPrompts / 2);
+    EXPECT_GT(texts.size(), kPrompts / 2);
+    return !::testing::Test::HasFailure();
+  }
+
+  json BodyOf(const json& prompt) const {
+    return {{"model", "splice-tiny"},
+            {"prompt", prompt},
+            {"max_tokens", options_.max_tokens},
+            {"temperature", 0},
+            {"ignore_eos", true}};
+  }
+
+  // Segments and documents of a knowledge base, of which the cluster itself says, while it is well, what their prompts
+  // give exactly; and by a method that approximates.
+  bool AskForReferences() {
+    const std::string& router = nodes_.back()->address;
+    json documents = json::array();
+    for (int i = 0; i < 3; ++i) documents.push_back({{"id", std::to_string(i)}, {"text", Document(i)}});
+    const HttpReply published =
+        HttpPost(router, "/admin/v1/knowledge_bases",
+                 json({{"name", "ships"}, {"instruction", "Read."}, {"documents", documents}, {"swap", true}}).dump());
+    EXPECT_EQ(published.status, 200) << published.body;
+    for (int i = 0; i < 3; ++i) {
+      for (const bool base : {false, true}) {
+        const json reused =
+            base ? json({{"type", "segment"}, {"knowledge_base", "ships"}, {"document", std::to_string(i)}})
+                 : json({{"type", "segment"}, {"text", Document(10 + i)}});
+        const json parts = {{{"type", "text"}, {"text", "Read this.\n"}},
+                            reused,
+                            {{"type", "text"}, {"text", "\nWhat does ship " + std::to_string(105 + i) + " carry?"}}};
+        Query exact{base ? "knowledge base" : "segments", BodyOf(parts), {}};
+        Query approximate = exact;
+        exact.body["splice"] = {{"reuse", "exact"}};
+        approximate.body["splice"] = {{"reuse", "sparsex"}};
+        const Answer answer = Exchange(router, exact.body.dump(), false, "chaos-reference");
+        EXPECT_EQ(answer.status, 200) << answer.error;
+        exact.texts = answer.texts;
+        others_.push_back(std::move(exact));
+        others_.push_back(std::move(approximate));
+      }
+    }
     return !::testing::Test::HasFailure();
   }
 
@@ -130,6 +216,10 @@ class Chaos {
     const auto add = [&](Node::Kind kind, std::vector<std::string> argv) {
       auto node = std::make_unique<Node>();
       node->kind = kind;
+      if (options_.tls) {
+        const auto tls = FlagsOf(ca_.IssueFiles(dir_.path(), "node" + std::to_string(nodes_.size())));
+        argv.insert(argv.begin() + 1, tls.begin(), tls.end());
+      }
       node->argv = std::move(argv);
       nodes_.push_back(std::move(node));
       return Launch(*nodes_.back(), "");
@@ -150,7 +240,7 @@ class Chaos {
       const bool decode = i < options_.num_decode;
       std::vector<std::string> argv = {BinDir() + (decode ? "/splice-decode" : "/splice-prefill"),
                                        "--model",
-                                       kTinyModel,
+                                       model_dir_,
                                        "--discovery",
                                        discovery,
                                        "--lease-seconds",
@@ -158,14 +248,14 @@ class Chaos {
                                        "--threads",
                                        "1",
                                        "--kv-bytes",
-                                       "96MiB",
+                                       "160MiB",
                                        "--worker-id",
                                        (decode ? "d" : "p") + std::to_string(decode ? i : i - options_.num_decode)};
       if (!decode) argv.insert(argv.end(), {"--store", stores});
       if (!add(decode ? Node::Kind::kDecode : Node::Kind::kPrefill, argv)) return false;
     }
     for (int i = 0; i < options_.num_routers; ++i) {
-      if (!add(Node::Kind::kRouter, {BinDir() + "/splice-router", "--model", kTinyModel, "--http", "127.0.0.1:0",
+      if (!add(Node::Kind::kRouter, {BinDir() + "/splice-router", "--model", model_dir_, "--http", "127.0.0.1:0",
                                      "--grpc", "127.0.0.1:0", "--discovery", discovery, "--store", stores,
                                      "--ticket-ttl-ms", std::to_string(options_.ticket_ttl.count())}))
         return false;
@@ -281,6 +371,8 @@ class Chaos {
                                              "",
                                              "transport.put=drop" + at,
                                              "transport.put=delay(800)" + at,
+                                             "transport.put=delay(" + ThreeTtl() + ")" + at,
+                                             "transport.piece=delay(" + ThreeTtl() + ")" + at,
                                              "transport.put=error(UNAVAILABLE)" + at,
                                              "prefill.commit=drop" + at,
                                              "prefill.commit=corrupt" + at,
@@ -289,6 +381,8 @@ class Chaos {
                                              "transport.get=error(UNAVAILABLE)" + at};
     return faults[Draw(faults.size())];
   }
+
+  std::string ThreeTtl() const { return std::to_string(3 * options_.ticket_ttl.count()); }
 
   static bool Ended(const Node& node) { return node.process != nullptr && node.process->WaitForExit(0s) != -1; }
   // Only what has a fault point that ends it may end.
@@ -365,7 +459,8 @@ class Chaos {
       node.up = false;
     }
     node.process->Signal(SIGSTOP);
-    recoveries_.push_back({Clock::now() + std::chrono::milliseconds(300 + Draw(4'500)), &node, false, ""});
+    const uint64_t longest = Draw(4) == 0 ? static_cast<uint64_t>(3 * options_.ticket_ttl.count()) : 4'500;
+    recoveries_.push_back({Clock::now() + std::chrono::milliseconds(300 + Draw(longest)), &node, false, ""});
   }
 
   static const char* KindName(Node::Kind kind) {
@@ -373,8 +468,8 @@ class Chaos {
     return kNames[static_cast<int>(kind)];
   }
 
-  // Everything comes back and stays: a fault point that has not ended its program yet would do so while the end is
-  // judged, when nobody starts it again.
+  // Everything comes back and stays: a fault point that has not ended or delayed its program yet would do so while the
+  // end is judged, when nobody starts it again.
   void Heal() {
     while (!recoveries_.empty()) {
       for (Recovery& recovery : recoveries_) {
@@ -386,7 +481,7 @@ class Chaos {
     for (const auto& node : nodes_) {
       if (Ended(*node)) {
         NoteEnded(*node);
-      } else if (MayEnd(*node)) {
+      } else if (MayEnd(*node) || node->fault.find("=delay(") != std::string::npos) {
         node->process->Signal(SIGKILL);
         node->process->WaitForExit();
         KeepSilence(*node);
@@ -402,18 +497,20 @@ class Chaos {
   void Client(uint64_t seed) {
     std::mt19937_64 random(seed);
     while (!stop_) {
-      const size_t prompt = random() % prompts_.size();
+      const auto& queries = random() % 2 == 0 ? queries_ : others_;
+      const Query& query = queries[random() % queries.size()];
       const bool stream = random() % 2 == 0;
       // A client asks another router when its own is gone, as behind a load balancer.
       for (int attempt = 0; attempt < 3; ++attempt) {
-        if (!Ask(prompt, stream, random())) break;
+        if (!Ask(query, stream, random())) break;
       }
     }
   }
 
   struct Answer {
     int status = 0;
-    std::string text, error;  // error: JSON of it
+    std::vector<std::string> texts;  // of each continuation
+    std::string error;               // JSON of it
     json receipt;
     bool whole = false;  // it ended as answers end
     std::string why;     // if not: what the socket said
@@ -434,7 +531,7 @@ class Chaos {
   }
 
   // True: the router was lost, ask another one.
-  bool Ask(size_t prompt, bool stream, uint64_t draw) {
+  bool Ask(const Query& query, bool stream, uint64_t draw) {
     std::string address;
     uint64_t kills = 0;
     {
@@ -446,8 +543,8 @@ class Chaos {
       if (!routers.empty()) address = routers[draw % routers.size()];
       kills = router_kills_;
     }
-    const json body = {{"model", "splice-tiny"}, {"prompt", prompts_[prompt]}, {"max_tokens", options_.max_tokens},
-                       {"temperature", 0},       {"ignore_eos", true},         {"stream", stream}};
+    json body = query.body;
+    body["stream"] = stream;
     const auto start = Clock::now();
     const std::string request_id = "chaos-" + std::to_string(draw);
     const Answer answer = Exchange(address, body.dump(), stream, request_id);
@@ -464,17 +561,21 @@ class Chaos {
       Sample("took " + took_text + ": " + answer.error);
     } else if (!answer.whole) {
       ++report_.untyped;
-      Sample("broke off after " + took_text + " with status " + std::to_string(answer.status) + ", '" + answer.text +
-             "'; from port " + std::to_string(answer.local_port) + " to " + address + ", " + answer.why +
-             "; routers say: " + RouterLines(request_id));
+      Sample("broke off after " + took_text + " with status " + std::to_string(answer.status) + ", " +
+             json(answer.texts).dump() + "; from port " + std::to_string(answer.local_port) + " to " + address + ", " +
+             answer.why + "; routers say: " + RouterLines(request_id));
     } else if (!answer.error.empty()) {
       CountRefusal(answer);
-    } else if (answer.text != references_[prompt]) {
+    } else if (query.texts.empty()) {
+      ++report_.ended;
+      ++report_.kinds[query.kind + ", approximated"];
+    } else if (answer.texts != query.texts) {
       ++report_.wrong;
-      Sample("prompt " + std::to_string(prompt) + " gave '" + answer.text + "', not '" + references_[prompt] + "', " +
-             answer.receipt.dump());
+      Sample(query.kind + " " + query.body.dump() + " gave " + json(answer.texts).dump() + ", not " +
+             json(query.texts).dump() + ", " + answer.receipt.dump());
     } else {
       ++report_.exact;
+      ++report_.kinds[query.kind];
     }
     if (answer.receipt.is_object()) {
       report_.migrated += answer.receipt.value("migrations", 0) > 0;
@@ -507,7 +608,7 @@ class Chaos {
         answer.error = response.body;
         return answer;
       }
-      answer.text = reply["choices"][0]["text"];
+      for (const json& choice : reply["choices"]) answer.texts.push_back(choice["text"]);
       answer.receipt = reply["splice"];
       return answer;
     }
@@ -532,7 +633,11 @@ class Chaos {
         answer.whole = true;
         return answer;
       }
-      if (data.contains("choices") && !data["choices"].empty()) answer.text += data["choices"][0].value("text", "");
+      for (const json& choice : data.value("choices", json::array())) {
+        const auto index = choice.value("index", size_t{0});
+        if (index >= answer.texts.size()) answer.texts.resize(index + 1);
+        answer.texts[index] += choice.value("text", "");
+      }
       if (data.contains("splice")) answer.receipt = data["splice"];
     }
     return answer;
@@ -560,21 +665,18 @@ class Chaos {
 
   void After() {
     if (!WaitReady()) return;
-    for (size_t i = 0; i < prompts_.size(); ++i) {
+    std::vector<Query> all = queries_;
+    all.insert(all.end(), others_.begin(), others_.end());
+    for (size_t i = 0; i < all.size(); ++i) {
       for (const auto& node : nodes_) {
         if (node->kind != Node::Kind::kRouter) continue;
-        const json body = {{"model", "splice-tiny"},
-                           {"prompt", prompts_[i]},
-                           {"max_tokens", options_.max_tokens},
-                           {"temperature", 0},
-                           {"ignore_eos", true}};
-        const Answer answer = Exchange(node->address, body.dump(), false, "chaos-after-" + std::to_string(i));
+        const Answer answer = Exchange(node->address, all[i].body.dump(), false, "chaos-after-" + std::to_string(i));
         ++report_.requests_after;
-        report_.exact_after += answer.status == 200 && answer.text == references_[i];
+        report_.exact_after += answer.status == 200 && (all[i].texts.empty() || answer.texts == all[i].texts);
         if (answer.status != 200) Sample("afterwards: " + std::to_string(answer.status) + " " + answer.error);
       }
     }
-    // A ticket whose writer was lost stays out of use until it cannot be written any more.
+    // A ticket whose writer does not answer stays out of use until it cannot be written any more.
     Eventually(
         [&] {
           report_.leaked_pages = Sum(Node::Kind::kDecode, "splice_kv_pages_used");
@@ -640,8 +742,10 @@ class Chaos {
   const ChaosOptions options_;
   std::mt19937_64 random_;
   const std::vector<std::string> prompts_;
-  std::vector<std::string> references_;
+  std::vector<Query> queries_, others_;  // before the clients start
   spl::testing::TempDir dir_;
+  const std::string model_dir_ = dir_.path() + "/splice-tiny";
+  const TestCa ca_{"CA"};
   std::unique_ptr<spl::testing::EtcdProcess> etcd_;
   std::vector<Recovery> recoveries_;
   std::mutex wake_mutex_;
@@ -667,6 +771,8 @@ nlohmann::ordered_json ChaosReport::ToJson() const {
   out["requests"] = requests;
   out["exact"] = exact;
   out["wrong"] = wrong;
+  out["ended"] = ended;
+  out["kinds"] = kinds;
   out["hangs"] = hangs;
   out["untyped"] = untyped;
   out["crashes"] = crashes;

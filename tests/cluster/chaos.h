@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tests/cluster/processes.h"
+#include "tests/support/certificates.h"
 #include "tests/support/etcd_process.h"
 #include "tests/support/temp_dir.h"
 
@@ -33,7 +34,9 @@ struct ChaosOptions {
   std::chrono::milliseconds between_faults{2'500};  // on average
   std::chrono::milliseconds deadline{12'000};       // of a request
   int max_tokens = 16;
-  std::chrono::milliseconds ticket_ttl{12'000};  // what the end waits for when a prefill worker was lost
+  // Writes are delayed and programs stopped for up to three times as long.
+  std::chrono::milliseconds ticket_ttl{5'000};
+  bool tls = false;  // between the programs
 };
 
 struct ChaosReport {
@@ -41,12 +44,14 @@ struct ChaosReport {
   double seconds = 0;
   uint64_t requests = 0, exact = 0;
   uint64_t wrong = 0;        // another text than the plain model's
+  uint64_t ended = 0;        // whole answers of methods that approximate: their texts are not compared
   uint64_t hangs = 0;        // no end within the deadline and 2 s
   uint64_t untyped = 0;      // an error without a type, or a connection that broke although its router lived
   uint64_t crashes = 0;      // programs that ended and were not meant to
   uint64_t router_lost = 0;  // their router was killed; the client asked another one
   uint64_t migrated = 0;     // moved to another decode worker midway
   uint64_t retried = 0;      // more than one attempt before the first token
+  std::map<std::string, uint64_t> kinds;         // whole answers by kind of request
   std::map<std::string, uint64_t> refused;       // by "STATUS type code"
   std::map<std::string, uint64_t> faults;        // by kind
   std::vector<double> silence_s;                 // of lost workers, from their last sign of life to their loss

@@ -1,4 +1,5 @@
-// 4 prefill workers, 4 decode workers, 2 stores, 2 routers and etcd, killed and stopped under load. As a soak:
+// 4 prefill workers, 4 decode workers, 2 stores, 2 routers and etcd, killed, stopped and delayed under load, half of
+// the seeds with TLS between them. As a soak:
 //   build/tests/chaos_test --minutes 30 --requests 10000 --seed 7 --report chaos.json
 #include "tests/cluster/chaos.h"
 
@@ -6,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <optional>
 #include <random>
 
 namespace spl::test {
@@ -16,7 +18,8 @@ std::string g_report;
 bool g_judge_detection = false;
 
 TEST(ChaosTest, NoTokenIsWrongAndNothingHangsOrLeaks) {
-  std::printf("seed %llu\n", static_cast<unsigned long long>(g_options.seed));
+  std::printf("seed %llu, %s TLS\n", static_cast<unsigned long long>(g_options.seed),
+              g_options.tls ? "with" : "without");
   const ChaosReport report = RunChaos(g_options);
   const std::string text = report.ToJson().dump(2);
   std::printf("%s\n", text.c_str());
@@ -52,10 +55,13 @@ int main(int argc, char** argv) {
   app.add_option("--clients", spl::test::g_options.num_clients, "at once")->capture_default_str();
   app.add_flag("--only-routers", spl::test::g_options.only_routers, "kill routers and nothing else");
   app.add_option("--between-faults-ms", between_faults_ms, "on average")->capture_default_str();
+  std::optional<bool> tls;
+  app.add_option("--tls", tls, "between the programs; default: with odd seeds");
   app.add_option("--report", spl::test::g_report, "file for the figures as JSON");
   app.add_flag("--judge-detection", spl::test::g_judge_detection, "fail when lost workers are found late (p99 of 1 s)");
   CLI11_PARSE(app, argc, argv);
   spl::test::g_options.duration = std::chrono::seconds(static_cast<int64_t>(minutes * 60));
+  spl::test::g_options.tls = tls.value_or(spl::test::g_options.seed % 2 == 1);
   spl::test::g_options.between_faults = std::chrono::milliseconds(between_faults_ms);
   return RUN_ALL_TESTS();
 }

@@ -2,6 +2,7 @@
 // workers, as they come and as they break.
 #include "services/prefill/head_lease_table.h"
 #include "tests/services/workers/workers_fixture.h"
+#include "tests/support/eventually.h"
 #include "tests/support/restored_reference.h"
 
 namespace spl {
@@ -207,6 +208,28 @@ TEST_P(HeadLeaseTest, WhatBreaksIsAMissAndChangesNoToken) {
     EXPECT_EQ(result.restores.restored_heads(), 0u);
     EXPECT_TRUE(PagesComeBack(10s));
   }
+}
+
+// Its pages are for nobody until it is proved that the fetch is over, whatever the clock says.
+TEST_P(HeadLeaseTest, PagesOfAFetchThatHangsWaitForAProof) {
+  if (!OnHost() || GetParam().f32()) return;
+  static int runs = 0;
+  const std::string event = "head_lease_test.go." + std::to_string(++runs);
+  head_fetches_.fetch_timeout = 500ms;
+  StartWorkers(map_);
+  const auto prompt = Prompt(61, 900);
+  ASSERT_TRUE(ArmFault("prefill.fetch_heads", {.kind = FaultKind::kDelayUntil, .event = event}).ok());
+  const Result result = Generate(prompt, Sampled(kTokens));
+  ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
+  EXPECT_EQ(result.tokens, Reference(prompt, -1, kTokens));
+  const auto free = [&] { return decode_->pool().num_free() == decode_->pool().num_pages(); };
+  if (carrier_ == "tcp") {
+    EXPECT_TRUE(test::Eventually(free)) << "the connection is torn down";
+  } else {
+    EXPECT_FALSE(test::Eventually(free, 4 * head_fetches_.fetch_timeout)) << "the memory is mapped there";
+  }
+  FireFaultEvent(event);
+  EXPECT_TRUE(PagesComeBack(10s));
 }
 
 TEST_P(HeadLeaseTest, AnExpiredLeaseIsAMiss) {
