@@ -1,9 +1,10 @@
 // Every port of a whole cluster in this process: any bytes as an HTTP connection to the router, or as the request of
 // any method of any gRPC service. Whatever they are, the programs go on: nothing crashes, and calls end.
 //
-// The first byte chooses: 0 the HTTP port, else a method; the rest is what is sent. Every other input is made anew: a
-// request line of a known path, or a message of the method's type with random fields. Runs from the source root, for
-// the model.
+// The first byte chooses: 0 the HTTP port, else a method, or a whole ticket whose fields the rest is the seed of: what
+// its holder may do with it, with right checksums, so that what lies behind these is reached, too. Else the rest is
+// what is sent. Every other input is made anew: a request line of a known path, or a message of the method's type with
+// random fields. Runs from the source root, for the model.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -32,13 +33,16 @@
 #include "services/kvstore/kvstore_server.h"
 #include "services/prefill/prefill_server.h"
 #include "services/router/router_server.h"
+#include "services/wire/convert.h"
 #include "spl/v1/admin.pb.h"
+#include "spl/v1/decode.grpc.pb.h"
 #include "spl/v1/decode.pb.h"
 #include "spl/v1/inference.pb.h"
 #include "spl/v1/kvstore.pb.h"
 #include "spl/v1/kvstore_admin.pb.h"
 #include "spl/v1/kvstore_records.pb.h"
 #include "spl/v1/prefill.pb.h"
+#include "tests/support/ticket_checksums.h"
 
 namespace spl {
 namespace {
@@ -147,7 +151,12 @@ class Cluster {
 
   // An input that Take understands.
   std::string Make(std::mt19937& random) const {
-    const size_t which = random() % (methods_.size() + 4);
+    const size_t which = random() % (methods_.size() + 12);
+    if (which >= methods_.size() + 4) {
+      std::string seed(1 + 8, static_cast<char>(methods_.size() + 1));
+      for (size_t i = 1; i < seed.size(); ++i) seed[i] = static_cast<char>(random());
+      return seed;
+    }
     if (which < methods_.size()) {
       const std::unique_ptr<google::protobuf::Message> message(methods_[which].request->New());
       Fill(*message, random, 4);
@@ -164,7 +173,8 @@ class Cluster {
     kvstore::KvStoreOptions s;
     s.memory_bytes = 32 << 20;
     store_ = Must(kvstore::KvStoreServer::Start(s));
-    const auto model = Must(engine::Model::Load(kModel, kernels::MakeCpuBackend(), {}));
+    model_ = Must(engine::Model::Load(kModel, kernels::MakeCpuBackend(), {}));
+    const auto& model = model_;
     decode::DecodeServerOptions d;
     d.worker_id = "d";
     d.kv_bytes = 48 << 20;
@@ -183,6 +193,8 @@ class Cluster {
     r.dispatch.fleet.decode = {decode_->grpc_address()};
     r.knowledge_bases.store = store_->grpc_address();
     router_ = Must(router::RouterServer::Start(r));
+    decode_stub_ =
+        v1::Decode::NewStub(grpc::CreateChannel(decode_->grpc_address(), grpc::InsecureChannelCredentials()));
     Add(decode_->grpc_address(), v1::GetDecodeInfoRequest::descriptor());
     Add(prefill_->grpc_address(), v1::GetPrefillInfoRequest::descriptor());
     Add(router_->grpc_address(), v1::GenerateRequest::descriptor());
@@ -194,9 +206,12 @@ class Cluster {
   }
 
   void Take(const uint8_t* data, size_t size) {
-    const size_t which = data[0] % (methods_.size() + 1);
+    const size_t which = data[0] % (methods_.size() + 2);
     const std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
-    which == 0 ? Http(bytes) : Call(methods_[which - 1], bytes);
+    if (which == 0) return Http(bytes);
+    if (which <= methods_.size()) return Call(methods_[which - 1], bytes);
+    std::seed_seq seed(bytes.begin(), bytes.end());
+    UseTicket(std::mt19937(seed));
   }
 
  private:
@@ -261,6 +276,56 @@ class Cluster {
     next(&queue);
   }
 
+  // Reserves, commits with the checksums of whatever lies in the pages, reads some of the stream, releases.
+  void UseTicket(std::mt19937 random) {
+    const auto id = [&]() -> uint32_t {
+      constexpr uint32_t kEdges[] = {4095, 4096, INT32_MAX - 255, INT32_MAX, 1u << 31, UINT32_MAX};
+      return random() % 16 == 0 ? kEdges[random() % std::size(kEdges)] : random() % 4096;
+    };
+    const auto call = [](grpc::ClientContext& context) -> grpc::ClientContext* {
+      context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+      return &context;
+    };
+    v1::ReserveRequest reserve;
+    reserve.set_model_fingerprint(wire::ToBytes(model_->fingerprint()));
+    const uint32_t tokens = 1 + random() % 200;
+    reserve.set_prompt_tokens(tokens);
+    const bool edges = random() % 4 == 0;  // of a whole prompt some id nearly always is one
+    for (uint32_t i = 0; i < tokens; ++i) reserve.add_token_ids(edges ? id() : random() % 4096);
+    if (random() % 3 == 0) reserve.set_num_output_tokens(random() % (tokens + 2));
+    if (random() % 2 == 0) Fill(*reserve.mutable_sampling(), random, 1);
+    if (random() % 2 == 0) reserve.mutable_sampling()->set_repetition_penalty(1.5);
+    if (random() % 3 == 0) Fill(*reserve.mutable_reuse(), random, 0);
+    reserve.mutable_sampling()->set_max_tokens(1 + random() % 20);
+    v1::Ticket ticket;
+    grpc::ClientContext reserving, committing, streaming, releasing;
+    if (!decode_stub_->Reserve(call(reserving), reserve, &ticket).ok()) return;
+    if (ticket.hole_begin().empty()) {
+      v1::CommitRequest commit = Must(test::CommitOf(ticket, decode_->pool(), tokens));
+      if (random() % 8 == 0) commit.set_num_tokens(id());
+      if (random() % 8 == 0) Fill(*commit.add_kept(), random, 1);
+      if (random() % 8 == 0) Fill(*commit.mutable_only(), random, 1);
+      for (uint32_t n = std::max(reserve.sampling().n(), 1u) % 200 + (random() % 16 == 0); n > 0; --n)
+        commit.add_first_tokens()->set_token_id(id());
+      v1::CommitResponse committed;
+      (void)decode_stub_->Commit(call(committing), commit, &committed);
+      v1::StreamRequest request;
+      request.set_ticket_id(ticket.ticket_id());
+      request.set_generation(ticket.generation());
+      const auto reader = decode_stub_->Stream(call(streaming), request);
+      v1::StreamChunk chunk;
+      for (size_t reads = random() % 20; reads > 0 && reader->Read(&chunk);) --reads;
+      streaming.TryCancel();
+      (void)reader->Finish();
+    }
+    v1::ReleaseRequest release;
+    release.set_ticket_id(ticket.ticket_id());
+    release.set_generation(ticket.generation());
+    release.set_writer_quiet(true);
+    v1::ReleaseResponse released;
+    (void)decode_stub_->Release(call(releasing), release, &released);
+  }
+
   void Http(const std::string& bytes) {
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in to{};
@@ -288,6 +353,8 @@ class Cluster {
     ::close(fd);
   }
 
+  std::shared_ptr<const engine::Model> model_;
+  std::unique_ptr<v1::Decode::Stub> decode_stub_;
   std::unique_ptr<kvstore::KvStoreServer> store_;
   std::unique_ptr<decode::DecodeServer> decode_;
   std::unique_ptr<prefill::PrefillServer> prefill_;

@@ -1,0 +1,223 @@
+// Random combinations of every option of the API against a whole cluster with small pools: every prefill and decode
+// method, sessions, several answers, aborts. Whatever they are, they are answered or refused as the request's fault; no
+// program ends, no page is lost, and the answers of others stay what they are.
+//
+// The options are those of the message that carries them, so that a new one is tried without a change here.
+// SPLICE_COMBINATION_SECONDS asks for longer than the default (./dev fuzz), SPLICE_TEST_SEED for the same ones again.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "services/engine/engine.h"
+#include "spl/v1/common.pb.h"
+#include "tests/cluster/processes.h"
+#include "tests/support/eventually.h"
+#include "tests/support/http_test_client.h"
+#include "tests/support/paths.h"
+#include "tests/support/seeded_random.h"
+
+namespace spl::test {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+using Field = google::protobuf::FieldDescriptor;
+
+constexpr int kClients = 4;
+
+std::chrono::seconds Duration() {
+  const char* const text = std::getenv("SPLICE_COMBINATION_SECONDS");
+  return std::chrono::seconds(text == nullptr ? 30 : std::atoi(text));
+}
+
+// Random numbers with what is asked of them here.
+class Dice {
+ public:
+  explicit Dice(uint32_t seed) : random_(seed) {}
+  size_t Below(size_t end) { return random_() % end; }
+  bool Chance(double p) { return std::uniform_real_distribution<>(0, 1)(random_) < p; }
+  template <typename Values>
+  auto OneOf(const Values& values) {
+    return *(std::begin(values) + static_cast<std::ptrdiff_t>(Below(std::size(values))));
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+// What the HTTP API calls a field of ReuseOptions.
+std::string NameOf(const Field& field) {
+  if (field.name() == "policy") return "reuse";
+  if (field.name() == "auto_segments") return "reuse_auto";
+  return field.name();
+}
+
+json ValueOf(const Field& field, Dice& dice) {
+  static const std::map<std::string, std::vector<std::string>> kWords = [] {
+    std::map<std::string, std::vector<std::string>> words = {
+        {"policy", engine::RecoveryPolicyNames()},
+        {"decode", engine::TokenSelectorNames()},
+        {"quality", {"strict", "balanced"}},
+        {"recompute", {"samkv", "attended", "sparsex", "none", ""}},
+        {"choose", {"recovered", "attention", "means", ""}}};
+    words["policy"].push_back("auto");
+    words["decode"].push_back("auto");
+    return words;
+  }();
+  constexpr uint32_t kNumbers[] = {0, 1, 2, 3, 8, 11, 12, 13, 16, 64, 128, 256, 1000, UINT32_MAX};
+  constexpr double kShares[] = {0, .01, .1, .25, .5, .9, 1, 2};
+  switch (field.cpp_type()) {
+    case Field::CPPTYPE_STRING: {
+      const auto words = kWords.find(field.name());
+      return words == kWords.end() ? json("") : json(dice.OneOf(words->second));
+    }
+    case Field::CPPTYPE_BOOL:
+      return dice.Chance(.5);
+    case Field::CPPTYPE_UINT32:
+      if (field.name().find("layer") != std::string::npos) return dice.Below(14);  // the model has 12
+      return dice.OneOf(kNumbers);
+    default:
+      return dice.OneOf(kShares);
+  }
+}
+
+std::string Document(uint32_t number) {
+  constexpr const char* kWords[] = {"the",  "quick", "fox",   "ships", "sail", "to",
+                                    "port", "seven", "crate", "of",    "tea",  "4711"};
+  std::mt19937 random(number);
+  std::string text;
+  for (size_t i = 30 + random() % 190; i > 0; --i) text += std::string(kWords[random() % std::size(kWords)]) + " ";
+  return text;
+}
+
+json OptionsOf(Dice& dice) {
+  json options = json::object();
+  const google::protobuf::Descriptor& all = *v1::ReuseOptions::descriptor();
+  for (int i = 0; i < all.field_count(); ++i) {
+    const Field& field = *all.field(i);
+    const bool is_method = field.name() == "policy" || field.name() == "decode";
+    const bool of_decoding = field.name().starts_with("decode_");  // most methods read several of these
+    if (dice.Chance(is_method ? .75 : of_decoding ? .15 : .05)) options[NameOf(field)] = ValueOf(field, dice);
+  }
+  if (dice.Chance(.4)) options["namespace"] = "n" + std::to_string(dice.Below(4));
+  if (dice.Chance(.2)) options["session"] = "s" + std::to_string(dice.Below(6));
+  return options;
+}
+
+json BodyOf(Dice& dice) {
+  json parts = json::array();
+  for (size_t i = 1 + dice.Below(6); i > 0; --i) {
+    const std::string document = Document(static_cast<uint32_t>(dice.Below(12)));
+    if (dice.Chance(.6)) {
+      parts.push_back({{"type", "segment"}, {"text", document}});
+      if (dice.Chance(.3)) parts.back()["namespace"] = "n" + std::to_string(dice.Below(4));
+    } else {
+      parts.push_back({{"type", "text"}, {"text", document.substr(0, 1 + dice.Below(document.size()))}});
+    }
+  }
+  json body = {{"prompt", parts}, {"max_tokens", 1 + dice.Below(48)}, {"splice", OptionsOf(dice)}};
+  const auto maybe = [&](double chance, const char* name, const json& values) {
+    if (dice.Chance(chance)) body[name] = values[dice.Below(values.size())];
+  };
+  maybe(.5, "temperature", {0, .3, 1, 2});
+  maybe(.3, "top_p", {.1, .9, 1});
+  maybe(.3, "top_k", {0, 1, 5, 50, 600});
+  maybe(.2, "min_p", {0, .1});
+  maybe(.25, "n", {2, 3, 4});
+  maybe(.2, "logprobs", {0, 1, 5});
+  maybe(.2, "repetition_penalty", {.5, 1.1, 2});
+  maybe(.2, "frequency_penalty", {-1, .5});
+  maybe(.2, "stop", {"a", "\n", json::array({"the", "ships"})});
+  maybe(.2, "logit_bias", {{{"7", -100}}, {{"4095", 5}}});
+  maybe(.1, "min_tokens", {1, 3});
+  maybe(.4, "stream", {true});
+  return body;
+}
+
+double PagesUsed(const Process& worker) {
+  return MetricValue(HttpGet(worker.ready("metrics"), "/metrics").body, "splice_kv_pages_used");
+}
+
+TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
+  const uint32_t seed = SeededRandom("option combinations")();
+  // Pools of a few thousand tokens: several answers of some requests do not fit beside each other.
+  const auto cluster = ProcessCluster::Start({.model_dir = kTinyModel,
+                                              .num_decode = 2,
+                                              .prefill_flags = {"--kv-bytes", "96MiB"},
+                                              .decode_flags = {"--kv-bytes", "40MiB"},
+                                              .router_flags = {}});
+  ASSERT_NE(cluster, nullptr);
+  ASSERT_TRUE(cluster->WaitReady());
+  const json reference = {{"prompt", Document(0)},
+                          {"max_tokens", 24},
+                          {"temperature", 0},
+                          {"splice", {{"reuse", "exact"}, {"decode", "dense"}, {"namespace", "reference"}}}};
+  const auto ask_reference = [&] {
+    const HttpReply reply = HttpPost(cluster->http(), "/v1/completions", reference.dump());
+    if (reply.status != 200) return std::to_string(reply.status) + " " + reply.body;
+    return json::parse(reply.body)["choices"][0]["text"].get<std::string>();
+  };
+  const std::string want = ask_reference();
+
+  std::mutex mutex;  // guards all up to the next blank line
+  std::map<int, int> statuses;
+  std::map<std::string, std::string> wrong;  // what was said of the first request that it was said of
+
+  const Clock::time_point end = Clock::now() + Duration();
+  const auto client = [&](int number) {
+    Dice dice(seed + static_cast<uint32_t>(number));
+    while (Clock::now() < end) {
+      if (number == 0 && dice.Chance(.2)) {
+        const std::string got = ask_reference();
+        if (got == want) continue;
+        std::lock_guard lock(mutex);
+        wrong.try_emplace("the reference answer changed", got);
+        continue;
+      }
+      const json body = BodyOf(dice);
+      if (dice.Chance(.1)) {
+        spl::testing::HttpTestClient gone(cluster->http());
+        gone.SendRequest("POST", "/v1/completions", body.dump(), {"Content-Type: application/json"});
+        if (body.contains("stream") && gone.ReadHead().status == 200 && dice.Chance(.5)) (void)gone.NextEvent();
+        gone.Abort();
+        continue;
+      }
+      const HttpReply reply = HttpPost(cluster->http(), "/v1/completions", body.dump());
+      const bool broken = reply.status == 200 && reply.body.find("\"error\"") != std::string::npos;
+      std::lock_guard lock(mutex);
+      ++statuses[reply.status];
+      if (reply.status == 0 || reply.status >= 500 || broken)
+        wrong.try_emplace(reply.body.substr(reply.body.size() - std::min<size_t>(reply.body.size(), 300)), body.dump());
+    }
+  };
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kClients; ++i) clients.emplace_back(client, i);
+  for (std::thread& thread : clients) thread.join();
+
+  for (const auto& [status, count] : statuses) std::printf("%d: %d answers\n", status, count);
+  for (const auto& [what, request] : wrong) ADD_FAILURE() << what << "\n" << request;
+  EXPECT_GT(statuses[200], 0);
+  EXPECT_EQ(ask_reference(), want);
+  for (const auto& worker : cluster->decode)
+    EXPECT_TRUE(Eventually([&] { return PagesUsed(*worker) == 0; })) << PagesUsed(*worker);
+  cluster->router->Signal(SIGTERM);
+  EXPECT_EQ(cluster->router->WaitForExit(), 0);
+  for (auto* const workers : {&cluster->prefill, &cluster->decode}) {
+    for (const auto& worker : *workers) {
+      worker->Signal(SIGTERM);
+      EXPECT_EQ(worker->WaitForExit(), 0) << worker->Stderr();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spl::test
