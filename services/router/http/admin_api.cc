@@ -330,7 +330,7 @@ void AdminApi::Audit(const Route& route, const Call& call, const absl::Status& r
 }
 
 void AdminApi::Publish(const Route& route, Call call) {
-  absl::StatusOr<PublishBody> body = ParsePublishBody(call.exchange->request().body);
+  absl::StatusOr<PublishBody> body = ParsePublishBody(call.exchange->TakeBody());
   if (!body.ok()) {
     Audit(route, call, body.status());
     return RespondError(*call.exchange, body.status(), "");
