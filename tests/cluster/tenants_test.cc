@@ -7,10 +7,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "tests/cluster/processes.h"
+#include "tests/support/eventually.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
@@ -113,6 +115,58 @@ TEST_F(TenantsTest, NeitherHitsNorTimesTellWhatTheOtherTenantHas) {
   if (NumTrials() >= kTrialsToJudgeTimes) {
     EXPECT_NEAR(area, 0.5, 0.05);
     EXPECT_LT(AreaUnderCurve(own_again, nobody_has_it), 0.25) << "a hit must show, or the test sees nothing";
+  }
+}
+
+// Both tenants use a document of a public namespace. What the first one had in front of it, when it came into the
+// cache, changes nothing of the second one's answers: neither tokens nor probabilities, by any method that reuses
+// segments.
+TEST(PublicNamespacesTest, AnswersDoNotTellWhatAnotherTenantHadInFront) {
+  const uint32_t seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  const std::string document = RandomDocument(random), own_text = RandomDocument(random);
+  const std::string first = "key-of-the-first", second = "key-of-the-second";
+  std::map<std::string, json> expected;  // by method; as it is when nobody else was there
+  for (const std::string& hidden :
+       {own_text, RandomDocument(random), RandomDocument(random) + RandomDocument(random)}) {
+    spl::testing::TempDir dir;
+    std::ofstream(dir.path() + "/keys") << first << " first\n" << second << " second\n";
+    std::ofstream(dir.path() + "/secret") << "a secret of more than sixteen bytes";
+    const auto cluster = ProcessCluster::Start(
+        {.model_dir = kTinyModel,
+         .router_flags = {"--api-keys", dir.path() + "/keys", "--secret-file", dir.path() + "/secret"}});
+    ASSERT_NE(cluster, nullptr);
+    const auto ask = [&](const std::string& key, const std::string& front, const char* method, bool publish) {
+      const json body = {{"model", "splice-tiny"},
+                         {"prompt",
+                          {{{"type", "text"}, {"text", front}},
+                           {{"type", "segment"}, {"text", document}, {"namespace", "public/ports"}},
+                           {{"type", "text"}, {"text", "\nWhich port?"}}}},
+                         {"max_tokens", 24},
+                         {"temperature", 0},
+                         {"logprobs", 5},
+                         {"splice", {{"reuse", method}, {"publish", publish}}}};
+      const HttpReply reply =
+          HttpPost(cluster->http(), "/v1/completions", body.dump(), {{"Authorization", "Bearer " + key}});
+      EXPECT_EQ(reply.status, 200) << reply.body;
+      return json::parse(reply.body, nullptr, false);
+    };
+    (void)ask(hidden == own_text ? second : first, hidden, "auto", true);
+    // The worker computes the document by itself when it has nothing else to do.
+    ASSERT_TRUE(Eventually([&] {
+      const std::string metrics = HttpGet(cluster->prefill[0]->ready("metrics"), "/metrics").body;
+      return metrics.find("splice_prefill_canonical_segments_total{result=\"computed\"} 1") != std::string::npos;
+    }));
+    for (const char* const method : {"auto", "sparsex", "naive", "cacheblend", "epic", "samkv"}) {
+      const json answer = ask(second, "Read this.\n", method, false);
+      EXPECT_GT(answer["splice"]["tokens"]["aligned"].get<int64_t>(), 0) << method;
+      if (hidden == own_text) {
+        expected[method] = answer["choices"];
+      } else {
+        EXPECT_EQ(answer["choices"], expected[method]) << method;
+      }
+    }
   }
 }
 
