@@ -31,6 +31,7 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
     if (plan.scoring != TokenScoring::kNone) {
       if (!scores()) plan_ = plan;
       SPLICE_CHECK(plan.SharesStep(plan_), "one way of choosing in a step");
+      plan_.first_layer = std::min(plan_.first_layer, plan.first_layer);
     }
     SPLICE_CHECK(row.compact != nullptr, "a selector that chooses or lists has compact pages");
     sequences_.back() = {.compact_tables = row.compact->tables(),

@@ -57,7 +57,7 @@ class TokenChoices {
   kernels::Session& session_;
 
   std::span<const DecodeRow> rows_;
-  ScoringPlan plan_;        // what the rows that score share; kNone: none does
+  ScoringPlan plan_;        // what the rows that score share, from the first layer of any on; kNone: none does
   bool refreshes_ = false;  // some row makes a choice anew, in some layer
   bool listed_ = false;     // some row has lists of what it may choose from
   int64_t scores_stride_ = 0;

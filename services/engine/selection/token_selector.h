@@ -30,7 +30,7 @@ enum class TokenScoring : uint8_t {
 };
 
 // What a selector needs computed, the same for all steps of a sequence but for the budget and the length of its lists.
-// Sequences that score have equal scorings in one step.
+// Sequences that score do it the same way in one step (SharesStep).
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
@@ -43,10 +43,10 @@ struct ScoringPlan {
   int32_t first_fresh = 0;
   int64_t listed_tokens = 0;
 
-  // Whether the same operations serve both: budgets may differ.
+  // Whether the same operations serve both: budgets may differ, and first layers, for a sequence says in each layer
+  // whether it selects there.
   bool SharesStep(const ScoringPlan& other) const {
-    return scoring == other.scoring && num_dims == other.num_dims && window == other.window &&
-           first_layer == other.first_layer;
+    return scoring == other.scoring && num_dims == other.num_dims && window == other.window;
   }
   // Positions of a list at most.
   int64_t list_tokens() const {

@@ -2,6 +2,7 @@
 // decodes beside it changes nothing, and that all of it is given back. What is chosen is for the kernels' tests.
 #include "kernels/cuda/cuda_plugin.h"
 #include "kernels/selection/query_window.h"
+#include "services/base/fault_point.h"
 #include "services/engine/model/token_choices.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/prompt_replay.h"
@@ -135,6 +136,42 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
   }
   EXPECT_EQ(decode_pool_->num_free(), free);
   decode_pool_->CheckInvariants();
+}
+
+// Sequences that begin to choose in different layers share a step, and read the weights once: none changes a token of
+// another, and there are as many steps as the longest answer has.
+TEST_F(DecodeSelectionTest, OtherDenseLayersDoNotCostAStep) {
+  std::mt19937 random = SeededRandom("dense layers");
+  constexpr int64_t kTokens = 40;
+  for (const char* name : {"sparcas", "quest", "loopserve"}) {
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<DecodeOptions> options;
+    std::vector<Answer> alone;
+    for (const int32_t dense_layers : {0, 2, 5, 11}) {
+      options.push_back(Selector(name, 64));
+      options.back().dense_layers = dense_layers;
+      prompts.push_back(RandomPrompt(random, 200 + random() % 100));
+      alone.push_back(Local(prompts.back(), options.back(), kTokens));
+    }
+    Start(8192, 16384);
+    ScopedFaults disarm;
+    const std::string all_are_there = std::string("all of ") + name;
+    ASSERT_TRUE(ArmFault("engine.decode_step", {.kind = FaultKind::kDelayUntil, .event = all_are_there}).ok());
+    std::vector<std::shared_ptr<Outcome>> outcomes;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      selection_ = options[i];
+      outcomes.push_back(Submit(prompts[i], WithLogprobs(kTokens)));
+    }
+    ASSERT_TRUE(test::Eventually([&] { return decode_->load().running + decode_->load().waiting == prompts.size(); }));
+    FireFaultEvent(all_are_there);
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      ASSERT_TRUE(outcomes[i]->Wait());
+      ASSERT_TRUE(outcomes[i]->status.ok()) << outcomes[i]->status;
+      EXPECT_EQ(outcomes[i]->tokens[0], alone[i].tokens) << name << " " << options[i].dense_layers;
+    }
+    // The first one's first step began before the others were there.
+    EXPECT_LE(FaultHits("engine.decode_step"), static_cast<uint64_t>(kTokens)) << name;
+  }
 }
 
 TEST_F(DecodeSelectionTest, ForksChooseEachForItself) {
