@@ -315,8 +315,12 @@ absl::StatusOr<std::unique_ptr<DiskIndex>> DiskIndex::Open(const std::string& di
   if (status.IsIOError() && status.ToString().find("lock") != std::string::npos) {
     return Errorf(absl::StatusCode::kFailedPrecondition, "{} is in use by another process: {}", dir, status.ToString());
   }
-  return FromRocks(status,
-                   fmt::format("cannot open the chunk index {}; it can be rebuilt: move the directory away", dir));
+  // A file that its own lists name is gone, or they name a family that is not there.
+  const bool damaged =
+      status.IsCorruption() || status.IsPathNotFound() || status.IsNotFound() || status.IsInvalidArgument();
+  return Errorf(damaged ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable,
+                "cannot open the chunk index {}: {}; restore it, or start without what it knew: --reset-damaged-index",
+                dir, status.ToString());
 }
 
 }  // namespace spl::kvstore

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -72,15 +73,37 @@ absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& 
   fs::create_directories(options.dir, error);
   if (error) return Errorf(absl::StatusCode::kUnavailable, "cannot create {}: {}", options.dir, error.message());
   SPLICE_RETURN_IF_ERROR(tier->CheckVersionFile());
-  SPLICE_ASSIGN_OR_RETURN(tier->index_, DiskIndex::Open(options.dir + "/index"));
   std::lock_guard lock(tier->mutex_);
   SPLICE_RETURN_IF_ERROR(tier->OpenSlabs());
-  SPLICE_RETURN_IF_ERROR(tier->LoadIndex(namespaces));
+  const auto open_index = [&]() -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(tier->index_, DiskIndex::Open(options.dir + "/index"));
+    return tier->LoadIndex(namespaces);
+  };
+  absl::Status opened = open_index();
+  if (absl::IsDataLoss(opened) && options.reset_damaged_index) {
+    SPLICE_RETURN_IF_ERROR(tier->SetIndexAside(opened));
+    opened = open_index();
+  }
+  SPLICE_RETURN_IF_ERROR(opened);
   SPLICE_RETURN_IF_ERROR(tier->Trim());
   return tier;
 }
 
 DiskTier::~DiskTier() = default;
+
+// Chunks are not looked up in the slabs instead: those of deleted namespaces stand there, too.
+absl::Status DiskTier::SetIndexAside(const absl::Status& cause) {
+  index_.reset();
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  const std::string aside = fmt::format("{}/index.damaged-{}", options_.dir,
+                                        std::chrono::duration_cast<std::chrono::milliseconds>(since).count());
+  std::error_code error;
+  fs::rename(options_.dir + "/index", aside, error);
+  if (error) return Errorf(absl::StatusCode::kUnavailable, "cannot rename the index to {}: {}", aside, error.message());
+  ++num_index_resets_;
+  log::Error("kvstore.index_reset", log::F("kept_as", aside), log::F("cause", cause));
+  return absl::OkStatus();
+}
 
 absl::Status DiskTier::CheckVersionFile() {
   const std::string path = options_.dir + "/VERSION";
@@ -526,7 +549,7 @@ absl::Status DiskTier::Commit(const std::vector<Written>& written) {
 
 DiskTier::Stats DiskTier::stats() const {
   std::lock_guard lock(mutex_);
-  return {entries_.size(), used_bytes_, num_evicted_, num_corrupt_};
+  return {entries_.size(), used_bytes_, num_evicted_, num_corrupt_, num_index_resets_};
 }
 
 void DiskTier::CheckInvariants() const {

@@ -27,6 +27,8 @@ struct DiskTierOptions {
   // Of slab files, files' headers and the index not counted. The chunks least worth keeping make room.
   uint64_t capacity_bytes = 0;
   Watermarks watermarks;
+  // A damaged index is set aside as index.damaged-<Unix ms> and the tier starts without chunks, namespaces and records.
+  bool reset_damaged_index = false;
 };
 
 // Owns the directory (one process at a time). Read and Contains from any threads; Write from one at a time (it locks).
@@ -38,8 +40,8 @@ struct DiskTierOptions {
 class DiskTier {
  public:
   // Gives the catalogue the records and the table the namespaces that it finds; both are borrowed. FailedPrecondition:
-  // the directory is in use or has another format version; DataLoss: the index is unreadable. A damaged slab file costs
-  // its chunks, not the start.
+  // the directory is in use or has another format version; DataLoss: the index is unreadable, and is not to be reset. A
+  // damaged slab file costs its chunks, not the start.
   static absl::StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, ChunkCatalog& catalog,
                                                         NamespaceTable& namespaces);
   ~DiskTier();
@@ -74,6 +76,7 @@ class DiskTier {
     uint64_t bytes = 0;  // of used slots
     uint64_t num_evicted = 0;
     uint64_t num_corrupt = 0;
+    uint64_t num_index_resets = 0;  // 1: at this start
   };
   Stats stats() const;
   uint64_t capacity_bytes() const { return options_.capacity_bytes; }
@@ -99,6 +102,7 @@ class DiskTier {
 
   DiskTier(DiskTierOptions options, ChunkCatalog& catalog) : options_(std::move(options)), catalog_(catalog) {}
   absl::Status CheckVersionFile();
+  absl::Status SetIndexAside(const absl::Status& cause);
   struct Written {
     std::shared_ptr<ChunkRecord> record;
     IndexEntry row;
@@ -139,6 +143,7 @@ class DiskTier {
   uint64_t next_sequence_ = 1;
   uint64_t num_evicted_ = 0;
   uint64_t num_corrupt_ = 0;
+  uint64_t num_index_resets_ = 0;
 };
 
 }  // namespace spl::kvstore

@@ -101,6 +101,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
   store.memory_bytes = options.memory_bytes;
   store.data_dir = options.data_dir;
   store.disk_bytes = options.disk_bytes;
+  store.reset_damaged_index = options.reset_damaged_index;
   store.watermarks = {options.high_watermark, options.low_watermark};
   SPLICE_ASSIGN_OR_RETURN(parts->transport, MakeTransport(options));
   store.transport = parts->transport.get();

@@ -17,6 +17,7 @@ struct KvStoreOptions {
   std::shared_ptr<const PeerTls> tls;          // required of all clients; null: none
   std::string data_dir;                        // empty: memory only, everything is gone with the process
   uint64_t memory_bytes = 1ull << 30;
+  bool reset_damaged_index = false;   // else it keeps the store from starting
   uint64_t disk_bytes = 16ull << 30;  // of payloads; the index comes on top (about 100 bytes a chunk)
   double high_watermark = 0.95;       // what would fill a tier beyond this share evicts first,
   double low_watermark = 0.90;        // down to this one

@@ -23,6 +23,8 @@ struct TieredStore::Handles {
         hits_disk(m.Counter("splice_store_hits_total", "Chunks served.", {{"tier", "disk"}})),
         misses(m.Counter("splice_store_misses_total", "Chunks asked for and not stored.")),
         corrupt(m.Counter("splice_store_corrupt_dropped_total", "Chunks dropped because their bytes had changed.")),
+        index_resets(m.Counter("splice_store_index_resets_total",
+                               "Damaged indexes that were set aside at start (--reset-damaged-index).")),
         expired(m.Counter("splice_store_expired_total", "Chunks removed because their namespace's TTL had passed.")),
         refused_quota(m.Counter("splice_store_quota_refused_total", "Puts refused because of a namespace's quota.")),
         puts(m.Counter("splice_store_chunks_stored_total", "Chunks accepted that were not stored before.")),
@@ -38,7 +40,8 @@ struct TieredStore::Handles {
         read_seconds(m.Histogram("splice_store_disk_read_seconds", "One chunk from disk.", buckets::Stage())),
         write_seconds(m.Histogram("splice_store_disk_write_seconds", "One group commit.", buckets::Stage())) {}
 
-  prometheus::Counter &hits_memory, &hits_disk, &misses, &corrupt, &expired, &refused_quota, &puts, &stored_bytes;
+  prometheus::Counter &hits_memory, &hits_disk, &misses, &corrupt, &index_resets, &expired, &refused_quota, &puts,
+      &stored_bytes;
   prometheus::Counter &evicted_memory, &evicted_disk, &write_dropped;
   prometheus::Gauge &chunks_memory, &chunks_disk, &used_memory, &used_disk, &queue;
   prometheus::Histogram &read_seconds, &write_seconds;
@@ -84,8 +87,10 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const TieredStore
   store->memory_ = std::move(*memory);
   store->memory_tier_ = std::make_unique<MemoryTier>(*store->memory_, options.watermarks);
   if (!options.data_dir.empty()) {
-    SPLICE_ASSIGN_OR_RETURN(store->disk_, DiskTier::Open({options.data_dir, options.disk_bytes, options.watermarks},
+    SPLICE_ASSIGN_OR_RETURN(store->disk_, DiskTier::Open({options.data_dir, options.disk_bytes, options.watermarks,
+                                                          options.reset_damaged_index},
                                                          store->catalog_, store->namespaces_));
+    store->metrics_->index_resets.Increment(static_cast<double>(store->disk_->stats().num_index_resets));
     store->namespaces_.SaveTo(&store->disk_->namespace_storage());
     store->writes_ = std::make_unique<WriteBehind>(
         *store->disk_, WriteBehindOptions{options.write_queue_chunks, options.write_queue_bytes},

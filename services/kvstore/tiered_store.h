@@ -24,7 +24,8 @@ struct TieredStoreOptions {
   uint64_t memory_bytes = 1ull << 30;
   std::string data_dir;  // empty: memory only
   uint64_t disk_bytes = 16ull << 30;
-  Watermarks watermarks;  // of both tiers
+  bool reset_damaged_index = false;  // as DiskTierOptions says
+  Watermarks watermarks;             // of both tiers
   // Chunks that wait for the disk. A full queue leaves a new chunk in memory only: it may be lost to eviction.
   size_t write_queue_chunks = 4096;
   uint64_t write_queue_bytes = 256ull << 20;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -27,10 +28,12 @@ size_t PayloadOf(uint64_t number) { return 1000 + number * 7919 % 60000; }
 
 // A tier and what it needs around it.
 struct Tier {
-  static absl::StatusOr<std::unique_ptr<Tier>> Open(const TempDir& dir, uint64_t capacity = kMany) {
+  static absl::StatusOr<std::unique_ptr<Tier>> Open(const TempDir& dir, uint64_t capacity = kMany,
+                                                    bool reset_damaged_index = false) {
     auto made = std::make_unique<Tier>();
     SPLICE_ASSIGN_OR_RETURN(
-        made->disk, DiskTier::Open({dir.path() + "/data", capacity, {1.0, 0.9}}, made->catalog, made->namespaces));
+        made->disk, DiskTier::Open({dir.path() + "/data", capacity, {1.0, 0.9}, reset_damaged_index}, made->catalog,
+                                   made->namespaces));
     return made;
   }
   DiskTier* operator->() const { return disk.get(); }
@@ -197,6 +200,39 @@ TEST(DiskTier, ANearlyFullDiskIsUsedInSmallerSteps) {
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(refused.num_failed, 1u);
   (*full)->CheckInvariants();
+}
+
+TEST(DiskTier, ADamagedIndexIsResetOnlyWhenThatIsAskedFor) {
+  for (const std::string prefix : {"CURRENT", "MANIFEST"}) {
+    TempDir dir;
+    {
+      const auto tier = OpenTier(dir);
+      ASSERT_TRUE((*tier)->Write(tier->Batch({1, 2, 3})).status.ok());
+    }
+    for (const auto& file : std::filesystem::directory_iterator(dir.path() + "/data/index")) {
+      if (file.path().filename().string().starts_with(prefix)) std::ofstream(file.path(), std::ios::trunc) << "garbage";
+    }
+    const auto refused = Tier::Open(dir);
+    ASSERT_EQ(refused.status().code(), absl::StatusCode::kDataLoss) << refused.status();
+    EXPECT_NE(refused.status().message().find("--reset-damaged-index"), std::string::npos);
+    {
+      auto reset = Tier::Open(dir, kMany, true);
+      ASSERT_TRUE(reset.ok()) << reset.status();
+      EXPECT_EQ((**reset)->stats().num_index_resets, 1u);
+      EXPECT_EQ((**reset)->stats().num_chunks, 0u);
+      (**reset)->CheckInvariants();
+      EXPECT_FALSE(Has(**reset, 1));
+      ASSERT_TRUE((**reset)->Write((*reset)->Batch({1, 2})).status.ok());
+      EXPECT_TRUE(Has(**reset, 1));
+    }
+    auto again = Tier::Open(dir, kMany, true);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ((**again)->stats().num_index_resets, 0u);
+    EXPECT_TRUE(Has(**again, 2));
+    const auto is_kept = [](const auto& file) { return file.path().filename().string().starts_with("index.damaged-"); };
+    const std::filesystem::directory_iterator files(dir.path() + "/data");
+    EXPECT_EQ(std::count_if(begin(files), end(files), is_kept), 1);
+  }
 }
 
 TEST(DiskTier, ADiskErrorOnReadIsAFailureNotAMiss) {

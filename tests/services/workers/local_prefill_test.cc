@@ -20,6 +20,10 @@ class LocalPrefillTest : public WorkersTest {
     prefill_->Stop();  // nobody asks it anything
     prefill_stub_ =
         v1::Prefill::NewStub(grpc::CreateChannel(decode_->grpc_address(), grpc::InsecureChannelCredentials()));
+    // Who writes, as a router says it.
+    connected_.Clear();
+    connected_.mutable_writer()->set_grpc_address(decode_->grpc_address());
+    connected_.mutable_writer()->set_epoch(Info().epoch());
   }
   v1::DecodeInfo Info() {
     grpc::ClientContext context;

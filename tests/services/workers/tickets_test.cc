@@ -1,5 +1,10 @@
 // Tickets that are not what a decode worker gave, or that come a second time: refused, counted, and without an effect
 // on the sequence that the ticket belongs to.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <charconv>
 
 #include "tests/services/base/http_client.h"
@@ -243,6 +248,78 @@ TEST_P(TicketsTest, ShorterPromptsThatCannotBeAreRefused) {
   refused({0, 64, 128, 200}, true, "with kept tokens");
   refused({0, 64, 128, 200}, false, "commit of 200 tokens, 136 were reserved");
   EXPECT_EQ(Generate(prompt, Sampling(5)).tokens, Expected(prompt, Sampling(5)));
+}
+
+// ---- connections to decode workers
+
+// Takes connections and never says a word, as a program that is stopped.
+class SilentListener {
+ public:
+  SilentListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(fd_, 16), 0);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  ~SilentListener() { close(fd_); }
+  const std::string& address() const { return address_; }
+
+ private:
+  const int fd_;
+  std::string address_;
+};
+
+TEST_P(TicketsTest, DecodeWorkersThatHangDoNotDelayOthers) {
+  if (carrier_ != "tcp") return;  // by shared memory alone nobody on another host is tried
+  const SilentListener silent;
+  v1::DecodeInfo info;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(decode_stub_->GetInfo(&context, {}, &info).ok());
+  }
+  struct Call {
+    grpc::ClientContext context;
+    v1::ConnectPeerRequest request;
+    v1::ConnectPeerResponse response;
+    std::promise<absl::Status> ended;
+    std::future<absl::Status> status = ended.get_future();
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < 3; ++i) {
+    Call& call = *calls.emplace_back(std::make_unique<Call>());
+    v1::DecodeEndpoint& hung = *call.request.mutable_endpoint();
+    hung = info.endpoint();
+    hung.set_worker_id("hung-" + std::to_string(i));
+    hung.set_ucx_address(silent.address());
+    hung.set_host_id("elsewhere");
+    prefill_stub_->async()->ConnectPeer(&call.context, &call.request, &call.response,
+                                        [&call](const grpc::Status& s) { call.ended.set_value(FromGrpcStatus(s)); });
+  }
+  const absl::Status connected = Connect();
+  EXPECT_TRUE(connected.ok()) << connected;
+  for (const auto& call : calls) EXPECT_EQ(call->status.wait_for(0s), std::future_status::timeout);
+  EXPECT_EQ(Generate(Prompt(37, 200), Sampling(5)).tokens, Expected(Prompt(37, 200), Sampling(5)));
+  for (const auto& call : calls) EXPECT_FALSE(call->status.get().ok());
+}
+
+// Whoever says that he is a worker with another epoch does not end the connection to the one that lives.
+TEST_P(TicketsTest, AnotherEpochDoesNotReplaceALivingPeer) {
+  v1::DecodeInfo info;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(decode_stub_->GetInfo(&context, {}, &info).ok());
+  }
+  grpc::ClientContext context;
+  v1::ConnectPeerRequest request;
+  v1::ConnectPeerResponse response;
+  *request.mutable_endpoint() = info.endpoint();
+  request.mutable_endpoint()->set_epoch(info.epoch() + 1);
+  ASSERT_TRUE(prefill_stub_->ConnectPeer(&context, request, &response).ok());
+  EXPECT_NE(response.writer().channel_id(), connected_.writer().channel_id());
+  EXPECT_EQ(Generate(Prompt(38, 200), Sampling(5)).tokens, Expected(Prompt(38, 200), Sampling(5)));
+  EXPECT_TRUE(PagesComeBack());
 }
 
 INSTANTIATE_TEST_SUITE_P(Carriers, TicketsTest, ::testing::Values(Way{"shm", false, "shm"}, Way{"tcp", false, "tcp"}),
