@@ -5,6 +5,7 @@
 #include "services/base/address.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
+#include "services/router/open_address.h"
 #include "services/router/version.h"
 
 namespace spl::router {
@@ -130,6 +131,10 @@ absl::StatusOr<RouterOptions> RouterFlags::ToOptions() const {
   };
   SPLICE_RETURN_IF_ERROR(check("--http", options.http.listen));
   SPLICE_RETURN_IF_ERROR(check("--grpc", options.grpc_listen));
+  SPLICE_RETURN_IF_ERROR(CheckOpenAddresses({.http_listen = options.http.listen,
+                                             .grpc_listen = options.grpc_listen,
+                                             .has_keys = !options.api_keys_file.empty(),
+                                             .insecure_open = options.insecure_open}));
   if (!options.metrics_listen.empty()) SPLICE_RETURN_IF_ERROR(check("--metrics-listen", options.metrics_listen));
   for (const std::string& address : prefill_) SPLICE_RETURN_IF_ERROR(check("--prefill", address));
   for (const std::string& address : decode_) SPLICE_RETURN_IF_ERROR(check("--decode", address));

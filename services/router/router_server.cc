@@ -24,6 +24,7 @@
 #include "services/router/http/control_api.h"
 #include "services/router/http/http_tls.h"
 #include "services/router/http/openai_api.h"
+#include "services/router/open_address.h"
 #include "services/router/scaling/external_scaler.h"
 #include "services/router/work_pool.h"
 
@@ -49,25 +50,16 @@ RouterOptions WithStore(RouterOptions options) {
   return options;
 }
 
-absl::Status CheckOpen(const RouterOptions& options) {
-  if (!options.api_keys_file.empty() || options.insecure_open) return absl::OkStatus();
-  for (const std::string& address : {options.http.listen, options.grpc_listen}) {
-    if (IsLoopback(address)) continue;
-    return InvalidArgument(
-        "{} is not loopback, and without --api-keys everybody who reaches it may use the cluster: give a file of keys, "
-        "or --insecure-open if that is what you want",
-        address);
-  }
-  return absl::OkStatus();
-}
-
 class Server final : public RouterServer {
  public:
   explicit Server(RouterOptions options) : options_(WithStore(std::move(options))) {}
   ~Server() override { Stop(); }
 
   absl::Status Init() {
-    SPLICE_RETURN_IF_ERROR(CheckOpen(options_));
+    SPLICE_RETURN_IF_ERROR(CheckOpenAddresses({.http_listen = options_.http.listen,
+                                               .grpc_listen = options_.grpc_listen,
+                                               .has_keys = !options_.api_keys_file.empty(),
+                                               .insecure_open = options_.insecure_open}));
     if (options_.public_tls.enabled()) {
       SPLICE_RETURN_IF_ERROR(options_.public_tls.Check());
       SPLICE_ASSIGN_OR_RETURN(http_tls_, HttpTls::Load(options_.public_tls.files()));

@@ -22,7 +22,7 @@ using spl::testing::HttpTestClient;
 using spl::testing::TestResponse;
 
 constexpr int kHalfSent = 4096, kUnread = 12, kGrpcIdle = 3000;
-constexpr size_t kSentOfEach = 120'000;  // 470 MiB in all, of bodies that would be 30 GiB
+constexpr size_t kSentOfEach = 400'000;  // 1.5 GiB in all, of bodies that would be 30 GiB
 constexpr uint64_t kLimit = 1ull << 30;
 
 // The client's half of HTTP/2's beginning: the preface and an empty SETTINGS frame.

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "services/base/status.h"
+#include "services/router/open_address.h"
 #include "services/worker_flags/worker_flags.h"
 
 namespace spl::cli {
@@ -16,6 +17,10 @@ constexpr std::chrono::milliseconds kReadyPoll{5};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
+  SPLICE_RETURN_IF_ERROR(router::CheckOpenAddresses({.http_listen = options.http_listen,
+                                                     .grpc_listen = options.grpc_listen,
+                                                     .has_keys = !options.api_keys_file.empty(),
+                                                     .insecure_open = options.insecure_open}));
   SPLICE_RETURN_IF_ERROR(options.public_tls.Check());  // before a model is read for minutes
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));

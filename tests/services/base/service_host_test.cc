@@ -188,6 +188,57 @@ TEST(ServiceHost, RefusesTakenAndMalformedAddresses) {
   EXPECT_EQ(ServiceHost::Start(bad, {&service_b}, metrics).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Reads until the server closes; false when it does not within `limit`.
+bool ClosesWithin(int fd, std::chrono::seconds limit) {
+  const timeval timeout{.tv_sec = limit.count(), .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  char buffer[1024];
+  ssize_t n;
+  do n = recv(fd, buffer, sizeof(buffer), 0);
+  while (n > 0);
+  const bool closed = n == 0 || errno == ECONNRESET;
+  close(fd);
+  return closed;
+}
+
+// S5: who sends nothing, and who has nothing to say, does not stay.
+TEST(ServiceHost, SilentAndIdleConnectionsAreClosed) {
+  StatsService service;
+  Metrics metrics;
+  ServiceHostOptions options = TestOptions();
+  options.handshake_timeout = std::chrono::milliseconds(200);
+  options.limits.max_idle = std::chrono::milliseconds(200);
+  const auto host = StartHost(options, service, metrics);
+  const int silent = testing::ConnectTo(host->grpc_address());
+  const int idle = testing::ConnectTo(host->grpc_address());
+  const std::string preface = std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
+  ASSERT_EQ(send(idle, preface.data(), preface.size(), MSG_NOSIGNAL), static_cast<ssize_t>(preface.size()));
+  EXPECT_TRUE(ClosesWithin(silent, std::chrono::seconds(20)));
+  EXPECT_TRUE(ClosesWithin(idle, std::chrono::seconds(20)));
+  host->Stop();
+}
+
+// S5: messages of strangers do not fill the memory; calls within the quota go on.
+TEST(ServiceHost, AQuotaAndLimitsLeaveCallsAlone) {
+  StatsService service;
+  Metrics metrics;
+  ServiceHostOptions options = TestOptions();
+  options.limits = {.memory_bytes = 32 << 20,
+                    .max_streams = 4,
+                    .max_idle = std::chrono::minutes(1),
+                    .max_age = std::chrono::minutes(1),
+                    .keepalive = std::chrono::seconds(60)};
+  const auto host = StartHost(options, service, metrics);
+  const auto stub = v1::KvStore::NewStub(ChannelTo(*host));
+  for (int i = 0; i < 100; ++i) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::StoreStats stats;
+    EXPECT_TRUE(stub->GetStats(&context, {}, &stats).ok());
+  }
+  host->Stop();
+}
+
 TEST(ServiceHost, StopsInOrderAndCancelsWhatHangs) {
   StatsService service;
   service.mode = StatsService::Mode::kHang;
