@@ -206,10 +206,10 @@ class ChartTest(unittest.TestCase):
 
     def test_a_secret_of_its_own(self):
         values = {"auth": {"existingSecret": "", "namespaceSecret": "0123456789abcdef",
-                           "apiKeys": [{"key": "k" * 24, "name": "a"}, {"key": "l" * 24, "name": "b"}]}}
+                           "apiKeys": [{"key": "k" * 24, "name": "a"}, {"key": "l" * 24, "name": "b", "role": "admin"}]}}
         sets, documents = workloads(values)
         secret = next(d for d in documents if d["kind"] == "Secret")
-        self.assertEqual(secret["stringData"]["api-keys"], f"{'k' * 24} a\n{'l' * 24} b\n")
+        self.assertEqual(secret["stringData"]["api-keys"], f"{'k' * 24} a\n{'l' * 24} b role=admin\n")
         volumes = sets["splice-router"]["spec"]["template"]["spec"]["volumes"]
         self.assertIn(secret["metadata"]["name"], [v["secret"]["secretName"] for v in volumes if "secret" in v])
 
