@@ -250,7 +250,8 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->set_max_prompt_tokens(options_.max_prompt_tokens);
   for (const auto& [id, stub] : peers_) info->add_connected_peers(id);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  // A process that is gone answers no poll while its calls break off.
+  reactor->Finish(stopping_ ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "killed") : grpc::Status::OK);
   return reactor;
 }
 
