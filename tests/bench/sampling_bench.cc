@@ -62,8 +62,8 @@ int Main(int argc, char** argv) {
                        [&](int64_t i, int) { samplers[static_cast<size_t>(i)].Sample(now[static_cast<size_t>(i)]); });
       all.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     }
-    fmt::print("{:<28} one row {:7.3f} ms, {} rows over {} threads {:8.3f} ms\n", c.name, Median(one), rows,
-               threads, Median(all));
+    fmt::print("{:<28} one row {:7.3f} ms, {} rows over {} threads {:8.3f} ms\n", c.name, Median(one), rows, threads,
+               Median(all));
   }
   return 0;
 }

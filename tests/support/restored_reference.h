@@ -42,7 +42,8 @@ inline std::vector<int32_t> RestoredReference(const std::shared_ptr<const engine
   EXPECT_TRUE(executor->ComputeLogits({&last_row, 1}).ok());
   engine::Sampler sampler(sampling, model->config().eos_ids, 0, prompt, {}, length, model->config().max_positions);
   engine::Sampler* const samplers[] = {&sampler};
-  std::vector<int32_t> tokens = {(*engine::SampleRows(*executor, samplers))[0].token};
+  engine::RowSampler rows;
+  std::vector<int32_t> tokens = {(*rows.Sample(*executor, samplers))[0].token};
   if (classes == nullptr) classes = engine::ServedClasses(*model->head_classes());
   std::vector<int32_t> all(static_cast<size_t>(shape.num_streams()));
   std::iota(all.begin(), all.end(), 0);
@@ -54,7 +55,7 @@ inline std::vector<int32_t> RestoredReference(const std::shared_ptr<const engine
     const engine::DecodeRow row{tokens.back(), &kv, selector};
     EXPECT_TRUE(executor->Decode({&row, 1}).ok());
     kv.set_num_tokens(kv.num_tokens() + 1);
-    tokens.push_back((*engine::SampleRows(*executor, samplers))[0].token);
+    tokens.push_back((*rows.Sample(*executor, samplers))[0].token);
   }
   return tokens;
 }
