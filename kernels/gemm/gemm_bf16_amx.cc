@@ -34,7 +34,8 @@ constexpr int kLine = 64;  // bytes of a tile's row
 constexpr int kSumsLine = kBf16PanelColumns * sizeof(float);
 
 // One panel. Two tiles of rows: four products for four loads, which two load ports serve in half of their time; every
-// step also asks for a part of the rows that come next. One tile of rows: few rows, and reading the weight is the cost.
+// step also asks for a part of the rows that come next. One tile of rows: few rows, and reading the weight is the cost;
+// asking for 2 KiB at once, a tile ahead, reads 34 GB/s where tile loads alone read 29 (one row, two cores).
 template <bool kTwoRowTiles>
 void MultiplyPanel(const Bf16Block& b, int64_t panel) {
   const bf16* w = b.w + panel * b.w_stride;
@@ -58,6 +59,12 @@ void MultiplyPanel(const Bf16Block& b, int64_t panel) {
   const int64_t lines = 2 * kBf16TileRows, begin = panel * lines / b.num_panels,
                 end = next == nullptr ? begin : (panel + 1) * lines / b.num_panels;
   for (int64_t block = 0; block < b.depth_blocks; ++block) {
+    if (!kTwoRowTiles) {
+#pragma GCC unroll 32
+      for (int line = 0; line < 32; ++line) {
+        _mm_prefetch(reinterpret_cast<const char*>(w + kBf16TileElements) + line * kLine, _MM_HINT_T0);
+      }
+    }
     _tile_stream_loadd(6, w, kLine);
     _tile_loadd(4, x, kLine);
     _tile_dpbf16ps(0, 4, 6);
