@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <random>
+
+#include "services/base/fault_point.h"
 
 namespace spl::test {
 namespace {
@@ -43,6 +46,7 @@ TEST(ChaosTest, NoTokenIsWrongAndNothingHangsOrLeaks) {
 }  // namespace spl::test
 
 int main(int argc, char** argv) {
+  setenv(spl::kEnableFaultsVariable, "1", 1);  // of the programs that it starts
   testing::InitGoogleTest(&argc, argv);
   CLI::App app("chaos_test: kills and stops the programs of a cluster under load and checks every answer");
   double minutes = 0.35;

@@ -215,7 +215,9 @@ class EnginesTest : public testing::Test {
     return to;
   }
 
-  DecodeOptions selection_;  // of what is submitted from here on
+  // Of what is submitted from here on.
+  DecodeOptions selection_;
+  std::function<void()> on_tokens_;  // called with each step's tokens, by the engine's thread that decodes; may be null
 
   bool EventuallyRunning() {
     const auto deadline = std::chrono::steady_clock::now() + 20s;
@@ -235,7 +237,8 @@ class EnginesTest : public testing::Test {
     request.cancelled = cancelled;
     request.deadline = deadline;
     if (change) change(request);
-    request.on_done = [=, this, selection = selection_](const absl::Status& status, PrefillOutcome result) {
+    request.on_done = [=, this, selection = selection_, watch = on_tokens_](const absl::Status& status,
+                                                                            PrefillOutcome result) {
       outcome->stats = result.stats;
       outcome->first_logits = result.first_logits;
       if (!status.ok()) return outcome->Finish(status);
@@ -252,7 +255,8 @@ class EnginesTest : public testing::Test {
         for (size_t i = 0; i < result.first_tokens.size(); ++i)
           outcome->tokens[i].push_back(result.first_tokens[i].token);
       }
-      next.on_tokens = [outcome](std::vector<DecodeToken> tokens) {
+      next.on_tokens = [outcome, watch](std::vector<DecodeToken> tokens) {
+        if (watch) watch();
         std::lock_guard lock(outcome->mutex);
         for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);
         outcome->changed.notify_all();

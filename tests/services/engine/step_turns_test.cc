@@ -63,8 +63,9 @@ TEST(StepTurnsTest, NobodysTurnEndsNothing) {
 
 using SharedDeviceTest = EnginesTest;
 
-// Sequences are decoded while prompts are computed on the same device: tokens are those of the plain model, and between
-// two slices of a prompt there is a step of decoding.
+// Sequences are decoded while prompts are computed on the same device: tokens are those of the plain model. An engine
+// that waits while the other works is next, whatever either takes: a slice follows each step that a slice waited for,
+// and a step each slice that a step waited for.
 TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   const auto turns = std::make_shared<StepTurns>();
   PrefillEngineOptions prefill;
@@ -76,26 +77,45 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   Start(16384, 16384, prefill, decode);
   std::mt19937 random(4);
   const std::vector<int32_t> running = RandomPrompt(random, 100), long_prompt = RandomPrompt(random, 1280);
-  auto stream = Submit(running, Greedy(600));
-  const auto num_tokens = [&] {
-    std::lock_guard lock(stream->mutex);
-    return stream->tokens[0].size();
+  struct Moment {  // of a step or a slice, in its turn
+    size_t steps, slices;
+    bool other_waits;
   };
-  while (num_tokens() < 3) std::this_thread::yield();
-  std::vector<size_t> seen;  // tokens of the stream at each slice; engine thread, read when it has ended
+  std::atomic<size_t> num_steps = 0, num_slices = 0;
+  std::vector<Moment> steps, slices;  // each of its engine's thread; read when that has ended
+  on_tokens_ = [&] {
+    steps.push_back({num_steps, num_slices, turns->num_waiting() > 0});
+    ++num_steps;
+  };
+  auto stream = Submit(running, Greedy(600));
+  on_tokens_ = nullptr;
+  while (num_steps < 3) std::this_thread::yield();
   auto other = Submit(long_prompt, Greedy(4), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
                       [&](PrefillRequest& request) {
                         request.on_layer = [&](const LayerReady& ready) {
-                          if (ready.layer == 0) seen.push_back(num_tokens());
+                          if (ready.layer != 0) return;
+                          slices.push_back({num_steps, num_slices, turns->num_waiting() > 0});
+                          ++num_slices;
                         };
                       });
   ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
   ASSERT_TRUE(stream->Wait() && stream->status.ok()) << stream->status;
   EXPECT_EQ(stream->tokens, Expected(running, Greedy(600)));
   EXPECT_EQ(other->tokens, Expected(long_prompt, Greedy(4)));
-  ASSERT_EQ(seen.size(), 20u);
-  for (size_t i = 1; i < seen.size() && seen[i] < 600; ++i) EXPECT_LE(seen[i] - seen[i - 1], 2u) << "slice " << i;
-  EXPECT_GE(seen.back() - seen.front(), 10u) << "decoding stood still";
+  ASSERT_EQ(slices.size(), 20u);
+  size_t awaited = 0;
+  for (size_t i = 1; i < steps.size() && steps[i].slices < 20; ++i) {
+    if (!steps[i - 1].other_waits) continue;
+    ++awaited;
+    EXPECT_GT(steps[i].slices, steps[i - 1].slices) << "step " << i << " came before the slice that waited";
+  }
+  for (size_t i = 1; i < slices.size() && slices[i].steps < 599; ++i) {
+    if (!slices[i - 1].other_waits) continue;
+    ++awaited;
+    EXPECT_GT(slices[i].steps, slices[i - 1].steps) << "slice " << i << " came before the step that waited";
+  }
+  EXPECT_GE(awaited, 10u) << "nobody waited for anybody";
+  EXPECT_GE(slices.back().steps - slices.front().steps, 10u) << "decoding stood still";
 }
 
 TEST_F(SharedDeviceTest, APromptWithTooManyNewTokensIsRefusedBeforeItIsComputed) {
