@@ -30,7 +30,7 @@ TicketWriter WriterFence::Note(const v1::KvWriter& writer, std::chrono::millisec
   TicketWriter noted{.grpc_address = writer.grpc_address(), .epoch = writer.epoch(), .seen = Clock::now()};
   noted.anybody_before = noted.seen + 2 * ttl;
   if (transport_ != nullptr && !writer.channel_address().empty() &&
-      transport_->ConnectionsOf(writer.channel_address(), noted.seen).all() > 0)
+      transport_->ConnectionsOf(writer.channel_address(), noted.seen).known)
     noted.channel_address = writer.channel_address();
   return noted;
 }

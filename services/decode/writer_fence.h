@@ -22,7 +22,7 @@ struct TicketWriter {
   std::string channel_address;
   std::string grpc_address;                    // where RevokeTicket is answered; empty: nobody can be asked
   uint64_t epoch = 0;                          // likewise
-  std::chrono::steady_clock::time_point seen;  // the channel was there
+  std::chrono::steady_clock::time_point seen;  // the channel was there, or had been
   // A reservation that names nobody: over any connection that was there before, a ttl past its end.
   std::chrono::steady_clock::time_point anybody_before;
 };
@@ -54,8 +54,9 @@ class WriterFence final : public WriterProofs {
       : transport_(transport), options_(options) {}
   ~WriterFence() override;  // Stop() must have been called
 
-  // The writer that a reservation names. Its channel is taken note of only if it is there now: an address that
-  // something between the two rewrites would look like one that is gone.
+  // The writer that a reservation names. Its channel is taken note of only if it is there or has been: an address that
+  // something between the two rewrites would look like one that is gone. A router may name a writer that has died since
+  // it looked; such a ticket's pages are free as soon as it is given up.
   TicketWriter Note(const v1::KvWriter& writer, std::chrono::milliseconds ttl) const;
 
   bool Gone(const TicketWriter& writer) const override;

@@ -132,6 +132,7 @@ class KvTransport {
   struct WriterConnections {
     size_t over_network = 0;  // CutWriter ends them
     size_t mapped = 0;        // the peer has the memory mapped: only the peer's own close, or its death, ends them
+    bool known = false;       // there is or was one with that address, as far as 4,096 that ended are remembered
     size_t all() const { return over_network + mapped; }
   };
   virtual WriterConnections ConnectionsOf(const std::string& channel_address,

@@ -3,7 +3,9 @@
 #include <ucp/api/ucp.h>
 
 #include <cstring>
+#include <deque>
 #include <map>
+#include <set>
 
 #include "services/base/address.h"
 #include "services/base/log.h"
@@ -19,6 +21,7 @@ namespace spl::transport {
 namespace {
 
 constexpr size_t kMaxAcceptedPeers = 4096;
+constexpr size_t kEndedMax = 4096;
 constexpr auto kStopTimeout = std::chrono::seconds(3);
 constexpr auto kAbandonTimeout = std::chrono::seconds(2);
 
@@ -181,6 +184,8 @@ class UcxTransport final : public KvTransport {
   mutable std::mutex mutex_;  // guards all below
   // Changed by the progress thread only. An endpoint stays until UCX has let go of it.
   std::map<ucp_ep_h, Accepted> accepted_;
+  std::set<std::string> ended_;  // addresses of endpoints that were accepted and are gone, kEndedMax at most
+  std::deque<std::string> ended_oldest_first_;
   std::vector<std::shared_ptr<UcxChannel>> channels_;
   bool stopped_ = false;
 };
@@ -314,14 +319,22 @@ void UcxTransport::ClosePeer(ucp_ep_h ep) {
 
 void UcxTransport::ForgetPeer(ucp_ep_h ep) {
   std::lock_guard lock(mutex_);
-  accepted_.erase(ep);
+  const auto found = accepted_.find(ep);
+  if (found == accepted_.end()) return;
+  if (ended_.insert(found->second.address).second) ended_oldest_first_.push_back(found->second.address);
+  accepted_.erase(found);
+  if (ended_oldest_first_.size() <= kEndedMax) return;
+  ended_.erase(ended_oldest_first_.front());
+  ended_oldest_first_.pop_front();
 }
 
 KvTransport::WriterConnections UcxTransport::ConnectionsOf(const std::string& channel_address,
                                                            Deadline opened_before) const {
   WriterConnections found;
   std::lock_guard lock(mutex_);
+  found.known = ended_.contains(channel_address);
   for (const auto& [ep, peer] : accepted_) {
+    found.known = found.known || peer.address == channel_address;
     if ((channel_address.empty() || peer.address == channel_address) && peer.opened < opened_before)
       ++(peer.maps ? found.mapped : found.over_network);
   }

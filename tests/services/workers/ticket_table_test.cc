@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "services/decode/writer_fence.h"
 #include "tests/support/eventually.h"
 
 namespace spl::decode {
@@ -146,6 +147,32 @@ TEST_F(QuarantineTest, TheWriterIsAskedFromTheTicketsEndOn) {
   EXPECT_EQ(table_.counts().quarantined, 1u);
   asked();  // it is quiet
   EXPECT_EQ(table_.counts().quarantined, 0u);
+}
+
+// A router that has not noticed yet names a writer whose connection has ended: that is a proof, too. An address that
+// was never seen is none, whatever rewrites addresses on the way.
+TEST(WriterFenceTest, AWriterThatWasGoneBeforeTheReservationIsGone) {
+  auto writer = transport::KvTransport::Create({}), reader = transport::KvTransport::Create({});
+  ASSERT_TRUE(writer.ok() && reader.ok());
+  auto memory = (*reader)->Allocate(4096);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  auto channel = (*writer)->Connect({(*reader)->listen_address(), (*memory)->packed_rkey(),
+                                     reinterpret_cast<uint64_t>((*memory)->data()), 4096, transport::HostId()},
+                                    std::chrono::seconds(10));
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  WriterFence fence(reader->get(), {});
+  v1::KvWriter named;
+  named.set_grpc_address("127.0.0.1:1");
+  named.set_channel_address((*channel)->local_address());
+  EXPECT_FALSE(fence.Gone(fence.Note(named, std::chrono::seconds(60))));
+  ASSERT_TRUE((*channel)->Close(std::chrono::seconds(10)).ok());
+  EXPECT_TRUE(test::Eventually([&] { return fence.Gone(fence.Note(named, std::chrono::seconds(60))); }));
+  named.set_channel_address("127.0.0.1:2");
+  EXPECT_FALSE(fence.Gone(fence.Note(named, std::chrono::seconds(60))));
+  fence.Stop();
+  (*writer)->Stop();
+  memory->reset();
+  (*reader)->Stop();
 }
 
 TEST(TicketTableTest, AFullTableRefuses) {
