@@ -1,4 +1,4 @@
-// The bf16 product by VDPBF16PS, and what the AMX one shares with it. Compiled with AVX-512 and its BF16 extension;
+// The bf16 product by VDPBF16PS. Compiled with AVX-512 and its BF16 extension;
 // leaf code on raw pointers only (see common/simd.h).
 #include <immintrin.h>
 

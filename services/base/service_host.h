@@ -26,7 +26,7 @@
 
 namespace spl {
 
-// Of a gRPC port that strangers reach. 0: no limit of this kind.
+// Limits of a gRPC port that strangers reach. 0: no limit of this kind.
 struct ServiceHostLimits {
   // For all connections together: messages that are read and what belongs to connections. When it is nearly used up
   // idle connections and then streams are closed.

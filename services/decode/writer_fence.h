@@ -27,7 +27,7 @@ struct TicketWriter {
   std::chrono::steady_clock::time_point anybody_before;
 };
 
-// What a ticket table needs to know. Any thread may call; tests have their own.
+// Answers a ticket table's questions about a writer. Any thread may call; tests have their own.
 class WriterProofs {
  public:
   virtual ~WriterProofs() = default;

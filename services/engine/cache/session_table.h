@@ -53,7 +53,7 @@ class SessionTable {
   // and all of its options (MethodOf); KV that is not exact is given only to the method that computed it.
   Match Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method, Time now);
 
-  // What the next turn may use, in place of what was kept before: the leading pages, as many as the budget leaves room
+  // Keeps pages for the next turn, in place of those kept before: the leading pages, as many as the budget leaves room
   // for.
   void Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
             std::shared_ptr<const SequenceKv> kv, Time now);

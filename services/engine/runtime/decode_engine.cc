@@ -345,7 +345,7 @@ absl::Status DecodeEngine::TakeCompactPages(DecodeRequest& request, Fork& fork) 
   return FitCompactPages(*fork.selector, *model_, num_tokens, fork.compact);
 }
 
-// What the forks take at most beside what the sequence has.
+// Pages that the forks take at most beside those of the sequence.
 bool DecodeEngine::HasRoomToStart(const Sequence& sequence) const {
   const DecodeRequest& request = sequence.request;
   const KvShape shape = KvShapeOf(model_->config());
