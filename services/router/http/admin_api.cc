@@ -264,21 +264,16 @@ absl::StatusOr<Caller> AdminApi::Authorize(const HttpRequest& request) const {
 }
 
 std::optional<HttpResponse> AdminApi::Refuse(const HttpRequest& header) const {
-  std::optional<HttpResponse> refusal = RefuseBrowser(header, keys_.enabled());
-  absl::Status result = absl::PermissionDeniedError("a web page of another origin, or a body that is not JSON");
-  if (!refusal.has_value()) {
-    result = Authorize(header).status();
-    if (result.ok()) return std::nullopt;
-    refusal = ErrorResponse(result);
-  }
+  std::optional<Refusal> refusal = RefuseOperation(header, keys_.enabled(), [&] { return Authorize(header).status(); });
+  if (!refusal.has_value()) return std::nullopt;
   Call call;
   std::string allowed;
   const Route* const route =
       Find(header.method, Split(header.path.substr(sizeof(kAdminPrefix) - 1), '/'), &call.names, &allowed);
-  if (route == nullptr) return refusal;
+  if (route == nullptr) return std::move(refusal->response);
   if (const absl::StatusOr<Caller> known = keys_.Authenticate(header.authorization); known.ok()) call.caller = *known;
-  Audit(*route, call, result);
-  return refusal;
+  Audit(*route, call, refusal->why);
+  return std::move(refusal->response);
 }
 
 void AdminApi::Handle(ExchangePtr exchange) {

@@ -1,6 +1,7 @@
 #include "services/router/http/browser_guard.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "services/router/api_error.h"
 #include "services/router/http/openai_sink.h"
@@ -57,6 +58,18 @@ std::optional<HttpResponse> RefuseBrowser(const HttpRequest& header, bool has_ke
   if (header.forwarded)
     return Forbidden("without --api-keys this is not served through a proxy: give the router a file of keys");
   return std::nullopt;
+}
+
+std::optional<Refusal> RefuseOperation(const HttpRequest& header, bool has_keys,
+                                       const std::function<absl::Status()>& authorize) {
+  if (std::optional<HttpResponse> browser = RefuseBrowser(header, has_keys); browser.has_value()) {
+    return Refusal{*std::move(browser),
+                   absl::PermissionDeniedError("a web page of another origin, or a body that is not JSON")};
+  }
+  absl::Status status = authorize();
+  if (status.ok()) return std::nullopt;
+  HttpResponse response = ErrorResponse(status);
+  return Refusal{std::move(response), std::move(status)};
 }
 
 }  // namespace spl::router

@@ -3,9 +3,11 @@
 // the server agrees.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "services/router/http/http_server.h"
 
 namespace spl::router {
@@ -18,6 +20,14 @@ namespace spl::router {
 //        or a proxy has forwarded it, so that it may come from anywhere
 // Nothing: it may go on. `has_keys`: the caller has to show an API key, which no page of another origin knows.
 std::optional<HttpResponse> RefuseBrowser(const HttpRequest& header, bool has_keys);
+
+struct Refusal {
+  HttpResponse response;
+  absl::Status why;  // for the audit log
+};
+// RefuseBrowser, then `authorize`: the answer to a request that must not be made, or nothing.
+std::optional<Refusal> RefuseOperation(const HttpRequest& header, bool has_keys,
+                                       const std::function<absl::Status()>& authorize);
 
 // "localhost:8000", "127.0.0.1", "[::1]:80": a Host header that names the loopback.
 bool IsLoopbackHost(std::string_view host);

@@ -108,22 +108,17 @@ absl::StatusOr<Caller> ControlApi::Authorize(const HttpRequest& request) const {
 
 std::optional<HttpResponse> ControlApi::Refuse(const HttpRequest& header) const {
   if (header.path == "/ui" && header.method == "GET") return std::nullopt;
-  std::optional<HttpResponse> refusal = RefuseBrowser(header, keys_.enabled());
-  absl::Status result = absl::PermissionDeniedError("a web page of another origin, or a body that is not JSON");
-  if (!refusal.has_value()) {
-    result = Authorize(header).status();
-    if (result.ok()) return std::nullopt;
-    refusal = ErrorResponse(result);
-  }
+  std::optional<Refusal> refusal = RefuseOperation(header, keys_.enabled(), [&] { return Authorize(header).status(); });
+  if (!refusal.has_value()) return std::nullopt;
   if (header.method == "POST") {
     const absl::StatusOr<Caller> known = keys_.Authenticate(header.authorization);
     WriteAudit({.caller = known.ok() ? std::string_view(known->name) : std::string_view(),
                 .api = "http",
                 .call = "Control",
                 .target = header.path,
-                .result = result});
+                .result = refusal->why});
   }
-  return refusal;
+  return std::move(refusal->response);
 }
 
 void ControlApi::Handle(const ExchangePtr& exchange) {
