@@ -57,6 +57,10 @@ struct SelectingSequence {
   }
 };
 
+// Sequences of one step may choose in this many different ways: operations are called once for each way, over the
+// whole batch, and leave the sequences of the other plans alone.
+inline constexpr int32_t kSelectionPlansMax = 8;
+
 // The same for all layers of a sequence, as Session::Stage brings it to a device.
 struct SequenceSelection {
   // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only ever grow, and
@@ -68,6 +72,7 @@ struct SequenceSelection {
   int32_t* dims = nullptr;  // device [num_layers, num_kv_heads, 2, num_dims]
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
+  int32_t plan = 0;  // in [0, kSelectionPlansMax): the `plan` of the operations that serve it
 };
 
 }  // namespace spl::kernels

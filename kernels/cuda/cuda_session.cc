@@ -350,7 +350,8 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
       steps[layer * slots_.size() + s] = {
           .flags = (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
                    (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
-                   (step.records ? StagedStep::kRecords : 0) | (step.listed ? StagedStep::kListed : 0),
+                   (step.records ? StagedStep::kRecords : 0) | (step.listed ? StagedStep::kListed : 0) |
+                   StagedStep::PlanBit(sequence.selection->plan),
           .compact_len = step.compact_len,
           .num_sinks = step.num_sinks,
           .window = step.window};

@@ -41,6 +41,7 @@ struct PageBoundScoresArgs {
   float* scores = nullptr;    // out, device [num_sequences * num_kv_heads, scores_stride]
   int64_t scores_stride = 0;  // elements; at least ceil(kv_len / 16)
   int32_t layer = 0;          // of the staged batch
+  int32_t plan = 0;           // as in SelectTokensArgs
 };
 
 // InvalidArgument: shapes, dtypes, a stride or table that is short, a page outside the pool or not resident.

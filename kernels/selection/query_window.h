@@ -60,6 +60,7 @@ struct QueryWindowArgs {
   int64_t scores_stride = 0;  // elements; at least the longest kv_len
   TokenLists lists;           // out; stride at least budget + window - 1
   int32_t layer = 0;          // of the staged batch
+  int32_t plan = 0;           // as in SelectTokensArgs
   // False: no sequence chooses in this step (records and joins only). A device then launches nothing that scores, so
   // that a recorded step serves such steps alone.
   bool chooses = true;

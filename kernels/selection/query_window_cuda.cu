@@ -54,7 +54,7 @@ struct Params {
 
 // One stream of the batch, as its blocks see it.
 struct Stream {
-  int32_t sequence, head, kv_len, budget;
+  int32_t sequence, head, kv_len, budget, plan;
   StagedStep step;
   const int32_t* table;
   const int32_t* compact;
@@ -65,12 +65,14 @@ struct Stream {
         head(stream % p.num_kv_heads),
         kv_len(p.batch.kv_len[sequence]),
         budget(min(p.selection.sequences[sequence].budget, static_cast<int32_t>(p.list_stride))),
+        plan(p.selection.plan),
         step(p.selection.steps[sequence]),
         table(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
         compact(p.selection.CompactPages(sequence, head)),
         own(p.selection.CandidatesOf(sequence, head, kv_len)) {}
 
-  __device__ bool has(int32_t flags) const { return (step.flags & flags) == flags; }
+  // Only a step of the served plan has anything.
+  __device__ bool has(int32_t flags) const { return (step.flags & (flags | plan)) == (flags | plan); }
   __device__ bool is_scored() const {
     return has(StagedStep::kRecords | StagedStep::kSelects | StagedStep::kRefresh) && own.count > budget &&
            compact[0] != kNoPage;

@@ -49,6 +49,7 @@ struct SelectTokensArgs {
   float* weights = nullptr;    // out, device [num_sequences * num_kv_heads, weights_stride]: w_j, or null
   int64_t weights_stride = 0;  // elements; at least the longest kv_len
   int32_t layer = 0;           // of the staged batch
+  int32_t plan = 0;            // a device serves the staged sequences of this plan (SequenceSelection::plan)
 };
 
 // InvalidArgument: shapes, dtypes, a num_dims that does not fit compact_keys.h, a budget or recent out of range, a

@@ -17,9 +17,11 @@ struct StagedSequence {
   int32_t first_fresh = 0;
 };
 
-// LayerSelection. flags: which of these hold; parity is the bit kParity.
+// LayerSelection. flags: which of these hold; parity is the bit kParity, the plan one bit from kPlan0 on.
 struct StagedStep {
   static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8, kRecords = 16, kListed = 32;
+  static constexpr int32_t kPlan0 = 1 << 8;
+  static constexpr int32_t PlanBit(int32_t plan) { return kPlan0 << plan; }
   int32_t flags = 0;
   int32_t compact_len = 0;
   int32_t num_sinks = 0;
@@ -53,15 +55,19 @@ struct SelectionBatch {
   const int32_t* compact_tables = nullptr;    // device; the caller has added the layer's offset
   int64_t compact_head_stride = 0;            // elements between the tables of two KV heads
   int32_t flags = StagedStep::kSelects;       // that the step of a sequence must have for Selects
+  int32_t plan = 0;                           // StagedStep::PlanBit of the sequences that are served; 0: of all
   const std::byte* pool = nullptr;            // page 0, where lists are; not read where none are
   int64_t page_bytes = 0;
 
 #ifdef __CUDACC__
   // Whether the stream chooses in this step: a head without compact pages never does.
   __device__ bool Selects(int32_t sequence, int32_t kv_head) const {
-    if ((steps[sequence].flags & flags) != flags) return false;
+    if (!Has(sequence, flags)) return false;
     return compact_tables == nullptr ||
            compact_tables[sequences[sequence].compact_offset + kv_head * compact_head_stride] != kNoPage;
+  }
+  __device__ bool Has(int32_t sequence, int32_t wanted) const {
+    return (steps[sequence].flags & (wanted | plan)) == (wanted | plan);
   }
   // Pages of the stream: with its list, and behind those what operations keep.
   __device__ const int32_t* ListPages(int32_t sequence, int32_t kv_head) const {

@@ -29,6 +29,7 @@ struct TopTokensArgs {
   std::span<const SelectingSequence> sequences;
   TokenLists lists;   // out; lists of streams that do not select stay as they are
   int32_t layer = 0;  // of the staged batch
+  int32_t plan = 0;   // as in SelectTokensArgs
 };
 
 // InvalidArgument: a granularity other than 1 and 16, a budget or recent out of range, a stride that is too short.

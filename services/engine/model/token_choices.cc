@@ -17,34 +17,56 @@ TokenChoices::TokenChoices(const Model& model, int rank, const kernels::KvPoolVi
       max_streams_(static_cast<size_t>(max_rows) * static_cast<size_t>(model_.config().num_kv_heads)),
       session_(session) {}
 
+bool TokenChoices::any(int32_t layer) const {
+  return listed_ || std::any_of(plans_.begin(), plans_.end(), [&](const Plan& plan) { return plan.scores(layer); });
+}
+
+// Which ways there are among the rows that choose, and which each of these rows has.
+void TokenChoices::CollectPlans() {
+  plans_.clear();
+  for (const DecodeRow& row : rows_) {
+    const ScoringPlan own = row.selector->scoring();
+    if (row.selector->layers().empty() || own.scoring == TokenScoring::kNone) continue;
+    const auto at = std::lower_bound(plans_.begin(), plans_.end(), own, [](const Plan& plan, const ScoringPlan& other) {
+      return plan.scoring.OrdersBefore(other);
+    });
+    if (at == plans_.end() || !at->scoring.SharesStep(own)) {
+      plans_.insert(at, {.scoring = own, .longest = row.kv_len()});
+    } else {
+      at->scoring.first_layer = std::min(at->scoring.first_layer, own.first_layer);
+      at->longest = std::max(at->longest, row.kv_len());
+    }
+  }
+  SPLICE_CHECK(plans_.size() <= static_cast<size_t>(kernels::kSelectionPlansMax), "ways of choosing in a step");
+}
+
 absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   rows_ = rows;
-  plan_ = {};
-  refreshes_ = listed_ = false;
+  listed_ = false;
   sequences_.clear();
-  int64_t longest_list = 0, longest = 0;
+  CollectPlans();
+  int64_t longest_list = 0;
   for (const DecodeRow& row : rows) {
-    const ScoringPlan plan = row.selector->scoring();
+    const ScoringPlan scoring = row.selector->scoring();
     const auto layers = row.selector->layers();
-    sequences_.emplace_back();
+    kernels::SequenceSelection& sequence = sequences_.emplace_back();
     if (layers.empty()) continue;
-    if (plan.scoring != TokenScoring::kNone) {
-      if (!scores()) plan_ = plan;
-      SPLICE_CHECK(plan.SharesStep(plan_), "one way of choosing in a step");
-      plan_.first_layer = std::min(plan_.first_layer, plan.first_layer);
-    }
     SPLICE_CHECK(row.compact != nullptr, "a selector that chooses or lists has compact pages");
-    sequences_.back() = {.compact_tables = row.compact->tables(),
-                         .layers = layers,
-                         .budget = plan.budget,
-                         .recent = plan.recent,
-                         .dims = row.compact->dims(rank_),
-                         .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
-                         .first_fresh = plan.first_fresh};
-    refreshes_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.refresh; });
+    const auto plan = std::find_if(plans_.begin(), plans_.end(),
+                                   [&](const Plan& other) { return other.scoring.SharesStep(scoring); });
+    sequence = {.compact_tables = row.compact->tables(),
+                .layers = layers,
+                .budget = scoring.budget,
+                .recent = scoring.recent,
+                .dims = row.compact->dims(rank_),
+                .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
+                .first_fresh = scoring.first_fresh};
+    if (plan != plans_.end()) {
+      sequence.plan = static_cast<int32_t>(plan - plans_.begin());
+      plan->refreshes |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.refresh; });
+    }
     listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
-    longest_list = std::max(longest_list, plan.list_tokens());
-    longest = std::max(longest, row.kv_len());
+    longest_list = std::max(longest_list, scoring.list_tokens());
   }
   if (!any()) return absl::OkStatus();
   // Powers of two: a recording serves many budgets and lengths.
@@ -54,27 +76,34 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
       GrowBuffer(model_.backend(), session_, list_memory_, sizeof(int32_t) * (entries + max_streams_)));
   auto* tokens = static_cast<int32_t*>(list_memory_->data());
   lists_ = {tokens, tokens + entries, stride};
-  scores_stride_ = 0;
-  if (plan_.scoring == TokenScoring::kCompactKeys || !scores()) return absl::OkStatus();
-  scores_stride_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest)));
-  if (plan_.scoring == TokenScoring::kPageBounds)
-    scores_stride_ = std::max<int64_t>(scores_stride_ / kernels::kBoundTokens, 1);
+  int64_t longest_scores = 0;
+  for (Plan& plan : plans_) {
+    if (plan.scoring.scoring == TokenScoring::kCompactKeys) continue;
+    plan.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(plan.longest)));
+    if (plan.scoring.scoring == TokenScoring::kPageBounds)
+      plan.scores_stride = std::max<int64_t>(plan.scores_stride / kernels::kBoundTokens, 1);
+    longest_scores = std::max(longest_scores, plan.scores_stride);
+  }
+  if (longest_scores == 0) return absl::OkStatus();
   return GrowBuffer(model_.backend(), session_, scores_,
-                    sizeof(float) * max_streams_ * static_cast<size_t>(scores_stride_));
+                    sizeof(float) * max_streams_ * static_cast<size_t>(longest_scores));
 }
 
 uint64_t TokenChoices::key() const {
   if (!any()) return 0;
   uint64_t key = 0x2545f4914f6cdd1dull;
   const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x9e3779b97f4a7c15ull + 1; };
-  mix(static_cast<uint64_t>(plan_.scoring) << 33 | static_cast<uint64_t>(listed_) << 32 |
-      static_cast<uint64_t>(plan_.num_dims + plan_.window));
-  mix(static_cast<uint64_t>(plan_.first_layer) << 32 | static_cast<uint64_t>(lists_.stride));
-  mix(static_cast<uint64_t>(scores_stride_));
+  mix(static_cast<uint64_t>(lists_.stride) << 1 | static_cast<uint64_t>(listed_));
   mix(reinterpret_cast<uint64_t>(lists_.tokens));
-  // A choice is due in few steps, and costs the launches of its passes over K: these steps are recorded apart.
-  if (plan_.scoring == TokenScoring::kQueryWindow) mix(refreshes_ ? 2 : 1);
-  if (scores_stride_ > 0) mix(reinterpret_cast<uint64_t>(scores_->data()));
+  for (const Plan& plan : plans_) {
+    const ScoringPlan& scoring = plan.scoring;
+    mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.first_layer) << 32 |
+        static_cast<uint64_t>(scoring.num_dims + scoring.window));
+    mix(static_cast<uint64_t>(plan.scores_stride));
+    // A choice is due in few steps, and costs the launches of its passes over K: these steps are recorded apart.
+    if (scoring.scoring == TokenScoring::kQueryWindow) mix(plan.refreshes ? 2 : 1);
+    if (plan.scores_stride > 0) mix(reinterpret_cast<uint64_t>(scores_->data()));
+  }
   return key;
 }
 
@@ -106,59 +135,79 @@ void TokenChoices::ViewLayer(int32_t layer) {
     sequence.step = selection.layers[static_cast<size_t>(layer)];
     sequence.budget = selection.budget;
     sequence.recent = selection.recent;
-    if (selection.dims != nullptr)
-      sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * plan_.num_dims;
+    if (selection.dims != nullptr && !plans_.empty()) {
+      const int32_t num_dims = plans_[static_cast<size_t>(selection.plan)].scoring.num_dims;
+      sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * num_dims;
+    }
   }
 }
 
 absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                                   kernels::ConstActivations q, int64_t q_row_stride, int32_t layer) {
   ViewLayer(layer);
-  const kernels::Backend& backend = model_.backend();
   if (listed_)
-    SPLICE_RETURN_IF_ERROR(backend.ListCandidates(
+    SPLICE_RETURN_IF_ERROR(model_.backend().ListCandidates(
         context,
         {.pool = pool_, .num_kv_heads = shape.num_kv_heads, .sequences = of_layer_, .lists = lists_, .layer = layer}));
-  if (!scores(layer)) return absl::OkStatus();
-  if (plan_.scoring == TokenScoring::kCompactKeys)
+  for (size_t plan = 0; plan < plans_.size(); ++plan) {
+    if (plans_[plan].scores(layer)) SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& context,
+                                    const kernels::AttentionShape& shape, kernels::ConstActivations q,
+                                    int64_t q_row_stride, int32_t layer) {
+  const kernels::Backend& backend = model_.backend();
+  const auto number = static_cast<int32_t>(plan);
+  const Plan& own = plans_[plan];
+  of_plan_ = of_layer_;
+  for (size_t s = 0; s < of_plan_.size(); ++s) {
+    if (sequences_[s].plan != number) of_plan_[s].step = {};
+  }
+  if (own.scoring.scoring == TokenScoring::kCompactKeys)
     return backend.SelectTokens(context, {.shape = shape,
                                           .pool = pool_,
-                                          .num_dims = plan_.num_dims,
+                                          .num_dims = own.scoring.num_dims,
                                           .q = q,
                                           .q_row_stride = q_row_stride,
-                                          .sequences = of_layer_,
+                                          .sequences = of_plan_,
                                           .lists = lists_,
-                                          .layer = layer});
-  auto* scores = scores_stride_ > 0 ? static_cast<float*>(scores_->data()) : nullptr;
-  if (plan_.scoring == TokenScoring::kQueryWindow)
+                                          .layer = layer,
+                                          .plan = number});
+  auto* const scores = static_cast<float*>(scores_->data());
+  if (own.scoring.scoring == TokenScoring::kQueryWindow)
     return backend.ChooseByQueryWindow(context, {.shape = shape,
                                                  .pool = pool_,
-                                                 .window = plan_.window,
+                                                 .window = own.scoring.window,
                                                  .q = q,
                                                  .q_row_stride = q_row_stride,
-                                                 .sequences = of_layer_,
+                                                 .sequences = of_plan_,
                                                  .scores = scores,
-                                                 .scores_stride = scores_stride_,
+                                                 .scores_stride = own.scores_stride,
                                                  .lists = lists_,
                                                  .layer = layer,
-                                                 .chooses = refreshes_,
+                                                 .plan = number,
+                                                 .chooses = own.refreshes,
                                                  .listed = listed_});
   SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context, {.shape = shape,
                                                            .pool = pool_,
                                                            .q = q,
                                                            .q_row_stride = q_row_stride,
-                                                           .sequences = of_layer_,
+                                                           .sequences = of_plan_,
                                                            .scores = scores,
-                                                           .scores_stride = scores_stride_,
-                                                           .layer = layer}));
+                                                           .scores_stride = own.scores_stride,
+                                                           .layer = layer,
+                                                           .plan = number}));
   return backend.TopTokens(context, {.scores = scores,
-                                     .scores_stride = scores_stride_,
+                                     .scores_stride = own.scores_stride,
                                      .granularity = kernels::kBoundTokens,
                                      .num_kv_heads = shape.num_kv_heads,
                                      .pool = pool_,
-                                     .sequences = of_layer_,
+                                     .sequences = of_plan_,
                                      .lists = lists_,
-                                     .layer = layer});
+                                     .layer = layer,
+                                     .plan = number});
 }
 
 }  // namespace spl::engine

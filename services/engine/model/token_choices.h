@@ -1,6 +1,6 @@
 // How the sequences of a decode step choose, on the device, the tokens they attend to: memory for lists and scores, and
 // the operations that fill them (kernels/selection). What is chosen by is the selector's (selection/token_selector.h).
-// Sequences that score do so in one way; those that only have lists go along with any of them.
+// The sequences of a step may choose in several ways: each way is called once for all of its sequences.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,17 @@ class TokenChoices {
                kernels::Session& session);
 
   // Before a step is staged: what its sequences choose with, and where the lists go. REQUIRES: those that choose do it
-  // the same way (ScoringPlan::SharesStep) and have compact pages; `rows` stay valid until the next call.
+  // in at most kSelectionPlansMax ways (ScoringPlan::SharesStep) and have compact pages; `rows` stay valid until the
+  // next call.
   absl::Status Prepare(std::span<const DecodeRow> rows);
 
   // Of the prepared step. Null: this row chooses nothing and has no lists.
   const kernels::SequenceSelection* selection(size_t row) const {
     return sequences_[row].layers.empty() ? nullptr : &sequences_[row];
   }
-  bool any() const { return scores() || listed_; }
+  bool any() const { return !plans_.empty() || listed_; }
   // In this layer some stream may attend to a list.
-  bool any(int32_t layer) const { return listed_ || scores(layer); }
+  bool any(int32_t layer) const;
   const kernels::TokenLists& lists() const { return lists_; }
   // Everything that a recording of the step holds: steps with equal keys launch the same operations on the same memory.
   uint64_t key() const;
@@ -45,9 +46,18 @@ class TokenChoices {
                       kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
 
  private:
-  bool scores() const { return plan_.scoring != TokenScoring::kNone; }
-  bool scores(int32_t layer) const { return scores() && layer >= plan_.first_layer; }
+  // A way in which some of the rows choose.
+  struct Plan {
+    ScoringPlan scoring;        // its first layer is the first of any of these rows
+    bool refreshes = false;     // some row makes a choice anew, in some layer
+    int64_t longest = 0;        // positions of the longest of these rows
+    int64_t scores_stride = 0;  // elements of a stream's scores; 0: it writes none
+    bool scores(int32_t layer) const { return layer >= scoring.first_layer; }
+  };
+  void CollectPlans();
   void ViewLayer(int32_t layer);
+  absl::Status ChooseBy(size_t plan, const kernels::KernelContext& context, const kernels::AttentionShape& shape,
+                        kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
 
   const Model& whole_;
   const ModelShard& model_;  // of this rank
@@ -57,16 +67,14 @@ class TokenChoices {
   kernels::Session& session_;
 
   std::span<const DecodeRow> rows_;
-  ScoringPlan plan_;        // what the rows that score share, from the first layer of any on; kNone: none does
-  bool refreshes_ = false;  // some row makes a choice anew, in some layer
-  bool listed_ = false;     // some row has lists of what it may choose from
-  int64_t scores_stride_ = 0;
+  std::vector<Plan> plans_;  // in an order that depends on which there are, and not on the rows'
+  bool listed_ = false;      // some row has lists of what it may choose from
   kernels::TokenLists lists_;
   std::vector<kernels::SequenceSelection> sequences_;                 // [rows]
-  std::vector<kernels::SelectingSequence> of_layer_;                  // [rows]
+  std::vector<kernels::SelectingSequence> of_layer_, of_plan_;        // [rows]; of_plan_: other plans' do nothing
   std::vector<std::span<const int32_t>> pages_, compact_, lists_of_;  // [rows, num_kv_heads], of the layer
   std::unique_ptr<kernels::Buffer> list_memory_;                      // int32 [max_streams, stride] and [max_streams]
-  std::unique_ptr<kernels::Buffer> scores_;                           // f32 [max_streams, scores_stride]
+  std::unique_ptr<kernels::Buffer> scores_;                           // f32 [max_streams, largest scores_stride]
 };
 
 }  // namespace spl::engine

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,7 +31,7 @@ enum class TokenScoring : uint8_t {
 };
 
 // What a selector needs computed, the same for all steps of a sequence but for the budget and the length of its lists.
-// Sequences that score do it the same way in one step (SharesStep).
+// Sequences that score the same way (SharesStep) are served by the same operations of a step.
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
@@ -47,6 +48,10 @@ struct ScoringPlan {
   // whether it selects there.
   bool SharesStep(const ScoringPlan& other) const {
     return scoring == other.scoring && num_dims == other.num_dims && window == other.window;
+  }
+  // An order of the ways.
+  bool OrdersBefore(const ScoringPlan& other) const {
+    return std::tie(scoring, num_dims, window) < std::tie(other.scoring, other.num_dims, other.window);
   }
   // Positions of a list at most.
   int64_t list_tokens() const {

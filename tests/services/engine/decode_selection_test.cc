@@ -138,24 +138,38 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
   decode_pool_->CheckInvariants();
 }
 
-// Sequences that begin to choose in different layers share a step, and read the weights once: none changes a token of
+// Sequences that choose in different layers or ways share a step, and read the weights once: none changes a token of
 // another, and there are as many steps as the longest answer has.
-TEST_F(DecodeSelectionTest, OtherDenseLayersDoNotCostAStep) {
-  std::mt19937 random = SeededRandom("dense layers");
+TEST_F(DecodeSelectionTest, OtherOptionsDoNotCostAStep) {
+  std::mt19937 random = SeededRandom("one step for all");
   constexpr int64_t kTokens = 40;
+  std::vector<std::vector<DecodeOptions>> batches;
   for (const char* name : {"sparcas", "quest", "loopserve"}) {
-    std::vector<std::vector<int32_t>> prompts;
-    std::vector<DecodeOptions> options;
-    std::vector<Answer> alone;
+    batches.emplace_back();
     for (const int32_t dense_layers : {0, 2, 5, 11}) {
-      options.push_back(Selector(name, 64));
-      options.back().dense_layers = dense_layers;
+      batches.back().push_back(Selector(name, 64));
+      batches.back().back().dense_layers = dense_layers;
+    }
+  }
+  batches.push_back({"dense", Selector("quest", 64), Selector("streaming", 64), Selector("snapkv", 64)});
+  for (const int32_t dims : {4, 8, 16}) {
+    batches.back().push_back(Selector("sparcas", 64));
+    batches.back().back().dims = dims;
+  }
+  for (const int32_t window : {3, 16, 40}) {
+    batches.back().push_back(Selector("loopserve", 64));
+    batches.back().back().window = window;
+  }
+  for (const std::vector<DecodeOptions>& options : batches) {
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<Answer> alone;
+    for (const DecodeOptions& own : options) {
       prompts.push_back(RandomPrompt(random, 200 + random() % 100));
-      alone.push_back(Local(prompts.back(), options.back(), kTokens));
+      alone.push_back(Local(prompts.back(), own, kTokens));
     }
     Start(8192, 16384);
     ScopedFaults disarm;
-    const std::string all_are_there = std::string("all of ") + name;
+    const std::string all_are_there = fmt::format("all of batch {}", &options - batches.data());
     ASSERT_TRUE(ArmFault("engine.decode_step", {.kind = FaultKind::kDelayUntil, .event = all_are_there}).ok());
     std::vector<std::shared_ptr<Outcome>> outcomes;
     for (size_t i = 0; i < prompts.size(); ++i) {
@@ -167,10 +181,10 @@ TEST_F(DecodeSelectionTest, OtherDenseLayersDoNotCostAStep) {
     for (size_t i = 0; i < outcomes.size(); ++i) {
       ASSERT_TRUE(outcomes[i]->Wait());
       ASSERT_TRUE(outcomes[i]->status.ok()) << outcomes[i]->status;
-      EXPECT_EQ(outcomes[i]->tokens[0], alone[i].tokens) << name << " " << options[i].dense_layers;
+      EXPECT_EQ(outcomes[i]->tokens[0], alone[i].tokens) << options[i].selector << " " << i;
     }
     // The first one's first step began before the others were there.
-    EXPECT_LE(FaultHits("engine.decode_step"), static_cast<uint64_t>(kTokens)) << name;
+    EXPECT_LE(FaultHits("engine.decode_step"), static_cast<uint64_t>(kTokens)) << options[0].selector;
   }
 }
 
