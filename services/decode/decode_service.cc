@@ -129,6 +129,9 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& poo
       refused_unknown_(wire::RefusedTicketsCounter(metrics, "unknown")),
       refused_generation_(wire::RefusedTicketsCounter(metrics, "generation")),
       refused_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
+      decoded_densely_(metrics.Counter(
+          "splice_decode_dense_fallbacks_total",
+          "Requests that decode without a choice of tokens because the pages that it keeps did not fit.")),
       heads_restored_(
           metrics.Counter("splice_decode_heads_restored_total", "Local heads that were restored while decoding.")),
       misses_lease_(MissCounter(metrics, "lease")),
@@ -205,6 +208,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
   response->set_step_seconds(load.step_s);
   response->set_draining(draining());
+  response->set_replays(true);
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
   response->set_max_sequence_tokens(static_cast<uint64_t>(
@@ -242,11 +246,12 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
   SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, model.config(), model.head_classes().get()));
   ticket->decode = wire::DecodeOptionsOf(request.reuse());
-  const int64_t tokens = request.prompt_tokens();
-  if (tokens < 1 || tokens >= model.config().max_positions)
-    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens, model.config().max_positions);
+  const int64_t tokens = request.prompt_tokens(), replayed = request.replay_token_ids_size();
+  if (tokens < 1 || tokens + replayed >= model.config().max_positions)
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens + replayed,
+                           model.config().max_positions);
   // Of all that the policy may leave out nothing is known yet: room is reserved for everything.
-  SPLICE_ASSIGN_OR_RETURN(const auto selector,
+  SPLICE_ASSIGN_OR_RETURN(auto selector,
                           engine::MakeSelectorBehind(reuse.policy, tokens, ticket->decode, model, ticket->classes));
   ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
   if (ticket->restore.enabled && ticket->classes != nullptr)
@@ -257,6 +262,11 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
                            request.num_output_tokens(), request.token_ids_size());
   ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
   SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->prompt, model.config(), "prompt token"));
+  ticket->replay.assign(request.replay_token_ids().begin(), request.replay_token_ids().end());
+  SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->replay, model.config(), "token to replay"));
+  if (replayed > 0 && (ticket->sampling.num_forks != 1 || request.num_output_tokens() > 0))
+    return InvalidArgument("{} replay_token_ids with n = {} and num_output_tokens {}", replayed,
+                           ticket->sampling.num_forks, request.num_output_tokens());
   const bool needs_prompt = ticket->sampling.needs_prompt() || selector->of_prompt() != nullptr;
   if ((needs_prompt || request.num_output_tokens() > 0) && request.token_ids().empty())
     return InvalidArgument(
@@ -268,14 +278,38 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
       ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool_.view().page_bytes(),
                                                    {request.kv_bytes_per_s(), request.kv_write_seconds()});
   const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
-  // One growth page per stream and fork on top: a sequence that could not take its first step is not let in.
+  // Growth pages per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> needed = room.of_rank;
-  for (int64_t& pages : needed) pages += int64_t{shape.num_streams() / num_ranks} * ticket->sampling.num_forks;
-  if (const auto compact = engine::CompactNeedsOf(*selector, model, tokens); compact.has_value()) {
+  const int64_t growth = 1 + replayed / kernels::kPageTokens;
+  for (int64_t& pages : needed) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
+  const auto with_choice_of = [&](const engine::TokenSelector& chooser) {
+    std::vector<int64_t> all = needed;
+    const auto compact = engine::CompactNeedsOf(chooser, model, tokens);
+    if (!compact.has_value()) return all;
     const auto more = engine::CompactPages::PagesByRank(shape, *compact, num_ranks, tokens + 1);
-    for (size_t r = 0; r < needed.size(); ++r) needed[r] += more[r] * ticket->sampling.num_forks;
+    for (size_t r = 0; r < all.size(); ++r) all[r] += more[r] * ticket->sampling.num_forks;
+    return all;
+  };
+  const auto most = [](const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); };
+  if (std::vector<int64_t> with_choice = with_choice_of(*selector); pool_.HasFree(with_choice)) {
+    needed = std::move(with_choice);
+  } else {
+    // Without a choice of tokens there may be room: the sequence then attends to everything, and the receipt says so.
+    engine::DecodeOptions dense = ticket->decode;
+    dense.selector = ticket->classes == nullptr ? "dense" : "head_classes";
+    SPLICE_ASSIGN_OR_RETURN(auto everything,
+                            engine::MakeSelectorBehind(reuse.policy, tokens, dense, model, ticket->classes));
+    std::vector<int64_t> without = with_choice_of(*everything);
+    const bool falls_back = most(without) < most(with_choice) &&
+                            (pool_.HasFree(without) || most(with_choice) > pool_.view().pages_per_rank());
+    needed = std::move(falls_back ? without : with_choice);
+    if (falls_back) {
+      selector = std::move(everything);
+      ticket->decode = std::move(dense);
+      response.set_decode_selector(ticket->decode.selector);
+    }
   }
-  if (*std::max_element(needed.begin(), needed.end()) > pool_.view().pages_per_rank())
+  if (most(needed) > pool_.view().pages_per_rank())
     return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
                            tokens, ticket->sampling.num_forks, Sum(needed), pool_.num_pages());
   if (!pool_.HasFree(needed))
@@ -323,6 +357,7 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Tic
   });
   SPLICE_ASSIGN_OR_RETURN(const uint64_t generation, tickets_.Add(std::move(ticket)));
   response.set_generation(generation);
+  if (!response.decode_selector().empty()) decoded_densely_.Increment();
   return absl::OkStatus();
 }
 
@@ -608,6 +643,7 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
     SPLICE_RETURN_IF_ERROR(
         engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));
   }
+  decode.replay = std::move(ticket.replay);
   const auto split = static_cast<std::ptrdiff_t>(ticket.prompt.size()) - ticket.num_output_tokens;
   if (!ticket.prompt.empty()) {
     decode.prompt.assign(ticket.prompt.begin(), ticket.prompt.begin() + split);

@@ -119,6 +119,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& refused_unknown_;
   prometheus::Counter& refused_generation_;
   prometheus::Counter& refused_replayed_;
+  prometheus::Counter& decoded_densely_;
   prometheus::Counter& heads_restored_;
   prometheus::Counter& misses_lease_;
   prometheus::Counter& misses_pages_;

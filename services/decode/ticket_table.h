@@ -49,6 +49,7 @@ struct Ticket {
   std::vector<int32_t> prompt;                    // only when a penalty or the selector needs it, or for resumed output
   std::vector<int32_t> left_prompt;  // of it, but for its last num_output_tokens, what came, where that is less
   int64_t num_output_tokens = 0;
+  std::vector<int32_t> replay;  // DecodeRequest::replay
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<TokenStream> stream;
 };

@@ -197,8 +197,9 @@ absl::Status PrefillCore::Start(RunCall& call) {
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;
   prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace,
-                     selector = std::string(token_selector->name())](const absl::Status& status,
-                                                                     engine::PrefillOutcome outcome) {
+                     selector = request.ticket().decode_selector().empty() ? std::string(token_selector->name())
+                                                                           : request.ticket().decode_selector()](
+                        const absl::Status& status, engine::PrefillOutcome outcome) {
     if (!status.ok()) {
       push->Abort(std::move(outcome.kv), status, [&call, status] { call.End(status); });
       return;

@@ -313,7 +313,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
 
 std::vector<uint32_t> Generation::CurrentTokens() const {
   std::vector<uint32_t> tokens(prompt_.begin(), prompt_.end());
-  tokens.insert(tokens.end(), output_.begin(), output_.end());
+  if (!attempt_->decode.replays) tokens.insert(tokens.end(), output_.begin(), output_.end());
   return tokens;
 }
 
@@ -322,7 +322,8 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   auto call = std::make_shared<ReserveCall>();
   v1::ReserveRequest& request = call->request;
   request.set_request_id(request_.request_id);
-  request.set_prompt_tokens(static_cast<uint32_t>(prompt_.size() + output_.size()));
+  const std::vector<uint32_t> tokens = CurrentTokens();
+  request.set_prompt_tokens(static_cast<uint32_t>(tokens.size()));
   *request.mutable_sampling() = ToProto(request_.sampling);
   *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
@@ -330,11 +331,11 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_ttl_ms(static_cast<uint32_t>(
       std::min(kTtlMsMax, static_cast<double>(core_.options().ticket_ttl.count()) +
                               1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
-  request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
-  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || !output_.empty()) {
-    const std::vector<uint32_t> tokens = CurrentTokens();
+  const size_t prior_output = tokens.size() - prompt_.size();
+  request.set_num_output_tokens(static_cast<uint32_t>(prior_output));
+  if (attempt->decode.replays) request.mutable_replay_token_ids()->Add(output_.begin(), output_.end());
+  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || prior_output > 0)
     request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
-  }
   request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
   request.set_kv_write_seconds(attempt->link.write_s);
   *request.mutable_writer() = attempt->link.writer;
@@ -429,7 +430,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     request.set_session_owner(owner.data(), owner.size());
   }
   *request.mutable_ticket() = attempt->ticket;
-  request.set_num_output_tokens(static_cast<uint32_t>(output_.size()));
+  request.set_num_output_tokens(static_cast<uint32_t>(tokens.size() - prompt_.size()));
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
   core_.metrics().CountPrefill(attempt->prefill.local.has_value());
@@ -679,6 +680,7 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
   }
   receipt_.decode_worker = attempt_->decode.worker_id;
   if (receipt_.transport.empty()) receipt_.transport = attempt_->link.transport;
+  if (attempt_->decode.replays && !output_.empty()) return;  // it is the client's already
   std::vector<Delta> deltas;
   for (int i = 0; i < response.first_tokens_size(); ++i) {
     const absl::Status taken = Take(static_cast<uint32_t>(i), response.first_tokens(i), &deltas);
@@ -878,8 +880,8 @@ FinalInfo Generation::MakeFinal() const {
   r.seed = request_.sampling.seed.value_or(0);
   r.attempts = attempts_;
   r.migrations = migrations_;
-  // After a move the output so far is computed again as a prompt, whose rounding is not that of decode steps: at a near
-  // tie the rest may be another text than the undisturbed one.
+  // After a move the prompt's KV and the output's were computed by other workers, whose rounding may be another one
+  // (other processors, other companions on a GPU): at a near tie the rest may be another text than the undisturbed one.
   r.exact = r.exact && migrations_ == 0;
   r.knowledge_bases = request_.knowledge_bases;
   return final;

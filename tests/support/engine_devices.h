@@ -22,12 +22,13 @@ inline bool OnGpu() {
   return backend != nullptr && std::string_view(backend) == "cuda";
 }
 
-// "cuda" (deterministic; an error where there is no GPU), "ref", or the CPU, with `num_ranks` of them.
+// "cuda" (an error where there is no GPU; deterministic, unless SPLICE_CUDA_DEFAULT is set, for measurements of what
+// users run), "ref", or the CPU, with `num_ranks` of them.
 inline absl::StatusOr<engine::Devices> DevicesOf(std::string_view kind, int num_ranks = 1) {
   engine::Devices devices;
   for (int rank = 0; rank < num_ranks; ++rank) {
     if (kind == "cuda") {
-      auto cuda = kernels::MakeCudaBackend({.deterministic = true});
+      auto cuda = kernels::MakeCudaBackend({.deterministic = std::getenv("SPLICE_CUDA_DEFAULT") == nullptr});
       if (!cuda.ok()) return cuda.status();
       devices.push_back(*std::move(cuda));
     } else {

@@ -21,14 +21,15 @@ struct FakeCluster {
   router::RouterOptions options;
   std::unique_ptr<router::RouterServer> router;
 
-  // `store`: chunk stores of the prefill workers and the router.
-  FakeCluster(int num_prefill, int num_decode, const std::string& store = "") {
+  // `store`: chunk stores of the prefill workers and the router. `replays`: false for decode workers from before that.
+  FakeCluster(int num_prefill, int num_decode, const std::string& store = "", bool replays = true) {
     for (int i = 0; i < num_prefill; ++i) {
       prefill.push_back(std::make_unique<FakePrefill>(
           fabric, FakePrefill::Options{.worker_id = "p" + std::to_string(i), .store = store}));
     }
     for (int i = 0; i < num_decode; ++i) {
-      decode.push_back(std::make_unique<FakeDecode>(fabric, FakeDecode::Options{.worker_id = "d" + std::to_string(i)}));
+      decode.push_back(std::make_unique<FakeDecode>(
+          fabric, FakeDecode::Options{.worker_id = "d" + std::to_string(i), .replays = replays}));
     }
     options.model_dir = kTinyModel;
     options.knowledge_bases.store = store;

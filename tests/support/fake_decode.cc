@@ -199,6 +199,7 @@ grpc::ServerUnaryReactor* FakeDecode::GetInfo(grpc::CallbackServerContext* conte
   info->mutable_wire()->set_min(options_.wire_min);
   info->mutable_wire()->set_max(options_.wire_max);
   info->set_draining(draining_);
+  info->set_replays(options_.replays);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;
@@ -256,7 +257,8 @@ grpc::ServerUnaryReactor* FakeDecode::Commit(grpc::CallbackServerContext* contex
         sequence.kv = fabric_.landed.at(request->ticket_id());
         fabric_.landed.erase(request->ticket_id());
       }
-      sequence.next_index = sequence.kv.num_output + 1;
+      const int replayed = sequence.request.replay_token_ids_size();
+      sequence.next_index = sequence.kv.num_output + (replayed > 0 ? static_cast<uint32_t>(replayed) : 1);
       for (int i = 0; i < request->first_tokens_size(); ++i) {
         sequence.finished[static_cast<size_t>(i)] =
             request->first_tokens(i).finish_reason() != v1::FINISH_REASON_UNSPECIFIED;

@@ -56,6 +56,7 @@ class FakeDecode final : public v1::Decode::CallbackService {
     uint32_t vocab_size = 4096;
     uint32_t max_sequences = 256;
     uint64_t max_sequence_tokens = 0;
+    bool replays = true;  // DecodeInfo.replays
     uint32_t wire_min = 0;
     uint32_t wire_max = 0;
     std::string listen = "127.0.0.1:0";

@@ -37,8 +37,13 @@ struct DecodeRow {
   // Null: not measured. Costs a second attention, two waits and two small copies in each layer, and the step is not
   // recorded; what the step computes is the same.
   MassProbe* mass = nullptr;
+  // Where the token stands; -1: behind all that the sequence has. A sequence may have several rows, at positions one
+  // behind the other: each sees those in front of it, as if it had been a step of its own.
+  int64_t at = -1;
+
+  int64_t position() const { return at < 0 ? kv->num_tokens() : at; }
   // Positions that the sequence has once the step has written this one.
-  int64_t kv_len() const { return kv->num_tokens() + 1; }
+  int64_t kv_len() const { return position() + 1; }
 };
 
 }  // namespace spl::engine

@@ -41,7 +41,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   for (const DecodeRow& row : rows) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.push_back(row.token);
-    positions_.push_back(static_cast<int32_t>(row.kv->num_tokens()));
+    positions_.push_back(static_cast<int32_t>(row.position()));
     spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
     any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }

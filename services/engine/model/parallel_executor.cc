@@ -232,7 +232,7 @@ absl::Status ParallelExecutor::AlignCopy(std::span<const AlignPlan> plans) {
 }
 
 absl::Status ParallelExecutor::Decode(std::span<const DecodeRow> rows) {
-  for (const DecodeRow& row : rows) row.selector->BeginStep(row.kv->num_tokens() + 1);
+  for (const DecodeRow& row : rows) row.selector->BeginStep(row.kv_len());
   if (team_ == nullptr) return ranks_[0]->Decode(rows);
   SPLICE_RETURN_IF_ERROR(CheckPass(rows.size(), rows.size()));
   return team_->Run([&](int r) { return ranks_[r]->Decode(rows); });

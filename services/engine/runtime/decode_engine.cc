@@ -32,7 +32,8 @@ struct DecodeEngine::Fork {
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
   std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
   int32_t last_token = 0;
-  int64_t num_output = 1;  // tokens of this request, the first one included
+  std::deque<int32_t> replay;  // come next, whatever is drawn; the client has them
+  int64_t num_output = 1;      // tokens of this request, the first one included
   bool finished = false;
 
   // Pages of each rank that Grow takes at most, of a model with so many streams a rank.
@@ -55,6 +56,8 @@ struct DecodeEngine::Sequence {
   uint64_t order = 0;                       // of arrival
   std::vector<Fork> forks;                  // none before it has started
   std::unique_ptr<ParkedPages> parked;      // null: its pages are in the pool
+  std::unique_ptr<TokenSelector> chooser;   // of a choice that is being made
+  std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
   std::optional<KeptPositions> of_prompt;   // what its selector chose, the same of every fork
   std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; none without restoring
   HeadRestoreReport told;
@@ -75,6 +78,14 @@ struct DecodeEngine::Sequence {
     if (request.on_restore) request.on_restore(sum);
   }
 
+  // The pages of a choice that is not done go back; it is made anew.
+  void DropChoice() {
+    choice.reset();
+    chooser.reset();
+  }
+  const std::vector<int32_t>& tokens() const {
+    return request.left_prompt.empty() ? request.prompt : request.left_prompt;
+  }
   bool started() const { return !forks.empty(); }
   bool runs() const { return !done && parked == nullptr; }
   PageHolders Holders() const {
@@ -135,6 +146,12 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   SPLICE_RETURN_IF_ERROR(ValidateTokens(request.prior_output, config, "token of earlier output"));
   for (const SampledToken& first : request.first_tokens)
     SPLICE_RETURN_IF_ERROR(ValidateTokens({&first.token, 1}, config, "first token"));
+  SPLICE_RETURN_IF_ERROR(ValidateTokens(request.replay, config, "token to replay"));
+  if (!request.replay.empty() && (request.sampling.num_forks != 1 || !request.prior_output.empty()))
+    return InvalidArgument("{} tokens to replay for n = {} with {} tokens of earlier output", request.replay.size(),
+                           request.sampling.num_forks, request.prior_output.size());
+  // The first one is the first token of the answer.
+  if (!request.replay.empty()) request.first_tokens = {{.token = request.replay[0]}};
   if (request.first_tokens.size() != static_cast<size_t>(request.sampling.num_forks))
     return InvalidArgument("{} first tokens for n = {}", request.first_tokens.size(), request.sampling.num_forks);
   if (request.sampling.num_forks > options_.executor.max_rows)
@@ -232,17 +249,34 @@ void DecodeEngine::DropDead() {
   RemoveFinished();
 }
 
-// In the order in which they came: one that finds no room holds up those behind it, which could not grow either.
+// In the order in which they came: one that finds no room holds up those behind it, which could not grow either. One
+// that is choosing of its prompt, or replays, does not: it runs a slice between two steps of the batch.
 void DecodeEngine::AdmitWaiting() {
   size_t rows = 0;
   for (const auto& sequence : running_) rows += sequence->num_active();
-  bool asked_alone = false;
-  while (!waiting_.empty()) {
-    Sequence& next = *waiting_.front();
+  bool asked_alone = false, ran_slice = false;
+  int64_t gathered = 0;
+  for (size_t i = 0; i < waiting_.size();) {
+    Sequence& next = *waiting_[i];
     if (rows + next.num_rows() > static_cast<size_t>(options_.executor.max_rows)) break;
     absl::Status status = next.parked == nullptr ? absl::OkStatus() : Return(next);
     const bool starts = status.ok() && !next.started();
-    if (starts) status = Start(next);
+    if (const bool chooses = starts && HasToChoose(next); chooses || (starts && HasToReplay(next))) {
+      if (!ran_slice) status = chooses ? ChooseSlice(next) : ReplaySlice(next);
+      ran_slice = freed_ = true;
+      if (status.ok() && (HasToChoose(next) || HasToReplay(next))) {
+        ++i;
+        continue;
+      }
+    }
+    if (starts && status.ok()) {
+      gathered += GatheredTokens(next);
+      if (gathered > options_.gathered_tokens && gathered > GatheredTokens(next)) {
+        freed_ = true;
+        break;
+      }
+      status = Start(next);
+    }
     if (status.code() == absl::StatusCode::kResourceExhausted) {
       if (!running_.empty()) break;  // what they hold comes back
       if (FindRoomFor(next)) continue;
@@ -251,8 +285,8 @@ void DecodeEngine::AdmitWaiting() {
       ++preemptions_;
       status = absl::UnavailableError("preempted: the decode worker's KV pool is too small for this sequence");
     }
-    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
-    waiting_.pop_front();
+    std::unique_ptr<Sequence> sequence = std::move(waiting_[i]);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     asked_alone = false;
     if (!status.ok()) {
       Finish(*sequence, status);
@@ -267,6 +301,75 @@ void DecodeEngine::AdmitWaiting() {
     }
   }
   RemoveFinished();
+}
+
+// Positions whose keys the sequence's first step gathers.
+int64_t DecodeEngine::GatheredTokens(const Sequence& sequence) const {
+  const auto selector = MakeSelectorFor(*sequence.request.kv, sequence.request.decode, *model_);
+  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+  const TokenScoring scoring = (*selector)->scoring().scoring;
+  const bool gathers = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPageBounds;
+  return gathers ? sequence.request.kv->num_tokens() : 0;
+}
+
+bool DecodeEngine::HasToChoose(const Sequence& sequence) const {
+  if (sequence.of_prompt.has_value()) return false;
+  if (sequence.choice != nullptr) return true;
+  const std::vector<SampledToken>& first = sequence.request.first_tokens;
+  if (std::none_of(first.begin(), first.end(), [](const auto& token) { return token.finish == FinishReason::kNone; }))
+    return false;  // nothing is decoded
+  const auto selector = MakeSelectorFor(*sequence.request.kv, sequence.request.decode, *model_);
+  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+  return (*selector)->of_prompt() != nullptr;
+}
+
+// Whether tokens are left that one step may have many of.
+bool DecodeEngine::HasToReplay(const Sequence& sequence) const {
+  const DecodeRequest& request = sequence.request;
+  if (request.replay.size() < 2 || request.heads != nullptr) return false;
+  const auto selector = MakeSelectorFor(*request.kv, request.decode, *model_);
+  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+  return !CompactNeedsOf(**selector, *model_, request.kv->num_tokens()).has_value();
+}
+
+absl::Status DecodeEngine::ReplaySlice(Sequence& sequence) {
+  DecodeRequest& request = sequence.request;
+  SPLICE_ASSIGN_OR_RETURN(const auto selector, MakeSelectorFor(*request.kv, request.decode, *model_));
+  const auto rows_max = static_cast<size_t>(options_.executor.max_rows);
+  const size_t num_rows = std::min(request.replay.size() - 1, rows_max);  // the last one is the next step's
+  const int64_t begin = request.kv->num_tokens(), end = begin + static_cast<int64_t>(num_rows);
+  SPLICE_RETURN_IF_ERROR(request.kv->Reserve(end));
+  std::vector<DecodeRow> rows;
+  for (size_t i = 0; i < num_rows; ++i)
+    rows.push_back({.token = request.replay[i],
+                    .kv = request.kv.get(),
+                    .selector = selector.get(),
+                    .at = begin + static_cast<int64_t>(i)});
+  SPLICE_RETURN_IF_ERROR(executor_->Decode(rows));
+  request.kv->set_num_tokens(end);
+  const auto ran = request.replay.begin() + static_cast<std::ptrdiff_t>(num_rows);
+  request.prior_output.insert(request.prior_output.end(), request.replay.begin(), ran);
+  request.replay.erase(request.replay.begin(), ran);
+  request.first_tokens[0].token = request.replay[0];
+  return absl::OkStatus();
+}
+
+absl::Status DecodeEngine::ChooseSlice(Sequence& sequence) {
+  const auto choose = [&]() -> absl::Status {
+    if (sequence.choice == nullptr) {
+      SPLICE_ASSIGN_OR_RETURN(sequence.chooser,
+                              MakeSelectorFor(*sequence.request.kv, sequence.request.decode, *model_));
+      SPLICE_ASSIGN_OR_RETURN(sequence.choice, PromptChoice::Begin(*executor_, sequence.tokens(), *sequence.request.kv,
+                                                                   *sequence.chooser->of_prompt()));
+    }
+    if (!sequence.choice->done()) SPLICE_RETURN_IF_ERROR(sequence.choice->RunSlice());
+    return absl::OkStatus();
+  };
+  const absl::Status status = choose();
+  if (status.ok() && !sequence.choice->done()) return status;
+  if (status.ok()) sequence.of_prompt = sequence.choice->Take();
+  sequence.DropChoice();
+  return status;
 }
 
 void DecodeEngine::Queue(std::unique_ptr<Sequence> sequence) {
@@ -286,6 +389,7 @@ bool DecodeEngine::IsAlone(const Sequence& sequence) const {
 
 void DecodeEngine::Park(Sequence& sequence) {
   ++preemptions_;
+  sequence.DropChoice();
   const PageHolders holders = sequence.Holders();
   const size_t bytes = holders.Pages(pool_).size() * pool_.view().page_bytes();
   absl::Status status;
@@ -391,11 +495,11 @@ absl::Status DecodeEngine::MakeForks(Sequence& sequence) {
     sequence.restores.resize(static_cast<size_t>(n));
     request.kv->FreezeHoles();  // before it is copied
   }
-  std::optional<KeptPositions>& kept = sequence.of_prompt;
   for (int32_t i = 0; i < n; ++i) {
     Fork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
     fork.last_token = first.token;
+    if (!request.replay.empty()) fork.replay.assign(request.replay.begin() + 1, request.replay.end());
     fork.finished = first.finish != FinishReason::kNone;
     if (!fork.finished) {
       SPLICE_ASSIGN_OR_RETURN(fork.selector, MakeSelectorFor(*request.kv, request.decode, *model_));
@@ -405,13 +509,8 @@ absl::Status DecodeEngine::MakeForks(Sequence& sequence) {
       SPLICE_RETURN_IF_ERROR(status);
       if (PromptSelector* const selector = fork.selector->of_prompt(); selector != nullptr) {
         status = fork.compact->Reserve(num_tokens + 1);
-        if (status.ok() && !kept.has_value()) {
-          const std::vector<int32_t>& tokens = request.left_prompt.empty() ? request.prompt : request.left_prompt;
-          auto chosen = ChooseOfPrompt(*executor_, tokens, *request.kv, *selector);
-          status = chosen.status();
-          if (chosen.ok()) kept = *std::move(chosen);
-        }
-        if (status.ok()) status = KeepPositions(*model_, pool_, *kept, num_tokens, *selector, *fork.compact);
+        if (status.ok())
+          status = KeepPositions(*model_, pool_, *sequence.of_prompt, num_tokens, *selector, *fork.compact);
         SPLICE_RETURN_IF_ERROR(status);
       }
       fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, i, request.prompt,
@@ -466,23 +565,31 @@ void DecodeEngine::GrowOrPreempt() {
 
 void DecodeEngine::RunStep() {
   const auto start = Clock::now();
-  // Sequences that choose tokens in different ways take turns; whoever chooses none goes with the first.
-  std::vector<std::pair<ScoringPlan, std::vector<Running>>> groups;
+  // One step serves all but those whose ways of choosing tokens are too many for it.
+  struct Group {
+    std::vector<ScoringPlan> plans;  // ways of choosing, each once
+    std::vector<Running> forks;
+  };
+  std::vector<Group> groups;
   for (auto& sequence : running_) {
     for (Fork& fork : sequence->forks) {
       if (fork.finished) continue;
       const ScoringPlan plan = fork.selector->scoring();
-      const auto fits = [&](const auto& group) {
-        return plan.scoring == TokenScoring::kNone || group.first.scoring == TokenScoring::kNone ||
-               plan.SharesStep(group.first);
+      const auto has = [&](const Group& group) {
+        return plan.scoring == TokenScoring::kNone ||
+               std::any_of(group.plans.begin(), group.plans.end(),
+                           [&](const ScoringPlan& other) { return plan.SharesStep(other); });
+      };
+      const auto fits = [&](const Group& group) {
+        return has(group) || group.plans.size() < static_cast<size_t>(kernels::kSelectionPlansMax);
       };
       auto group = std::find_if(groups.begin(), groups.end(), fits);
-      if (group == groups.end()) group = groups.insert(groups.end(), {plan, {}});
-      if (group->first.scoring == TokenScoring::kNone) group->first = plan;
-      group->second.push_back({sequence.get(), &fork});
+      if (group == groups.end()) group = groups.insert(groups.end(), Group());
+      if (!has(*group)) group->plans.push_back(plan);
+      group->forks.push_back({sequence.get(), &fork});
     }
   }
-  for (const auto& [plan, forks] : groups) {
+  for (const auto& [plans, forks] : groups) {
     const absl::Status status = RunTogether(forks);
     if (status.ok()) continue;
     if (IsDeviceLost(status)) {
@@ -511,7 +618,7 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
   for (const auto& [sequence, fork] : forks) {
     HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
     rows.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get(), probe});
-    samplers.push_back(fork->sampler.get());
+    samplers.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched.push_back(fork->watched.get());
   }
   SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(*executor_, rows, watched));
@@ -529,6 +636,12 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
     for (; i < rows.size() && forks[i].sequence == &sequence; ++i) {
       Fork& fork = *forks[i].fork;
       fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
+      const bool replays = !fork.replay.empty();
+      if (replays) {
+        sampled[i].token = fork.replay.front();
+        fork.replay.pop_front();
+        fork.sampler->Accept(sampled[i].token);
+      }
       fork.last_token = sampled[i].token;
       ++fork.num_output;
       fork.finished = sampled[i].finish != FinishReason::kNone;
@@ -538,10 +651,10 @@ absl::Status DecodeEngine::RunTogether(std::span<const Running> forks) {
         fork.kv.reset();
         fork.compact.reset();
       }
-      tokens.push_back({fork.index, std::move(sampled[i])});
+      if (!replays) tokens.push_back({fork.index, std::move(sampled[i])});
     }
     sequence.TellRestores();
-    sequence.request.on_tokens(std::move(tokens));
+    if (!tokens.empty()) sequence.request.on_tokens(std::move(tokens));
     if (sequence.num_active() == 0) Finish(sequence, absl::OkStatus());
   }
   return absl::OkStatus();
@@ -553,6 +666,7 @@ void DecodeEngine::Finish(Sequence& sequence, const absl::Status& status) {
   sequence.done = freed_ = true;
   if (sequence.parked != nullptr) parked_bytes_ -= sequence.parked->bytes();
   sequence.parked.reset();
+  sequence.DropChoice();
   sequence.request.kv.reset();
   sequence.request.compact.reset();
   for (Fork& fork : sequence.forks) {

@@ -45,6 +45,10 @@ struct DecodeRequest {
   std::vector<int32_t> left_prompt;        // what `kv` has of it, where that is less (PrefillOutcome::only); else empty
   std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
   std::vector<SampledToken> first_tokens;  // one per fork
+  // Tokens of an answer that began elsewhere, from its first one on: they are run through decode steps, and what comes
+  // behind them is streamed. So the KV is what it would be had the answer begun here. first_tokens and prior_output are
+  // empty then, and there is one fork. Empty: the answer begins here.
+  std::vector<int32_t> replay;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Who has what the holes of `kv` leave out; null: nobody, or nobody is asked. Needs the selector head_classes.
@@ -63,8 +67,11 @@ struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
   size_t max_queued = 256;                   // sequences that wait for a place in the batch
   size_t parked_bytes = 4ull << 30;          // host memory for the KV of sequences that gave way
-  DecodeFidelityOptions fidelity;            // its report must be set where its share is above 0
-  std::shared_ptr<StepTurns> turns;          // of a device that is shared with another engine; null: it is not
+  // The first step of a sequence that scores its keys gathers all of them. Sequences with this many positions together
+  // join in one step at most (one always does): others wait for the gathering no longer than for a slice of a prompt.
+  int64_t gathered_tokens = 1 << 18;
+  DecodeFidelityOptions fidelity;    // its report must be set where its share is above 0
+  std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -115,6 +122,15 @@ class DecodeEngine {
   void CollectInbox();
   void DropDead();
   void AdmitWaiting();
+  // Whether the sequence is to choose of its prompt before it can start. Its choice is made slice by slice, one between
+  // two steps of the batch.
+  bool HasToChoose(const Sequence& sequence) const;
+  absl::Status ChooseSlice(Sequence& sequence);
+  // Runs some of what a sequence replays before it can start: many tokens in one step, where what a step attends to
+  // does not depend on the steps before it (others replay in the steps of the batch).
+  bool HasToReplay(const Sequence& sequence) const;
+  absl::Status ReplaySlice(Sequence& sequence);
+  int64_t GatheredTokens(const Sequence& sequence) const;
   // ResourceExhausted: there are no pages, and the sequence is as it was.
   absl::Status Start(Sequence& sequence);
   absl::Status MakeForks(Sequence& sequence);
@@ -154,7 +170,7 @@ class DecodeEngine {
   std::vector<std::unique_ptr<Sequence>> running_;  // likewise
   uint64_t next_order_ = 0;
   size_t parked_bytes_ = 0;
-  bool freed_ = false;  // pages, since the thread last looked who may have them
+  bool freed_ = false;  // pages, since the thread last looked who may have them; or a choice goes on
   uint64_t preemptions_ = 0;
   DecodeFidelity fidelity_;
   RowSampler row_sampler_;

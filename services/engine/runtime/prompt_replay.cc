@@ -106,85 +106,136 @@ std::vector<int32_t> PositionsOf(const PositionRanges& ranges) {
   return positions;
 }
 
-// Sums of the streams of layers [first, end), which have the same columns: [layer][kv head][columns], the layers in
-// front zero.
-absl::StatusOr<std::vector<float>> Attention(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& own, RecoveryPolicy& policy, const Replay& replay,
-                                             LayerRange layers) {
-  const ModelConfig& config = executor.model().config();
-  const PositionRanges all = replay.Columns(layers.begin);
-  const auto width = static_cast<size_t>(CountOf(all));
-  std::vector<float> sums(static_cast<size_t>(layers.end * config.num_kv_heads) * width);
-  std::vector<int32_t> tokens;
-  const auto num_rows = static_cast<int32_t>(replay.rows.size());
-  for (int32_t begin = 0; begin < num_rows; begin += executor.max_rows()) {
-    const int32_t end = std::min(begin + executor.max_rows(), num_rows);
-    const auto positions = std::span(replay.rows).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    tokens.clear();
-    for (const int32_t p : positions) tokens.push_back(prompt[static_cast<size_t>(p)]);
-    const PrefillSlice rows{.tokens = tokens, .positions = positions, .kv = &own, .policy = &policy};
-    // No row sees what is behind it, and of that nothing may be written yet.
-    const PositionRange seen{0, positions.back() + 1};
-    SPLICE_RETURN_IF_ERROR(AddAttention(executor, rows, layers, IntersectionOf(all, {&seen, 1}), width, sums));
-  }
-  return sums;
-}
-
 }  // namespace
 
-absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& kv, const PromptSelector& selector) {
+struct PromptChoice::State {
+  State(ParallelExecutor& executor, std::span<const int32_t> prompt, const SequenceKv& kv,
+        const PromptSelector& selector)
+      : executor(executor),
+        prompt(prompt),
+        kv(kv),
+        selector(selector),
+        config(executor.model().config()),
+        replay(config, kv.kept().get(), static_cast<int32_t>(prompt.size()), selector) {}
+
+  // The next layers with the same columns, from layers.end on.
+  void BeginLayers() {
+    layers.begin = layers.end;
+    if (layers.begin >= config.num_layers) return;
+    columns = replay.Columns(layers.begin);
+    while (layers.end < config.num_layers && replay.Columns(layers.end) == columns) ++layers.end;
+    sums.assign(static_cast<size_t>(layers.end * config.num_kv_heads) * static_cast<size_t>(CountOf(columns)), 0);
+    next_row = 0;
+  }
+  void ChooseOfLayers();
+
+  ParallelExecutor& executor;
+  const std::span<const int32_t> prompt;
+  const SequenceKv& kv;
+  const PromptSelector& selector;
+  const ModelConfig& config;
+  const Replay replay;
+  KeptPositions kept;                       // whole lists of layers without a choice
+  std::vector<std::vector<int32_t>> lists;  // of each layer, where tokens were left out
+  std::unique_ptr<RecoveryPolicy> policy;
+  std::unique_ptr<SequenceKv> own;  // with pages of its own for the rows
+  LayerRange layers{0, 0};          // being scored; from num_layers on: done
+  PositionRanges columns;           // that are chosen from
+  std::vector<float> sums;          // [layers.end][num_kv_heads][columns], of layers in front of layers.begin zero
+  int32_t next_row = 0;
+};
+
+// The heads of the scored layers choose.
+void PromptChoice::State::ChooseOfLayers() {
+  const std::vector<int32_t> positions = PositionsOf(columns);
+  const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * positions.size();
+  for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
+    if (!selector.Lists(layer, 0)) continue;  // a layer with a window: all of its heads keep that
+    const auto chosen = selector.Keep(std::span(sums).subspan(static_cast<size_t>(layer) * of_layer, of_layer),
+                                      static_cast<int32_t>(positions.size()));
+    for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+      std::vector<int32_t>& list = kept[static_cast<size_t>(layer * config.num_kv_heads + h)];
+      std::vector<int32_t> next;
+      for (const int32_t column : chosen[static_cast<size_t>(h)])
+        next.push_back(positions[static_cast<size_t>(column)]);
+      if (kv.kept() != nullptr) {
+        next.insert(next.end(), std::lower_bound(list.begin(), list.end(), replay.tail), list.end());
+      } else {
+        for (int64_t j = replay.tail; j < kv.num_tokens(); ++j) next.push_back(static_cast<int32_t>(j));
+      }
+      list = std::move(next);
+    }
+  }
+}
+
+PromptChoice::PromptChoice(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PromptChoice::~PromptChoice() = default;
+
+absl::StatusOr<std::unique_ptr<PromptChoice>> PromptChoice::Begin(ParallelExecutor& executor,
+                                                                  std::span<const int32_t> prompt, const SequenceKv& kv,
+                                                                  const PromptSelector& selector) {
   const ModelConfig& config = executor.model().config();
   const auto length = static_cast<int32_t>(prompt.size());
   if (length == 0 || length > kv.num_tokens())
     return InvalidArgument(
         "decode selector '{}' runs the prompt's last tokens again and was given {} of the {} tokens that have KV",
         selector.name(), length, kv.num_tokens());
-  const Replay replay(config, kv.kept().get(), length, selector);
+  auto state = std::make_unique<State>(executor, prompt, kv, selector);
+  const Replay& replay = state->replay;
   const auto longest = std::max_element(replay.layers.begin(), replay.layers.end(),
                                         [](const auto& a, const auto& b) { return CountOf(a) < CountOf(b); });
-  if (!selector.chooses_of(CountOf(*longest)) || replay.rows.empty()) return KeptPositions();
+  if (!selector.chooses_of(CountOf(*longest)) || replay.rows.empty()) {
+    state->layers = {config.num_layers, config.num_layers};
+    return std::unique_ptr<PromptChoice>(new PromptChoice(std::move(state)));
+  }
   // Whole lists first: of layers that choose nothing, and what is there behind the prompt.
-  KeptPositions kept(static_cast<size_t>(config.num_layers * config.num_kv_heads));
-  std::vector<std::vector<int32_t>> lists;
-  std::unique_ptr<RecoveryPolicy> policy;
+  state->kept.resize(static_cast<size_t>(config.num_layers * config.num_kv_heads));
   if (kv.kept() != nullptr) {
-    for (const PositionRanges& layer : kv.kept()->layers) lists.push_back(PositionsOf(layer));
-    policy = std::make_unique<KeptRowsPolicy>(config, lists);
-    for (size_t stream = 0; stream < kept.size(); ++stream)
-      kept[stream] = lists[stream / static_cast<size_t>(config.num_kv_heads)];
+    for (const PositionRanges& layer : kv.kept()->layers) state->lists.push_back(PositionsOf(layer));
+    state->policy = std::make_unique<KeptRowsPolicy>(config, state->lists);
+    for (size_t stream = 0; stream < state->kept.size(); ++stream)
+      state->kept[stream] = state->lists[stream / static_cast<size_t>(config.num_kv_heads)];
   } else {
-    SPLICE_ASSIGN_OR_RETURN(policy, MakeRecoveryPolicy({.policy = "exact"}, config));
+    SPLICE_ASSIGN_OR_RETURN(state->policy, MakeRecoveryPolicy({.policy = "exact"}, config));
   }
-  SPLICE_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceKv> own, kv.Fork(replay.rows.front()));
-  for (LayerRange layers{selector.scoring().first_layer, 0}; layers.begin < config.num_layers;
-       layers.begin = layers.end) {
-    const PositionRanges columns = replay.Columns(layers.begin);
-    layers.end = layers.begin + 1;
-    while (layers.end < config.num_layers && replay.Columns(layers.end) == columns) ++layers.end;
-    SPLICE_ASSIGN_OR_RETURN(const std::vector<float> attention,
-                            Attention(executor, prompt, *own, *policy, replay, layers));
-    const std::vector<int32_t> positions = PositionsOf(columns);
-    const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * positions.size();
-    for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
-      if (!selector.Lists(layer, 0)) continue;  // a layer with a window: all of its heads keep that
-      const auto chosen = selector.Keep(std::span(attention).subspan(static_cast<size_t>(layer) * of_layer, of_layer),
-                                        static_cast<int32_t>(positions.size()));
-      for (int32_t h = 0; h < config.num_kv_heads; ++h) {
-        std::vector<int32_t>& list = kept[static_cast<size_t>(layer * config.num_kv_heads + h)];
-        std::vector<int32_t> next;
-        for (const int32_t column : chosen[static_cast<size_t>(h)])
-          next.push_back(positions[static_cast<size_t>(column)]);
-        if (kv.kept() != nullptr) {
-          next.insert(next.end(), std::lower_bound(list.begin(), list.end(), replay.tail), list.end());
-        } else {
-          for (int64_t j = replay.tail; j < kv.num_tokens(); ++j) next.push_back(static_cast<int32_t>(j));
-        }
-        list = std::move(next);
-      }
-    }
-  }
-  return kept;
+  SPLICE_ASSIGN_OR_RETURN(state->own, kv.Fork(replay.rows.front()));
+  state->layers.end = selector.scoring().first_layer;
+  state->BeginLayers();
+  return std::unique_ptr<PromptChoice>(new PromptChoice(std::move(state)));
+}
+
+bool PromptChoice::done() const { return state_->layers.begin >= state_->config.num_layers; }
+
+absl::Status PromptChoice::RunSlice() {
+  State& s = *state_;
+  const auto num_rows = static_cast<int32_t>(s.replay.rows.size());
+  const int32_t end = std::min(s.next_row + s.executor.max_rows(), num_rows);
+  const auto positions =
+      std::span(s.replay.rows).subspan(static_cast<size_t>(s.next_row), static_cast<size_t>(end - s.next_row));
+  std::vector<int32_t> tokens;
+  for (const int32_t p : positions) tokens.push_back(s.prompt[static_cast<size_t>(p)]);
+  const PrefillSlice rows{.tokens = tokens, .positions = positions, .kv = s.own.get(), .policy = s.policy.get()};
+  // No row sees what is behind it, and of that nothing may be written yet.
+  const PositionRange seen{0, positions.back() + 1};
+  SPLICE_RETURN_IF_ERROR(AddAttention(s.executor, rows, s.layers, IntersectionOf(s.columns, {&seen, 1}),
+                                      static_cast<size_t>(CountOf(s.columns)), s.sums));
+  s.next_row = end;
+  if (end < num_rows) return absl::OkStatus();
+  s.ChooseOfLayers();
+  s.BeginLayers();
+  return absl::OkStatus();
+}
+
+KeptPositions PromptChoice::Take() {
+  SPLICE_CHECK(done(), "a choice that is done");
+  return std::move(state_->kept);
+}
+
+absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
+                                             const SequenceKv& kv, const PromptSelector& selector) {
+  SPLICE_ASSIGN_OR_RETURN(const auto choice, PromptChoice::Begin(executor, prompt, kv, selector));
+  while (!choice->done()) SPLICE_RETURN_IF_ERROR(choice->RunSlice());
+  return choice->Take();
 }
 
 absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositions& kept, int64_t num_tokens,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -26,10 +27,31 @@ namespace spl::engine {
 // InvalidArgument: prompt is empty or longer than kv. ResourceExhausted: no pages for the rows, or no device memory.
 // Cost: a pass of the selector's rows over the prompt (where layers keep different tokens, through the layers up to it
 // for each layer that differs from the one in front), 4 · prompt.size() bytes of scores a head stream on the device
-// and the host, and on the host a choice of each head, about 0.3 ms for 32K; the engine thread does nothing else
-// meanwhile.
+// and the host, and on the host a choice of each head, about 0.3 ms for 32K.
 absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
                                              const SequenceKv& kv, const PromptSelector& selector);
+
+// The same in slices, so that other sequences take their steps in between; the choice does not depend on them. One
+// thread. Holds pages for the rows until it is destroyed.
+class PromptChoice {
+ public:
+  // All four outlive this. Errors as ChooseOfPrompt.
+  static absl::StatusOr<std::unique_ptr<PromptChoice>> Begin(ParallelExecutor& executor,
+                                                             std::span<const int32_t> prompt, const SequenceKv& kv,
+                                                             const PromptSelector& selector);
+  ~PromptChoice();
+  bool done() const;
+  // One pass of at most executor.max_rows() rows, and behind the last one of a layer the choice of its heads. After an
+  // error the choice cannot go on. REQUIRES: !done().
+  absl::Status RunSlice();
+  // REQUIRES: done(); at most once.
+  KeptPositions Take();
+
+ private:
+  struct State;
+  explicit PromptChoice(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
 
 // Has the steps behind position `num_tokens` - 1 attend to these positions, in the order of KeptPositions, and what is
 // generated. REQUIRES: `compact` is the selector's, with its pages, and no pass uses it. Errors are those of copies.

@@ -16,15 +16,13 @@ constexpr int kMaxThreads = 16;  // of an own pool: a row takes 2 ms, a step of 
 absl::StatusOr<std::vector<SampledToken>> RowSampler::Sample(ParallelExecutor& executor,
                                                              std::span<Sampler* const> samplers) {
   std::vector<SampledToken> sampled(samplers.size());
-  std::vector<size_t> drawn;  // rows that are not greedy
+  std::vector<size_t> greedy, drawn;
   for (size_t i = 0; i < samplers.size(); ++i) {
-    if (!samplers[i]->takes_argmax()) drawn.push_back(i);
+    if (samplers[i] != nullptr) (samplers[i]->takes_argmax() ? greedy : drawn).push_back(i);
   }
-  if (drawn.size() < samplers.size()) {
+  if (!greedy.empty()) {
     SPLICE_ASSIGN_OR_RETURN(const std::span<const int32_t> best, executor.Argmax());
-    for (size_t i = 0; i < samplers.size(); ++i) {
-      if (samplers[i]->takes_argmax()) sampled[i] = samplers[i]->TakeArgmax(best[i]);
-    }
+    for (const size_t i : greedy) sampled[i] = samplers[i]->TakeArgmax(best[i]);
   }
   if (drawn.empty()) return sampled;
   SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor.Logits());

@@ -521,6 +521,7 @@ class PollingFleet final : public Fleet {
                       .max_sequence_tokens = info.max_sequence_tokens(),
                       .kv_bytes_per_token = info.kv_bytes_per_token(),
                       .draining = info.draining(),
+                      .replays = info.replays(),
                       .clock = slot.clock.best()};
   }
 

@@ -65,6 +65,7 @@ struct DecodeView {
   uint64_t max_sequence_tokens = 0;  // 0: not told
   uint64_t kv_bytes_per_token = 0;   // 0: not told
   bool draining = false;
+  bool replays = false;              // it takes up an answer by its tokens (ReserveRequest.replay_token_ids)
   std::optional<ClockOffset> clock;  // of its clock from ours
 };
 

@@ -142,6 +142,7 @@ struct Outcome {
   PrefillStats stats;
   std::vector<float> first_logits;
   Tokens tokens;
+  std::vector<float> logprobs;  // of decoded tokens, where the request asks for them, as in Answer
 
   void Finish(const absl::Status& s) {
     std::lock_guard lock(mutex);
@@ -218,6 +219,7 @@ class EnginesTest : public testing::Test {
   // Of what is submitted from here on.
   DecodeOptions selection_;
   std::function<void()> on_tokens_;  // called with each step's tokens, by the engine's thread that decodes; may be null
+  std::function<void(DecodeRequest&)> change_decode_;  // what arrives at the decode engine; may be null
 
   bool EventuallyRunning() {
     const auto deadline = std::chrono::steady_clock::now() + 20s;
@@ -237,8 +239,8 @@ class EnginesTest : public testing::Test {
     request.cancelled = cancelled;
     request.deadline = deadline;
     if (change) change(request);
-    request.on_done = [=, this, selection = selection_, watch = on_tokens_](const absl::Status& status,
-                                                                            PrefillOutcome result) {
+    request.on_done = [=, this, selection = selection_, watch = on_tokens_, change_decode = change_decode_](
+                          const absl::Status& status, PrefillOutcome result) {
       outcome->stats = result.stats;
       outcome->first_logits = result.first_logits;
       if (!status.ok()) return outcome->Finish(status);
@@ -258,10 +260,16 @@ class EnginesTest : public testing::Test {
       next.on_tokens = [outcome, watch](std::vector<DecodeToken> tokens) {
         if (watch) watch();
         std::lock_guard lock(outcome->mutex);
-        for (const DecodeToken& t : tokens) outcome->tokens[t.fork].push_back(t.token.token);
+        for (const DecodeToken& t : tokens) {
+          outcome->tokens[t.fork].push_back(t.token.token);
+          if (!t.token.logprob.has_value()) continue;
+          outcome->logprobs.push_back(t.token.logprob->logprob);
+          for (const auto& [id, logprob] : t.token.logprob->top) outcome->logprobs.push_back(logprob);
+        }
         outcome->changed.notify_all();
       };
       next.on_done = [outcome](const absl::Status& s) { outcome->Finish(s); };
+      if (change_decode) change_decode(next);
       if (const absl::Status submitted = decode_->Submit(std::move(next)); !submitted.ok()) outcome->Finish(submitted);
     };
     if (const absl::Status status = prefill_->Submit(std::move(request)); !status.ok()) outcome->Finish(status);

@@ -118,8 +118,12 @@ TEST(FaultTest, RequestsWaitForRoomInTheBoundedQueue) {
   EXPECT_EQ(waiting.Read().status, 200);
 }
 
-TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
-  FakeCluster cluster(2, 2);
+// With decode workers that replay what the client has, and with older ones, for which it is part of the prompt.
+class MigrationTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Replays, MigrationTest, ::testing::Bool());
+
+TEST_P(MigrationTest, LostDecodeWorkerMidStreamIsInvisible) {
+  FakeCluster cluster(2, 2, "", GetParam());
   cluster.StartRouter();
   const std::string expected =
       TextOf(Call(cluster.http(), "POST", kCompletions, Body("one unbroken stream of text", 40)));
@@ -143,13 +147,25 @@ TEST(FaultTest, LostDecodeWorkerMidStreamIsInvisible) {
   EXPECT_EQ(last.at("splice").at("migrations"), 1);
   EXPECT_EQ(last.at("splice").at("exact"), false) << "the output so far was computed again, as a prompt";
   EXPECT_EQ(last.at("choices").at(0).at("finish_reason"), "length");
-  const v1::PrefillRequest again = cluster.prefill[0]->last_run().num_output_tokens() > 0
-                                       ? cluster.prefill[0]->last_run()
-                                       : cluster.prefill[1]->last_run();
-  EXPECT_GT(again.num_output_tokens(), 0u);
-  EXPECT_EQ(again.sampling().max_tokens(), 40u);
   FakeDecode& heir = *cluster.decode[&victim == cluster.decode[0].get() ? 1 : 0];
-  EXPECT_EQ(heir.last_reserve().token_ids_size(), again.token_ids_size());
+  const v1::ReserveRequest reserved = heir.last_reserve();
+  const auto runs = {cluster.prefill[0]->last_run(), cluster.prefill[1]->last_run()};
+  const auto again = std::find_if(runs.begin(), runs.end(), [&](const v1::PrefillRequest& run) {
+    return run.ticket().worker_id() == heir.options().worker_id;
+  });
+  ASSERT_NE(again, runs.end());
+  EXPECT_EQ(again->sampling().max_tokens(), 40u);
+  EXPECT_EQ(again->num_output_tokens(), reserved.num_output_tokens());
+  EXPECT_EQ(again->token_ids_size(), reserved.prompt_tokens());
+  if (GetParam()) {
+    EXPECT_EQ(reserved.num_output_tokens(), 0u);
+    EXPECT_GE(reserved.replay_token_ids_size(), 1);
+    EXPECT_TRUE(reserved.token_ids().empty());
+  } else {
+    EXPECT_GT(reserved.num_output_tokens(), 0u);
+    EXPECT_TRUE(reserved.replay_token_ids().empty());
+    EXPECT_EQ(reserved.token_ids_size(), again->token_ids_size());
+  }
 }
 
 TEST(FaultTest, KilledDecodeWorkerMidStreamIsInvisible) {

@@ -41,15 +41,6 @@ class TicketsTest : public WorkersTest {
     while (reader->Read(&chunk)) ADD_FAILURE() << "tokens without a ticket";
     return FromGrpcStatus(reader->Finish());
   }
-  void Release(const v1::Ticket& ticket, uint64_t generation) {
-    grpc::ClientContext context;
-    v1::ReleaseRequest request;
-    request.set_ticket_id(ticket.ticket_id());
-    request.set_generation(generation);
-    request.set_writer_quiet(true);
-    v1::ReleaseResponse response;
-    EXPECT_TRUE(decode_stub_->Release(&context, request, &response).ok());
-  }
   absl::Status Run(const std::vector<int32_t>& prompt, uint32_t max_tokens, const v1::Ticket& ticket,
                    v1::PrefillResponse* response) {
     grpc::ClientContext context;

@@ -172,6 +172,16 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     return ticket;
   }
 
+  void Release(const v1::Ticket& ticket, uint64_t generation) {
+    grpc::ClientContext context;
+    v1::ReleaseRequest request;
+    request.set_ticket_id(ticket.ticket_id());
+    request.set_generation(generation);
+    request.set_writer_quiet(true);
+    v1::ReleaseResponse response;
+    EXPECT_TRUE(decode_stub_->Release(&context, request, &response).ok());
+  }
+
   v1::PrefillRequest RunRequest(const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling,
                                 const v1::Ticket& ticket) const {
     v1::PrefillRequest request;

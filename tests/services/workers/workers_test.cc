@@ -197,6 +197,42 @@ TEST_P(WorkersTest, TicketsAreChecked) {
   EXPECT_EQ(run(wrong_epoch).code(), absl::StatusCode::kUnavailable);
 }
 
+// A choice of tokens keeps pages beside the KV. Where only the KV has room the request is served, attends to
+// everything, and its receipt says so.
+TEST_P(WorkersTest, AChoiceThatFindsNoRoomDecodesDensely) {
+  const auto prompt = Prompt(61, 300);
+  const std::vector<int32_t> dense = Expected(prompt, Sampling(20));
+  reuse_.set_decode("sparcas");
+  reuse_.set_decode_budget(64);
+  const Result chosen = Generate(prompt, Sampling(20));
+  ASSERT_TRUE(chosen.stream.ok()) << chosen.run << " " << chosen.stream;
+  EXPECT_EQ(chosen.receipt.decode_selector(), "sparcas");
+  EXPECT_NE(chosen.tokens, dense);
+  ASSERT_TRUE(PagesComeBack());
+
+  // Room for the prompt, and for the page that its first step may need.
+  const auto rows_of_pages = [&] {
+    const engine::KvShape shape{model_->config().num_layers, model_->config().num_kv_heads};
+    return decode_->pool().num_free() / shape.num_streams();
+  };
+  const int64_t needed = (300 + kernels::kPageTokens - 1) / kernels::kPageTokens + 1;
+  reuse_.set_decode("dense");
+  std::vector<v1::Ticket> others;
+  while (rows_of_pages() > needed) {
+    const int64_t pages = std::min<int64_t>(rows_of_pages() - needed, 16);
+    const auto ticket = Reserve(Prompt(1, static_cast<size_t>(pages * kernels::kPageTokens)), Sampling(5));
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    others.push_back(*ticket);
+  }
+  reuse_.set_decode("sparcas");
+  const Result served = Generate(prompt, Sampling(20));
+  EXPECT_TRUE(served.stream.ok()) << served.run << " " << served.stream;
+  EXPECT_EQ(served.receipt.decode_selector(), "dense");
+  EXPECT_EQ(served.tokens, dense);
+  for (const v1::Ticket& ticket : others) Release(ticket, ticket.generation());
+  EXPECT_TRUE(PagesComeBack());
+}
+
 TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
   EXPECT_EQ(Reserve(Prompt(1, 16384), Sampling(1)).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Reserve(Prompt(1, 12000), Sampling(1)).status().code(), absl::StatusCode::kInvalidArgument);  // > pool
