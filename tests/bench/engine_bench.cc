@@ -176,6 +176,8 @@ absl::Status RunBench(const Flags& flags) {
   if (widest == 0) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const auto executor,
                           engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
+  constexpr int32_t kRepeats = 5;
+  const int32_t positions = flags.steps + 2 * kRepeats + 1;  // that the steps below write
   for (const int32_t batch : flags.decode)
     for (const std::string& name : flags.selectors) {
       std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
@@ -183,18 +185,17 @@ absl::Status RunBench(const Flags& flags) {
       std::vector<std::unique_ptr<engine::CompactPages>> compact;
       for (int32_t i = 0; i < batch; ++i) {
         sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
-        SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + flags.steps + 1));
+        SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + positions));
         sequences.back()->set_num_tokens(flags.context);
         SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), MakeSelector(name, flags.context, flags.budget, c));
         SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(),
                                 engine::MakeCompactPages(*selectors.back(), *model, pool, flags.context));
-        if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + flags.steps + 1));
+        if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + positions));
         SPLICE_RETURN_IF_ERROR(
             engine::BeginLists(*model, pool, *selectors.back(), flags.context, compact.back().get()));
       }
       std::vector<int32_t> last(batch, 1);
-      std::vector<double> times;
-      for (int32_t step = 0; step < flags.steps; ++step) {
+      const auto run_step = [&]() -> absl::StatusOr<double> {
         const auto start = Clock::now();
         std::vector<engine::DecodeRow> rows;
         for (int32_t i = 0; i < batch; ++i)
@@ -203,7 +204,25 @@ absl::Status RunBench(const Flags& flags) {
         SPLICE_ASSIGN_OR_RETURN(const auto best, executor->Argmax());
         last.assign(best.begin(), best.end());
         for (auto& kv : sequences) kv->set_num_tokens(kv->num_tokens() + 1);
-        if (step >= 4) times.push_back(Seconds(start));
+        return Seconds(start);
+      };
+      std::vector<double> times;
+      for (int32_t step = 0; step < flags.steps; ++step) {
+        SPLICE_ASSIGN_OR_RETURN(const double seconds, run_step());
+        if (step >= 4) times.push_back(seconds);
+      }
+      // The step in which sequences choose for the first time, and gather what they choose by: one of them, and all.
+      std::vector<double> joins;
+      for (const int32_t joining : {1, batch}) {
+        if (selectors[0]->scoring().scoring == engine::TokenScoring::kNone) break;
+        std::vector<double> of_joining;
+        for (int repeat = 0; repeat < kRepeats; ++repeat) {
+          for (int32_t i = 0; i < joining; ++i) {
+            SPLICE_ASSIGN_OR_RETURN(selectors[i], MakeSelector(name, flags.context, flags.budget, c));
+          }
+          SPLICE_ASSIGN_OR_RETURN(of_joining.emplace_back(), run_step());
+        }
+        joins.push_back(Median(of_joining));
       }
       const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
       const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
@@ -216,12 +235,16 @@ absl::Status RunBench(const Flags& flags) {
           "decode  B={:<3} at {}, {}: {:8.3f} ms a step, fastest {:8.3f} ms, {:8.0f} tokens/s, floor of dense {:8.3f} "
           "ms, {:.2f}x\n",
           batch, flags.context, name, time * 1e3, fastest * 1e3, batch / time, floor * 1e3, time / floor);
+      if (!joins.empty())
+        fmt::print("        a step in which one of them chooses first: {:.3f} ms, all of them: {:.3f} ms\n",
+                   joins[0] * 1e3, joins[1] * 1e3);
       std::fflush(stdout);
       out["decode"].push_back({{"batch", batch},
                                {"context", flags.context},
                                {"selector", name},
                                {"seconds", time},
                                {"fastest_seconds", fastest},
+                               {"first_choice_seconds", joins},
                                {"floor_seconds", floor}});
     }
   if (flags.json) fmt::print("{}\n", out.dump());
