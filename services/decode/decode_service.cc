@@ -1,7 +1,6 @@
 #include "services/decode/decode_service.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/clock.h"
@@ -11,7 +10,9 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
-#include "services/decode/leave_out.h"
+#include "services/decode/reservation.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"
 #include "services/wire/version.h"
@@ -38,58 +39,10 @@ prometheus::Counter& MissCounter(Metrics& metrics, const char* reason) {
                          {{"reason", reason}});
 }
 
-int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
-
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
   auto* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
   return reactor;
-}
-
-// What is reserved for a prompt.
-struct Room {
-  bool compressed = false;       // only what the classes keep, and the spares
-  engine::SpareNeed spares;      // none unless compressed
-  std::vector<int64_t> of_rank;  // pages
-};
-
-// Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
-// commit. `share`: of the local heads that may be restored.
-Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks, int64_t num_tokens,
-             double share) {
-  Room room{.of_rank = engine::PagesByRank(shape, nullptr, num_ranks, num_tokens)};
-  if (classes == nullptr) return room;
-  Room less{true, engine::SparesFor(shape, *classes, num_ranks, num_tokens, share),
-            engine::PagesByRank(shape, classes, num_ranks, num_tokens)};
-  for (size_t r = 0; r < less.of_rank.size(); ++r)
-    less.of_rank[r] += int64_t{less.spares.lists_of_rank[r]} * less.spares.pages_per_list;
-  return Sum(less.of_rank) < Sum(room.of_rank) ? less : room;
-}
-
-// Landing pages for all that may be sent, or none at all: a GPU of this host can still write the pool.
-void ReserveLanding(engine::PagePool& pool, const engine::SpareNeed& spares, Ticket& ticket) {
-  auto landing = std::make_unique<engine::SequenceKv>(pool, ticket.kv->shape(), ticket.kv->classes());
-  if (!landing->Reserve(ticket.prompt_tokens).ok()) return;
-  if (ticket.spare != nullptr) {
-    auto spare = engine::SparePages::Reserve(pool, spares);
-    if (!spare.ok()) return;
-    ticket.landing_spare = *std::move(spare);
-  }
-  ticket.landing = std::move(landing);
-}
-
-void DescribeHoles(const Ticket& ticket, const engine::SpareNeed& spares, v1::Ticket& response) {
-  for (int32_t stream = 0; stream < ticket.kv->shape().num_streams(); ++stream) {
-    response.add_hole_begin(static_cast<uint32_t>(ticket.kv->hole(stream).begin));
-    response.add_hole_end(static_cast<uint32_t>(ticket.kv->hole(stream).end));
-  }
-  response.mutable_spare_lists()->Assign(spares.lists_of_rank.begin(), spares.lists_of_rank.end());
-  response.set_pages_per_spare(static_cast<uint32_t>(spares.pages_per_list));
-  const auto pages = ticket.spare->pages();
-  response.mutable_spare_page_ids()->Assign(pages.begin(), pages.end());
-  if (ticket.landing_spare == nullptr) return;
-  const auto landing = ticket.landing_spare->pages();
-  response.mutable_spare_landing_page_ids()->Assign(landing.begin(), landing.end());
 }
 
 }  // namespace
@@ -233,125 +186,26 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
 }
 
 absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
-  const engine::Model& model = engine_.model();
   if (draining()) return absl::UnavailableError("the decode worker is draining");
-  SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), model));
+  SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), engine_.model()));
   // Whoever gave way comes first: what is free is theirs.
   if (const size_t parked = engine_.load().parked; parked > 0)
     return Errorf(absl::StatusCode::kResourceExhausted, "{} sequences that gave way wait for KV pages", parked);
-  auto ticket = std::make_unique<Ticket>();
-  ticket->sampling = wire::FromProto(request.sampling());
-  SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, model.config().vocab_size));
-  const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
-  SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
-  SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, model.config(), model.head_classes().get()));
-  ticket->decode = wire::DecodeOptionsOf(request.reuse());
-  const int64_t tokens = request.prompt_tokens(), replayed = request.replay_token_ids_size();
-  if (tokens < 1 || tokens + replayed >= model.config().max_positions)
-    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens + replayed,
-                           model.config().max_positions);
-  // Of all that the policy may leave out nothing is known yet: room is reserved for everything.
-  SPLICE_ASSIGN_OR_RETURN(auto selector,
-                          engine::MakeSelectorBehind(reuse.policy, tokens, ticket->decode, model, ticket->classes));
-  ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
-  if (ticket->restore.enabled && ticket->classes != nullptr)
-    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *selector, model));
-  const engine::KvShape shape = engine::KvShapeOf(model.config());
-  if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
-    return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
-                           request.num_output_tokens(), request.token_ids_size());
-  ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
-  SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->prompt, model.config(), "prompt token"));
-  ticket->replay.assign(request.replay_token_ids().begin(), request.replay_token_ids().end());
-  SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->replay, model.config(), "token to replay"));
-  if (replayed > 0 && (ticket->sampling.num_forks != 1 || request.num_output_tokens() > 0))
-    return InvalidArgument("{} replay_token_ids with n = {} and num_output_tokens {}", replayed,
-                           ticket->sampling.num_forks, request.num_output_tokens());
-  const bool needs_prompt = ticket->sampling.needs_prompt() || selector->of_prompt() != nullptr;
-  if ((needs_prompt || request.num_output_tokens() > 0) && request.token_ids().empty())
-    return InvalidArgument(
-        "token_ids is empty, but a repetition penalty, earlier output or the decode selector '{}' "
-        "needs them",
-        selector->name());
-  const int num_ranks = pool_.view().num_ranks();
-  const bool leave_out =
-      ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool_.view().page_bytes(),
-                                                   {request.kv_bytes_per_s(), request.kv_write_seconds()});
-  const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
-  // Growth pages per stream and fork on top: a sequence that could not take its first step is not let in.
-  std::vector<int64_t> needed = room.of_rank;
-  const int64_t growth = 1 + replayed / kernels::kPageTokens;
-  for (int64_t& pages : needed) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
-  const auto with_choice_of = [&](const engine::TokenSelector& chooser) {
-    std::vector<int64_t> all = needed;
-    const auto compact = engine::CompactNeedsOf(chooser, model, tokens);
-    if (!compact.has_value()) return all;
-    const auto more = engine::CompactPages::PagesByRank(shape, *compact, num_ranks, tokens + 1);
-    for (size_t r = 0; r < all.size(); ++r) all[r] += more[r] * ticket->sampling.num_forks;
-    return all;
-  };
-  const auto most = [](const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); };
-  if (std::vector<int64_t> with_choice = with_choice_of(*selector); pool_.HasFree(with_choice)) {
-    needed = std::move(with_choice);
-  } else {
-    // Without a choice of tokens there may be room: the sequence then attends to everything, and the receipt says so.
-    engine::DecodeOptions dense = ticket->decode;
-    dense.selector = ticket->classes == nullptr ? "dense" : "head_classes";
-    SPLICE_ASSIGN_OR_RETURN(auto everything,
-                            engine::MakeSelectorBehind(reuse.policy, tokens, dense, model, ticket->classes));
-    std::vector<int64_t> without = with_choice_of(*everything);
-    const bool falls_back = most(without) < most(with_choice) &&
-                            (pool_.HasFree(without) || most(with_choice) > pool_.view().pages_per_rank());
-    needed = std::move(falls_back ? without : with_choice);
-    if (falls_back) {
-      selector = std::move(everything);
-      ticket->decode = std::move(dense);
-      response.set_decode_selector(ticket->decode.selector);
-    }
-  }
-  if (most(needed) > pool_.view().pages_per_rank())
-    return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
-                           tokens, ticket->sampling.num_forks, Sum(needed), pool_.num_pages());
-  if (!pool_.HasFree(needed))
-    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", Sum(needed),
-                  pool_.num_free(), pool_.num_pages());
-  ticket->prompt_tokens = tokens;
-  const auto kept = room.compressed ? ticket->classes : nullptr;
-  ticket->kv = std::make_unique<engine::SequenceKv>(pool_, shape, kept);
-  SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
-  if (room.compressed) {
-    SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool_, room.spares));
-  }
-  SPLICE_ASSIGN_OR_RETURN(ticket->compact, engine::MakeCompactPages(*selector, model, pool_, tokens));
-  if (ticket->compact != nullptr) SPLICE_RETURN_IF_ERROR(ticket->compact->Reserve(tokens + 1));
-  if (landing_pool_ != nullptr) ReserveLanding(*landing_pool_, room.spares, *ticket);
+  SPLICE_ASSIGN_OR_RETURN(auto ticket, MakeReservation(request, engine_.model(), {pool_, landing_pool_}, response));
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
-  ticket->num_output_tokens = request.num_output_tokens();
   ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl
                                       : std::min(options_.max_ttl, std::chrono::milliseconds(request.ttl_ms()));
-
   ticket->writer = fence_.Note(request.writer(), ticket->ttl);
   response.set_channel_id(request.writer().channel_id());
-  const std::vector<int32_t> pages = ticket->kv->AllPages();
   response.set_ticket_id(ticket->id.ToBytes());
-  response.mutable_page_ids()->Assign(pages.begin(), pages.end());
-  if (ticket->landing != nullptr) {
-    const std::vector<int32_t> landing = ticket->landing->AllPages();
-    response.mutable_landing_page_ids()->Assign(landing.begin(), landing.end());
-  }
-  if (room.compressed) DescribeHoles(*ticket, room.spares, response);
-  response.set_num_pages_per_stream(static_cast<uint32_t>(ticket->kv->num_pages_per_stream()));
-  response.set_num_layers(static_cast<uint32_t>(shape.num_layers));
-  response.set_num_kv_heads(static_cast<uint32_t>(shape.num_kv_heads));
   response.set_ttl_ms(static_cast<uint32_t>(ticket->ttl.count()));
   {
     std::lock_guard lock(endpoint_mutex_);
     response.set_worker_id(endpoint_.worker_id());
     response.set_epoch(endpoint_.epoch());
   }
-  const engine::CancelFlag cancelled = ticket->cancelled;
-  ticket->stream = std::make_shared<TokenStream>([this, id = ticket->id, cancelled] {
+  ticket->stream = std::make_shared<TokenStream>([this, id = ticket->id, cancelled = ticket->cancelled] {
     cancelled->store(true);
     engine_.Wake();
   });

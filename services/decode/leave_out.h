@@ -1,4 +1,4 @@
-// Whether a prompt is sent without what its local heads do not keep (algorithms.md 2.5).
+// Whether a prompt is sent without what its local heads do not keep (docs/methods/redknot.md, "What is sent").
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,201 @@
+#include "services/decode/reservation.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "services/base/status.h"
+#include "services/decode/leave_out.h"
+#include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
+#include "services/wire/convert.h"
+
+namespace spl::decode {
+namespace {
+
+int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+// What is reserved for a prompt.
+struct Room {
+  bool compressed = false;       // only what the classes keep, and the spares
+  engine::SpareNeed spares;      // none unless compressed
+  std::vector<int64_t> of_rank;  // pages
+};
+
+// Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
+// commit. `share`: of the local heads that may be restored.
+Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks, int64_t num_tokens,
+             double share) {
+  Room room{.of_rank = engine::PagesByRank(shape, nullptr, num_ranks, num_tokens)};
+  if (classes == nullptr) return room;
+  Room less{true, engine::SparesFor(shape, *classes, num_ranks, num_tokens, share),
+            engine::PagesByRank(shape, classes, num_ranks, num_tokens)};
+  for (size_t r = 0; r < less.of_rank.size(); ++r)
+    less.of_rank[r] += int64_t{less.spares.lists_of_rank[r]} * less.spares.pages_per_list;
+  return Sum(less.of_rank) < Sum(room.of_rank) ? less : room;
+}
+
+// Landing pages for all that may be sent, or none at all: a GPU of this host can still write the pool.
+void ReserveLanding(engine::PagePool& pool, const engine::SpareNeed& spares, Ticket& ticket) {
+  auto landing = std::make_unique<engine::SequenceKv>(pool, ticket.kv->shape(), ticket.kv->classes());
+  if (!landing->Reserve(ticket.prompt_tokens).ok()) return;
+  if (ticket.spare != nullptr) {
+    auto spare = engine::SparePages::Reserve(pool, spares);
+    if (!spare.ok()) return;
+    ticket.landing_spare = *std::move(spare);
+  }
+  ticket.landing = std::move(landing);
+}
+
+void DescribeHoles(const Ticket& ticket, const engine::SpareNeed& spares, v1::Ticket& response) {
+  for (int32_t stream = 0; stream < ticket.kv->shape().num_streams(); ++stream) {
+    response.add_hole_begin(static_cast<uint32_t>(ticket.kv->hole(stream).begin));
+    response.add_hole_end(static_cast<uint32_t>(ticket.kv->hole(stream).end));
+  }
+  response.mutable_spare_lists()->Assign(spares.lists_of_rank.begin(), spares.lists_of_rank.end());
+  response.set_pages_per_spare(static_cast<uint32_t>(spares.pages_per_list));
+  const auto pages = ticket.spare->pages();
+  response.mutable_spare_page_ids()->Assign(pages.begin(), pages.end());
+  if (ticket.landing_spare == nullptr) return;
+  const auto landing = ticket.landing_spare->pages();
+  response.mutable_spare_landing_page_ids()->Assign(landing.begin(), landing.end());
+}
+
+// What the request asks for, once each of its fields is known to be one that the model and the engine take. Without
+// pages.
+absl::StatusOr<std::unique_ptr<Ticket>> ReadRequest(const v1::ReserveRequest& request,
+                                                    const engine::ReuseOptions& reuse, const engine::Model& model) {
+  const engine::ModelConfig& config = model.config();
+  auto ticket = std::make_unique<Ticket>();
+  ticket->sampling = wire::FromProto(request.sampling());
+  SPLICE_RETURN_IF_ERROR(engine::ValidateSampling(ticket->sampling, config.vocab_size));
+  SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
+  SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, config, model.head_classes().get()));
+  ticket->decode = wire::DecodeOptionsOf(request.reuse());
+  ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
+  const int64_t tokens = request.prompt_tokens(), replayed = request.replay_token_ids_size();
+  if (tokens < 1 || tokens + replayed >= config.max_positions)
+    return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens + replayed,
+                           config.max_positions);
+  if (request.num_output_tokens() >= tokens || (!request.token_ids().empty() && request.token_ids_size() != tokens))
+    return InvalidArgument("prompt_tokens is {}, num_output_tokens {}, token_ids {}", tokens,
+                           request.num_output_tokens(), request.token_ids_size());
+  if (replayed > 0 && (ticket->sampling.num_forks != 1 || request.num_output_tokens() > 0))
+    return InvalidArgument("{} replay_token_ids with n = {} and num_output_tokens {}", replayed,
+                           ticket->sampling.num_forks, request.num_output_tokens());
+  ticket->prompt_tokens = tokens;
+  ticket->num_output_tokens = request.num_output_tokens();
+  ticket->prompt.assign(request.token_ids().begin(), request.token_ids().end());
+  SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->prompt, config, "prompt token"));
+  ticket->replay.assign(request.replay_token_ids().begin(), request.replay_token_ids().end());
+  SPLICE_RETURN_IF_ERROR(engine::ValidateTokens(ticket->replay, config, "token to replay"));
+  return ticket;
+}
+
+// The selector whose pages are reserved, and how many pages of each rank that is with all others.
+struct Choice {
+  std::unique_ptr<engine::TokenSelector> selector;
+  std::vector<int64_t> needed;
+  bool falls_back = false;  // to everything, for want of room
+};
+
+int64_t Most(const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); }
+
+// REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens.
+absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseOptions& reuse,
+                                      const engine::Model& model, const engine::PagePool& pool,
+                                      const std::vector<int64_t>& without) {
+  const engine::KvShape shape = engine::KvShapeOf(model.config());
+  // Nothing is known yet of what the policy may leave out: room is reserved for everything.
+  const auto choice_of = [&](const engine::DecodeOptions& options) -> absl::StatusOr<Choice> {
+    Choice choice{.needed = without};
+    SPLICE_ASSIGN_OR_RETURN(choice.selector, engine::MakeSelectorBehind(reuse.policy, ticket.prompt_tokens, options,
+                                                                        model, ticket.classes));
+    const auto compact = engine::CompactNeedsOf(*choice.selector, model, ticket.prompt_tokens);
+    if (!compact.has_value()) return choice;
+    const auto more =
+        engine::CompactPages::PagesByRank(shape, *compact, pool.view().num_ranks(), ticket.prompt_tokens + 1);
+    for (size_t r = 0; r < more.size(); ++r) choice.needed[r] += more[r] * ticket.sampling.num_forks;
+    return choice;
+  };
+  SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(ticket.decode));
+  if (pool.HasFree(wanted.needed)) return wanted;
+  engine::DecodeOptions dense = ticket.decode;
+  dense.selector = ticket.classes == nullptr ? "dense" : "head_classes";
+  SPLICE_ASSIGN_OR_RETURN(Choice everything, choice_of(dense));
+  everything.falls_back = Most(everything.needed) < Most(wanted.needed) &&
+                          (pool.HasFree(everything.needed) || Most(wanted.needed) > pool.view().pages_per_rank());
+  return everything.falls_back ? std::move(everything) : std::move(wanted);
+}
+
+// Some samplers and selectors read the prompt.
+absl::Status CheckPrompt(const Ticket& ticket, engine::TokenSelector& selector) {
+  const bool reads_prompt =
+      ticket.sampling.needs_prompt() || selector.of_prompt() != nullptr || ticket.num_output_tokens > 0;
+  if (!reads_prompt || !ticket.prompt.empty()) return absl::OkStatus();
+  return InvalidArgument(
+      "token_ids is empty, but a repetition penalty, earlier output or the decode selector '{}' needs them",
+      selector.name());
+}
+
+void DescribePages(const Ticket& ticket, v1::Ticket& response) {
+  const std::vector<int32_t> pages = ticket.kv->AllPages();
+  response.mutable_page_ids()->Assign(pages.begin(), pages.end());
+  if (ticket.landing != nullptr) {
+    const std::vector<int32_t> landing = ticket.landing->AllPages();
+    response.mutable_landing_page_ids()->Assign(landing.begin(), landing.end());
+  }
+  response.set_num_pages_per_stream(static_cast<uint32_t>(ticket.kv->num_pages_per_stream()));
+  response.set_num_layers(static_cast<uint32_t>(ticket.kv->shape().num_layers));
+  response.set_num_kv_heads(static_cast<uint32_t>(ticket.kv->shape().num_kv_heads));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest& request, const engine::Model& model,
+                                                        const ReservationPools& pools, v1::Ticket& response) {
+  engine::PagePool& pool = pools.pool;
+  const engine::KvShape shape = engine::KvShapeOf(model.config());
+  const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
+  SPLICE_ASSIGN_OR_RETURN(auto ticket, ReadRequest(request, reuse, model));
+  const int64_t tokens = ticket->prompt_tokens;
+  const int num_ranks = pool.view().num_ranks();
+  const bool leave_out =
+      ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool.view().page_bytes(),
+                                                   {request.kv_bytes_per_s(), request.kv_write_seconds()});
+  const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
+  // Growth pages per stream and fork on top: a sequence that could not take its first step is not let in.
+  std::vector<int64_t> without = room.of_rank;
+  const int64_t growth = 1 + static_cast<int64_t>(ticket->replay.size()) / kernels::kPageTokens;
+  for (int64_t& pages : without) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
+  SPLICE_ASSIGN_OR_RETURN(const Choice choice, ChooseSelector(*ticket, reuse, model, pool, without));
+  if (choice.falls_back) {
+    ticket->decode.selector = ticket->classes == nullptr ? "dense" : "head_classes";
+    response.set_decode_selector(ticket->decode.selector);
+  }
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(*ticket, *choice.selector));
+  if (ticket->restore.enabled && ticket->classes != nullptr)
+    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *choice.selector, model));
+  if (Most(choice.needed) > pool.view().pages_per_rank())
+    return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
+                           tokens, ticket->sampling.num_forks, Sum(choice.needed), pool.num_pages());
+  if (!pool.HasFree(choice.needed))
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", Sum(choice.needed),
+                  pool.num_free(), pool.num_pages());
+  ticket->kv = std::make_unique<engine::SequenceKv>(pool, shape, room.compressed ? ticket->classes : nullptr);
+  SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
+  if (room.compressed) {
+    SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool, room.spares));
+  }
+  SPLICE_ASSIGN_OR_RETURN(ticket->compact, engine::MakeCompactPages(*choice.selector, model, pool, tokens));
+  if (ticket->compact != nullptr) SPLICE_RETURN_IF_ERROR(ticket->compact->Reserve(tokens + 1));
+  if (pools.landing != nullptr) ReserveLanding(*pools.landing, room.spares, *ticket);
+  DescribePages(*ticket, response);
+  if (room.compressed) DescribeHoles(*ticket, room.spares, response);
+  return ticket;
+}
+
+}  // namespace spl::decode
