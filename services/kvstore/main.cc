@@ -9,6 +9,7 @@
 #include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/base/version.h"
 #include "services/kvstore/kvstore_server.h"
 
 namespace {
@@ -35,6 +36,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> faults;
   spl::PeerTlsOptions tls;
   CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
+  app.set_version_flag("--version", spl::VersionWithCommit());
   app.footer(
       "Example:\n  splice-kvstore --listen 0.0.0.0:7004 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "
       "200GiB");

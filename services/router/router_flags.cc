@@ -4,14 +4,14 @@
 
 #include "services/base/address.h"
 #include "services/base/status.h"
+#include "services/base/version.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/router/open_address.h"
-#include "services/router/version.h"
 
 namespace spl::router {
 
 void RouterFlags::Register(CLI::App& app) {
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", VersionWithCommit());
   app.add_option("--model", options_.model_dir, "Hugging Face folder with tokenizer, chat template and config.json")
       ->required()
       ->type_name("DIR");

@@ -7,6 +7,7 @@
 #include "services/base/crash_handler.h"
 #include "services/base/open_files.h"
 #include "services/base/status.h"
+#include "services/base/version.h"
 #include "tools/cli/command.h"
 
 int main(int argc, char** argv) {
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
       "  splice serve --model models/splice-tiny\n"
       "  splice chat  --endpoint http://127.0.0.1:8000",
       "splice");
+  app.set_version_flag("--version", spl::VersionWithCommit());
   app.require_subcommand(1);
   const std::vector<spl::cli::Command> commands = {
       spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeChatCommand(app),

@@ -5,6 +5,7 @@
 #include "services/base/clock.h"
 #include "services/base/ids.h"
 #include "services/base/status.h"
+#include "services/base/version.h"
 #include "services/router/api_error.h"
 #include "services/router/audit.h"
 #include "services/router/generation.h"
@@ -13,7 +14,6 @@
 #include "services/router/http/openai_sink.h"
 #include "services/router/http/ui_page.h"
 #include "services/router/json_reader.h"
-#include "services/router/version.h"
 
 namespace spl::router {
 namespace {
@@ -156,7 +156,8 @@ void ControlApi::Handle(const ExchangePtr& exchange) {
 OrderedJson ControlApi::Status() const {
   const auto fleet = core_.fleet().snapshot();
   OrderedJson out;
-  out["version"] = kVersion;
+  out["version"] = Version();
+  out["commit"] = Commit();
   out["ready"] = core_.ready();
   out["draining"] = core_.admission().closed();
   out["unix_seconds"] = static_cast<double>(UnixNanos()) / 1e9;

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "services/base/ids.h"
+#include "services/base/version.h"
 #include "services/router/api_error.h"
 #include "services/router/generation.h"
 #include "services/router/http/openai_sink.h"
 #include "services/router/openai_request.h"
 #include "services/router/openai_response.h"
-#include "services/router/version.h"
 
 namespace spl::router {
 namespace {
@@ -99,7 +99,7 @@ OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& key
                        })},
       {"/version", here("GET", false,
                         [](const ExchangePtr& e) {
-                          RespondJson(*e, OrderedJson{{"version", kVersion}});
+                          RespondJson(*e, OrderedJson{{"version", Version()}, {"commit", Commit()}});
                         })},
       {"/metrics",
        {"GET", false, Place::kProbes,

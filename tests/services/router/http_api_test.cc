@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "services/base/version.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 
@@ -415,7 +416,9 @@ TEST_F(HttpApiTest, ModelsAndOperations) {
   EXPECT_EQ(Call(cluster_.http(), "GET", "/v1/models/other").status, 404);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/healthz").status, 200);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/readyz").status, 200);
-  EXPECT_EQ(Call(cluster_.http(), "GET", "/version").status, 200);
+  const TestResponse version = Call(cluster_.http(), "GET", "/version");
+  EXPECT_EQ(version.status, 200);
+  EXPECT_EQ(json::parse(version.body), (json{{"version", Version()}, {"commit", Commit()}}));
   Post(kCompletions, {{"prompt", "count me"}, {"max_tokens", 2}});
   const std::string metrics = Call(cluster_.http(), "GET", "/metrics").body;
   EXPECT_THAT(metrics, ::testing::HasSubstr("splice_generation_tokens_total 2"));
