@@ -1,4 +1,4 @@
-// Paged attention: the two contracts that serve every prefill and decode method (algorithms.md section 8).
+// Paged attention: the two contracts that serve every prefill and decode method (docs/methods/kernels.md).
 //
 // Both compute, for query head h of KV head g = h / (num_qo_heads / num_kv_heads), at position p, over the visible and
 // resident positions j:   s_j = sm_scale * <q, K_j>,  lse = ln Σ exp(s_j),  out = Σ exp(s_j - lse) V_j.

@@ -1,5 +1,5 @@
 // What decode steps that attend to chosen tokens only share: the lists, what a sequence brings to choose with, and what
-// each of its layers does in a step (SparCas, Quest: algorithms.md sections 4 and 7).
+// each of its layers does in a step (SparCas, Quest: docs/methods/sparcas.md and docs/methods/baselines.md).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // What a row of one KV head may attend to. Every prefill and decode method is data in these structs; kernels never see
-// a dense mask. (RedKnot 3.2, LoopServe 3.2, SamKV 3.1, SparCas 3: algorithms.md section 8, "two attention contracts".)
+// a dense mask. (RedKnot 3.2, LoopServe 3.2, SamKV 3.1, SparCas 3: docs/methods/kernels.md, "two attention contracts".)
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ enum class VisibilityRule : uint8_t {
   kSelected,
 };
 
-// Slash and vertical lines as attention walks them (LoopServe 3.2, MInference: algorithms.md 5.1, 7): row tile t is the
-// rows at positions [first_position + 64 t, first_position + 64 t + 63] of one sequence, cut at num_rows rows. A row at
-// p sees j <= p when bit j / 64 of its tile's `tiles` is set, or when j = columns[i] and bit i of its tile's
-// `column_masks` is set. REQUIRES of a set column bit: the column is in no set tile and before the tile's first row, so
-// that it is the same for all rows of the tile and counted once.
-// Pointers are of the device that runs the attention, borrowed until it has; words past the last page or column are 0.
+// Slash and vertical lines as attention walks them (LoopServe 3.2, MInference: docs/methods/loopserve.md and
+// docs/methods/baselines.md): row tile t is the rows at positions [first_position + 64 t, first_position + 64 t + 63]
+// of one sequence, cut at num_rows rows. A row at p sees j <= p when bit j / 64 of its tile's `tiles` is set, or when j
+// = columns[i] and bit i of its tile's `column_masks` is set. REQUIRES of a set column bit: the column is in no set
+// tile and before the tile's first row, so that it is the same for all rows of the tile and counted once. Pointers are
+// of the device that runs the attention, borrowed until it has; words past the last page or column are 0.
 struct LineVisibility {
   int32_t first_position = 0;
   int32_t num_rows = 0;

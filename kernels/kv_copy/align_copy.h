@@ -1,5 +1,5 @@
 // Copy of cached K and V to other positions of another sequence, all streams in one call: K is turned from the angle of
-// its old position to that of its new one, V is copied (SparseX 4.2, RedKnot 3.1; algorithms.md section 1, kernel K1).
+// its old position to that of its new one, V is copied (SparseX 4.2, RedKnot 3.1; docs/methods/sparsex.md, kernel K1).
 //
 // R(p') R(p)^-1 = R(p' - p): only the distance counts, and it is the same for a whole segment. The rotation is applied
 // in f32 with cos and sin that the caller computed in double; a magnitude factor in the model's own table (YaRN) is in

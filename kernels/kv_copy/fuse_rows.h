@@ -1,5 +1,5 @@
-// Blends K and V that were just computed with what was in their place: SamKV's fusion (SamKV equation 4; algorithms.md
-// section 3).
+// Blends K and V that were just computed with what was in their place: SamKV's fusion (SamKV equation 4;
+// docs/methods/samkv.md).
 //
 //   x <- θ x_new + (1 - θ) x_old,  θ = cos(x_new, x_old),  of K and of V of each token and KV head by themselves
 //

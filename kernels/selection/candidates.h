@@ -1,6 +1,6 @@
 // What a stream of a decode batch may choose from when it does not hold all of its sequence: a list of positions, and
-// all that was written behind them (SamKV's sparse KV, and what SnapKV and its kin choose once: algorithms.md sections
-// 3 and 7, "custom heads" of section 8).
+// all that was written behind them (SamKV's sparse KV, and what SnapKV and its kin choose once: docs/methods/samkv.md
+// and docs/methods/baselines.md).
 //
 // A stream whose step is `listed` has n listed positions, ascending, all in front of first_fresh, and
 //   candidate i = listed[i] for i < n, and first_fresh + i - n behind: n + kv_len - first_fresh of them.

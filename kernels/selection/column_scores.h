@@ -1,5 +1,5 @@
 // How much attention each cached position gets from a set of rows: SparseX's Sparse-Q score (SparseX 4.3;
-// algorithms.md section 1, formula 5, kernel K2).
+// docs/methods/sparsex.md, "Choosing rows"; kernel K2).
 //
 //   s_j = Σ_h Σ_{i ∈ rows, i sees j} exp(sm_scale · <q_i,h, K_j> - lse_i,h),  h over the query heads of `kv_heads`
 //

@@ -1,5 +1,5 @@
 // Where compact keys lie: chosen dimensions of the keys of one head stream, in pages of the pool that also holds the
-// keys themselves (algorithms.md section 4, K_compact).
+// keys themselves (docs/methods/sparcas.md, K_compact).
 #pragma once
 
 #include <cstdint>

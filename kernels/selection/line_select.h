@@ -1,4 +1,4 @@
-// LoopServe's online line selection (3.2, Alg. 2, completed as algorithms.md 5.1 says), for one KV head.
+// LoopServe's online line selection (3.2, Alg. 2, completed as docs/methods/loopserve.md says), for one KV head.
 //
 // The fewest computed cells that cover a share alpha of the sample's attention, greedily: with S and V the slashes and
 // columns taken so far, ol_s and ol_v the sums of their largest cells,

@@ -1,6 +1,6 @@
 // How much attention a few sampled rows give to every vertical line (one key) and every slash line (one distance
-// between row and key) of a KV head: what LoopServe (3.2) and MInference choose their lines from (algorithms.md 5.1,
-// kernel K10).
+// between row and key) of a KV head: what LoopServe (3.2) and MInference choose their lines from
+// (docs/methods/loopserve.md, kernel K10).
 //
 //   A[r, j] = Σ_h exp(sm_scale · <q_r,h, K_j> - lse_r,h)   h over the query heads of the KV head, j <= p_r
 //   w_v[j]  = Σ_r A[r, j],  w_s[o] = Σ_r A[r, p_r - o],  and the largest A of each line

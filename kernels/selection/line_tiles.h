@@ -1,6 +1,6 @@
 // Chosen lines to what attention walks (LineVisibility): slashes become whole 64 x 64 tiles, columns that no such tile
-// holds are computed one by one (MInference's kernel; algorithms.md 5.1, "cost"). More is computed than was chosen,
-// never less: a tile is set when a slash has a cell in it for some row of the row tile.
+// holds are computed one by one (MInference's kernel; docs/methods/loopserve.md, "cost"). More is computed than was
+// chosen, never less: a tile is set when a slash has a cell in it for some row of the row tile.
 #pragma once
 
 #include <cstdint>

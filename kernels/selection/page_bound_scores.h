@@ -1,4 +1,4 @@
-// Quest's upper bounds of the scores of 16 positions at a time (algorithms.md section 7), the baseline of SparCas.
+// Quest's upper bounds of the scores of 16 positions at a time (docs/methods/baselines.md), the baseline of SparCas.
 //
 // A *granule* is 16 consecutive positions. For each stream of a sequence whose step selects in this layer:
 //   update   min_c and max_c over the keys of every granule that holds a position of [compact_len, kv_len); with

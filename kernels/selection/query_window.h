@@ -1,5 +1,5 @@
 // The tokens that the last queries of a sequence attended to most: LoopServe's progressive selection while decoding
-// (LoopServe 3.3; algorithms.md section 5.2, kernel K11).
+// (LoopServe 3.3; docs/methods/loopserve.md, kernel K11).
 //
 // For each sequence of a decode batch that keeps its queries in this layer (LayerSelection::records), and each KV head
 // of it, with q_b,h the query of the group's head h at the b-th of the last `window` positions, this step's included:

@@ -2,7 +2,7 @@
 // of the sample (line_sums.h), the lines (line_select.h), their tiles and columns (line_tiles.h). Called between
 // RopeWriteKv and PrefillAttention of the layer; the attention call then names Visibility(h) of the plan.
 //
-// Tri-shape (algorithms.md 7) needs no lines: PrefillAttention with kBand for all rows, then with kFull and
+// Tri-shape (docs/methods/baselines.md) needs no lines: PrefillAttention with kBand for all rows, then with kFull and
 // last_rows = 100, which writes those rows again.
 #pragma once
 
@@ -92,8 +92,8 @@ namespace cpu {
 absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& args);
 }
 
-// The rows to sample of num_rows computed ones (algorithms.md 5.1, which has 64 samples): the last quarter of the
-// samples are the last rows, and the others one at random of each of as many equal parts of the rest, drawn from
+// The rows to sample of num_rows computed ones (docs/methods/loopserve.md, which has 64 samples): the last quarter of
+// the samples are the last rows, and the others one at random of each of as many equal parts of the rest, drawn from
 // `seed`; all rows when there are no more than num_samples. Ascending.
 std::vector<int32_t> SampleRows(int32_t num_rows, uint64_t seed, int32_t num_samples = 64);
 

@@ -1,4 +1,4 @@
-// Which tokens each head stream of a decode step attends to: SparCas's choice by partial keys (algorithms.md section 4,
+// Which tokens each head stream of a decode step attends to: SparCas's choice by partial keys (docs/methods/sparcas.md,
 // kernels K9a to K9d).
 //
 // For each sequence of the batch whose step selects in this layer, and each KV head of it, with q_h its query heads:

@@ -1,4 +1,4 @@
-// The k largest of n scores (algorithms.md section 1, kernel K3).
+// The k largest of n scores (docs/methods/sparsex.md, kernel K3).
 #pragma once
 
 #include <cstdint>

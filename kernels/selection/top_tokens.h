@@ -1,5 +1,6 @@
 // The tokens of the largest given scores, for each head stream of a decode batch: the last step of a selector whose
-// scores come from elsewhere (Quest's page bounds, LoopServe's column sums; algorithms.md sections 5.2 and 7).
+// scores come from elsewhere (Quest's page bounds, LoopServe's column sums; docs/methods/loopserve.md and
+// docs/methods/baselines.md).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How far freshly computed values are from the cached ones: CacheBlend's score (algorithms.md section 7).
+// How far freshly computed values are from the cached ones: CacheBlend's score (docs/methods/baselines.md).
 //
 //   dev_i = Σ_{KV heads} Σ_{dims} (V_new[i] - V_cached[p_i])²
 #pragma once

@@ -1,5 +1,5 @@
 // What a prefill worker keeps of a prompt whose decode worker has less: the pages that the holes of local heads leave
-// out, for a while (algorithms.md 6.3 P5, 6.4).
+// out, for a while (docs/methods/provenance.md P5, 6.4).
 #pragma once
 
 #include <chrono>

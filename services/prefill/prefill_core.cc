@@ -9,6 +9,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/ids.h"
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"
 

@@ -5,6 +5,7 @@
 
 #include "services/base/ids.h"
 #include "services/base/status.h"
+#include "services/engine/methods/recovery_methods.h"
 
 namespace spl::wire {
 

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "services/base/status.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/model/random_weights.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/selection/dense.h"

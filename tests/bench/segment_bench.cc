@@ -15,6 +15,7 @@
 
 #include "services/base/status.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/model/random_weights.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/worker_flags/worker_flags.h"
@@ -477,7 +478,8 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
-                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES, samkv=BUDGET (samkv-attention, samkv-means: by these)")
+                 "policies; cold: sparsex without a hit; loopserve=ALPHA, minference=SLASHES, samkv=BUDGET "
+                 "(samkv-attention, samkv-means: by these)")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--head-classes", flags.head_classes, "a head_classes.json; with --shape also a preset")

@@ -18,6 +18,8 @@
 #include <thread>
 
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "spl/v1/common.pb.h"
 #include "tests/cluster/processes.h"
 #include "tests/support/eventually.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/selection/head_classes_selector.h"

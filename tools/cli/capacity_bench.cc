@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 
 namespace spl::cli {
 namespace {

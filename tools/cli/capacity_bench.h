@@ -23,11 +23,11 @@ struct CapacityOptions {
 struct CapacityRow {
   std::string classes;                    // "dense", or what the map is called
   int32_t num_global = 0, num_heads = 0;  // as served: the first layers are global whatever the map says
-  int64_t kept_tokens = 0;                // over all heads, of a sequence of `context` (algorithms.md 2.5)
-  int64_t pages = 0;                      // that a sequence takes when the steps are done
-  int32_t sequences = 0;                  // that fit and were decoded together
-  bool at_limit = false;                  // more fit than max_sequences
-  double step_s = 0;                      // median
+  int64_t kept_tokens = 0;  // over all heads, of a sequence of `context` (docs/methods/redknot.md, "What is sent")
+  int64_t pages = 0;        // that a sequence takes when the steps are done
+  int32_t sequences = 0;    // that fit and were decoded together
+  bool at_limit = false;    // more fit than max_sequences
+  double step_s = 0;        // median
 };
 
 // Runs with `map`, or dense without. The prompts' KV is random: what is measured does not depend on it.

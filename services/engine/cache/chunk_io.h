@@ -16,7 +16,7 @@
 namespace spl::engine {
 
 // A copy of page `page_idx` of every stream, with header and checksum. The page must be full and exact (P2, P3 of
-// algorithms.md 6.3): aborts otherwise. Errors are those of reading device memory.
+// docs/methods/provenance.md): aborts otherwise. Errors are those of reading device memory.
 absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, const chunk::ChunkKey& key,
                                        const Model& model);
 

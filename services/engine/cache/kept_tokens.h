@@ -1,4 +1,4 @@
-// Which of a prompt's tokens each layer keeps when some are left out (SamKV's sparse KV; algorithms.md section 3).
+// Which of a prompt's tokens each layer keeps when some are left out (SamKV's sparse KV; docs/methods/samkv.md).
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "services/engine/recovery/ranges.h"
+#include "services/engine/model/position_ranges.h"
 
 namespace spl::engine {
 

@@ -16,7 +16,7 @@
 
 namespace spl::engine {
 
-// Owns a share of every page it lists. Holds EXACT KV only (algorithms.md 6.3, P2): Insert takes nothing else.
+// Owns a share of every page it lists. Holds EXACT KV only (docs/methods/provenance.md, P2): Insert takes nothing else.
 // Any thread may call. Eviction is least recently used, deepest chunk of a prompt first, and frees only entries that
 // nobody else uses.
 class PrefixIndex {

@@ -1,4 +1,4 @@
-// Virtual blocks: which text has KV in the local pages, wherever it stood (SparseX 4.5; DESIGN section 3). Nothing is
+// Virtual blocks: which text has KV in the local pages, wherever it stood (SparseX 4.5). Nothing is
 // copied to index it, and one page may be found under many keys.
 #pragma once
 
@@ -15,14 +15,14 @@
 
 #include "services/chunk/chunk.h"
 #include "services/engine/cache/segment_source.h"
-#include "services/engine/recovery/ranges.h"
+#include "services/engine/model/position_ranges.h"
 
 namespace spl::engine {
 
 // Two kinds of sources: ordinary ones, of which the one that was used least recently goes first, and the frozen pool,
-// text of knowledge bases that is kept beyond them (algorithms.md 1: least-referenced first). A frozen source's uses
-// are counted from the level at which the last one was dropped, so that what nobody asks for any more does not stay for
-// what it was asked once (LFU with dynamic ageing).
+// text of knowledge bases that is kept beyond them (docs/methods/sparsex.md: least-referenced first). A frozen source's
+// uses are counted from the level at which the last one was dropped, so that what nobody asks for any more does not
+// stay for what it was asked once (LFU with dynamic ageing).
 //
 // Any thread may call. A hit always compares token ids, and a namespace that differs is a miss (P7). Invariants: every
 // entry leads to a source that is here; a source without entries is not; the frozen order lists every frozen source

@@ -16,8 +16,8 @@ namespace spl::engine {
 struct SegmentSummary;  // segment_summary.h
 
 // A share of the pages that hold positions [begin, begin + tokens.size()) of some sequence. Immutable; any thread.
-// Only KV that was exact where it was computed may be a source (algorithms.md 6.3, P3): the constructor aborts on
-// anything else. Recovered KV therefore stays with its request.
+// Only KV that was exact where it was computed may be a source (docs/methods/provenance.md, P3): the constructor aborts
+// on anything else. Recovered KV therefore stays with its request.
 class SegmentSource {
  public:
   // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens. `prompt`: the

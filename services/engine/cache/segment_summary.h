@@ -1,5 +1,5 @@
 // What of a segment is known without its KV: by it samkv chooses the tiles that a question needs (SamKV 3.1, 3.2) and
-// the tokens that are computed afresh (3.3; algorithms.md section 3).
+// the tokens that are computed afresh (3.3; docs/methods/samkv.md).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/segment_source.h"
 #include "services/engine/model/model_config.h"
-#include "services/engine/recovery/ranges.h"
+#include "services/engine/model/position_ranges.h"
 
 namespace spl::engine {
 

@@ -38,10 +38,10 @@ std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* clas
 // Every stream of a sequence has the same number of places for pages; pages before the first written position may be
 // shared with the prefix index or a fork, a page that is still written to never is.
 //
-// With head classes the sequence is a view (algorithms.md 6.3, P5): the places of a local stream that no later position
-// sees are kNoPage, and such a sequence is never a source for the prefix index, a segment or a chunk. Under one id() an
-// entry is set once, when its place is made, and at most goes to kNoPage later; who keeps a copy of the lists need not
-// hear of that, because no visible position lies there.
+// With head classes the sequence is a view (docs/methods/provenance.md, P5): the places of a local stream that no later
+// position sees are kNoPage, and such a sequence is never a source for the prefix index, a segment or a chunk. Under
+// one id() an entry is set once, when its place is made, and at most goes to kNoPage later; who keeps a copy of the
+// lists need not hear of that, because no visible position lies there.
 class SequenceKv {
  public:
   // `classes`: of every stream, or null: all keep everything.
@@ -143,7 +143,7 @@ class SequenceKv {
   bool evicted_ = false;
   int64_t settled_until_ = 0;  // Reserve of up to as many positions changes nothing
   int64_t num_tokens_ = 0;
-  // The minimum over everything the pages were computed from (algorithms.md 6.3, P1).
+  // The minimum over everything the pages were computed from (docs/methods/provenance.md, P1).
   chunk::Provenance provenance_ = chunk::Provenance::kExact;
   int64_t exact_end_ = std::numeric_limits<int64_t>::max();
 };

@@ -1,8 +1,8 @@
-// Conversations: the KV of each one's last prompt, kept for its next turn (LoopServe 3.4; algorithms.md 5.3).
+// Conversations: the KV of each one's last prompt, kept for its next turn (LoopServe 3.4; docs/methods/loopserve.md).
 //
 // What is kept is the prompt, not the answer: an answer may have been decoded over chosen tokens, so the next turn
 // computes it again, with the new text, against the history. Unlike the prefix index a session also keeps KV that is
-// approximate (algorithms.md 6.3): it stays private to the conversation that it was computed for.
+// approximate (docs/methods/provenance.md): it stays private to the conversation that it was computed for.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
-// Room for heads that turn out to need their whole context while a prompt is computed (algorithms.md 2.6): what their
-// holes leave out is reserved beside a sequence with head classes, and given back when it is not needed.
+// Room for heads that turn out to need their whole context while a prompt is computed (docs/methods/redknot.md,
+// "Restore"): what their holes leave out is reserved beside a sequence with head classes, and given back when it is not
+// needed.
 #pragma once
 
 #include <cstdint>

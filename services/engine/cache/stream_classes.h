@@ -1,5 +1,5 @@
 // Which pages of a head stream a sequence keeps: all of them, or of a local head those that later positions can still
-// see, its sinks and its window (algorithms.md 2.3 and 2.5).
+// see, its sinks and its window (docs/methods/redknot.md).
 #pragma once
 
 #include <cstdint>

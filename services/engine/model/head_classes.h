@@ -1,5 +1,6 @@
 // Which KV heads need the whole context and which get by with a window and the first tokens (RedKnot 3.1, DuoAttention
-// 2; algorithms.md 2.1). The file head_classes.json beside a model; docs/head-classes.md describes it.
+// 2; docs/methods/redknot.md, "Head classes"). The file head_classes.json beside a model; docs/head-classes.md
+// describes it.
 #pragma once
 
 #include <cstdint>
@@ -116,7 +117,7 @@ class HeadClassMap {
     return classes_[static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head)];
   }
   // As used when decoding, and so by what is sent and kept: as at(), but the first layers see everything (SparCas 3.2;
-  // algorithms.md 2.1).
+  // docs/methods/redknot.md, "Head classes").
   HeadClass served(int32_t layer, int32_t kv_head) const {
     return layer < kDenseDecodeLayers ? HeadClass{} : at(layer, kv_head);
   }
@@ -129,7 +130,8 @@ class HeadClassMap {
   void set_quality(const HeadQuality& quality) { quality_ = quality; }
   bool all_global() const;
   double global_share() const;
-  // Tokens that all heads keep of `num_tokens`, over those of a dense cache (algorithms.md 2.5, without page rounding).
+  // Tokens that all heads keep of `num_tokens`, over those of a dense cache (docs/methods/redknot.md, "What is sent",
+  // without page rounding).
   double kept_share(int64_t num_tokens) const;
   // SHA-256 over the classes, windows and sinks: equal digests mean that both sides leave out the same.
   const chunk::Digest& digest() const { return digest_; }
@@ -157,7 +159,7 @@ kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadCl
                                          int32_t kv_head);
 
 inline constexpr int32_t kHeadWindowMax = 1 << 20;
-// Of the local heads, the share that one request may have restored (algorithms.md 2.6).
+// Of the local heads, the share that one request may have restored (docs/methods/redknot.md, "Restore").
 inline constexpr double kRestoreShareMax = 0.1;
 
 }  // namespace spl::engine

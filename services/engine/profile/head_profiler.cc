@@ -8,13 +8,14 @@
 #include "services/base/status.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/runtime/local_generator.h"
 
 namespace spl::engine {
 namespace {
 
-constexpr int32_t kProbeRows = 64;  // of the edge mass that restoring looks at (algorithms.md 2.6)
+constexpr int32_t kProbeRows = 64;  // of the edge mass that restoring looks at (docs/methods/redknot.md, "Restore")
 
 // Of the query heads [layer][query head] the largest of each group: [layer][kv_head].
 std::vector<float> LargestOfGroups(const std::vector<float>& of_query_heads, const ModelConfig& config) {

@@ -1,4 +1,5 @@
-// Finds out which KV heads need the whole context (RedKnot 3.1's two measures; algorithms.md 2.1).
+// Finds out which KV heads need the whole context (RedKnot 3.1's two measures; docs/methods/redknot.md, "Head
+// classes").
 //
 //   edge_mass    = mean over rows i of (1 - Σ_{j < sinks or i - window < j <= i} A[i, j])
 //   prefix_shift = 1 - cos(what the head reads for a chunk alone, ... behind other text), mean over rows, in [0, 1]
@@ -15,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/engine/cache/kv_memory.h"
-#include "services/engine/model/executor.h"
+#include "services/engine/execution/executor.h"
 #include "services/engine/model/head_classes.h"
 
 namespace spl::engine {

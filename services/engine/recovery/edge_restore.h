@@ -1,5 +1,5 @@
-// Which local heads look away from something they need: edge-mass restore (algorithms.md 2.6; RedKnot's introduction
-// promises it and gives no formula).
+// Which local heads look away from something they need: edge-mass restore (docs/methods/redknot.md, "Restore";
+// RedKnot's introduction promises it and gives no formula).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Policy `exact`: causal prefill of every row with the model's own visibility; the oracle that every other policy is
-// measured against (algorithms.md 6.2).
+// measured against (docs/methods/splice.md).
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Which rows of a pass run through feed-forward (RedKnot 3.3; algorithms.md 2.4).
+// Which rows of a pass run through feed-forward (RedKnot 3.3; docs/methods/redknot.md, "Sparse feed-forward").
 #pragma once
 
 #include <cstdint>

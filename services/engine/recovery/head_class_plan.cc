@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "services/engine/recovery/reuse_options.h"
+
 namespace spl::engine {
 namespace {
 

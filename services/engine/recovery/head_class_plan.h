@@ -1,11 +1,12 @@
 // What the methods with head classes do in a layer, whichever rows they compute: what each KV head sees, which rows run
-// through feed-forward, which heads may be restored (RedKnot 3; algorithms.md 2.2, 2.4, 2.6).
+// through feed-forward, which heads may be restored (RedKnot 3; docs/methods/redknot.md).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/recovery/reuse_options.h"
 
 namespace spl::engine {
 

@@ -1,5 +1,6 @@
 // What prefill methods that choose lines have in common (loopserve.h, minference.h): a cold span, every row of it, with
-// some heads of the upper layers looking only at chosen columns and slashes (algorithms.md 5.1, 6.4, 7).
+// some heads of the upper layers looking only at chosen columns and slashes (docs/methods/loopserve.md and
+// docs/methods/splice.md and docs/methods/baselines.md).
 //
 // X̂ of 5.1 is the whole span and not a slice of it. What a selection costs does not depend on the number of rows
 // (select_lines.h), so that one for each slice of 512 rows costs more than the attention it saves; l_s and l_v are

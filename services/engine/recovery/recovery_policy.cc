@@ -1,25 +1,6 @@
 #include "services/engine/recovery/recovery_policy.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <iterator>
-
-#include "kernels/selection/pool_scores.h"
-#include "kernels/selection/top_k.h"
-#include "services/base/check_range.h"
-#include "services/base/status.h"
-#include "services/engine/recovery/band.h"
-#include "services/engine/recovery/cacheblend.h"
-#include "services/engine/recovery/epic.h"
-#include "services/engine/recovery/exact.h"
-#include "services/engine/recovery/loopserve.h"
-#include "services/engine/recovery/minference.h"
-#include "services/engine/recovery/naive.h"
-#include "services/engine/recovery/redknot.h"
-#include "services/engine/recovery/samkv.h"
-#include "services/engine/recovery/sparsex.h"
-#include "services/engine/recovery/splice.h"
 
 namespace spl::engine {
 
@@ -44,129 +25,6 @@ std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::s
   return std::nullopt;
 }
 
-std::string MethodOf(const ReuseOptions& options) {
-  // All fields by number, so that one more is an error here.
-  const auto& [policy, dense_layers, recompute_share, recompute_min, recompute_max, score_pool, overflow_tokens,
-               tail_tokens, link_tokens, max_recompute_fraction, blend_share, epic_tokens, budget_ratio, fusion,
-               recompute, choose, personal_bias, quantized_copies, compact, full_kv, ffn_mass, ffn_dense_layers,
-               ffn_recent, ffn_deep_layer, ffn_deep_mass, rec_frac, score_all_heads, restore_share, restore_threshold,
-               line_samples, line_alpha, line_min_span, head_classes, line_columns, line_slashes, band_sinks,
-               band_window, band_last_rows] = options;
-  std::string method;
-  const auto append = [&](const auto&... values) { (fmt::format_to(std::back_inserter(method), "{} ", values), ...); };
-  append(policy, dense_layers, recompute_share, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
-         link_tokens, max_recompute_fraction, blend_share, epic_tokens, budget_ratio, fusion, recompute, choose,
-         personal_bias, quantized_copies, compact, full_kv, ffn_mass, ffn_dense_layers, ffn_recent, ffn_deep_layer,
-         ffn_deep_mass, rec_frac, score_all_heads, restore_share, restore_threshold, line_samples, line_alpha,
-         line_min_span, head_classes, line_columns, line_slashes, band_sinks, band_window, band_last_rows);
-  return method;
-}
-
-bool UsesHeadClasses(const ReuseOptions& options) {
-  if (options.full_kv) return false;
-  if (options.policy == "loopserve") return options.head_classes;
-  return options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+";
-}
-
-bool RunsWholeSpans(const ReuseOptions& options) {
-  return options.policy == "loopserve" || options.policy == "minference";
-}
-
-absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& config) {
-  SPLICE_RETURN_IF_ERROR(CheckRange("dense_layers", o.dense_layers, -1, config.num_layers));
-  if (o.recompute_share != -1) SPLICE_RETURN_IF_ERROR(CheckShare("recompute_share", o.recompute_share));
-  SPLICE_RETURN_IF_ERROR(CheckRange("recompute_min", o.recompute_min, -1, kernels::kTopKScoresMax));
-  SPLICE_RETURN_IF_ERROR(
-      CheckRange("recompute_max", o.recompute_max, std::max(0, o.recompute_min), kernels::kTopKScoresMax));
-  SPLICE_RETURN_IF_ERROR(CheckRange("overflow_tokens", o.overflow_tokens, 0, 4096));
-  SPLICE_RETURN_IF_ERROR(CheckRange("score_pool", o.score_pool, 0, kernels::kPoolRadiusMax));
-  SPLICE_RETURN_IF_ERROR(CheckRange("tail_tokens", o.tail_tokens, 1, 4096));
-  SPLICE_RETURN_IF_ERROR(CheckRange("link_tokens", o.link_tokens, -1, 4096));
-  SPLICE_RETURN_IF_ERROR(CheckShare("max_recompute_fraction", o.max_recompute_fraction));
-  SPLICE_RETURN_IF_ERROR(CheckShare("blend_share", o.blend_share));
-  if (o.ffn_mass != -1) SPLICE_RETURN_IF_ERROR(CheckShare("ffn_mass", o.ffn_mass));
-  if (o.ffn_deep_mass != -1) SPLICE_RETURN_IF_ERROR(CheckShare("ffn_deep_mass", o.ffn_deep_mass));
-  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_dense_layers", o.ffn_dense_layers, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_deep_layer", o.ffn_deep_layer, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(CheckRange("ffn_recent", o.ffn_recent, -1, 1 << 20));
-  if (o.rec_frac != -1) SPLICE_RETURN_IF_ERROR(CheckShare("rec_frac", o.rec_frac));
-  SPLICE_RETURN_IF_ERROR(CheckShare("restore_share", o.restore_share));
-  if (o.restore_threshold != -1) SPLICE_RETURN_IF_ERROR(CheckShare("restore_threshold", o.restore_threshold));
-  if (o.budget_ratio != -1) SPLICE_RETURN_IF_ERROR(CheckShare("budget_ratio", o.budget_ratio));
-  if (!o.recompute.empty() && o.recompute != "samkv" && o.recompute != "attended" && o.recompute != "sparsex" &&
-      o.recompute != "none")
-    return InvalidArgument("recompute is '{}', it must be samkv, attended, sparsex or none", o.recompute);
-  if (o.choose != "recovered" && o.choose != "attention" && o.choose != "means")
-    return InvalidArgument("choose is '{}', it must be recovered, attention or means", o.choose);
-  if ((o.recompute == "sparsex" || o.recompute == "attended") && o.choose == "recovered")
-    return InvalidArgument(
-        "recompute is '{}', and choose is 'recovered', which has computed rows of its own before it chooses: leave "
-        "recompute out, or set choose to attention or means",
-        o.recompute);
-  if (o.fusion && (o.choose == "recovered" || o.recompute == "sparsex"))
-    return InvalidArgument(
-        "fusion is true, and nothing is left to blend with behind choose 'recovered' or recompute 'sparsex': set "
-        "choose to attention or means, and recompute to samkv or attended");
-  SPLICE_RETURN_IF_ERROR(CheckRange("line_samples", o.line_samples, 16, kernels::kMaxLineSamples));
-  if (!(o.line_alpha > 0 && o.line_alpha <= 1))
-    return InvalidArgument("line_alpha is {}, it must be above 0 and at most 1", o.line_alpha);
-  SPLICE_RETURN_IF_ERROR(CheckRange("line_min_span", o.line_min_span, 1, INT32_MAX));
-  SPLICE_RETURN_IF_ERROR(CheckRange("line_columns", o.line_columns, 1, kernels::kMaxLines));
-  SPLICE_RETURN_IF_ERROR(CheckRange("line_slashes", o.line_slashes, 1, kernels::kMaxLines));
-  SPLICE_RETURN_IF_ERROR(CheckRange("band_sinks", o.band_sinks, 0, 1 << 20));
-  SPLICE_RETURN_IF_ERROR(CheckRange("band_window", o.band_window, 1, 1 << 30));
-  SPLICE_RETURN_IF_ERROR(CheckRange("band_last_rows", o.band_last_rows, 1, 1 << 20));
-  return CheckRange("epic_tokens", o.epic_tokens, 0, 4096);
-}
-
-std::vector<std::string> RecoveryPolicyNames() {
-  return {"exact", "sparsex",    "splice",    "splice+",    "redknot", "samkv",    "naive",
-          "epic",  "cacheblend", "loopserve", "minference", "a-shape", "tri-shape"};
-}
-
-std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
-  return head_classes != nullptr && head_classes->quality().within_contract() ? "splice" : "sparsex";
-}
-
-absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
-                                                                   const ModelConfig& config,
-                                                                   const HeadClassMap* head_classes) {
-  SPLICE_RETURN_IF_ERROR(ValidateReuseOptions(options, config));
-  const std::string& name = options.policy;
-  if (name.empty() || name == "auto" || name == "exact") return std::make_unique<ExactPolicy>(config);
-  if (name == "sparsex") return std::make_unique<SparseXPolicy>(config, options);
-  if (name == "naive") return std::make_unique<NaivePolicy>(config);
-  if (name == "cacheblend")
-    return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
-  if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
-  if (name == "samkv") {
-    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-      if (config.visibility(layer).rule != kernels::VisibilityRule::kFull)
-        return Errorf(
-            absl::StatusCode::kFailedPrecondition,
-            "reuse policy 'samkv' lists the tokens that a layer sees, and layer {} of this model has a sliding "
-            "window: use sparsex",
-            layer);
-    }
-    return std::make_unique<SamKvPolicy>(config, options);
-  }
-  if (name == "minference") return std::make_unique<MInferencePolicy>(config, options);
-  if (name == "a-shape" || name == "tri-shape") return std::make_unique<BandPolicy>(config, options);
-  if (name == "loopserve" && !options.head_classes) return std::make_unique<LoopServePolicy>(config, options, nullptr);
-  if (name == "redknot" || name == "splice" || name == "splice+" || name == "loopserve") {
-    if (head_classes == nullptr)
-      return Errorf(absl::StatusCode::kFailedPrecondition,
-                    "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
-                    "start the workers with --head-classes",
-                    name);
-    if (name == "loopserve") return std::make_unique<LoopServePolicy>(config, options, head_classes);
-    if (name == "redknot") return std::make_unique<RedKnotPolicy>(config, *head_classes, options);
-    return std::make_unique<SplicePolicy>(config, *head_classes, options);
-  }
-  return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
-                fmt::join(RecoveryPolicyNames(), ", "));
-}
-
 ReuseLayout ReuseLayout::Only(std::span<const PositionRange> only) const {
   ReuseLayout left{static_cast<int32_t>(CountOf(only)), num_prefix, {}, {}};
   for (size_t i = 0; i < reused.size(); ++i) {
@@ -176,13 +34,6 @@ ReuseLayout ReuseLayout::Only(std::span<const PositionRange> only) const {
     left.isolated.push_back(isolated[i]);
   }
   return left;
-}
-
-absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
-                                 const HeadClassMap* head_classes) {
-  // What is left whole is decoded without the map, which only the prefill worker then has.
-  if (options.full_kv && head_classes == nullptr) return ValidateReuseOptions(options, config);
-  return MakeRecoveryPolicy(options, config, head_classes).status();
 }
 
 }  // namespace spl::engine

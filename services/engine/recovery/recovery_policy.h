@@ -1,4 +1,4 @@
-// A prefill method as a plan for the layer-by-layer executor (DESIGN section 2; algorithms.md 6.2).
+// A prefill method as a plan for the layer-by-layer executor (docs/methods/splice.md).
 //
 // A plan is one or more stages. A stage computes some rows in some layers; between two stages the executor may have
 // scored cached positions, and the policy turns the best of them into the rows of the next stage. Layers only ascend.
@@ -16,7 +16,7 @@
 #include "kernels/selection/select_lines.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
-#include "services/engine/recovery/ranges.h"
+#include "services/engine/model/position_ranges.h"
 
 namespace spl::engine {
 
@@ -31,8 +31,9 @@ struct FfnPlan {
 struct LineTask {
   kernels::LineOptions options;
   std::vector<int32_t> samples;  // rows of the stage that are asked, ascending
-  // Rows that are not asked and tell afterwards what share of their attention the lines have (algorithms.md 5.1:
-  // fidelity); ascending. Empty: it is not measured in this layer, and neither is the share of cells.
+  // Rows that are not asked and tell afterwards what share of their attention the lines have
+  // (docs/methods/loopserve.md: fidelity); ascending. Empty: it is not measured in this layer, and neither is the share
+  // of cells.
   std::vector<int32_t> held_out;
   std::vector<int32_t> kv_heads;  // of the model, ascending, not empty; the others see what `visibility` says
 };
@@ -204,98 +205,5 @@ class RecoveryPolicy {
   const ModelConfig& config_;  // of the model, which outlives its requests
   std::vector<kernels::HeadVisibility> visibility_;
 };
-
-// What a request may set; the defaults are those of algorithms.md section 1 and 7 but where a comment names a result.
-struct ReuseOptions {
-  std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
-  // SparseX.
-  int32_t dense_layers = -1;  // layers before the boundary, where every row is computed; -1: by model and provenance
-  // k as a share of the reused tokens, bounded by the next two; -1: 0.05, in samkv 0.15, which is about what SamKV
-  // computes afresh (docs/results, samkv).
-  double recompute_share = -1;
-  // -1: 64, with isolated segments 256 (docs/results, short prompts), or recompute_max where that is less.
-  int32_t recompute_min = -1;
-  int32_t recompute_max = 4096;
-  // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.
-  int32_t score_pool = 4;
-  int32_t overflow_tokens = 16;  // on each side of fresh text
-  int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that is reused there
-  int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones
-  // The contract of a request: of the reused tokens at most this share is chosen by scores.
-  double max_recompute_fraction = 1;
-  // CacheBlend.
-  double blend_share = 0.16;
-  // EPIC.
-  int32_t epic_tokens = 16;
-  // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio). -1: 0.15,
-  // but 1,024 tokens of the segments together at least (docs/results, short prompts).
-  double budget_ratio = -1;
-  bool fusion = false;  // recomputed K and V are blended with the copies', not written over them
-  // Which kept tokens are computed afresh once tiles are chosen: samkv (all), attended (initial and local ones, and
-  // those that their document attends to most), sparsex (the rows that sparsex would compute, of what is kept) or none.
-  // Empty: none behind choose=recovered, which has computed them before, else samkv.
-  std::string recompute;
-  std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
-  bool personal_bias = true;         // means: documents are asked in the light of each other
-  // recovered: of segments that are in the store and not here, copies in four bits a value are read, where there are
-  // any.
-  bool quantized_copies = true;
-  // What any layer keeps stands together and is a shorter prompt; false: it keeps its positions, with gaps.
-  bool compact = false;
-  // Head classes: redknot, splice, splice+.
-  bool full_kv = false;  // nothing is left out of what is decoded from
-  // Which rows run through feed-forward, see FfnSchedule; -1: as the map says.
-  double ffn_mass = -1;
-  int32_t ffn_dense_layers = -1;
-  int32_t ffn_recent = -1;
-  int32_t ffn_deep_layer = -1;
-  double ffn_deep_mass = -1;
-  double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
-  // splice: rows are chosen by the attention of local heads, too, which see everything where that is measured. False:
-  // by global heads only, as algorithms.md 6.2 has it; four points fewer right answers (docs/results, head classes).
-  bool score_all_heads = true;
-  double restore_share = kRestoreShareMax;  // of the local heads, at most
-  double restore_threshold = 0.15;
-  // Cold spans (docs/cold-prompts.md). loopserve, minference: rows asked in a layer, and for loopserve the share of
-  // their attention that the lines must have and the shortest span that chooses them.
-  int32_t line_samples = 64;
-  double line_alpha = 0.995;
-  int32_t line_min_span = 4096;
-  bool head_classes = false;  // loopserve: local heads keep to sinks and window, and are decoded so
-  // minference: lines of a head.
-  int32_t line_columns = 1000;
-  int32_t line_slashes = 6096;
-  // a-shape, tri-shape.
-  int32_t band_sinks = 128;
-  int32_t band_window = 3968;
-  int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
-};
-
-// The policy and every option: equal texts, equal methods. KV that is not exact is reused by an equal method only.
-std::string MethodOf(const ReuseOptions& options);
-
-// Whether the policy computes, and by default decodes, with head classes.
-bool UsesHeadClasses(const ReuseOptions& options);
-
-// Whether the policy may run a stage whole: the executor then needs room for the rows of a prompt
-// (ExecutorOptions::max_span_rows).
-bool RunsWholeSpans(const ReuseOptions& options);
-
-// InvalidArgument: the field, its value and its range.
-absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);
-
-// Unimplemented for an unknown policy, with the names there are. FailedPrecondition: it needs head classes. `config`
-// and the map outlive the policy.
-absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
-                                                                   const ModelConfig& config,
-                                                                   const HeadClassMap* head_classes = nullptr);
-// The errors of the same for a worker that only decodes what the policy leaves: nothing is reserved for a prompt that a
-// prefill worker of this model would refuse.
-absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
-                                 const HeadClassMap* head_classes = nullptr);
-std::vector<std::string> RecoveryPolicyNames();
-// What "auto" means for a prompt with segments: splice with a map whose quality was measured and is within the
-// contract, else sparsex.
-std::string DefaultReusePolicy(const HeadClassMap* head_classes);
 
 }  // namespace spl::engine

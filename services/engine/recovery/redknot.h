@@ -1,10 +1,11 @@
 // Policy `redknot`: every row behind the exact prefix is computed, but local heads see their sinks and their window,
 // and in the deeper layers only the rows that attention moves most run through feed-forward (RedKnot 3;
-// algorithms.md 2.2). Copies of segments are not used.
+// docs/methods/redknot.md, "What a head sees"). Copies of segments are not used.
 #pragma once
 
 #include "services/engine/recovery/head_class_plan.h"
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/recovery/reuse_options.h"
 
 namespace spl::engine {
 

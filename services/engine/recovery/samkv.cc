@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "services/engine/cache/segment_summary.h"
+#include "services/engine/recovery/reuse_options.h"
 
 namespace spl::engine {
 namespace {

@@ -1,5 +1,5 @@
 // Policy `samkv`: of many documents only the tiles that the question needs are kept, layer by layer (SamKV;
-// algorithms.md section 3). A document is one copied run.
+// docs/methods/samkv.md). A document is one copied run.
 //
 // choose=recovered, ours, the default: the stages of SparseX (sparsex.h) over everything. In the last of them the
 // attention that the question's last tokens pay to the documents is summed over its layers and all heads
@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/recovery/reuse_options.h"
 #include "services/engine/recovery/samkv_choice.h"
 #include "services/engine/recovery/sparsex.h"
 

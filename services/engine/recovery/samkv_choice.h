@@ -1,5 +1,5 @@
 // Which tiles of several documents a question needs, and which of their tokens are computed afresh (SamKV 3.1 to 3.3;
-// algorithms.md section 3). Functions of numbers alone: no pages, no model.
+// docs/methods/samkv.md). Functions of numbers alone: no pages, no model.
 //
 // A document is cut in tiles of 64 tokens, the last one perhaps shorter: the first is its initial tile, the last two
 // are its local ones, what lies between are middle tiles. Initial and local tiles are always kept.
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "services/engine/recovery/ranges.h"
+#include "services/engine/model/position_ranges.h"
 
 namespace spl::engine {
 

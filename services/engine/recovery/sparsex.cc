@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "services/engine/recovery/reuse_options.h"
+
 namespace spl::engine {
 namespace {
 

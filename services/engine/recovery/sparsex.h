@@ -1,6 +1,6 @@
 // Policy `sparsex`: every row in the dense layers before the boundary, there the attention that fresh text pays to each
-// reused token, then only fresh text, the k tokens with the most of it, and the edges (SparseX 4; algorithms.md
-// section 1).
+// reused token, then only fresh text, the k tokens with the most of it, and the edges (SparseX 4;
+// docs/methods/sparsex.md).
 //
 // Of the last dense layer, rows that are not chosen leave K and V and nothing else: what the layer makes of their
 // hidden state is read by nobody. So three stages: all rows up to the keys of that layer; the probes through it, which
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/recovery/reuse_options.h"
 
 namespace spl::engine {
 
@@ -27,7 +28,7 @@ class SparseXPolicy : public RecoveryPolicy {
   // Fresh text, and what of the reused text is computed wherever attention points.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
   // Segments cached in context: a sixth of the layers of a small dense model, an eighth of a large one or one of
-  // experts (algorithms.md section 1: 15–20 % and 10–15 %). Isolated ones: twice that, because what relates them to
+  // experts (docs/methods/sparsex.md: 15–20 % and 10–15 %). Isolated ones: twice that, because what relates them to
   // each other has never been computed, and it takes the layers up to there until attention points at it (docs/results,
   // segments).
   static int32_t DefaultDenseLayers(const ModelConfig& config, bool isolated);

@@ -1,4 +1,4 @@
-// Policies `splice` and `splice+`: SparseX's rows times RedKnot's heads (algorithms.md 6.2). In the dense layers
+// Policies `splice` and `splice+`: SparseX's rows times RedKnot's heads (docs/methods/splice.md). In the dense layers
 // everything is exact; above them the rows that SparseX chooses attend with head classes, and of these the ones that
 // attention moves most run through feed-forward. Scores count all heads, or global ones only (score_all_heads).
 //
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "services/engine/recovery/head_class_plan.h"
+#include "services/engine/recovery/reuse_options.h"
 #include "services/engine/recovery/sparsex.h"
 
 namespace spl::engine {

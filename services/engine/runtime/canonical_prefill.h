@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/engine/cache/segment_index.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 #include "services/engine/model/prefill_cost.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/canonical_queue.h"

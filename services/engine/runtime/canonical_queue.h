@@ -1,6 +1,6 @@
 // Segments that requests named and that have no source: text that first appeared behind a copy, whose KV there was
-// recovered and so may not be kept (algorithms.md 6.3, P3 and P6). An engine with nothing else to do computes them by
-// themselves.
+// recovered and so may not be kept (docs/methods/provenance.md, P3 and P6). An engine with nothing else to do computes
+// them by themselves.
 #pragma once
 
 #include <cstdint>

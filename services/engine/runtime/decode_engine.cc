@@ -5,6 +5,7 @@
 #include "services/base/check.h"
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/selection/dense.h"

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/sequence_kv.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/parked_pages.h"

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 
 namespace spl::engine {
 namespace {

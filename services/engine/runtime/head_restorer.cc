@@ -10,7 +10,8 @@
 namespace spl::engine {
 namespace {
 
-constexpr double kOfflineMargin = 1.25;  // over what profiling saw, as during prefill (algorithms.md 2.6)
+constexpr double kOfflineMargin =
+    1.25;  // over what profiling saw, as during prefill (docs/methods/redknot.md, "Restore")
 
 }  // namespace
 

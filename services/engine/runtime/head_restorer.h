@@ -1,6 +1,6 @@
-// Restoring local heads while a sequence is decoded (algorithms.md 2.6, 6.4): now and then a step asks how much the
-// heads certainly miss; whoever misses too much gets its dropped KV from the prefill worker, which keeps it under a
-// lease, and sees everything from then on.
+// Restoring local heads while a sequence is decoded (docs/methods/redknot.md and docs/methods/splice.md): now and then
+// a step asks how much the heads certainly miss; whoever misses too much gets its dropped KV from the prefill worker,
+// which keeps it under a lease, and sees everything from then on.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "services/engine/cache/key_summary.h"
 #include "services/engine/cache/sequence_kv.h"
-#include "services/engine/model/executor.h"
-#include "services/engine/recovery/key_summary.h"
+#include "services/engine/execution/executor.h"
 #include "services/engine/selection/token_selector.h"
 
 namespace spl::engine {

@@ -4,6 +4,9 @@
 #include <cmath>
 
 #include "services/base/status.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
+#include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
 

@@ -11,7 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
+#include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/sampler.h"
 

@@ -10,7 +10,9 @@
 #include "services/base/status.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_summary.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/exact.h"
+#include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/local_generator.h"
 
 namespace spl::engine {
@@ -30,7 +32,8 @@ constexpr std::chrono::seconds kMaxPublishDelay{10};
 constexpr std::chrono::milliseconds kIdleWait{100};
 constexpr int32_t kWarmUpTokens = 192;
 constexpr double kSmoothing = 0.2;
-// A shorter copy costs more than it saves: its edges are computed afresh anyway (algorithms.md 6.4: two blocks).
+// A shorter copy costs more than it saves: its edges are computed afresh anyway (docs/methods/splice.md, "Who goes with
+// whom": two blocks).
 constexpr int32_t kSegmentTokensMin = 32;
 
 std::span<const int32_t> TextOf(std::span<const int32_t> tokens, const PositionRange& range) {
@@ -573,7 +576,8 @@ std::vector<std::shared_ptr<PrefillEngine::Job>> PrefillEngine::ChooseBatch() {
 }
 
 // What of the prompt's segments, and of its other text where the request says so, has KV in the local pages. The prefix
-// is exact and wins; what is left of a segment behind it must be worth a copy (algorithms.md 6.4).
+// is exact and wins; what is left of a segment behind it must be worth a copy (docs/methods/splice.md, "Who goes with
+// whom").
 std::vector<SegmentHit> PrefillEngine::FindSegments(const Job& job) {
   if (!job.policy->reuses_segments()) return {};
   const PrefillRequest& request = job.request;
@@ -784,7 +788,7 @@ void PrefillEngine::KeepLocalSummary(const Job& job, const PositionRange& segmen
 }
 
 // Offers what is exact to later requests: the prompt from its start, and its segments wherever they stand. KV behind
-// the first copy is approximate and stays private (algorithms.md 6.3).
+// the first copy is approximate and stays private (docs/methods/provenance.md).
 void PrefillEngine::Index(const Job& job) {
   const SequenceKv& kv = *job.kv;
   const std::span<const int32_t> tokens = job.request.tokens;

@@ -7,6 +7,7 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/exact.h"
 
 namespace spl::engine {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/sequence_kv.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 #include "services/engine/selection/kept_positions.h"
 #include "services/engine/selection/prompt_selector.h"
 

@@ -10,7 +10,7 @@
 namespace spl::engine {
 namespace {
 
-constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (algorithms.md 2.6)
+constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (docs/methods/redknot.md, "Restore")
 
 // How much of what a copy has seen may be other text than stands in front of it here, at the far end: the beginning of
 // the instructions, say.

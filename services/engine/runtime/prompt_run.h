@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/segment_source.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 #include "services/engine/recovery/recovery_policy.h"
 
 namespace spl::engine {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/thread_pool.h"
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/sampler.h"
 
 namespace spl::engine {
@@ -15,9 +15,9 @@ namespace spl::engine {
 // One thread at a time.
 class RowSampler {
  public:
-  // samplers[i] draws from row i; null: nothing is drawn, and the token is 0. Plainly greedy rows are chosen on the device; only where there are others do logits
-  // come to the host, where these rows are sampled at the same time, each on a thread. Whoever chooses, the tokens are
-  // the same.
+  // samplers[i] draws from row i; null: nothing is drawn, and the token is 0. Plainly greedy rows are chosen on the
+  // device; only where there are others do logits come to the host, where these rows are sampled at the same time, each
+  // on a thread. Whoever chooses, the tokens are the same.
   absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers);
 
  private:

@@ -8,8 +8,8 @@
 
 namespace spl::engine {
 
-// Choices are made by the heads that see everything, in the layers from the plan's first one on (algorithms.md 6.4);
-// everything else is as without choices.
+// Choices are made by the heads that see everything, in the layers from the plan's first one on
+// (docs/methods/splice.md, "Who goes with whom"); everything else is as without choices.
 class ChoosingSelector : public TokenSelector {
  public:
   // `classes` null: every head sees everything.

@@ -12,7 +12,8 @@ namespace spl::engine {
 struct DecodeOptions {
   std::string selector;  // "" and "auto": the best that this build has for the sequence
   // Tokens that a head attends to in a step; -1: 2,048 (sparcas, quest, snapkv), 1,024 (loopserve, streaming, adakv,
-  // h2o). algorithms.md sections 4, 5.2 and 7. snapkv, adakv, h2o: of the prompt; what is generated comes on top.
+  // h2o). docs/methods/sparcas.md and docs/methods/loopserve.md and docs/methods/baselines.md. snapkv, adakv, h2o: of
+  // the prompt; what is generated comes on top.
   int32_t budget = -1;
   int32_t dense_layers = 2;  // first layers that attend to everything
   int32_t recent = -1;       // last tokens that are always attended; -1: 64 (sparcas), 16 (quest, loopserve)

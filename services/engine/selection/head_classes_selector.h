@@ -1,5 +1,5 @@
 // Selector `head_classes`: the query of a local head sees its sinks and its window, that of a global or restored one
-// everything (RedKnot 3.2, SegPagedAttention; algorithms.md 2.3).
+// everything (RedKnot 3.2, SegPagedAttention; docs/methods/redknot.md, "SegPaged attention").
 #pragma once
 
 #include <memory>

@@ -8,17 +8,6 @@
 #include "services/engine/selection/prompt_selector.h"
 
 namespace spl::engine {
-namespace {
-
-// Null: everything that is kept.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeInner(DecodeOptions options, const ModelConfig& config) {
-  if (options.selector.empty() || options.selector == "auto") options.selector = "dense";
-  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
-  if (inner->name() == "dense") inner.reset();
-  return inner;
-}
-
-}  // namespace
 
 KeptTokensSelector::KeptTokensSelector(const ModelConfig& config, std::shared_ptr<const KeptTokens> kept,
                                        std::unique_ptr<TokenSelector> inner)
@@ -74,25 +63,6 @@ KeptPositions KeptTokensSelector::lists() const {
     lists.insert(lists.end(), static_cast<size_t>(num_kv_heads_), list);
   }
   return lists;
-}
-
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,
-                                                               const Model& model) {
-  if (kv.kept() == nullptr) return MakeTokenSelector(options, model.config(), kv.classes());
-  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, model.config()));
-  return std::make_unique<KeptTokensSelector>(model.config(), kv.kept(), std::move(inner));
-}
-
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorBehind(std::string_view policy, int64_t num_tokens,
-                                                                  const DecodeOptions& options, const Model& model,
-                                                                  std::shared_ptr<const StreamClasses> classes) {
-  const ModelConfig& config = model.config();
-  if (policy != "samkv") return MakeTokenSelector(options, config, std::move(classes));
-  const PositionRange everything{0, static_cast<int32_t>(num_tokens)};
-  SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, config));
-  KeptTokens kept{everything.end, std::vector<PositionRanges>(static_cast<size_t>(config.num_layers), {everything})};
-  return std::make_unique<KeptTokensSelector>(config, std::make_shared<const KeptTokens>(std::move(kept)),
-                                              std::move(inner));
 }
 
 }  // namespace spl::engine

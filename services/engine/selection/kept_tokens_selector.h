@@ -1,5 +1,5 @@
 // Selector `kept_tokens`: behind a prompt of which tokens were left out, a query of each layer sees what that layer
-// keeps, and everything behind the prompt (SamKV; algorithms.md section 3, "custom heads" of section 8), or what
+// keeps, and everything behind the prompt (SamKV; docs/methods/samkv.md), or what
 // another selector chooses of it. The lists lie in the sequence's compact pages, on the device (BeginLists,
 // kernels/selection/candidates.h); a step only says where they end.
 //
@@ -51,15 +51,5 @@ class KeptTokensSelector final : public TokenSelector {
   int64_t kv_len_;               // of the step
   std::vector<kernels::LayerSelection> layers_;
 };
-
-// MakeTokenSelector for a sequence, which may have left out tokens.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,
-                                                               const Model& model);
-// The same before there is a sequence, for a prompt of `num_tokens` tokens and a request with this reuse policy: what a
-// sequence keeps beside its KV with this selector (CompactNeedsOf) is the most that one will need, whatever the policy
-// leaves out. REQUIRES: the policy serves the model (CheckRecoveryPolicy).
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorBehind(std::string_view policy, int64_t num_tokens,
-                                                                  const DecodeOptions& options, const Model& model,
-                                                                  std::shared_ptr<const StreamClasses> classes);
 
 }  // namespace spl::engine

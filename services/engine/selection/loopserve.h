@@ -1,6 +1,6 @@
 // Selector `loopserve`: the first tokens of an answer attend to everything; then, every `window` tokens, each head
 // keeps what the last `window` queries attended to most, and what is generated until the next choice (LoopServe 3.3;
-// algorithms.md section 5.2).
+// docs/methods/loopserve.md).
 #pragma once
 
 #include "services/engine/selection/choosing_selector.h"

@@ -1,6 +1,6 @@
 // What selectors that choose once share: before the first step, by what rows of the prompt attend to, each head keeps
-// positions of the prompt; what is generated joins (SnapKV, AdaKV, H2O; algorithms.md section 7). The rows are run once
-// more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
+// positions of the prompt; what is generated joins (SnapKV, AdaKV, H2O; docs/methods/baselines.md). The rows are run
+// once more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
 #pragma once
 
 #include <span>

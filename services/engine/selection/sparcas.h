@@ -1,5 +1,5 @@
 // Selector `sparcas`: every key is scored by the few dimensions in which the query is largest, and the best tokens get
-// exact attention (SparCas 3; algorithms.md section 4).
+// exact attention (SparCas 3; docs/methods/sparcas.md).
 #pragma once
 
 #include "services/engine/selection/choosing_selector.h"

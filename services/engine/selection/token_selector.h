@@ -1,4 +1,4 @@
-// A decode method: which resident tokens a query attends to (DESIGN section 2).
+// A decode method: which resident tokens a query attends to.
 #pragma once
 
 #include <algorithm>
@@ -93,15 +93,6 @@ class TokenSelector {
   // What the layers do in this step; empty: nothing is chosen in any. [num_layers]
   virtual std::span<const kernels::LayerSelection> layers() const { return {}; }
 };
-
-// By name; "" and "auto" choose the best selector that this build has for a sequence with these head classes, or null:
-// with none. Options that leave no layer to choose in (decode_dense_layers) choose `dense` or `head_classes`, too: that
-// is what is decoded, and what receipts say. Unimplemented for an unknown one. InvalidArgument: one that needs what a
-// sequence with head classes does not keep, classes that there are not, or options out of range.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& options,
-                                                                 const ModelConfig& config,
-                                                                 std::shared_ptr<const StreamClasses> classes);
-std::vector<std::string> TokenSelectorNames();
 
 // What a sequence with this selector keeps beside its KV when decoding begins behind `num_tokens` positions; nothing:
 // std::nullopt.

@@ -160,7 +160,7 @@ TEST_P(LineAttention, StandsBesideOtherRulesAndTakesLastRows) {
       std::all_of(last.out.begin(), last.out.begin() + static_cast<int64_t>(first), [](float x) { return x == -7; }));
 }
 
-// Tri-shape (algorithms.md 7): a band, then the last rows again over everything.
+// Tri-shape (docs/methods/baselines.md): a band, then the last rows again over everything.
 TEST_P(LineAttention, TriShapeIsTwoCalls) {
   Random random(24);
   TestContext t(GetParam(), 2);

@@ -109,7 +109,7 @@ struct Problem {
 
 class AlignCopy : public ::testing::TestWithParam<CpuIsa> {};
 
-// Oracle (a) of algorithms.md section 1.
+// docs/methods/sparsex.md, Guarantees: with no distance a copy is the same bytes, else the rotation in double.
 TEST_P(AlignCopy, EqualsTheRotationInDouble) {
   Random random(81);
   TestContext t(GetParam(), 3);

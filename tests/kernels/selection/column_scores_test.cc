@@ -68,7 +68,7 @@ struct Problem {
 
 class ColumnScores : public ::testing::TestWithParam<CpuIsa> {};
 
-// Oracle (g) of algorithms.md section 1: against double, and the sum over all columns.
+// Against double, and the sum over all columns.
 TEST_P(ColumnScores, EqualsReferenceAndSumsToRowsTimesHeads) {
   Random random(91);
   TestContext t(GetParam(), 3);

@@ -1,5 +1,5 @@
-// Oracles of LoopServe's line selection (algorithms.md 5.1): the certified bound against the true mass in double, the
-// greedy against the optimum of small problems, tiles against a bitmap, the weights against double loops.
+// Oracles of LoopServe's line selection (docs/methods/loopserve.md): the certified bound against the true mass in
+// double, the greedy against the optimum of small problems, tiles against a bitmap, the weights against double loops.
 #include "kernels/selection/line_select.h"
 
 #include <bit>

@@ -1,4 +1,4 @@
-// SelectTokens on the host, and the oracles of algorithms.md section 4 that need no device.
+// SelectTokens on the host, and the oracles of docs/methods/sparcas.md that need no device.
 #include "kernels/selection/select_tokens.h"
 
 #include <gmock/gmock.h>

@@ -36,7 +36,7 @@ TEST(TopK, TiesGoToTheLowerIndexAndNanIsLast) {
   }
 }
 
-// Oracle (f) of algorithms.md section 1.
+// docs/methods/sparsex.md, Guarantees: the chosen are nested in k.
 TEST(TopK, SmallerChoicesAreInLargerOnes) {
   Random random(96);
   std::vector<float> scores(500);

@@ -32,7 +32,8 @@ class ColdEngineTest : public EnginesTest {
   }
 };
 
-// algorithms.md 6.3, P1 to P3: neither the prefix index, nor the segment index, nor the store ever has any of it.
+// docs/methods/provenance.md, P1 to P3: neither the prefix index, nor the segment index, nor the store ever has any of
+// it.
 TEST_F(ColdEngineTest, ApproximateKvStaysWithItsRequest) {
   PrefillEngineOptions options;
   options.canonical_prefill = false;  // which would compute the segments by themselves

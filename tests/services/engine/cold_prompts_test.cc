@@ -1,5 +1,5 @@
-// Methods for cold spans: the limits of algorithms.md 5.1 and 7 on whole models, on the CPU and, where there is one, a
-// GPU. Models are small and random: what counts is that two ways to a result agree.
+// Methods for cold spans: the limits of docs/methods/loopserve.md and docs/methods/baselines.md on whole models, on the
+// CPU and, where there is one, a GPU. Models are small and random: what counts is that two ways to a result agree.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,8 @@
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
-#include "services/engine/model/line_attention.h"
+#include "services/engine/execution/line_attention.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/line_policy.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"

@@ -1,7 +1,9 @@
 // Comparing steps that choose tokens with the same steps over everything.
 #include <numeric>
 
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/seeded_random.h"

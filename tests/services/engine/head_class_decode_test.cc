@@ -1,5 +1,6 @@
 // Decoding with head classes: the same tokens and probabilities whether a sequence keeps everything or only what its
 // heads see, alone or beside sequences of other classes, and the plans that a device is told.
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/selection/head_classes_selector.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/fake_device_backend.h"

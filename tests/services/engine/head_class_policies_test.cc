@@ -1,4 +1,4 @@
-// Prefill with head classes: the oracles of algorithms.md 2.2, 2.4 and 2.6 and the limits of 6.2 on whole models, on
+// Prefill with head classes: the guarantees of docs/methods/redknot.md and docs/methods/splice.md on whole models, on
 // the CPU and, where there is one, a GPU. Models are small and random: what counts is that two ways to a result agree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include "kernels/common/backend.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/edge_restore.h"
 #include "services/engine/recovery/ffn_rows.h"
 #include "services/engine/runtime/prompt_run.h"

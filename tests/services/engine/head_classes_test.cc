@@ -41,7 +41,8 @@ TEST(HeadClassMap, SaysWhatEveryHeadSeesAndKeeps) {
   EXPECT_EQ(map->kept_share(10), (10 + 10 + 10 + 5) / 40.0) << "never more than there is";
 }
 
-// algorithms.md 2.5: the ratio of bytes of the presets is 1 / (share + (1 - share) (window + sinks) / tokens).
+// docs/methods/redknot.md, "What is sent": the ratio of bytes of the presets is 1 / (share + (1 - share) (window +
+// sinks) / tokens).
 TEST(HeadClassMap, KeptShareIsTheFormulaOfThePaper) {
   HeadProfile profile;
   profile.num_tokens = 1;

@@ -8,6 +8,7 @@
 
 #include "kernels/common/backend.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "tests/support/paths.h"
 
 namespace spl::engine {

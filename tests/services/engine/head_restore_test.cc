@@ -6,6 +6,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/head_restorer.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/restored_reference.h"

@@ -1,5 +1,5 @@
 // A model split over ranks against the same model on one: weights, pages, logits, passes that are cancelled or fail.
-#include "services/engine/model/parallel_executor.h"
+#include "services/engine/execution/parallel_executor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

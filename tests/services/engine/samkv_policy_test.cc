@@ -1,4 +1,4 @@
-// Policy samkv on whole models: the oracles of algorithms.md section 3, on the CPU, against the reference backend and,
+// Policy samkv on whole models: the oracles of docs/methods/samkv.md, on the CPU, against the reference backend and,
 // where there is one, on a GPU. Models are small and random; what counts is that two ways to a result agree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +16,8 @@
 #include "kernels/kv_copy/fuse_rows.h"
 #include "services/engine/cache/segment_summary.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/samkv_choice.h"
 #include "services/engine/runtime/prompt_replay.h"

@@ -1,4 +1,4 @@
-// Reuse of segments: the oracles of algorithms.md section 1 on whole models, on the CPU and, where there is one, a GPU.
+// Reuse of segments: the oracles of docs/methods/sparsex.md on whole models, on the CPU and, where there is one, a GPU.
 // Models are small and random; what they say does not matter, only that two ways to it agree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "kernels/common/tolerance.h"
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"
@@ -178,7 +179,7 @@ class SegmentsTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<ParallelExecutor> executor_;
 };
 
-// Oracle (b): K of layer 0 depends on the token and its position alone.
+// K of layer 0 depends on the token and its position alone.
 TEST_P(SegmentsTest, AlignedKeysOfLayerZeroAreThoseOfAFreshPrefill) {
   std::mt19937 random = SeededRandom("layer zero");
   for (const char* scaling : {"", kLlama3Scaling, kYarnScaling}) {
@@ -216,7 +217,8 @@ TEST_P(SegmentsTest, AlignedKeysOfLayerZeroAreThoseOfAFreshPrefill) {
   }
 }
 
-// Oracles (c) and (h), over hundreds of layouts, with every boundary and slices smaller than the prompt.
+// Everything recomputed is the full prefill, over hundreds of layouts, with every boundary and slices smaller than the
+// prompt.
 TEST_P(SegmentsTest, RecomputingEverythingIsExact) {
   std::mt19937 random = SeededRandom("everything");
   const int rounds = GetParam() == "cpu" ? 240 : 80;
@@ -265,7 +267,7 @@ TEST_P(SegmentsTest, EveryPolicyFinishesEveryLayout) {
   }
 }
 
-// Oracle (d).
+// Without a hit everything is the exact path.
 TEST_P(SegmentsTest, WithoutHitsEveryPolicyIsExact) {
   std::mt19937 random = SeededRandom("no hits");
   const Tokens prompt = RandomTokens(random, 413);
@@ -278,7 +280,7 @@ TEST_P(SegmentsTest, WithoutHitsEveryPolicyIsExact) {
   }
 }
 
-// Oracle (e): in its own context and place a copy is what would have been computed, so nothing depends on k.
+// In its own context and place a copy is what would have been computed, so nothing depends on k.
 TEST_P(SegmentsTest, ASegmentInItsOwnContextIsExact) {
   std::mt19937 random = SeededRandom("own context");
   const Tokens prompt = RandomTokens(random, 700);
@@ -507,7 +509,7 @@ TEST(SparseXPolicyTest, IsolatedSegmentsGetMoreDenseLayers) {
   EXPECT_EQ(dense_layers(true, 3), 3) << "what the request says counts";
 }
 
-// Oracle (f): a larger k only adds rows.
+// A larger k only adds rows.
 TEST(SparseXPolicyTest, MoreSelectedTokensOnlyAddRows) {
   const ModelConfig config = SmallConfig();
   const ReuseLayout layout{500, 0, {{10, 480}}, {false}};

@@ -23,7 +23,7 @@ class HeadClassWorkersTest : public WorkersTest {
   std::shared_ptr<const engine::StreamClasses> Classes() const {
     return engine::ServedClasses(*model_->head_classes());
   }
-  // algorithms.md 2.5, head by head and rounded to pages.
+  // docs/methods/redknot.md, "What is sent", head by head and rounded to pages.
   int64_t KeptPages(int64_t num_tokens) const {
     int64_t pages = 0;
     for (int32_t layer = 0; layer < 12; ++layer) {

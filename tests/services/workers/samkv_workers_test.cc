@@ -1,5 +1,7 @@
 // Requests with samkv through a prefill and a decode worker: tokens are those of one process, and the decode worker
 // keeps what the layers keep.
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/workers/workers_fixture.h"

@@ -7,6 +7,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/selection/token_selector.h"
 #include "services/router/request.h"

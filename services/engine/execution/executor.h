@@ -1,0 +1,365 @@
+// Runs one rank's part of a model's layers over rows of one or more sequences, one layer after the other. Written once
+// against kernels::Backend; knows no method: what a row attends to comes from policies and selectors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/cache/align_plan.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/execution/decode_row.h"
+#include "services/engine/execution/grow_buffer.h"
+#include "services/engine/execution/line_attention.h"
+#include "services/engine/execution/token_choices.h"
+#include "services/engine/model/model.h"
+#include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/selection/token_selector.h"
+
+namespace spl::engine {
+
+struct ExecutorOptions {
+  int32_t num_threads = 0;     // 0: one per core
+  int32_t max_rows = 512;      // of one forward pass; workspace grows linearly with it
+  int32_t max_sequences = 64;  // of one forward pass
+  // Of a pass that holds a whole span (PassLayers::whole); its products still run over max_rows rows at a time, and
+  // what it needs is allocated when it first runs. 0: max_rows.
+  int32_t max_span_rows = 0;
+
+  int32_t span_rows() const { return max_span_rows > max_rows ? max_span_rows : max_rows; }
+  kernels::CpuIsa isa = kernels::DetectCpuIsa();
+};
+
+// Hidden states of rows between two passes that share the layers, f32 [num_rows, hidden_size] in device memory: row r
+// is position first_position + r.
+struct HiddenStates {
+  std::unique_ptr<kernels::Buffer> memory;
+  int32_t first_position = 0;
+};
+
+// Scores that a pass adds to device memory, see ScoreRequest.
+struct ScoreTask {
+  ScoreKind kind = ScoreKind::kNone;
+  int32_t layer = 0;
+  // kColumnMass, of every KV head of the rank by itself, in all layers from `layer` on: scores [num_layers, the rank's
+  // KV heads, candidates]; kv_heads is not looked at.
+  bool every_head = false;
+  bool all_layers = false;          // kColumnMass: in all layers from `layer` on
+  std::span<const int32_t> probes;  // rows of the slice, ascending
+  // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
+  // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.
+  std::span<const PositionRange> candidates;
+  std::span<const int32_t> kv_heads;  // kColumnMass: of the model, ascending; empty: all
+  float* scores = nullptr;
+};
+
+// Sums of the rotated queries of some rows, which a pass adds to host memory in every layer that it runs, and of the
+// attention that these rows pay.
+struct QueryTask {
+  struct Group {
+    int32_t begin = 0, end = 0;  // rows of the slice
+    double* sums = nullptr;      // [num_layers, num_qo_heads * head_dim] of the model; a rank adds to its own heads'
+    // Positions in front of the rows, which see all of them; none: their attention is not asked for. What they get in
+    // every layer whose attention runs is added to the rank's scores[rank], [attention_to.size()], device memory.
+    PositionRange attention_to;
+    std::span<float* const> scores;
+  };
+  std::span<const Group> groups;
+};
+
+// What one rank did for a prompt with head classes, over all of its passes.
+struct HeadClassReport {
+  int32_t restore_left = 0;        // heads that may still be restored
+  std::vector<int32_t> restored;   // layer * the model's num_kv_heads + head
+  int64_t rows = 0, ffn_rows = 0;  // rows times layers; of these, what ran through feed-forward
+};
+
+// Some rows of one prompt, whose pages are reserved.
+struct PrefillSlice {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
+  const SequenceKv* kv = nullptr;
+  RecoveryPolicy* policy = nullptr;
+  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. Given to
+  // a ParallelExecutor, hidden[r] and score[r] are rank r's: what an Executor is given are its own.
+  HiddenStates* hidden = nullptr;
+  const ScoreTask* score = nullptr;    // null: none
+  const QueryTask* queries = nullptr;  // null: none; the same for all ranks
+  // What rows at these positions write is blended with the K and V that are in its place (kernels/kv_copy/fuse_rows.h);
+  // ascending.
+  std::span<const PositionRange> fuse;
+  // As `hidden`: one for each rank. Null where no plan has anything to report.
+  HeadClassReport* report = nullptr;
+  // As `hidden`: what choosing lines came to. Of a pass that is whole.
+  LineReport* lines = nullptr;
+  // The slice's last rows that tell which heads are restored (edge_restore.h); 0: none are. Only in a pass of one
+  // slice.
+  int32_t num_probes = 0;
+};
+
+// Which part of the model a pass runs.
+struct PassLayers {
+  LayerRange layers;
+  bool keys_only_last = false;  // of the last of them only K and V
+  bool keep_hidden = false;     // writes the slices' hidden states, of which every one has room
+  // The last of them ends with attention and its scores: nobody reads what would come out behind.
+  bool attention_only_last = false;
+  // One layer of one slice that may have span_rows() rows (PrefillStage::whole). Logits are then to be had of the last
+  // rows only, at most max_rows.
+  bool whole = false;
+  bool operator==(const PassLayers&) const = default;
+};
+
+// What a layer does with the rows of one slice; its tables have an entry for each KV head of the model.
+using PlanSlice = std::function<LayerPlan(size_t slice, int32_t layer)>;
+
+// The attention of one layer of an observed pass, on the host; valid during the call. What a row's log-sum-exp over
+// some keys is below that over all of them is the mass of the others: 1 - exp(lse_other - lse).
+struct AttentionObservation {
+  int32_t layer = 0;
+  std::span<const float> out;        // [rows, num_qo_heads, head_dim]
+  std::span<const float> lse;        // [rows, num_qo_heads], over all that the model lets a row see
+  std::span<const float> lse_other;  // the same over what the other visibility lets it see
+};
+using OnAttention = std::function<void(const AttentionObservation&)>;
+
+// Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
+// Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
+// Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
+// each other in every layer (parallel_executor.h is what engines use).
+class Executor {
+ public:
+  // `pool` is the rank's part of the pages. `communicator`, of a model on several ranks, is taken over.
+  static absl::StatusOr<std::unique_ptr<Executor>> Create(
+      std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options, int rank = 0,
+      std::unique_ptr<kernels::Communicator> communicator = nullptr);
+
+  // Called when K and V of the pass's rows are final in the pages of `layer`, before the layer's attention runs. False
+  // ends the pass early with Cancelled.
+  using OnLayer = std::function<bool(int32_t layer)>;
+
+  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens, or a whole one more
+  // than span_rows().
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
+  // The same with plans from elsewhere than the slices' policies.
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
+                       const OnLayer& on_layer);
+  // A pass of one slice through all layers, with the model's own attention, which is shown layer by layer, beside what
+  // it would be if every head saw `other` (profiling). Costs a second attention and a copy to the host in each layer.
+  absl::Status PrefillObserved(const PrefillSlice& slice, const kernels::HeadVisibility& other,
+                               const OnAttention& observe);
+  // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
+  absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
+  // The indices of the k largest scores, ascending (kernels/selection/top_k.h), each the best of its neighbours within
+  // pool_radius (kernels/selection/pool_scores.h).
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
+                                                 int64_t k);
+  // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).
+  absl::Status AlignCopy(const AlignPlan& plan);
+  // One step, with the logits of every row. The selectors' BeginStep was called for it, and those that choose tokens in
+  // it share a step (ScoringPlan::SharesStep).
+  absl::Status Decode(std::span<const DecodeRow> rows);
+
+  // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice). FailedPrecondition:
+  // of a whole span, a row whose hidden state is gone.
+  absl::Status ComputeLogits(std::span<const int32_t> rows);
+  // What was computed last, [rows, the rank's vocab().size()], where the host may change it; valid until the next call
+  // of the executor.
+  absl::StatusOr<std::span<float>> Logits();
+  // Of the rank's logits the most likely token of each row, ties to the lower id. Valid until the next call.
+  absl::StatusOr<std::span<const int32_t>> Argmax();
+  // The same with their logits, by which ranks compare them.
+  struct Best {
+    std::span<const int32_t> tokens;  // counted from the rank's vocab().begin
+    std::span<const float> logits;
+  };
+  absl::StatusOr<Best> ArgmaxWithLogits();
+
+  // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
+  std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
+
+  const Model& model() const { return *whole_; }
+  int32_t num_logit_rows() const { return static_cast<int32_t>(num_logit_rows_); }
+  int32_t max_rows() const { return options_.max_rows; }
+  const kernels::KernelContext& context() const { return session_->context(); }
+
+ private:
+  Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
+           int rank, std::unique_ptr<kernels::Communicator> communicator);
+  absl::Status AllocateWorkspace();
+  // Checks the pass against the limits and puts it where the device reads it.
+  absl::Status Stage(bool staged_plans = false);
+  absl::Status StageBatch(bool staged_plans = false);
+  // A pass of one layer over a span of any length; executor_span.cc.
+  struct SpanPass {
+    const PrefillSlice& slice;
+    LayerPlan plan;
+    int32_t layer = 0;
+    bool last_layer = false;
+  };
+  absl::Status PrefillSpan(const PrefillSlice& slice, const PassLayers& pass, const PlanSlice& plan,
+                           const OnLayer& on_layer);
+  absl::Status RunSpan(const SpanPass& pass, const OnLayer& on_layer);
+  absl::Status SpanKeys(const SpanPass& pass, int32_t begin, int32_t end);
+  absl::Status SpanAttention(const SpanPass& pass);
+  absl::Status SpanFeedForward(const SpanPass& pass, int32_t begin, int32_t end);
+  absl::StatusOr<LineFidelity> SpanFidelity(const SpanPass& pass, const kernels::PrefillAttentionArgs& seen);
+  absl::Status StageSpan(const SpanPass& pass, int32_t begin, int32_t end, int64_t kv_len);
+  absl::Status AllocateSpan(int64_t num_rows, bool wants_lse);
+  // What a pass does, whoever asks for it.
+  struct LayerHooks {
+    std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
+    std::function<absl::Status(int32_t layer)> after_kv;   // the rows' K and V are written; may be null
+    OnLayer on_layer;                                      // may be null
+    bool keys_only_last = false;
+    bool attention_only_last = false;
+    std::function<absl::Status(int32_t layer)> attend;
+    // Chooses the rows that run through feed-forward (ffn_rows_). False, or null: all do.
+    std::function<absl::StatusOr<bool>(int32_t layer)> choose_ffn_rows;
+  };
+  absl::Status Embed();
+  absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
+  absl::Status LoadHidden(std::span<const PrefillSlice> slices);
+  absl::Status AddDelta(int32_t next_layer);
+  absl::Status KeepHidden(std::span<const PrefillSlice> slices);
+  absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status AddQueries(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step);
+  // Of a sequence of the pass whose attention has run, without what is scored.
+  kernels::ColumnScoresArgs ColumnArgs(size_t sequence, int32_t layer) const;
+  absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
+  absl::Status ScoreGroups(std::span<const PrefillSlice> slices, int32_t layer);
+  kernels::RopeSequence RopeRows(size_t sequence) const;
+  void ViewPageTables(int32_t layer);
+  absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
+  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+    return GrowBuffer(model_->backend(), *session_, buffer, bytes);
+  }
+  absl::Status RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen);
+  absl::Status OpenLastRows(const kernels::PrefillAttentionArgs& seen);
+  absl::StatusOr<std::vector<float>> ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes);
+  absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
+  absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
+  absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
+  void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status MeasureEverything(std::span<const DecodeRow> rows, int32_t layer);
+  absl::Status MeasureKept(std::span<const DecodeRow> rows, int32_t layer);
+  float& MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const;
+  void AddPlans();
+  absl::Status ReserveLogits(int64_t num_rows);
+  absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
+  absl::Status WriteKv(int32_t layer);
+  absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
+  // f32 [num_rows, hidden_size] of all ranks, added up; nothing with one.
+  absl::Status Reduce(float* partial, int64_t num_rows);
+  // Feed-forward of `x` [num_rows, hidden_size], whatever kind the layer has, summed over the ranks.
+  absl::Status RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  absl::Status RunSparseFeedForward(const LayerWeights& weights);
+  absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  absl::Status RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  absl::Status AllocateExpertWorkspace();
+  absl::Status Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight);
+  absl::Status Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
+                         int64_t num_rows);
+  absl::Status GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out);
+  kernels::ConstActivations query() const {
+    return ws_.q ? Act(ws_.q) : kernels::Activations(ws_.qkv->data(), kernels::DType::kF32);
+  }
+  int64_t query_stride() const {
+    const ModelConfig& c = model_->config();
+    return ws_.q ? c.q_size() : c.q_size() + 2ll * c.kv_size();
+  }
+  kernels::Activations Act(const std::unique_ptr<kernels::Buffer>& buffer) const {
+    return {buffer->data(), activation_dtype_};
+  }
+  kernels::AttentionShape attention_shape() const;
+
+  // A sequence's rows in the current pass.
+  struct RowSpan {
+    int32_t begin = 0, end = 0;
+    int64_t kv_len = 0;  // once the pass has written its rows
+    const SequenceKv* kv = nullptr;
+    TokenSelector* selector = nullptr;  // of a decode step
+  };
+
+  const std::shared_ptr<const Model> whole_;
+  const ModelShard* const model_;  // of this rank
+  const int rank_;
+  const kernels::KvPoolView pool_;
+  const ExecutorOptions options_;
+  kernels::DType activation_dtype_ = kernels::DType::kF32;
+  std::unique_ptr<kernels::Communicator> communicator_;  // null with one rank; outlives what the session recorded
+  std::unique_ptr<kernels::Session> session_;
+
+  int32_t num_rows_ = 0;
+  int32_t first_row_ = 0;  // of the pass, that the workspace still has; num_rows_ of them
+  int64_t num_logit_rows_ = 0;
+  std::vector<RowSpan> spans_;
+  std::vector<int32_t> tokens_, positions_;
+  // Scratch of WriteKv and attention, rebuilt per layer without allocating once warm.
+  std::vector<std::span<const int32_t>> table_views_;
+  std::vector<kernels::RopeSequence> rope_sequences_;
+  std::vector<kernels::HeadStreamView> stream_views_;
+  std::vector<kernels::PrefillSequence> prefill_sequences_;
+  std::vector<kernels::BatchSequence> batch_sequences_;
+  std::vector<kernels::HeadVisibility> plans_;  // of the sequences whose plan the session lacks
+  std::vector<int32_t> row_ids_;
+  std::vector<LayerPlan> layer_plans_;  // of the layer that runs, by slice
+  std::vector<int32_t> ffn_rows_;
+  std::vector<int32_t> score_heads_;
+  struct Observer {
+    kernels::HeadVisibility other;
+    const OnAttention* observe = nullptr;
+    std::unique_ptr<kernels::Buffer> out, lse;  // of the other attention
+  };
+  std::unique_ptr<Observer> observer_;  // during PrefillObserved
+  std::unique_ptr<TokenChoices> choices_;
+  std::vector<float> host_logits_;        // of a device whose memory the host cannot change
+  std::unique_ptr<LineAttention> lines_;  // once a span chose lines
+
+  struct Workspace {
+    // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one
+    // writes stays f32, and so does the residual stream: with every result rounded to bf16 the logits of a small model
+    // were 4.8e-3 off, with these in f32 they are within 4e-3.
+    std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: what the residual still lacks
+    std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden]
+    std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]
+    std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
+    std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
+    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
+    std::unique_ptr<kernels::Buffer> before_fusion;   // [max_rows, 2 Hk d] as pages, once rows were blended
+    std::unique_ptr<kernels::Buffer> norms;           // f32 [max_rows], once rows were chosen by them
+    std::unique_ptr<kernels::Buffer> probe_lse;       // as lse, of the probes
+    std::unique_ptr<kernels::Buffer> probe_out;       // as attention; nobody reads it
+    std::unique_ptr<kernels::Buffer> probe_q;         // of rows of a whole span
+    std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
+    std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
+    std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
+    std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
+    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]; of chosen rows what feed-forward makes
+    std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
+    std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
+    std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
+    // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
+    // everything of qkv; what attention makes of them; f32 [rows, Hq].
+    std::unique_ptr<kernels::Buffer> span_q, span_attention, span_lse;
+    // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
+    std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]
+    std::unique_ptr<kernels::Buffer> expert_ids;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> expert_weights;    // f32 [places]
+    std::unique_ptr<kernels::Buffer> expert_offsets;    // int32 [experts + 1]
+    std::unique_ptr<kernels::Buffer> place_rows;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> row_places;        // int32 [places]
+    std::unique_ptr<kernels::Buffer> expert_gate_up;    // [places, 2 expert ffn]
+    std::unique_ptr<kernels::Buffer> expert_activated;  // [places, expert ffn]
+    std::unique_ptr<kernels::Buffer> expert_out;        // [places, hidden]
+  } ws_;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,192 @@
+// Executor's decode steps: one row of each sequence, which may choose what it attends to, and what is measured on the
+// way.
+#include <algorithm>
+#include <cmath>
+
+#include "services/base/check.h"
+#include "services/base/status.h"
+#include "services/engine/execution/executor.h"
+
+namespace spl::engine {
+namespace {
+
+using kernels::HeadVisibility;
+using kernels::VisibilityRule;
+
+float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<float*>(buffer->data()); }
+
+constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
+constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
+
+template <typename T>
+bool AnyRow(std::span<const DecodeRow> rows, T* DecodeRow::*task) {
+  return std::any_of(rows.begin(), rows.end(), [&](const DecodeRow& row) { return row.*task != nullptr; });
+}
+
+// Whether a head with rule `seen` sees what it does with `other`; lists count as less.
+bool SeesAsMuch(const HeadVisibility& seen, const HeadVisibility& other) {
+  if (seen.rule != other.rule) return false;
+  return seen.rule == VisibilityRule::kFull ||
+         (seen.rule == VisibilityRule::kBand && seen.num_sinks == other.num_sinks && seen.window == other.window);
+}
+
+}  // namespace
+
+absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
+  spans_.clear();
+  tokens_.clear();
+  positions_.clear();
+  // Equal plans are part of what is recorded; others are read from the staged batch, and one recording serves any mix.
+  bool any_plans = false;
+  for (const DecodeRow& row : rows) {
+    const int32_t begin = static_cast<int32_t>(tokens_.size());
+    tokens_.push_back(row.token);
+    positions_.push_back(static_cast<int32_t>(row.position()));
+    spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
+    any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
+  }
+  SPLICE_CHECK(model_->backend().host_memory() || !AnyRow(rows, &DecodeRow::probe), "heads are probed by the host");
+  const bool measures = AnyRow(rows, &DecodeRow::mass);
+  if (measures || AnyRow(rows, &DecodeRow::probe)) {
+    SPLICE_RETURN_IF_ERROR(
+        Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
+  }
+  SPLICE_RETURN_IF_ERROR(choices_->Prepare(rows));
+  SPLICE_RETURN_IF_ERROR(Stage(any_plans));
+  SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
+  uint64_t key = kDecodeStep;
+  const auto mix = [&](uint64_t value) { key = (key ^ value) * kDecodeStep + 1; };
+  mix(any_plans ? kAnyPlans : rows[0].selector->plan_key());
+  // The addresses in the step that ever change: a recording holds them.
+  mix(reinterpret_cast<uint64_t>(ws_.logits->data()));
+  mix(choices_->key());
+  const auto step = [&]() -> absl::Status {
+    SPLICE_RETURN_IF_ERROR(Embed());
+    SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
+                                     {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
+    return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
+  };
+  // What is measured comes back to the host in the middle of the step: this one is not recorded.
+  SPLICE_RETURN_IF_ERROR(measures ? step() : session_->RunStep(key, step));
+  num_logit_rows_ = num_rows_;
+  return absl::OkStatus();
+}
+
+absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
+  const ModelConfig& c = model_->config();
+  const int32_t first = model_->first_kv_head();
+  const bool chooses = choices_->any(layer);
+  if (chooses) SPLICE_RETURN_IF_ERROR(choices_->Choose(context(), attention_shape(), query(), query_stride(), layer));
+  stream_views_.clear();
+  for (size_t s = 0; s < rows.size(); ++s) {
+    for (int32_t h = first; h < first + c.num_kv_heads; ++h)
+      stream_views_.push_back(
+          {rows[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), rows[s].selector->Select(layer, h)});
+  }
+  const bool probes = AnyRow(rows, &DecodeRow::probe), measures = AnyRow(rows, &DecodeRow::mass);
+  if (measures) SPLICE_RETURN_IF_ERROR(MeasureEverything(rows, layer));
+  SPLICE_RETURN_IF_ERROR(
+      model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
+                                                    .pool = pool_,
+                                                    .q = query(),
+                                                    .q_row_stride = query_stride(),
+                                                    .out = Act(ws_.attention),
+                                                    .lse = probes || measures ? F32(ws_.lse) : nullptr,
+                                                    .streams = stream_views_,
+                                                    .layer = layer,
+                                                    .staged_plans = staged_plans,
+                                                    .lists = chooses ? choices_->lists() : kernels::TokenLists{}}));
+  if (measures) SPLICE_RETURN_IF_ERROR(MeasureKept(rows, layer));
+  if (probes) ProbeOutside(rows, layer);
+  return absl::OkStatus();
+}
+
+// The step's queries over everything, before what they choose: the same output is written again.
+absl::Status Executor::MeasureEverything(std::span<const DecodeRow> rows, int32_t layer) {
+  const ModelConfig& c = model_->config();
+  const auto heads = static_cast<size_t>(c.num_kv_heads), queries = static_cast<size_t>(c.num_qo_heads);
+  const std::vector<kernels::HeadStreamView> chosen = stream_views_;
+  for (size_t s = 0; s < rows.size(); ++s) {
+    if (rows[s].mass == nullptr) continue;
+    // On a device heads of a call that is not staged have one rule each: all rows see what this one would, as far as
+    // they have pages.
+    for (size_t i = 0; i < stream_views_.size(); ++i) {
+      const bool asks = i / heads == s || !model_->backend().host_memory();
+      stream_views_[i].visibility =
+          asks ? rows[s].mass->everything->Select(layer, model_->first_kv_head() + static_cast<int32_t>(i % heads))
+               : chosen[i].visibility;
+    }
+    SPLICE_RETURN_IF_ERROR(model_->backend().DecodeAttention(
+        context(), {.shape = attention_shape(),
+                    .pool = pool_,
+                    .q = query(),
+                    .q_row_stride = query_stride(),
+                    .out = Act(ws_.attention),
+                    .lse = F32(ws_.lse),
+                    .streams = stream_views_,
+                    .layer = layer,
+                    .lists = choices_->any(layer) ? choices_->lists() : kernels::TokenLists{}}));
+    SPLICE_ASSIGN_OR_RETURN(const void* lse, session_->ReadBack(F32(ws_.lse) + s * queries, queries * sizeof(float)));
+    for (size_t h = 0; h < queries; ++h) {
+      const size_t kv_head = h / (queries / heads);
+      const HeadVisibility& seen = chosen[s * heads + kv_head].visibility;
+      // Negative infinity: this head sees everything that it would.
+      MassOf(rows[s], layer, h) = SeesAsMuch(seen, stream_views_[s * heads + kv_head].visibility)
+                                      ? -INFINITY
+                                      : static_cast<const float*>(lse)[h];
+    }
+  }
+  stream_views_ = chosen;
+  return absl::OkStatus();
+}
+
+// Every rank writes what is of its own heads.
+absl::Status Executor::MeasureKept(std::span<const DecodeRow> rows, int32_t layer) {
+  const auto queries = static_cast<size_t>(model_->config().num_qo_heads);
+  for (size_t s = 0; s < rows.size(); ++s) {
+    if (rows[s].mass == nullptr) continue;
+    SPLICE_ASSIGN_OR_RETURN(const void* lse, session_->ReadBack(F32(ws_.lse) + s * queries, queries * sizeof(float)));
+    for (size_t h = 0; h < queries; ++h) {
+      float& mass = MassOf(rows[s], layer, h);
+      mass = mass == -INFINITY ? -1 : std::min(1.0f, std::exp(static_cast<const float*>(lse)[h] - mass));
+    }
+  }
+  return absl::OkStatus();
+}
+
+float& Executor::MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const {
+  const ModelConfig& whole = whole_->config();
+  const size_t first = static_cast<size_t>(model_->first_kv_head() * (whole.num_qo_heads / whole.num_kv_heads));
+  return row.mass->kept[static_cast<size_t>(layer) * static_cast<size_t>(whole.num_qo_heads) + first + query_head];
+}
+
+// Every rank writes what is of its own heads.
+void Executor::ProbeOutside(std::span<const DecodeRow> rows, int32_t layer) {
+  const ModelConfig& c = model_->config();
+  const int32_t group = c.num_qo_heads / c.num_kv_heads;
+  const kernels::ConstActivations q = query();
+  std::vector<float> row_q(static_cast<size_t>(c.head_dim));
+  for (size_t s = 0; s < rows.size(); ++s) {
+    if (rows[s].probe == nullptr) continue;
+    HeadProbe& probe = *rows[s].probe;
+    for (int32_t head = 0; head < c.num_kv_heads; ++head) {
+      const auto stream = static_cast<size_t>(layer * whole_->config().num_kv_heads + model_->first_kv_head() + head);
+      if (probe.summaries[stream] == nullptr) continue;
+      float& most = probe.outside[stream];
+      most = 0;
+      for (int32_t h = head * group; h < (head + 1) * group; ++h) {
+        const int64_t first = static_cast<int64_t>(s) * query_stride() + int64_t{h} * c.head_dim;
+        for (size_t d = 0; d < row_q.size(); ++d) {
+          const size_t at = static_cast<size_t>(first) + d;
+          row_q[d] = q.dtype == kernels::DType::kF32 ? static_cast<const float*>(q.data)[at]
+                                                     : kernels::ToFloat(static_cast<const kernels::bf16*>(q.data)[at]);
+        }
+        const double log_mass = LogMassBelow(*probe.summaries[stream], pool_.dtype, row_q, attention_shape().sm_scale);
+        const float seen = F32(ws_.lse)[s * static_cast<size_t>(c.num_qo_heads) + static_cast<size_t>(h)];
+        most = std::max(most, ShareOutside(log_mass, seen));
+      }
+    }
+  }
+}
+
+}  // namespace spl::engine

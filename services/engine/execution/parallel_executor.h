@@ -1,0 +1,97 @@
+// What engines run a model with: its executor, or of a model on several ranks all of theirs at once.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/cache/kv_memory.h"
+#include "services/engine/execution/executor.h"
+#include "services/engine/execution/rank_team.h"
+
+namespace spl::engine {
+
+// As Executor, whose contract holds for the whole model; one engine thread uses it. With one rank every call goes
+// straight through. With several:
+//  - logits are gathered on the host, rank behind rank, and the most likely token is chosen among the ranks' own;
+//  - a pass that is cancelled ends on all ranks in front of the same layer, the first that none has begun;
+//  - on_layer runs on the thread of the rank that reaches the layer last;
+//  - a rank that fails makes the pass fail with DataLoss: the group cannot be used any more (device_lost.h);
+//  - hidden states are the same on all ranks, and each keeps its own; scores are of a rank's heads, and are added up on
+//    the host before the best are chosen, so that all ranks go on with the same rows;
+//  - Unimplemented: a policy whose visibility lists blocks or tokens.
+class ParallelExecutor {
+ public:
+  using RankScores = std::vector<std::unique_ptr<kernels::Buffer>>;
+
+  static absl::StatusOr<std::unique_ptr<ParallelExecutor>> Create(std::shared_ptr<const Model> model,
+                                                                  const KvPartitions& pool,
+                                                                  const ExecutorOptions& options);
+
+  using OnLayer = Executor::OnLayer;
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
+    return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
+  }
+  // What reusing segments takes: one of each for every rank, on its device.
+  absl::StatusOr<std::vector<HiddenStates>> AllocateHidden(PositionRange positions) const;
+  absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
+  // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
+  // Of several ranks it moves all scores to the host, and uses rank 0's for the sums.
+  // Of all ranks together, on the host. [num_scores]
+  absl::StatusOr<std::vector<float>> ReadScores(const RankScores& scores, int64_t num_scores);
+  absl::StatusOr<std::vector<int32_t>> SelectTop(const RankScores& scores, int64_t num_scores, int32_t pool_radius,
+                                                 int64_t k);
+  absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]
+  absl::Status Decode(std::span<const DecodeRow> rows);
+  absl::Status ComputeLogits(std::span<const int32_t> rows);
+  absl::StatusOr<std::span<float>> Logits();
+  absl::StatusOr<std::span<const int32_t>> Argmax();
+  // While Prefill runs on_layer: a point behind the layer's KV on every rank. Null when it is there already.
+  std::shared_ptr<const kernels::Fence> RecordFence();
+
+  const Model& model() const { return *model_; }
+  int32_t max_rows() const { return options_.max_rows; }
+  const kernels::KernelContext& context() const { return ranks_[0]->context(); }  // while no pass runs
+
+ private:
+  ParallelExecutor(std::shared_ptr<const Model> model, const ExecutorOptions& options)
+      : model_(std::move(model)), options_(options) {}
+  // What every rank would find wrong alike, told before any of them starts.
+  absl::Status CheckPass(size_t num_rows, size_t num_sequences) const;
+  absl::Status PlanPrefill(std::span<const PrefillSlice> slices);
+  bool OnRankLayer(int rank, int32_t layer, const OnLayer& on_layer);
+
+  const std::shared_ptr<const Model> model_;
+  const ExecutorOptions options_;
+  std::vector<std::unique_ptr<Executor>> ranks_;
+  std::vector<kernels::Communicator*> communicators_;  // of the executors; empty with one rank
+  std::vector<float> logits_;                          // [rows, vocab] of several ranks
+  std::vector<int32_t> argmax_;
+
+  // Of the running prefill.
+  std::vector<kernels::HeadVisibility> plans_;       // [slices][layers][kv heads]
+  std::vector<FfnPlan> ffn_plans_;                   // [slices][layers]
+  std::vector<float> restore_above_;                 // as plans_
+  std::vector<std::optional<LineTask>> line_tasks_;  // [slices][layers]
+  std::vector<int32_t> open_from_;                   // [slices][layers]
+  struct Layer {
+    int num_arrived = 0;
+    std::vector<std::shared_ptr<const kernels::Fence>> fences;  // by rank
+  };
+  std::mutex mutex_;  // guards all up to the next blank line
+  std::vector<Layer> layers_;
+  int32_t furthest_ = -1;               // layer that a rank has begun
+  std::optional<int32_t> stop_before_;  // once cancelled
+
+  // Of the layer whose on_layer runs; the thread that runs it.
+  std::vector<std::shared_ptr<const kernels::Fence>> layer_fences_;
+
+  std::unique_ptr<RankTeam> team_;  // null with one rank; its threads end first
+};
+
+}  // namespace spl::engine

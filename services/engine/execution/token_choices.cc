@@ -1,0 +1,213 @@
+#include "services/engine/execution/token_choices.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "services/base/check.h"
+#include "services/engine/execution/grow_buffer.h"
+
+namespace spl::engine {
+
+TokenChoices::TokenChoices(const Model& model, int rank, const kernels::KvPoolView& pool, int32_t max_rows,
+                           kernels::Session& session)
+    : whole_(model),
+      model_(model.rank(rank)),
+      rank_(rank),
+      pool_(pool),
+      max_streams_(static_cast<size_t>(max_rows) * static_cast<size_t>(model_.config().num_kv_heads)),
+      session_(session) {}
+
+bool TokenChoices::any(int32_t layer) const {
+  return listed_ || std::any_of(plans_.begin(), plans_.end(), [&](const Plan& plan) { return plan.scores(layer); });
+}
+
+// Which ways there are among the rows that choose, and which each of these rows has.
+void TokenChoices::CollectPlans() {
+  plans_.clear();
+  for (const DecodeRow& row : rows_) {
+    const ScoringPlan own = row.selector->scoring();
+    if (row.selector->layers().empty() || own.scoring == TokenScoring::kNone) continue;
+    const auto at = std::lower_bound(plans_.begin(), plans_.end(), own, [](const Plan& plan, const ScoringPlan& other) {
+      return plan.scoring.OrdersBefore(other);
+    });
+    if (at == plans_.end() || !at->scoring.SharesStep(own)) {
+      plans_.insert(at, {.scoring = own, .longest = row.kv_len()});
+    } else {
+      at->scoring.first_layer = std::min(at->scoring.first_layer, own.first_layer);
+      at->longest = std::max(at->longest, row.kv_len());
+    }
+  }
+  SPLICE_CHECK(plans_.size() <= static_cast<size_t>(kernels::kSelectionPlansMax), "ways of choosing in a step");
+}
+
+absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
+  rows_ = rows;
+  listed_ = false;
+  sequences_.clear();
+  CollectPlans();
+  int64_t longest_list = 0;
+  for (const DecodeRow& row : rows) {
+    const ScoringPlan scoring = row.selector->scoring();
+    const auto layers = row.selector->layers();
+    kernels::SequenceSelection& sequence = sequences_.emplace_back();
+    if (layers.empty()) continue;
+    SPLICE_CHECK(row.compact != nullptr, "a selector that chooses or lists has compact pages");
+    const auto plan = std::find_if(plans_.begin(), plans_.end(),
+                                   [&](const Plan& other) { return other.scoring.SharesStep(scoring); });
+    sequence = {.compact_tables = row.compact->tables(),
+                .layers = layers,
+                .budget = scoring.budget,
+                .recent = scoring.recent,
+                .dims = row.compact->dims(rank_),
+                .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
+                .first_fresh = scoring.first_fresh};
+    if (plan != plans_.end()) {
+      sequence.plan = static_cast<int32_t>(plan - plans_.begin());
+      plan->refreshes |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.refresh; });
+    }
+    listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
+    longest_list = std::max(longest_list, scoring.list_tokens());
+  }
+  if (!any()) return absl::OkStatus();
+  // Powers of two: a recording serves many budgets and lengths.
+  const auto stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest_list)));
+  const size_t entries = max_streams_ * static_cast<size_t>(stride);
+  SPLICE_RETURN_IF_ERROR(
+      GrowBuffer(model_.backend(), session_, list_memory_, sizeof(int32_t) * (entries + max_streams_)));
+  auto* tokens = static_cast<int32_t*>(list_memory_->data());
+  lists_ = {tokens, tokens + entries, stride};
+  int64_t longest_scores = 0;
+  for (Plan& plan : plans_) {
+    if (plan.scoring.scoring == TokenScoring::kCompactKeys) continue;
+    plan.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(plan.longest)));
+    if (plan.scoring.scoring == TokenScoring::kPageBounds)
+      plan.scores_stride = std::max<int64_t>(plan.scores_stride / kernels::kBoundTokens, 1);
+    longest_scores = std::max(longest_scores, plan.scores_stride);
+  }
+  if (longest_scores == 0) return absl::OkStatus();
+  return GrowBuffer(model_.backend(), session_, scores_,
+                    sizeof(float) * max_streams_ * static_cast<size_t>(longest_scores));
+}
+
+uint64_t TokenChoices::key() const {
+  if (!any()) return 0;
+  uint64_t key = 0x2545f4914f6cdd1dull;
+  const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x9e3779b97f4a7c15ull + 1; };
+  mix(static_cast<uint64_t>(lists_.stride) << 1 | static_cast<uint64_t>(listed_));
+  mix(reinterpret_cast<uint64_t>(lists_.tokens));
+  for (const Plan& plan : plans_) {
+    const ScoringPlan& scoring = plan.scoring;
+    mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.first_layer) << 32 |
+        static_cast<uint64_t>(scoring.num_dims + scoring.window));
+    mix(static_cast<uint64_t>(plan.scores_stride));
+    // A choice is due in few steps, and costs the launches of its passes over K: these steps are recorded apart.
+    if (scoring.scoring == TokenScoring::kQueryWindow) mix(plan.refreshes ? 2 : 1);
+    if (plan.scores_stride > 0) mix(reinterpret_cast<uint64_t>(scores_->data()));
+  }
+  return key;
+}
+
+void TokenChoices::ViewLayer(int32_t layer) {
+  const ModelConfig& c = model_.config();
+  const int32_t first = model_.first_kv_head(), whole_heads = whole_.config().num_kv_heads;
+  const auto heads = static_cast<size_t>(c.num_kv_heads);
+  pages_.resize(rows_.size() * heads);
+  compact_.resize(rows_.size() * heads);
+  lists_of_.resize(rows_.size() * heads);
+  of_layer_.clear();
+  for (size_t s = 0; s < rows_.size(); ++s) {
+    const kernels::SequenceSelection& selection = sequences_[s];
+    kernels::SelectingSequence& sequence = of_layer_.emplace_back();
+    sequence.kv_len = static_cast<int32_t>(rows_[s].kv_len());
+    if (selection.layers.empty()) continue;
+    const auto list_pages = static_cast<size_t>(selection.list_pages);
+    for (size_t h = 0; h < heads; ++h) {
+      const auto head = first + static_cast<int32_t>(h);
+      pages_[s * heads + h] = rows_[s].kv->stream(layer, head);
+      const std::span<const int32_t> table = selection.compact_tables[static_cast<size_t>(layer * whole_heads + head)];
+      lists_of_[s * heads + h] = table.first(std::min(list_pages, table.size()));
+      compact_[s * heads + h] = table.subspan(std::min(list_pages, table.size()));
+    }
+    sequence.page_tables = std::span(pages_).subspan(s * heads, heads);
+    sequence.compact_tables = std::span(compact_).subspan(s * heads, heads);
+    sequence.list_tables = std::span(lists_of_).subspan(s * heads, heads);
+    sequence.first_fresh = selection.first_fresh;
+    sequence.step = selection.layers[static_cast<size_t>(layer)];
+    sequence.budget = selection.budget;
+    sequence.recent = selection.recent;
+    if (selection.dims != nullptr && !plans_.empty()) {
+      const int32_t num_dims = plans_[static_cast<size_t>(selection.plan)].scoring.num_dims;
+      sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * num_dims;
+    }
+  }
+}
+
+absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
+                                  kernels::ConstActivations q, int64_t q_row_stride, int32_t layer) {
+  ViewLayer(layer);
+  if (listed_)
+    SPLICE_RETURN_IF_ERROR(model_.backend().ListCandidates(
+        context,
+        {.pool = pool_, .num_kv_heads = shape.num_kv_heads, .sequences = of_layer_, .lists = lists_, .layer = layer}));
+  for (size_t plan = 0; plan < plans_.size(); ++plan) {
+    if (plans_[plan].scores(layer)) SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& context,
+                                    const kernels::AttentionShape& shape, kernels::ConstActivations q,
+                                    int64_t q_row_stride, int32_t layer) {
+  const kernels::Backend& backend = model_.backend();
+  const auto number = static_cast<int32_t>(plan);
+  const Plan& own = plans_[plan];
+  of_plan_ = of_layer_;
+  for (size_t s = 0; s < of_plan_.size(); ++s) {
+    if (sequences_[s].plan != number) of_plan_[s].step = {};
+  }
+  if (own.scoring.scoring == TokenScoring::kCompactKeys)
+    return backend.SelectTokens(context, {.shape = shape,
+                                          .pool = pool_,
+                                          .num_dims = own.scoring.num_dims,
+                                          .q = q,
+                                          .q_row_stride = q_row_stride,
+                                          .sequences = of_plan_,
+                                          .lists = lists_,
+                                          .layer = layer,
+                                          .plan = number});
+  auto* const scores = static_cast<float*>(scores_->data());
+  if (own.scoring.scoring == TokenScoring::kQueryWindow)
+    return backend.ChooseByQueryWindow(context, {.shape = shape,
+                                                 .pool = pool_,
+                                                 .window = own.scoring.window,
+                                                 .q = q,
+                                                 .q_row_stride = q_row_stride,
+                                                 .sequences = of_plan_,
+                                                 .scores = scores,
+                                                 .scores_stride = own.scores_stride,
+                                                 .lists = lists_,
+                                                 .layer = layer,
+                                                 .plan = number,
+                                                 .chooses = own.refreshes,
+                                                 .listed = listed_});
+  SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context, {.shape = shape,
+                                                           .pool = pool_,
+                                                           .q = q,
+                                                           .q_row_stride = q_row_stride,
+                                                           .sequences = of_plan_,
+                                                           .scores = scores,
+                                                           .scores_stride = own.scores_stride,
+                                                           .layer = layer,
+                                                           .plan = number}));
+  return backend.TopTokens(context, {.scores = scores,
+                                     .scores_stride = own.scores_stride,
+                                     .granularity = kernels::kBoundTokens,
+                                     .num_kv_heads = shape.num_kv_heads,
+                                     .pool = pool_,
+                                     .sequences = of_plan_,
+                                     .lists = lists_,
+                                     .layer = layer,
+                                     .plan = number});
+}
+
+}  // namespace spl::engine
