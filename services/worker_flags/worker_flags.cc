@@ -7,7 +7,6 @@
 #include "kernels/cuda/cuda_plugin.h"
 #include "services/base/address.h"
 #include "services/base/byte_size_option.h"
-#include "services/base/version.h"
 
 namespace spl {
 
@@ -35,7 +34,6 @@ void RequireModelSource(CLI::App& app, ModelSource& source) {
 }
 
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
-  app.set_version_flag("--version", VersionWithCommit());
   RequireModelSource(app, flags.model);
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();

@@ -15,6 +15,7 @@
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
 #include "services/base/tls.h"
+#include "services/base/version.h"
 #include "services/engine/engine.h"
 #include "services/membership/membership_flags.h"
 #include "services/transport/kv_transport.h"
@@ -95,6 +96,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
               const std::string& summary, const std::string& example, StartServer start) {
   WorkerFlags flags;
   CLI::App app(summary + "\n\nExample:\n" + example, name);
+  app.set_version_flag("--version", VersionWithCommit());
   AddWorkerFlags(app, role, flags);
   try {
     app.parse(argc, argv);
