@@ -220,15 +220,11 @@ void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status sta
 absl::Status UcxChannel::MissLease() {
   const std::string what = "a write to " + remote_.address + " was about to start after the end of its lease";
   log::Warning("transport.lease_missed", log::F("peer", remote_.address), log::F("carrier", carrier_));
-  const auto self = shared_from_this();
   {
     std::lock_guard lock(mutex_);
     if (status_.ok()) status_ = absl::UnavailableError("the KV channel was given up: " + what);
   }
-  worker_.PostAlways([self] {
-    self->DropQueued(self->status());
-    if (self->mapped_ == nullptr) self->CloseEndpoint();
-  });
+  EndSoon();
   return absl::DeadlineExceededError(what);
 }
 
@@ -355,12 +351,7 @@ void UcxChannel::MarkLost(const absl::Status& status) {
     if (!status_.ok() || closing_) return;  // what closing cancelled is no loss
     status_ = status;
   }
-  // From a task: this runs inside Pump or a UCX call of it.
-  const auto self = shared_from_this();
-  worker_.PostAlways([self] {
-    self->DropQueued(self->status());
-    self->CloseEndpoint();
-  });
+  EndSoon();
 }
 
 void UcxChannel::Lose(const absl::Status& status) {
@@ -374,10 +365,15 @@ void UcxChannel::Lose(const absl::Status& status) {
     connected_ = true;
   }
   changed_.notify_all();
-  DropQueued(this->status());
-  // Ends what is in flight with an error; from a task because this may run inside UCX's own error handling.
+  EndSoon();
+}
+
+void UcxChannel::EndSoon() {
   const auto self = shared_from_this();
-  if (mapped_ == nullptr) worker_.PostAlways([self] { self->CloseEndpoint(); });
+  worker_.PostAlways([self] {
+    self->DropQueued(self->status());
+    if (self->mapped_ == nullptr) self->CloseEndpoint();
+  });
 }
 
 absl::Status UcxChannel::status() const {

@@ -91,6 +91,9 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   void MarkLost(const absl::Status& status);                                 // [progress]
   absl::Status Interruption() const;
   absl::Status MissLease();  // any thread
+  // Ends what is queued, and by closing the endpoint what is in flight. Any thread; from a task, because UCX may report
+  // a loss from inside the very call by which Pump posts the first of queued_.
+  void EndSoon();
 
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static void OnOpDone(void* request, ucs_status_t status, void* user_data);
