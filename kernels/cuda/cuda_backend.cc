@@ -472,8 +472,8 @@ class CudaBackend final : public Backend {
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "ListCandidates", a.pool.base, a.lists.tokens, a.lists.counts); !s.ok())
       return s;
-    return ToStatus(cuda::ListCandidates(a, AllSelections(b, a.pool, a.num_kv_heads, a.layer), b.kv_len,
-                                         b.num_sequences, b.max_kv_len, session.stream()),
+    return ToStatus(cuda::ListCandidates(a, Selection(b, a.pool, a.num_kv_heads, a.layer, 0), b.kv_len, b.num_sequences,
+                                         b.max_kv_len, session.stream()),
                     "ListCandidates");
   }
   absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
@@ -483,7 +483,7 @@ class CudaBackend final : public Backend {
     if (absl::Status s = NeedSelection(b, "SelectTokens", a.q.data, a.lists.tokens, a.lists.counts); !s.ok()) return s;
     SelectArgs args{.heads = Heads(a.shape),
                     .batch = Batch(b, a.pool, a.layer),
-                    .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, a.plan),
+                    .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
                     .num_dims = a.num_dims,
                     .dims_offset = int64_t{a.layer} * a.shape.num_kv_heads * 2 * a.num_dims,
                     .max_kv_len = b.max_kv_len,
@@ -505,8 +505,8 @@ class CudaBackend final : public Backend {
     CudaSession& session = CudaSession::Of(ctx);
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "TopTokens", a.scores, a.lists.tokens, a.lists.counts); !s.ok()) return s;
-    return ToStatus(cuda::TopTokens(a, Selection(b, a.pool, a.num_kv_heads, a.layer, a.plan), b.kv_len, b.num_sequences,
-                                    b.max_kv_len, session.stream()),
+    return ToStatus(cuda::TopTokens(a, Selection(b, a.pool, a.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+                                    b.kv_len, b.num_sequences, b.max_kv_len, session.stream()),
                     "TopTokens");
   }
   absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& a) const override {
@@ -515,10 +515,11 @@ class CudaBackend final : public Backend {
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "ChooseByQueryWindow", a.q.data, a.lists.tokens, a.lists.counts); !s.ok())
       return s;
-    QueryWindowLaunch launch{.batch = Batch(b, a.pool, a.layer),
-                             .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, a.plan),
-                             .max_kv_len = b.max_kv_len,
-                             .max_streams = static_cast<int32_t>(b.steps_stride) * a.shape.num_kv_heads};
+    QueryWindowLaunch launch{
+        .batch = Batch(b, a.pool, a.layer),
+        .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+        .max_kv_len = b.max_kv_len,
+        .max_streams = static_cast<int32_t>(b.steps_stride) * a.shape.num_kv_heads};
     if (const size_t bytes = QueryWindowScratchBytes(a, launch); bytes > 0) {
       auto scratch = session.Scratch(CudaSession::Use::kQueryWindow, bytes);
       if (!scratch.ok()) return scratch.status();
@@ -532,7 +533,8 @@ class CudaBackend final : public Backend {
     const DeviceBatch& b = session.batch();
     if (absl::Status s = NeedSelection(b, "PageBoundScores", a.q.data, a.scores, a.pool.base); !s.ok()) return s;
     return ToStatus(
-        cuda::PageBoundScores(a, Batch(b, a.pool, a.layer), Selection(b, a.pool, a.shape.num_kv_heads, a.layer, a.plan),
+        cuda::PageBoundScores(a, Batch(b, a.pool, a.layer),
+                              Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
                               b.max_kv_len, session.stream()),
         "PageBoundScores");
   }
@@ -666,19 +668,14 @@ class CudaBackend final : public Backend {
           absl::StrCat("cuda: ", op, " needs a batch staged with BatchSequence::selection"));
     return absl::OkStatus();
   }
-  static SelectionBatch AllSelections(const DeviceBatch& b, const KvPoolView& pool, int32_t num_kv_heads,
-                                      int32_t layer) {
-    SelectionBatch all = Selection(b, pool, num_kv_heads, layer, 0);
-    all.plan = 0;
-    return all;
-  }
+  // plan: StagedStep::PlanBit of the sequences that are served; 0: of all.
   static SelectionBatch Selection(const DeviceBatch& b, const KvPoolView& pool, int32_t num_kv_heads, int32_t layer,
                                   int32_t plan) {
     return {.sequences = b.selecting,
             .steps = b.selection_steps + layer * b.steps_stride,
             .compact_tables = b.compact_tables + layer * num_kv_heads * b.compact_stride,
             .compact_head_stride = b.compact_stride,
-            .plan = StagedStep::PlanBit(plan),
+            .plan = plan,
             .pool = pool.base,
             .page_bytes = static_cast<int64_t>(pool.page_bytes())};
   }

@@ -35,7 +35,7 @@ struct ChunkKeyHash {
   size_t operator()(const ChunkKey& key) const;  // the first 8 bytes
 };
 
-// What a chunk's KV was computed from (docs/methods/provenance.md); larger is purer.
+// Labels of a chunk's KV by what it was computed from (docs/methods/provenance.md); larger is purer.
 enum class Provenance : uint8_t { kApprox = 0, kCanon = 2, kExact = 3 };
 
 // Domain separates kinds of chain: the exact prefix chain (from the start of the prompt) and, later, segment chains.

@@ -11,7 +11,6 @@
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
 #include "services/decode/reservation.h"
-#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"

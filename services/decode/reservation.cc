@@ -18,7 +18,7 @@ namespace {
 
 int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-// What is reserved for a prompt.
+// Room that a prompt takes.
 struct Room {
   bool compressed = false;       // only what the classes keep, and the spares
   engine::SpareNeed spares;      // none unless compressed
@@ -64,8 +64,7 @@ void DescribeHoles(const Ticket& ticket, const engine::SpareNeed& spares, v1::Ti
   response.mutable_spare_landing_page_ids()->Assign(landing.begin(), landing.end());
 }
 
-// What the request asks for, once each of its fields is known to be one that the model and the engine take. Without
-// pages.
+// A ticket without pages, once each field of the request is known to be one that the model and the engine take.
 absl::StatusOr<std::unique_ptr<Ticket>> ReadRequest(const v1::ReserveRequest& request,
                                                     const engine::ReuseOptions& reuse, const engine::Model& model) {
   const engine::ModelConfig& config = model.config();
@@ -97,6 +96,7 @@ absl::StatusOr<std::unique_ptr<Ticket>> ReadRequest(const v1::ReserveRequest& re
 
 // The selector whose pages are reserved, and how many pages of each rank that is with all others.
 struct Choice {
+  engine::DecodeOptions options;
   std::unique_ptr<engine::TokenSelector> selector;
   std::vector<int64_t> needed;
   bool falls_back = false;  // to everything, for want of room
@@ -111,7 +111,7 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   // Nothing is known yet of what the policy may leave out: room is reserved for everything.
   const auto choice_of = [&](const engine::DecodeOptions& options) -> absl::StatusOr<Choice> {
-    Choice choice{.needed = without};
+    Choice choice{.options = options, .needed = without};
     SPLICE_ASSIGN_OR_RETURN(choice.selector, engine::MakeSelectorBehind(reuse.policy, ticket.prompt_tokens, options,
                                                                         model, ticket.classes));
     const auto compact = engine::CompactNeedsOf(*choice.selector, model, ticket.prompt_tokens);
@@ -172,10 +172,8 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   const int64_t growth = 1 + static_cast<int64_t>(ticket->replay.size()) / kernels::kPageTokens;
   for (int64_t& pages : without) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
   SPLICE_ASSIGN_OR_RETURN(const Choice choice, ChooseSelector(*ticket, reuse, model, pool, without));
-  if (choice.falls_back) {
-    ticket->decode.selector = ticket->classes == nullptr ? "dense" : "head_classes";
-    response.set_decode_selector(ticket->decode.selector);
-  }
+  ticket->decode = choice.options;
+  if (choice.falls_back) response.set_decode_selector(choice.options.selector);
   SPLICE_RETURN_IF_ERROR(CheckPrompt(*ticket, *choice.selector));
   if (ticket->restore.enabled && ticket->classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *choice.selector, model));

@@ -311,10 +311,11 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
   return candidate;
 }
 
-std::vector<uint32_t> Generation::CurrentTokens() const {
-  std::vector<uint32_t> tokens(prompt_.begin(), prompt_.end());
-  if (!attempt_->decode.replays) tokens.insert(tokens.end(), output_.begin(), output_.end());
-  return tokens;
+size_t Generation::NumPriorOutput() const { return attempt_->decode.replays ? 0 : output_.size(); }
+
+void Generation::AddTokensToPrefill(google::protobuf::RepeatedField<uint32_t>& tokens) const {
+  tokens.Add(prompt_.begin(), prompt_.end());
+  tokens.Add(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(NumPriorOutput()));
 }
 
 void Generation::Reserve(const FleetSnapshot& fleet) {
@@ -322,8 +323,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   auto call = std::make_shared<ReserveCall>();
   v1::ReserveRequest& request = call->request;
   request.set_request_id(request_.request_id);
-  const std::vector<uint32_t> tokens = CurrentTokens();
-  request.set_prompt_tokens(static_cast<uint32_t>(tokens.size()));
+  request.set_prompt_tokens(static_cast<uint32_t>(prompt_.size() + NumPriorOutput()));
   *request.mutable_sampling() = ToProto(request_.sampling);
   *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
@@ -331,11 +331,10 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_ttl_ms(static_cast<uint32_t>(
       std::min(kTtlMsMax, static_cast<double>(core_.options().ticket_ttl.count()) +
                               1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
-  const size_t prior_output = tokens.size() - prompt_.size();
-  request.set_num_output_tokens(static_cast<uint32_t>(prior_output));
+  request.set_num_output_tokens(static_cast<uint32_t>(NumPriorOutput()));
   if (attempt->decode.replays) request.mutable_replay_token_ids()->Add(output_.begin(), output_.end());
-  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || prior_output > 0)
-    request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || NumPriorOutput() > 0)
+    AddTokensToPrefill(*request.mutable_token_ids());
   request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
   request.set_kv_write_seconds(attempt->link.write_s);
   *request.mutable_writer() = attempt->link.writer;
@@ -410,8 +409,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   auto call = std::make_shared<PrefillCall>();
   v1::PrefillRequest& request = call->request;
   request.set_request_id(request_.request_id);
-  const std::vector<uint32_t> tokens = CurrentTokens();
-  request.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  AddTokensToPrefill(*request.mutable_token_ids());
   *request.mutable_sampling() = ToProto(request_.sampling);
   *request.mutable_reuse() = ToProto(request_.reuse);
   request.set_namespace_key(namespace_key_.data(), namespace_key_.size());
@@ -430,7 +428,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
     request.set_session_owner(owner.data(), owner.size());
   }
   *request.mutable_ticket() = attempt->ticket;
-  request.set_num_output_tokens(static_cast<uint32_t>(tokens.size() - prompt_.size()));
+  request.set_num_output_tokens(static_cast<uint32_t>(NumPriorOutput()));
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
   core_.metrics().CountPrefill(attempt->prefill.local.has_value());

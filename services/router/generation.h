@@ -129,7 +129,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Note(const char* stage);
   void Describe(RequestRecord& record) const;
   FinalInfo MakeFinal() const;
-  std::vector<uint32_t> CurrentTokens() const;
+  // Tokens of the answer so far that the attempt's workers take for a part of the prompt: none where they are replayed.
+  size_t NumPriorOutput() const;
+  void AddTokensToPrefill(google::protobuf::RepeatedField<uint32_t>& tokens) const;
   double SecondsSince(Clock::time_point start) const;
 
   template <typename Function>

@@ -21,7 +21,7 @@ bool TokenChoices::any(int32_t layer) const {
   return listed_ || std::any_of(plans_.begin(), plans_.end(), [&](const Plan& plan) { return plan.scores(layer); });
 }
 
-// Which ways there are among the rows that choose, and which each of these rows has.
+// The ways that there are among the rows that choose, in their order.
 void TokenChoices::CollectPlans() {
   plans_.clear();
   for (const DecodeRow& row : rows_) {
@@ -161,9 +161,11 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
   const kernels::Backend& backend = model_.backend();
   const auto number = static_cast<int32_t>(plan);
   const Plan& own = plans_[plan];
-  of_plan_ = of_layer_;
-  for (size_t s = 0; s < of_plan_.size(); ++s) {
-    if (sequences_[s].plan != number) of_plan_[s].step = {};
+  for (size_t s = 0; s < of_layer_.size(); ++s) {
+    const kernels::SequenceSelection& selection = sequences_[s];
+    if (selection.layers.empty()) continue;
+    of_layer_[s].step =
+        selection.plan == number ? selection.layers[static_cast<size_t>(layer)] : kernels::LayerSelection();
   }
   if (own.scoring.scoring == TokenScoring::kCompactKeys)
     return backend.SelectTokens(context, {.shape = shape,
@@ -171,7 +173,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                           .num_dims = own.scoring.num_dims,
                                           .q = q,
                                           .q_row_stride = q_row_stride,
-                                          .sequences = of_plan_,
+                                          .sequences = of_layer_,
                                           .lists = lists_,
                                           .layer = layer,
                                           .plan = number});
@@ -182,7 +184,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                                  .window = own.scoring.window,
                                                  .q = q,
                                                  .q_row_stride = q_row_stride,
-                                                 .sequences = of_plan_,
+                                                 .sequences = of_layer_,
                                                  .scores = scores,
                                                  .scores_stride = own.scores_stride,
                                                  .lists = lists_,
@@ -194,7 +196,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                                            .pool = pool_,
                                                            .q = q,
                                                            .q_row_stride = q_row_stride,
-                                                           .sequences = of_plan_,
+                                                           .sequences = of_layer_,
                                                            .scores = scores,
                                                            .scores_stride = own.scores_stride,
                                                            .layer = layer,
@@ -204,7 +206,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                      .granularity = kernels::kBoundTokens,
                                      .num_kv_heads = shape.num_kv_heads,
                                      .pool = pool_,
-                                     .sequences = of_plan_,
+                                     .sequences = of_layer_,
                                      .lists = lists_,
                                      .layer = layer,
                                      .plan = number});

@@ -71,7 +71,7 @@ class TokenChoices {
   bool listed_ = false;      // some row has lists of what it may choose from
   kernels::TokenLists lists_;
   std::vector<kernels::SequenceSelection> sequences_;                 // [rows]
-  std::vector<kernels::SelectingSequence> of_layer_, of_plan_;        // [rows]; of_plan_: other plans' do nothing
+  std::vector<kernels::SelectingSequence> of_layer_;                  // [rows]; rows of other plans do nothing
   std::vector<std::span<const int32_t>> pages_, compact_, lists_of_;  // [rows, num_kv_heads], of the layer
   std::unique_ptr<kernels::Buffer> list_memory_;                      // int32 [max_streams, stride] and [max_streams]
   std::unique_ptr<kernels::Buffer> scores_;                           // f32 [max_streams, largest scores_stride]

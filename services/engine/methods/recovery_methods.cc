@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
 
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes) {
-  // What is left whole is decoded without the map, which only the prefill worker then has.
+  // KV that is left whole is decoded without the map, which only the prefill worker then has.
   if (options.full_kv && head_classes == nullptr) return ValidateReuseOptions(options, config);
   return MakeRecoveryPolicy(options, config, head_classes).status();
 }

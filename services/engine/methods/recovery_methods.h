@@ -28,8 +28,8 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes = nullptr);
 std::vector<std::string> RecoveryPolicyNames();
-// What "auto" means for a prompt with segments: splice with a map whose quality was measured and is within the
-// contract, else sparsex.
+// The policy that "auto" stands for, of a prompt with segments: splice with a map whose quality was measured and is
+// within the contract, else sparsex.
 std::string DefaultReusePolicy(const HeadClassMap* head_classes);
 
 }  // namespace spl::engine

@@ -20,7 +20,7 @@
 namespace spl::engine {
 namespace {
 
-// What a method's paper or code has (docs/methods/sparcas.md and docs/methods/baselines.md).
+// Fills in what a method's paper or code has (docs/methods/sparcas.md and docs/methods/baselines.md).
 void FillDefaults(DecodeOptions& options) {
   const std::string& name = options.selector;
   if (options.budget < 0) options.budget = name == "sparcas" || name == "quest" || name == "snapkv" ? 2048 : 1024;

@@ -54,9 +54,13 @@ struct DecodeEngine::Fork {
 
 struct DecodeEngine::Sequence {
   DecodeRequest request;
-  uint64_t order = 0;                       // of arrival
-  std::vector<Fork> forks;                  // none before it has started
-  std::unique_ptr<ParkedPages> parked;      // null: its pages are in the pool
+  uint64_t order = 0;                   // of arrival
+  std::vector<Fork> forks;              // none before it has started
+  std::unique_ptr<ParkedPages> parked;  // null: its pages are in the pool
+  // Traits of its selector, the same for all of its life.
+  bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless nothing is decoded
+  bool gathers_keys = false;                // in its first step
+  bool steps_are_alone = true;              // what a step attends to does not depend on the steps before it
   std::unique_ptr<TokenSelector> chooser;   // of a choice that is being made
   std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
   std::optional<KeptPositions> of_prompt;   // what its selector chose, the same of every fork
@@ -84,6 +88,11 @@ struct DecodeEngine::Sequence {
     choice.reset();
     chooser.reset();
   }
+  bool has_to_choose() const { return chooses_by_prompt && !of_prompt.has_value(); }
+  // Tokens are left that one step may have many of.
+  bool has_to_replay() const { return request.replay.size() > 1 && steps_are_alone && request.heads == nullptr; }
+  // Positions whose keys its first step gathers.
+  int64_t gathered_tokens() const { return gathers_keys ? request.kv->num_tokens() : 0; }
   const std::vector<int32_t>& tokens() const {
     return request.left_prompt.empty() ? request.prompt : request.left_prompt;
   }
@@ -165,6 +174,13 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
       return absl::InvalidArgumentError("heads are restored of a sequence with head classes, and this one keeps all");
   }
   auto sequence = std::make_unique<Sequence>();
+  const TokenScoring scoring = selector->scoring().scoring;
+  sequence->gathers_keys = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPageBounds;
+  sequence->steps_are_alone = !CompactNeedsOf(*selector, *model_, request.kv->num_tokens()).has_value();
+  sequence->chooses_by_prompt =
+      selector->of_prompt() != nullptr &&
+      std::any_of(request.first_tokens.begin(), request.first_tokens.end(),
+                  [](const SampledToken& first) { return first.finish == FinishReason::kNone; });
   sequence->request = std::move(request);
   std::lock_guard lock(mutex_);
   if (stopping_) return absl::UnavailableError("the decode worker is stopping");
@@ -262,21 +278,22 @@ void DecodeEngine::AdmitWaiting() {
     if (rows + next.num_rows() > static_cast<size_t>(options_.executor.max_rows)) break;
     absl::Status status = next.parked == nullptr ? absl::OkStatus() : Return(next);
     const bool starts = status.ok() && !next.started();
-    if (const bool chooses = starts && HasToChoose(next); chooses || (starts && HasToReplay(next))) {
-      if (!ran_slice) status = chooses ? ChooseSlice(next) : ReplaySlice(next);
+    if (starts && (next.has_to_choose() || next.has_to_replay())) {
+      if (!ran_slice) status = next.has_to_choose() ? ChooseSlice(next) : ReplaySlice(next);
       ran_slice = freed_ = true;
-      if (status.ok() && (HasToChoose(next) || HasToReplay(next))) {
+      if (status.ok() && (next.has_to_choose() || next.has_to_replay())) {
         ++i;
         continue;
       }
     }
     if (starts && status.ok()) {
-      gathered += GatheredTokens(next);
-      if (gathered > options_.gathered_tokens && gathered > GatheredTokens(next)) {
+      const int64_t own = next.gathered_tokens();
+      if (own > 0 && gathered > 0 && gathered + own > options_.gathered_tokens) {
         freed_ = true;
         break;
       }
       status = Start(next);
+      if (status.ok()) gathered += own;
     }
     if (status.code() == absl::StatusCode::kResourceExhausted) {
       if (!running_.empty()) break;  // what they hold comes back
@@ -302,35 +319,6 @@ void DecodeEngine::AdmitWaiting() {
     }
   }
   RemoveFinished();
-}
-
-// Positions whose keys the sequence's first step gathers.
-int64_t DecodeEngine::GatheredTokens(const Sequence& sequence) const {
-  const auto selector = MakeSelectorFor(*sequence.request.kv, sequence.request.decode, *model_);
-  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-  const TokenScoring scoring = (*selector)->scoring().scoring;
-  const bool gathers = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPageBounds;
-  return gathers ? sequence.request.kv->num_tokens() : 0;
-}
-
-bool DecodeEngine::HasToChoose(const Sequence& sequence) const {
-  if (sequence.of_prompt.has_value()) return false;
-  if (sequence.choice != nullptr) return true;
-  const std::vector<SampledToken>& first = sequence.request.first_tokens;
-  if (std::none_of(first.begin(), first.end(), [](const auto& token) { return token.finish == FinishReason::kNone; }))
-    return false;  // nothing is decoded
-  const auto selector = MakeSelectorFor(*sequence.request.kv, sequence.request.decode, *model_);
-  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-  return (*selector)->of_prompt() != nullptr;
-}
-
-// Whether tokens are left that one step may have many of.
-bool DecodeEngine::HasToReplay(const Sequence& sequence) const {
-  const DecodeRequest& request = sequence.request;
-  if (request.replay.size() < 2 || request.heads != nullptr) return false;
-  const auto selector = MakeSelectorFor(*request.kv, request.decode, *model_);
-  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-  return !CompactNeedsOf(**selector, *model_, request.kv->num_tokens()).has_value();
 }
 
 absl::Status DecodeEngine::ReplaySlice(Sequence& sequence) {

@@ -122,15 +122,11 @@ class DecodeEngine {
   void CollectInbox();
   void DropDead();
   void AdmitWaiting();
-  // Whether the sequence is to choose of its prompt before it can start. Its choice is made slice by slice, one between
-  // two steps of the batch.
-  bool HasToChoose(const Sequence& sequence) const;
+  // One slice of the choice that a sequence makes of its prompt before it can start.
   absl::Status ChooseSlice(Sequence& sequence);
   // Runs some of what a sequence replays before it can start: many tokens in one step, where what a step attends to
   // does not depend on the steps before it (others replay in the steps of the batch).
-  bool HasToReplay(const Sequence& sequence) const;
   absl::Status ReplaySlice(Sequence& sequence);
-  int64_t GatheredTokens(const Sequence& sequence) const;
   // ResourceExhausted: there are no pages, and the sequence is as it was.
   absl::Status Start(Sequence& sequence);
   absl::Status MakeForks(Sequence& sequence);

@@ -11,14 +11,6 @@ namespace {
 
 using test::SeededRandom;
 
-DecodeOptions Selector(const char* name, int32_t budget) {
-  DecodeOptions options(name);
-  options.budget = budget;
-  options.recent = 16;
-  options.refresh_interval = 5;
-  return options;
-}
-
 class DecodeAdmissionTest : public EnginesTest {
  protected:
   static absl::StatusCode Ended(const std::shared_ptr<Outcome>& outcome) {

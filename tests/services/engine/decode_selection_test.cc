@@ -23,14 +23,6 @@ namespace {
 using test::SeededRandom;
 using testing::HasSubstr;
 
-DecodeOptions Selector(const char* name, int32_t budget) {
-  DecodeOptions options(name);
-  options.budget = budget;
-  options.recent = 16;
-  options.refresh_interval = 5;
-  return options;
-}
-
 class DecodeSelectionTest : public EnginesTest {
  protected:
   static Answer Local(const std::vector<int32_t>& prompt, const DecodeOptions& decode, int64_t max_tokens,

@@ -342,6 +342,15 @@ class EnginesTest : public testing::Test {
   std::unique_ptr<DecodeEngine> decode_;
 };
 
+// Few tokens, chosen often: choices begin in short prompts.
+inline DecodeOptions Selector(const char* name, int32_t budget) {
+  DecodeOptions options(name);
+  options.budget = budget;
+  options.recent = 16;
+  options.refresh_interval = 5;
+  return options;
+}
+
 inline constexpr chunk::Digest kDocs{1, 2, 3}, kOtherDocs{4, 5, 6};
 
 inline std::vector<int32_t> Concatenate(std::initializer_list<std::vector<int32_t>> parts) {
