@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/kv_copy/crc32c_shifter.h"
 #include "services/base/clock.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
@@ -10,7 +9,9 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
+#include "services/decode/landing.h"
 #include "services/decode/reservation.h"
+#include "services/decode/sequence_spans.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"
@@ -28,7 +29,6 @@ uint64_t HeldBytes(const engine::SequenceKv& kv, const engine::CompactPages* com
   return pages * kv.pool().view().page_bytes();
 }
 
-FaultPoint landing_fault("decode.land");
 FaultPoint reserve_fault("decode.reserve");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
@@ -256,7 +256,12 @@ void DecodeService::LandingLoop() {
 
 void DecodeService::Land(LandingTask task) {
   const RandomId id = task.ticket->id;
-  absl::Status status = Verify(*task.ticket, task.request);
+  bool damaged = false;
+  absl::Status status = LandPrompt(*task.ticket, task.request, {pool_, landing_pool_}, engine_.model(), damaged);
+  if (damaged) checksum_failures_.Increment();
+  if (status.ok())
+    bytes_in_.Increment(static_cast<double>(task.ticket->kv->num_pages()) *
+                        static_cast<double>(pool_.view().page_bytes()));
   if (status.ok()) status = Launch(*task.ticket, task.request, task.span.context());
   task.span.SetStatus(status);
   task.span.End();
@@ -265,144 +270,6 @@ void DecodeService::Land(LandingTask task) {
     tickets_.Drop(id, status);
   }
   task.done(status);
-}
-
-// The pages that were sent beside the others become part of the sequence; the rest of the spare ones is free again.
-absl::Status DecodeService::RestoreHeads(Ticket& ticket, const v1::CommitRequest& request) {
-  const auto spare = std::move(ticket.spare), landing_spare = std::move(ticket.landing_spare);
-  // A ticket without classes keeps everything: no head lacks anything (ReuseOptions.full_kv).
-  if (request.restored_heads().empty() || ticket.classes == nullptr) return absl::OkStatus();
-  const std::vector<int32_t> restored(request.restored_heads().begin(), request.restored_heads().end());
-  const bool compressed = ticket.kv->classes() != nullptr;
-  const engine::KvShape& shape = ticket.kv->shape();
-  std::vector<int32_t> lists_of_rank;
-  if (compressed) lists_of_rank = spare->need().lists_of_rank;
-  // Without holes there is nothing that a head could lack.
-  SPLICE_ASSIGN_OR_RETURN(
-      const std::vector<int32_t> lists,
-      engine::AssignSpares(shape, *ticket.classes, compressed ? ticket.prompt_tokens : 0, lists_of_rank, restored));
-  for (size_t i = 0; i < restored.size() && compressed; ++i) {
-    const int32_t hole = ticket.kv->hole(restored[i]).size();
-    ticket.kv->Restore(restored[i], lists[i] < 0 ? std::vector<int32_t>() : spare->Take(lists[i], hole));
-    if (ticket.landing == nullptr) continue;
-    ticket.landing->Restore(restored[i], lists[i] < 0 ? std::vector<int32_t>() : landing_spare->Take(lists[i], hole));
-  }
-  ticket.classes = engine::WithRestored(ticket.classes, restored);
-  return absl::OkStatus();
-}
-
-namespace {
-
-absl::StatusOr<engine::PositionRanges> RangesOf(const v1::KeptPositions& positions, std::string_view what) {
-  if (positions.bounds_size() % 2 != 0)
-    return InvalidArgument("commit: {} has {} bounds, a range takes two", what, positions.bounds_size());
-  engine::PositionRanges ranges;
-  for (int i = 0; i < positions.bounds_size(); i += 2)
-    ranges.push_back({static_cast<int32_t>(positions.bounds(i)), static_cast<int32_t>(positions.bounds(i + 1))});
-  return ranges;
-}
-
-// Null: everything is kept.
-absl::StatusOr<std::shared_ptr<const engine::KeptTokens>> KeptTokensOf(const v1::CommitRequest& request,
-                                                                       int64_t prompt_tokens,
-                                                                       const engine::ModelConfig& config) {
-  if (request.kept().empty()) return nullptr;
-  engine::KeptTokens kept{static_cast<int32_t>(prompt_tokens), {}};
-  for (const v1::KeptPositions& positions : request.kept()) {
-    const std::string what = fmt::format("layer {} of kept", kept.layers.size());
-    SPLICE_ASSIGN_OR_RETURN(kept.layers.emplace_back(), RangesOf(positions, what));
-  }
-  SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(kept, config.num_layers, prompt_tokens));
-  return std::make_shared<const engine::KeptTokens>(std::move(kept));
-}
-
-}  // namespace
-
-// The KV is of a shorter prompt than was reserved: the ticket is for that one from here on.
-absl::Status DecodeService::Shorten(Ticket& ticket, const v1::CommitRequest& request) {
-  if (!request.has_only()) return absl::OkStatus();
-  engine::KeptTokens only{static_cast<int32_t>(ticket.prompt_tokens), {}};
-  SPLICE_ASSIGN_OR_RETURN(only.layers.emplace_back(), RangesOf(request.only(), "only"));
-  SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(only, 1, ticket.prompt_tokens));
-  if (ticket.classes != nullptr || !request.kept().empty())
-    return InvalidArgument("commit of a shorter prompt with {}",
-                           ticket.classes != nullptr ? "head classes" : "kept tokens");
-  const int64_t left = engine::CountOf(only.layers[0]);
-  for (engine::SequenceKv* const kv : {ticket.kv.get(), ticket.landing.get()}) {
-    if (kv != nullptr) kv->Truncate(left);
-  }
-  if (!ticket.prompt.empty()) {
-    const auto input_end = static_cast<int32_t>(ticket.prompt_tokens - ticket.num_output_tokens);
-    const engine::PositionRange input{0, input_end};
-    for (const engine::PositionRange& range : engine::IntersectionOf(only.layers[0], {&input, 1}))
-      ticket.left_prompt.insert(ticket.left_prompt.end(), ticket.prompt.begin() + range.begin,
-                                ticket.prompt.begin() + range.end);
-  }
-  ticket.prompt_tokens = left;
-  return absl::OkStatus();
-}
-
-// What was not sent is given back before anything is checked.
-absl::Status DecodeService::KeepOnly(Ticket& ticket, const v1::CommitRequest& request) {
-  ticket.kv->set_num_tokens(ticket.prompt_tokens);
-  SPLICE_ASSIGN_OR_RETURN(const auto kept, KeptTokensOf(request, ticket.prompt_tokens, engine_.model().config()));
-  if (kept == nullptr) return absl::OkStatus();
-  if (ticket.classes != nullptr) return InvalidArgument("commit of kept tokens for a ticket with head classes");
-  ticket.kv->KeepOnly(kept);
-  if (ticket.landing == nullptr) return absl::OkStatus();
-  ticket.landing->set_num_tokens(ticket.prompt_tokens);
-  ticket.landing->KeepOnly(kept);
-  return absl::OkStatus();
-}
-
-// The writer has flushed before it committed, so the bytes are all here: in the pool, or in landing pages.
-absl::Status DecodeService::Verify(Ticket& ticket, const v1::CommitRequest& request) {
-  const engine::KvShape& shape = ticket.kv->shape();
-  const size_t page_bytes = pool_.view().page_bytes();
-  SPLICE_RETURN_IF_ERROR(Shorten(ticket, request));
-  if (request.num_tokens() != ticket.prompt_tokens)
-    return InvalidArgument("commit of {} tokens, {} were reserved", request.num_tokens(), ticket.prompt_tokens);
-  if (request.crc32c_size() != shape.num_streams())
-    return InvalidArgument("commit has {} checksums, {} are needed", request.crc32c_size(), shape.num_streams());
-  if (request.in_landing_pages() && ticket.landing == nullptr)
-    return InvalidArgument("commit of landing pages, the ticket has none");
-  SPLICE_RETURN_IF_ERROR(RestoreHeads(ticket, request));
-  SPLICE_RETURN_IF_ERROR(KeepOnly(ticket, request));
-  const bool landed = request.in_landing_pages();
-  const FaultOutcome fault = landing_fault.Hit();
-  SPLICE_RETURN_IF_ERROR(fault.status);
-  if (fault.corrupt) SPLICE_RETURN_IF_ERROR(FlipAByte(landed ? *ticket.landing : *ticket.kv));
-  // What landed on the host goes on first: where the pages end is where they are checked, and faster than on the host.
-  const engine::SequenceKv& kv = *ticket.kv;
-  const std::vector<int32_t> pages = kv.AllPages();
-  if (landed) {
-    std::vector<const std::byte*> from;
-    from.reserve(pages.size());
-    for (int32_t page : ticket.landing->AllPages()) from.push_back(landing_pool_->view().k(page));
-    SPLICE_RETURN_IF_ERROR(pool_.WritePagesFrom(pages, from));
-  }
-  std::vector<uint32_t> crcs(pages.size());
-  SPLICE_RETURN_IF_ERROR(pool_.ChecksumPages(pages, crcs.data()));
-  const kernels::Crc32cShifter over_a_page(page_bytes);
-  auto next = crcs.begin();
-  for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
-    uint32_t crc = 0;
-    for (const int32_t page : kv.streams()[static_cast<size_t>(stream)]) {
-      if (page != kernels::kNoPage) crc = over_a_page(crc) ^ *next++;
-    }
-    if (crc == request.crc32c(stream)) continue;
-    checksum_failures_.Increment();
-    // The writer is not told the right checksum: whoever knows it could commit pages that somebody else has filled.
-    log::Warning("decode.kv_damaged", log::F("request", ticket.request_id), log::F("stream", stream),
-                 log::F("checksum", fmt::format("{:08x}", crc)),
-                 log::F("sent", fmt::format("{:08x}", request.crc32c(stream))));
-    return Errorf(absl::StatusCode::kDataLoss,
-                  "the KV of layer {} head {} arrived damaged: its checksum is another one",
-                  stream / shape.num_kv_heads, stream % shape.num_kv_heads);
-  }
-  ticket.landing.reset();
-  bytes_in_.Increment(static_cast<double>(pages.size() * page_bytes));
-  return absl::OkStatus();
 }
 
 // Null, and the request decodes without: what came is not what one can use.
@@ -426,43 +293,6 @@ void DecodeService::CountRestores(const engine::HeadRestoreReport& report, engin
   misses_fetch_.Increment(static_cast<double>(report.missed_fetch - counted.missed_fetch));
   counted = report;
 }
-
-// For tests of the checksums.
-absl::Status DecodeService::FlipAByte(const engine::SequenceKv& kv) {
-  const int32_t page = kv.stream(0, 0)[0];
-  std::vector<std::byte> bytes(kv.pool().view().page_bytes());
-  SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages({&page, 1}, bytes.data()));
-  bytes[0] ^= std::byte{1};
-  return kv.pool().WritePages({&page, 1}, bytes.data());
-}
-
-namespace {
-
-// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Engine thread.
-struct SequenceSpans {
-  SequenceSpans(const Tracer& tracer, const TraceContext& parent)
-      : tracer(tracer), whole(tracer, "decode.sequence", parent), part(tracer, "decode.admission", whole.context()) {}
-  void Begin(std::string_view name) {
-    part.End();
-    part = Span(tracer, name, whole.context());
-  }
-  void OnTokens(size_t num) {
-    if (num_tokens == 0) Begin("decode.stream");
-    num_tokens += static_cast<int64_t>(num);
-  }
-  void End(const absl::Status& status) {
-    part.End();
-    whole.Set("splice.tokens", num_tokens);
-    whole.SetStatus(status);
-    whole.End();
-  }
-
-  const Tracer& tracer;
-  Span whole, part;
-  int64_t num_tokens = 0;
-};
-
-}  // namespace
 
 absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace) {
   engine::DecodeRequest decode;

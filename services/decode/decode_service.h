@@ -74,13 +74,8 @@ class DecodeService final : public v1::Decode::CallbackService {
   void CountRefusal(const absl::Status& status);
   void LandingLoop();
   void Land(LandingTask task);
-  absl::Status Shorten(Ticket& ticket, const v1::CommitRequest& request);
-  absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request);
-  absl::Status RestoreHeads(Ticket& ticket, const v1::CommitRequest& request);
-  absl::Status Verify(Ticket& ticket, const v1::CommitRequest& request);
   std::shared_ptr<engine::HeadSource> OpenLease(const Ticket& ticket, const v1::CommitRequest& request);
   void CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted);
-  static absl::Status FlipAByte(const engine::SequenceKv& kv);
   absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace);
 
   const Tracer& tracer_;
