@@ -30,7 +30,6 @@ absl::Status ValidateVisibility(const HeadVisibility& v) {
     case VisibilityRule::kBand:
       if (v.num_sinks >= 0 && v.window >= 1) return absl::OkStatus();
       return InvalidCall("attention: band of ", v.num_sinks, " sinks and window ", v.window);
-    case VisibilityRule::kBlocks:
     case VisibilityRule::kList:
       for (size_t i = 0; i < v.indices.size(); ++i) {
         if (v.indices[i] < 0 || (i > 0 && v.indices[i] <= v.indices[i - 1])) {

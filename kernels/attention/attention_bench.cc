@@ -6,8 +6,8 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/common/bench_util.h"
-#include "kernels/selection/line_tiles.h"
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/line_tiles.h"
+#include "kernels/selection/loopserve/select_lines.h"
 
 namespace spl::kernels {
 namespace {

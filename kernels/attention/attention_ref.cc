@@ -27,8 +27,6 @@ bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
       return true;
     case VisibilityRule::kBand:
       return j < v.num_sinks || j > static_cast<int64_t>(p) - v.window;
-    case VisibilityRule::kBlocks:
-      return std::binary_search(v.indices.begin(), v.indices.end(), j / kPageTokens);
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:  // made a list by its caller
       return std::binary_search(v.indices.begin(), v.indices.end(), j);

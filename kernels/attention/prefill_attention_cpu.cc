@@ -224,7 +224,6 @@ int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
       break;
     case VisibilityRule::kBand:
       return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
-    case VisibilityRule::kBlocks:
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:  // refused by the validation
       return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));

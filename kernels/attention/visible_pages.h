@@ -27,12 +27,9 @@ class VisiblePages {
       case VisibilityRule::kBand:
         if (int64_t{page} * kPageTokens >= v_.num_sinks) page = std::max(page, FirstWindowPage(low));
         break;
-      case VisibilityRule::kBlocks:
-        page = NextListed(page, 1);
-        break;
       case VisibilityRule::kList:
       case VisibilityRule::kSelected:  // made a list by its caller
-        page = NextListed(page, kPageTokens);
+        page = NextListed(page);
         break;
       case VisibilityRule::kLines:
         page = NextTile(page, low, high);
@@ -50,8 +47,6 @@ class VisiblePages {
         return causal;
       case VisibilityRule::kBand:
         return causal & (Below(v_.num_sinks - base) | ~Below(int64_t{position} - v_.window + 1 - base));
-      case VisibilityRule::kBlocks:
-        return causal;
       case VisibilityRule::kList:
       case VisibilityRule::kSelected:
         return causal & Listed(base);
@@ -72,10 +67,9 @@ class VisiblePages {
     return static_cast<int32_t>(std::max<int64_t>(int64_t{position} - v_.window + 1, 0) / kPageTokens);
   }
 
-  int32_t NextListed(int32_t page, int32_t unit) const {
-    const int64_t from = int64_t{page} * unit;
-    const auto it = std::lower_bound(v_.indices.begin(), v_.indices.end(), from);
-    return it == v_.indices.end() ? kNone : *it / unit;
+  int32_t NextListed(int32_t page) const {
+    const auto it = std::lower_bound(v_.indices.begin(), v_.indices.end(), int64_t{page} * kPageTokens);
+    return it == v_.indices.end() ? kNone : *it / kPageTokens;
   }
 
   const uint64_t* Tiles(int32_t position) const {

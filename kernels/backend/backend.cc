@@ -1,4 +1,4 @@
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 
 #include <utility>
 #include <vector>

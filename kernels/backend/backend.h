@@ -9,43 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/activation/activation.h"
-#include "kernels/attention/attention.h"
+#include "kernels/backend/operations.h"
+#include "kernels/backend/session.h"
 #include "kernels/collective/collective.h"
+#include "kernels/common/buffer.h"
 #include "kernels/common/cpu_features.h"
-#include "kernels/common/session.h"
-#include "kernels/embedding/embedding.h"
-#include "kernels/embedding/scatter_rows.h"
-#include "kernels/fill/fill.h"
-#include "kernels/gemm/gemm.h"
-#include "kernels/kv_copy/align_copy.h"
-#include "kernels/kv_copy/fuse_rows.h"
-#include "kernels/moe/grouped_linear.h"
-#include "kernels/moe/routing.h"
-#include "kernels/norm/norm.h"
-#include "kernels/norm/row_norms.h"
-#include "kernels/rope/rope.h"
-#include "kernels/sampling/argmax.h"
-#include "kernels/selection/candidates.h"
-#include "kernels/selection/column_scores.h"
-#include "kernels/selection/page_bound_scores.h"
-#include "kernels/selection/pool_scores.h"
-#include "kernels/selection/query_window.h"
-#include "kernels/selection/select_lines.h"
-#include "kernels/selection/select_tokens.h"
-#include "kernels/selection/top_k.h"
-#include "kernels/selection/top_tokens.h"
-#include "kernels/selection/value_deviation.h"
 
 namespace spl::kernels {
-
-// Device memory. Freed with the object.
-class Buffer {
- public:
-  virtual ~Buffer() = default;
-  virtual void* data() const = 0;
-  virtual size_t size() const = 0;
-};
 
 enum class CopyKind : uint8_t { kUpload, kDownload, kWithin };  // host to device, device to host, within the device
 
@@ -57,8 +27,12 @@ struct CopyOp {
 
 // Threads: a Backend is immutable and may be shared; operations take a KernelContext, and one context serves one thread
 // at a time. All pointers in arguments are device pointers (on CPU: host pointers). Operations validate their arguments
-// and return InvalidArgument; an operation that a backend lacks is Unimplemented, never a silent fallback.
-class Backend {
+// and return InvalidArgument; what an operation lacks on a backend is Unimplemented, never a silent fallback.
+class Backend : public LayerOperations,
+                public ExpertOperations,
+                public KvOperations,
+                public AttentionOperations,
+                public SelectionOperations {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;         // "cpu", "ref", "cuda"
@@ -121,55 +95,6 @@ class Backend {
   // The same for the weights of all experts.
   virtual absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> /*data*/,
                                                                       GroupedWeightView /*weight*/) const {
-    return absl::UnimplementedError(name() + ": no mixture of experts");
-  }
-  virtual absl::Status FillRandom(const KernelContext& /*ctx*/, const FillRandomArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no FillRandom");
-  }
-
-  virtual absl::Status Linear(const KernelContext& ctx, const LinearArgs& args) const = 0;
-  virtual absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& args) const = 0;
-  virtual absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& args) const = 0;
-  virtual absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& args) const = 0;
-  virtual absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& args) const = 0;
-  virtual absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& args) const = 0;
-  virtual absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& args) const = 0;
-  virtual absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& args) const = 0;
-  virtual absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& args) const = 0;
-  virtual absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& args) const = 0;
-  virtual absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& args) const = 0;
-  virtual absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& args) const = 0;
-  virtual absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& args) const = 0;
-  virtual absl::Status TopK(const KernelContext& ctx, const TopKArgs& args) const = 0;
-  virtual absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& args) const = 0;
-  virtual absl::Status FuseRows(const KernelContext& /*ctx*/, const FuseRowsArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no FuseRows");
-  }
-  virtual absl::Status ListCandidates(const KernelContext& /*ctx*/, const ListCandidatesArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no ListCandidates");
-  }
-  virtual absl::Status SelectTokens(const KernelContext& /*ctx*/, const SelectTokensArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no SelectTokens");
-  }
-  virtual absl::Status TopTokens(const KernelContext& /*ctx*/, const TopTokensArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no TopTokens");
-  }
-  virtual absl::Status ChooseByQueryWindow(const KernelContext& /*ctx*/, const QueryWindowArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no ChooseByQueryWindow");
-  }
-  virtual absl::Status PageBoundScores(const KernelContext& /*ctx*/, const PageBoundScoresArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no PageBoundScores");
-  }
-  virtual absl::Status SelectLines(const KernelContext& /*ctx*/, const SelectLinesArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no SelectLines");
-  }
-  virtual absl::Status RouteExperts(const KernelContext& /*ctx*/, const RouteExpertsArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no mixture of experts");
-  }
-  virtual absl::Status GroupedLinear(const KernelContext& /*ctx*/, const GroupedLinearArgs& /*args*/) const {
-    return absl::UnimplementedError(name() + ": no mixture of experts");
-  }
-  virtual absl::Status CombineExperts(const KernelContext& /*ctx*/, const CombineExpertsArgs& /*args*/) const {
     return absl::UnimplementedError(name() + ": no mixture of experts");
   }
 };

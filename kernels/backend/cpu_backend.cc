@@ -1,6 +1,6 @@
 #include <string>
 
-#include "kernels/common/host_backend.h"
+#include "kernels/backend/host_backend.h"
 #include "kernels/gemm/onednn.h"
 
 namespace spl::kernels {
@@ -30,75 +30,11 @@ class CpuBackend final : public HostBackend {
     w.data = data->data();
     return cpu::PackGrouped(w, options_.gemm);
   }
-  absl::Status FillRandom(const KernelContext& ctx, const FillRandomArgs& a) const override {
-    return cpu::FillRandom(ctx, a);
-  }
 
-  absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) const override { return cpu::Linear(ctx, a); }
-  absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const override { return cpu::RmsNorm(ctx, a); }
-  absl::Status SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const override { return cpu::SiluMul(ctx, a); }
-  absl::Status GatherRows(const KernelContext& ctx, const GatherRowsArgs& a) const override {
-    return cpu::GatherRows(ctx, a);
-  }
-  absl::Status RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const override {
-    return cpu::RopeWriteKv(ctx, a);
-  }
-  absl::Status PrefillAttention(const KernelContext& ctx, const PrefillAttentionArgs& a) const override {
-    return cpu::PrefillAttention(ctx, a);
-  }
-  absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const override {
-    return cpu::DecodeAttention(ctx, a);
-  }
-  absl::Status Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const override { return cpu::Argmax(ctx, a); }
-  absl::Status AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) const override {
-    return cpu::AlignCopy(ctx, a);
-  }
-  absl::Status ColumnScores(const KernelContext& ctx, const ColumnScoresArgs& a) const override {
-    return cpu::ColumnScores(ctx, a);
-  }
-  absl::Status ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const override {
-    return cpu::ScatterRows(ctx, a);
-  }
-  absl::Status RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const override {
-    return cpu::RowNorms(ctx, a);
-  }
-  absl::Status PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const override {
-    return cpu::PoolScores(ctx, a);
-  }
-  absl::Status TopK(const KernelContext& ctx, const TopKArgs& a) const override { return cpu::TopK(ctx, a); }
-  absl::Status ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const override {
-    return cpu::ValueDeviation(ctx, a);
-  }
-  absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const override {
-    return cpu::FuseRows(ctx, a);
-  }
-  absl::Status ListCandidates(const KernelContext& ctx, const ListCandidatesArgs& a) const override {
-    return cpu::ListCandidates(ctx, a);
-  }
-  absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) const override {
-    return cpu::SelectTokens(ctx, a);
-  }
-  absl::Status TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const override {
-    return cpu::TopTokens(ctx, a);
-  }
-  absl::Status ChooseByQueryWindow(const KernelContext& ctx, const QueryWindowArgs& args) const override {
-    return cpu::ChooseByQueryWindow(ctx, args);
-  }
-  absl::Status PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const override {
-    return cpu::PageBoundScores(ctx, a);
-  }
-  absl::Status SelectLines(const KernelContext& ctx, const SelectLinesArgs& a) const override {
-    return cpu::SelectLines(ctx, a);
-  }
-  absl::Status RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const override {
-    return cpu::RouteExperts(ctx, a);
-  }
-  absl::Status GroupedLinear(const KernelContext& ctx, const GroupedLinearArgs& a) const override {
-    return cpu::GroupedLinear(ctx, a);
-  }
-  absl::Status CombineExperts(const KernelContext& ctx, const CombineExpertsArgs& a) const override {
-    return cpu::CombineExperts(ctx, a);
-  }
+#define SPLICE_DEFINE(name, args) \
+  absl::Status name(const KernelContext& ctx, const args& a) const override { return cpu::name(ctx, a); }
+  SPLICE_OPERATIONS(SPLICE_DEFINE)
+#undef SPLICE_DEFINE
 
  private:
   const CpuBackendOptions options_;

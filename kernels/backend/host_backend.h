@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/host_session.h"
 #include "kernels/common/host_buffer.h"
-#include "kernels/common/host_session.h"
 #include "kernels/kv_copy/crc32c.h"
 
 namespace spl::kernels {

@@ -1,4 +1,4 @@
-#include "kernels/common/host_session.h"
+#include "kernels/backend/host_session.h"
 
 #include <algorithm>
 #include <thread>

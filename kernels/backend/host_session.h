@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "kernels/common/session.h"
+#include "kernels/backend/session.h"
 #include "kernels/common/thread_pool.h"
 
 namespace spl::kernels {

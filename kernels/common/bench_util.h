@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/common/parallel.h"
 

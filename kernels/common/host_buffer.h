@@ -3,7 +3,8 @@
 
 #include <memory>
 
-#include "kernels/common/backend.h"
+#include "absl/status/statusor.h"
+#include "kernels/common/buffer.h"
 
 namespace spl::kernels {
 

@@ -8,6 +8,9 @@
 
 namespace spl::kernels {
 
+inline constexpr int32_t kSelectBudgetMax = 1 << 16;
+inline constexpr int32_t kBoundTokens = 16;  // positions of a granule, which Quest's bounds are of
+
 // One list of positions for each head stream of a decode batch, stream = sequence * num_kv_heads + KV head. Device
 // memory, borrowed.
 struct TokenLists {

@@ -8,11 +8,10 @@
 namespace spl::kernels {
 
 enum class VisibilityRule : uint8_t {
-  kFull,    // positions [0, pos]
-  kBand,    // positions [0, num_sinks) ∪ [pos - window + 1, pos]
-  kBlocks,  // positions of the 64-token tiles listed in `indices`, and <= pos
-  kList,    // positions listed in `indices`, and <= pos
-  kLines,   // of each 64-row tile its own key tiles and columns: LineVisibility; prefill only
+  kFull,   // positions [0, pos]
+  kBand,   // positions [0, num_sinks) ∪ [pos - window + 1, pos]
+  kList,   // positions listed in `indices`, and <= pos
+  kLines,  // of each 64-row tile its own key tiles and columns: LineVisibility; prefill only
   // Decode only: the positions that the call's lists hold for the stream (TokenLists), and <= pos. What is known to the
   // device alone is `kSelected`, what the caller has at hand `kList`.
   kSelected,
@@ -44,7 +43,7 @@ struct HeadVisibility {
   VisibilityRule rule = VisibilityRule::kFull;
   int32_t num_sinks = 0;                  // kBand; >= 0
   int32_t window = 0;                     // kBand; >= 1, counts the row itself
-  std::span<const int32_t> indices = {};  // kBlocks, kList: sorted ascending, no duplicates; borrowed for the call
+  std::span<const int32_t> indices = {};  // kList: sorted ascending, no duplicates; borrowed for the call
   const LineVisibility* lines = nullptr;  // kLines; borrowed for the call
 };
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/common/buffer.h"
 
 namespace spl::kernels::cuda {
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/common/buffer.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_bf16_isa.h"
 

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "absl/status/status.h"
-#include "kernels/common/backend.h"
+#include "kernels/common/buffer.h"
 #include "kernels/gemm/gemm.h"
 
 namespace spl::kernels::cuda {

@@ -123,10 +123,6 @@ uint32_t Crc32cExtend(uint32_t crc, const void* data, size_t size) {
   return ~ExtendPortable(~crc, p, size);
 }
 
-uint32_t Crc32cJoin(uint32_t crc_a, uint32_t crc_b, size_t size_b) {
-  return Crc32cMultiply(Crc32cShift(size_b), crc_a) ^ crc_b;
-}
-
 uint32_t portable::Crc32cExtend(uint32_t crc, const void* data, size_t size) {
   return ~ExtendPortable(~crc, static_cast<const uint8_t*>(data), size);
 }

@@ -38,5 +38,8 @@ absl::Status ValidateFuseRows(const FuseRowsArgs& args);
 namespace cpu {
 absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& args);
 }
+namespace ref {
+using cpu::FuseRows;
+}
 
 }  // namespace spl::kernels

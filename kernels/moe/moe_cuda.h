@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "kernels/common/backend.h"
+#include "kernels/common/buffer.h"
 #include "kernels/moe/grouped_linear.h"
 #include "kernels/moe/routing.h"
 

@@ -4,8 +4,6 @@
 
 #include "kernels/common/status.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/page_bound_scores.h"
-#include "kernels/selection/select_tokens.h"
 
 namespace spl::kernels {
 

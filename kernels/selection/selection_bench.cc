@@ -8,9 +8,9 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/common/bench_util.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/select_tokens.h"
-#include "kernels/selection/select_tokens_isa.h"
+#include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/select_tokens.h"
+#include "kernels/selection/sparcas/select_tokens_isa.h"
 
 namespace spl::kernels {
 namespace {

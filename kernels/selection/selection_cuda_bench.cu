@@ -12,10 +12,10 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/cuda_bench_util.h"
-#include "kernels/selection/column_scores_cuda.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/page_bound_scores_cuda.h"
-#include "kernels/selection/select_tokens_cuda.h"
+#include "kernels/selection/quest/page_bound_scores_cuda.h"
+#include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/select_tokens_cuda.h"
+#include "kernels/selection/sparsex/column_scores_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
 

@@ -150,14 +150,6 @@ bool WaitForFaultHits(std::string_view name, uint64_t hits, int timeout_ms) {
                                 [&] { return EntryOf(table, name).num_hits >= hits; });
 }
 
-std::vector<std::string> KnownFaultPoints() {
-  Table& table = TheTable();
-  std::lock_guard lock(table.mutex);
-  std::vector<std::string> names;
-  for (const auto& named : table.entries) names.push_back(named.first);
-  return names;
-}
-
 absl::StatusOr<FaultAction> ParseFaultAction(std::string_view text) {
   FaultAction action;
   std::string_view body = text;

@@ -70,7 +70,6 @@ uint64_t FaultHits(std::string_view name);
 void FireFaultEvent(std::string_view event);
 // Blocks until the point was hit `hits` times since it was armed; false after `timeout_ms`.
 bool WaitForFaultHits(std::string_view name, uint64_t hits, int timeout_ms);
-std::vector<std::string> KnownFaultPoints();
 
 inline constexpr char kEnableFaultsVariable[] = "SPLICE_ENABLE_FAULTS";
 // "NAME=ACTION". InvalidArgument says what the text lacks; NotFound as above. FailedPrecondition: not enabled.

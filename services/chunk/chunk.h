@@ -40,7 +40,7 @@ enum class Provenance : uint8_t { kApprox = 0, kCanon = 2, kExact = 3 };
 
 // Domain separates kinds of chain: the exact prefix chain (from the start of the prompt) and, later, segment chains.
 // A summary is no chain of its own but one entry behind the last chunk of a segment's; quantized KV is one beside each.
-enum class ChainKind : uint8_t { kExactPrefix = 1, kSegment = 2, kPositionFree = 3, kSummary = 4, kQuantized = 5 };
+enum class ChainKind : uint8_t { kExactPrefix = 1, kSegment = 2, kSummary = 4, kQuantized = 5 };
 
 // The key of one chunk of a chain. `previous` is null for the first. num tokens: 1 to 64; all but a chain's last
 // are 64.

@@ -17,7 +17,8 @@
 #include "services/base/log.h"
 #include "services/base/service_host.h"
 #include "services/base/status.h"
-#include "services/router/fair_pool.h"
+#include "services/router/admission/fair_pool.h"
+#include "services/router/admission/work_pool.h"
 #include "services/router/grpc/admin_service.h"
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
@@ -26,7 +27,6 @@
 #include "services/router/http/openai_api.h"
 #include "services/router/open_address.h"
 #include "services/router/scaling/external_scaler.h"
-#include "services/router/work_pool.h"
 
 namespace spl::router {
 namespace {

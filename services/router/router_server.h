@@ -8,9 +8,9 @@
 #include "absl/status/statusor.h"
 #include "services/base/otlp_exporter.h"
 #include "services/base/public_tls.h"
-#include "services/router/dispatcher.h"
+#include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
-#include "services/router/knowledge_bases.h"
+#include "services/router/kb/knowledge_bases.h"
 
 namespace spl::router {
 

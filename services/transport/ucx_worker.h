@@ -31,7 +31,6 @@ class UcxWorker {
   bool PostAlways(std::function<void()> task);
   // Runs `task` there and waits for it. Unavailable after Stop. Not to be called on the progress thread.
   absl::Status Run(const std::function<void()>& task);
-  bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
   // Runs what is posted, ends the thread, destroys the worker. Idempotent.
   void Stop();

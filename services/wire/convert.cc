@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <type_traits>
+#include <variant>
 
+#include "services/base/check.h"
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/engine/methods/recovery_methods.h"
@@ -37,61 +41,40 @@ namespace {
 // Beyond any limit stays beyond it, so that the check names the field.
 int32_t Bounded(uint32_t value) { return static_cast<int32_t>(std::min<uint32_t>(value, INT32_MAX)); }
 
+// Sets the members whose fields the message has.
+template <typename Options>
+void ReadOptions(const v1::ReuseOptions& proto, std::span<const engine::OptionField<Options>> fields,
+                 Options& options) {
+  const auto& reflection = *proto.GetReflection();
+  for (const engine::OptionField<Options>& option : fields) {
+    const auto* field = proto.GetDescriptor()->FindFieldByName(std::string(option.name));
+    SPLICE_CHECK(field != nullptr, "an option that v1.ReuseOptions has");
+    if (!reflection.HasField(proto, field)) continue;
+    std::visit(
+        [&](auto member) {
+          auto& value = options.*member;
+          if constexpr (std::is_same_v<decltype(value), int32_t&>) value = Bounded(reflection.GetUInt32(proto, field));
+          if constexpr (std::is_same_v<decltype(value), double&>) value = reflection.GetDouble(proto, field);
+          if constexpr (std::is_same_v<decltype(value), bool&>) value = reflection.GetBool(proto, field);
+          if constexpr (std::is_same_v<decltype(value), std::string&>) value = reflection.GetString(proto, field);
+        },
+        option.member);
+  }
+}
+
 }  // namespace
 
 engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto) {
   engine::DecodeOptions decode;
   decode.selector = proto.decode();
-  if (proto.has_decode_budget()) decode.budget = Bounded(proto.decode_budget());
-  if (proto.has_decode_dense_layers()) decode.dense_layers = Bounded(proto.decode_dense_layers());
-  if (proto.has_decode_recent()) decode.recent = Bounded(proto.decode_recent());
-  if (proto.has_decode_dims()) decode.dims = Bounded(proto.decode_dims());
-  if (proto.has_decode_refresh_interval()) decode.refresh_interval = Bounded(proto.decode_refresh_interval());
-  if (proto.has_decode_window()) decode.window = Bounded(proto.decode_window());
-  if (proto.has_decode_sinks()) decode.sinks = Bounded(proto.decode_sinks());
+  ReadOptions(proto, engine::DecodeOptionFields(), decode);
   return decode;
 }
 
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   engine::ReuseOptions reuse;
   reuse.policy = proto.quality() == "strict" ? "exact" : proto.policy();
-  if (proto.has_dense_layers()) reuse.dense_layers = Bounded(proto.dense_layers());
-  if (proto.has_recompute_share()) reuse.recompute_share = proto.recompute_share();
-  if (proto.has_recompute_min()) reuse.recompute_min = Bounded(proto.recompute_min());
-  if (proto.has_recompute_max()) reuse.recompute_max = Bounded(proto.recompute_max());
-  if (proto.has_overflow_tokens()) reuse.overflow_tokens = Bounded(proto.overflow_tokens());
-  if (proto.has_score_pool()) reuse.score_pool = Bounded(proto.score_pool());
-  if (proto.has_tail_tokens()) reuse.tail_tokens = Bounded(proto.tail_tokens());
-  if (proto.has_link_tokens()) reuse.link_tokens = Bounded(proto.link_tokens());
-  if (proto.has_blend_share()) reuse.blend_share = proto.blend_share();
-  if (proto.has_epic_tokens()) reuse.epic_tokens = Bounded(proto.epic_tokens());
-  if (proto.has_max_recompute_fraction()) reuse.max_recompute_fraction = proto.max_recompute_fraction();
-  reuse.full_kv = proto.full_kv();
-  if (proto.has_ffn_mass()) reuse.ffn_mass = proto.ffn_mass();
-  if (proto.has_ffn_dense_layers()) reuse.ffn_dense_layers = Bounded(proto.ffn_dense_layers());
-  if (proto.has_ffn_recent()) reuse.ffn_recent = Bounded(proto.ffn_recent());
-  if (proto.has_ffn_deep_layer()) reuse.ffn_deep_layer = Bounded(proto.ffn_deep_layer());
-  if (proto.has_ffn_deep_mass()) reuse.ffn_deep_mass = proto.ffn_deep_mass();
-  if (proto.has_rec_frac()) reuse.rec_frac = proto.rec_frac();
-  if (proto.has_score_all_heads()) reuse.score_all_heads = proto.score_all_heads();
-  if (proto.has_restore_share()) reuse.restore_share = proto.restore_share();
-  if (proto.has_restore_threshold()) reuse.restore_threshold = proto.restore_threshold();
-  if (proto.has_budget_ratio()) reuse.budget_ratio = proto.budget_ratio();
-  reuse.fusion = proto.fusion();
-  if (!proto.recompute().empty()) reuse.recompute = proto.recompute();
-  if (!proto.choose().empty()) reuse.choose = proto.choose();
-  if (proto.has_personal_bias()) reuse.personal_bias = proto.personal_bias();
-  reuse.compact = proto.compact();
-  if (proto.has_quantized_copies()) reuse.quantized_copies = proto.quantized_copies();
-  reuse.head_classes = proto.head_classes();
-  if (proto.has_line_alpha()) reuse.line_alpha = proto.line_alpha();
-  if (proto.has_line_samples()) reuse.line_samples = Bounded(proto.line_samples());
-  if (proto.has_line_min_span()) reuse.line_min_span = Bounded(proto.line_min_span());
-  if (proto.has_line_columns()) reuse.line_columns = Bounded(proto.line_columns());
-  if (proto.has_line_slashes()) reuse.line_slashes = Bounded(proto.line_slashes());
-  if (proto.has_band_sinks()) reuse.band_sinks = Bounded(proto.band_sinks());
-  if (proto.has_band_window()) reuse.band_window = Bounded(proto.band_window());
-  if (proto.has_band_last_rows()) reuse.band_last_rows = Bounded(proto.band_last_rows());
+  ReadOptions(proto, engine::ReuseOptionFields(), reuse);
   return reuse;
 }
 

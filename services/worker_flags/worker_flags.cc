@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "services/base/address.h"
 #include "services/base/byte_size_option.h"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "services/router/fleet/prefix_index.h"
 #include "services/router/policies/placement.h"
-#include "services/router/prefix_index.h"
 
 namespace spl::router {
 namespace {

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 #include "services/tokenizer/decoder.h"
 #include "services/tokenizer/prompt.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 #include "services/engine/model/head_classes.h"
 #include "services/tokenizer/decoder.h"

@@ -1,6 +1,6 @@
 // The time to the first token by stage, through real workers in one process: stages add up to it, and what slows one
 // stage down shows up there and nowhere else.
-#include "services/router/ttft_stages.h"
+#include "services/router/telemetry/ttft_stages.h"
 
 #include <gtest/gtest.h>
 

@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
-#include "services/router/openai_request.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
+#include "services/router/request/openai_request.h"
 
 namespace {
 

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/base/address.h"
 #include "services/base/log.h"
 #include "services/decode/decode_server.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What holds for the tree as a whole: who includes whom, how long files and functions are, that names of files exist.
+"""Checks of the tree as a whole: who includes whom, how long files and functions are, that names of files exist, that
+docs/ names every option.
 
   house_test.py ROOT             checks the tree; every line that it prints is a mistake
   house_test.py ROOT --update    writes the lists of what is too long today (only ever to shorten them)
@@ -72,7 +73,7 @@ def without_comments_and_text(text):
 def functions(text):
     """(name, first line, lines) of each function with a body; a lambda belongs to the function that it stands in."""
     clean = without_comments_and_text(text)
-    clean = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", lambda match: "\n" * match[0].count("\n"), clean, flags=re.M)
+    clean = re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", lambda match: "\n" * match[0].count("\n"), clean, flags=re.M)
     depth_of_function = None
     stack = []  # of each open brace: whether it is a function's
     begin = 0  # of the statement
@@ -182,6 +183,18 @@ def check_references(files, names):
                     yield f"{name}:{number}: the link to {target} leads nowhere"
 
 
+def check_options(proto, pages):
+    """Options of a request, the fields of ReuseOptions, by the names that the HTTP API gives them."""
+    message = re.search(r"^message ReuseOptions \{\n(.*?)^\}", proto, re.S | re.M)
+    if message is None:
+        yield "proto/spl/v1/common.proto: there is no message ReuseOptions"
+        return
+    named = set(re.findall(r"`(?:splice\.)?(\w+)", "\n".join(pages)))
+    for name, json_name in re.findall(r'^\s*(?:optional )?\w+ (\w+) = \d+(?: \[json_name = "(\w+)"\])?;', message[1], re.M):
+        if (json_name or name) not in named:
+            yield f"proto/spl/v1/common.proto: no page of docs/ names the option {json_name or name}"
+
+
 def self_test():
     layers = read_layers("# comment\na\nb b2\nc\n")
     assert layers == {"a": 0, "b": 1, "b2": 1, "c": 2}
@@ -191,7 +204,10 @@ def self_test():
     assert not list(check_includes({"services/y/f.h": '#include "services/x/g.h"\n'},
                                    {"services/x": 0, "services/y": 1}))
     assert len(list(check_includes({"services/z/f.h": ""}, {"services/x": 0}))) == 1
-    code = '''namespace a {
+    code = '''#define F(x) \\
+  if (x) {   \\
+  }
+namespace a {
 struct S {
   int f() const { return 1; }
   S() : x{1}, y(2) {
@@ -224,6 +240,10 @@ constexpr int kTable[] = {1, 2};
     assert not list(check_references({"services/x.cc": "// see docs/a.md, a.md\n"}, names))
     assert len(list(check_references({"services/x.cc": "// see spec.md\n"}, names))) == 1
     assert len(list(check_references({"docs/a.md": "[x](b/c.svg) [y](../services/x.cc)\n"}, names))) == 1
+    proto = 'message ReuseOptions {\n  string policy = 1 [json_name = "reuse"];  // x\n  optional uint32 dims = 2;\n}\n'
+    assert not list(check_options(proto, ["`reuse` and `splice.dims`"]))
+    assert len(list(check_options(proto, ["`policy` and dims"]))) == 2
+    assert len(list(check_options("", []))) == 1
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
@@ -258,6 +278,8 @@ def main():
         lengths = []
     mistakes += lengths
     mistakes += list(check_references({n: t for n, t in text.items() if not n.startswith("tests/house/")}, names))
+    mistakes += list(check_options(text.get("proto/spl/v1/common.proto", ""),
+                                   [t for n, t in text.items() if n.startswith("docs/") and "/results/" not in n]))
     for line in mistakes:
         print(line)
     if mistakes:

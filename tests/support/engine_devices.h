@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "services/engine/model/model.h"
 
 namespace spl::test {

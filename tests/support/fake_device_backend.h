@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 
 namespace spl::test {
 
@@ -15,7 +15,7 @@ class FakeDeviceBackend : public kernels::Backend {
  public:
   explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
 
-  std::atomic<bool> lost{false};  // from here on products fail as on a GPU whose context is gone
+  std::atomic<bool> lost{false};  // from here on operations fail as on a GPU whose context is gone
 
   std::string name() const override { return "fake-device"; }
   std::string description() const override { return "a device made of host memory, for tests"; }
@@ -51,77 +51,13 @@ class FakeDeviceBackend : public kernels::Backend {
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> PackLinear(const kernels::WeightView& w) const override {
     return cpu_->PackLinear(w);
   }
-  absl::Status Linear(const kernels::KernelContext& ctx, const kernels::LinearArgs& a) const override {
-    if (lost) return absl::DataLossError("fake device: an illegal memory access was encountered");
-    return cpu_->Linear(ctx, a);
+#define SPLICE_FORWARD(name, args)                                                                 \
+  absl::Status name(const kernels::KernelContext& ctx, const kernels::args& a) const override {    \
+    if (lost) return absl::DataLossError("fake device: an illegal memory access was encountered"); \
+    return cpu_->name(ctx, a);                                                                     \
   }
-  absl::Status RmsNorm(const kernels::KernelContext& ctx, const kernels::RmsNormArgs& a) const override {
-    return cpu_->RmsNorm(ctx, a);
-  }
-  absl::Status SiluMul(const kernels::KernelContext& ctx, const kernels::SiluMulArgs& a) const override {
-    return cpu_->SiluMul(ctx, a);
-  }
-  absl::Status GatherRows(const kernels::KernelContext& ctx, const kernels::GatherRowsArgs& a) const override {
-    return cpu_->GatherRows(ctx, a);
-  }
-  absl::Status RopeWriteKv(const kernels::KernelContext& ctx, const kernels::RopeWriteKvArgs& a) const override {
-    return cpu_->RopeWriteKv(ctx, a);
-  }
-  absl::Status PrefillAttention(const kernels::KernelContext& ctx,
-                                const kernels::PrefillAttentionArgs& a) const override {
-    return cpu_->PrefillAttention(ctx, a);
-  }
-  absl::Status DecodeAttention(const kernels::KernelContext& ctx,
-                               const kernels::DecodeAttentionArgs& a) const override {
-    return cpu_->DecodeAttention(ctx, a);
-  }
-  absl::Status ListCandidates(const kernels::KernelContext& ctx, const kernels::ListCandidatesArgs& a) const override {
-    return cpu_->ListCandidates(ctx, a);
-  }
-  absl::Status SelectTokens(const kernels::KernelContext& ctx, const kernels::SelectTokensArgs& a) const override {
-    return cpu_->SelectTokens(ctx, a);
-  }
-  absl::Status SelectLines(const kernels::KernelContext& ctx, const kernels::SelectLinesArgs& a) const override {
-    return cpu_->SelectLines(ctx, a);
-  }
-  absl::Status TopTokens(const kernels::KernelContext& ctx, const kernels::TopTokensArgs& a) const override {
-    return cpu_->TopTokens(ctx, a);
-  }
-  absl::Status ChooseByQueryWindow(const kernels::KernelContext& ctx,
-                                   const kernels::QueryWindowArgs& a) const override {
-    return cpu_->ChooseByQueryWindow(ctx, a);
-  }
-  absl::Status FuseRows(const kernels::KernelContext& ctx, const kernels::FuseRowsArgs& a) const override {
-    return cpu_->FuseRows(ctx, a);
-  }
-  absl::Status PageBoundScores(const kernels::KernelContext& ctx,
-                               const kernels::PageBoundScoresArgs& a) const override {
-    return cpu_->PageBoundScores(ctx, a);
-  }
-  absl::Status Argmax(const kernels::KernelContext& ctx, const kernels::ArgmaxArgs& a) const override {
-    return cpu_->Argmax(ctx, a);
-  }
-  absl::Status AlignCopy(const kernels::KernelContext& ctx, const kernels::AlignCopyArgs& a) const override {
-    return cpu_->AlignCopy(ctx, a);
-  }
-  absl::Status ColumnScores(const kernels::KernelContext& ctx, const kernels::ColumnScoresArgs& a) const override {
-    return cpu_->ColumnScores(ctx, a);
-  }
-  absl::Status ScatterRows(const kernels::KernelContext& ctx, const kernels::ScatterRowsArgs& a) const override {
-    return cpu_->ScatterRows(ctx, a);
-  }
-  absl::Status RowNorms(const kernels::KernelContext& ctx, const kernels::RowNormsArgs& a) const override {
-    return cpu_->RowNorms(ctx, a);
-  }
-  absl::Status PoolScores(const kernels::KernelContext& ctx, const kernels::PoolScoresArgs& a) const override {
-    return cpu_->PoolScores(ctx, a);
-  }
-  absl::Status TopK(const kernels::KernelContext& ctx, const kernels::TopKArgs& a) const override {
-    return cpu_->TopK(ctx, a);
-  }
-  absl::Status ValueDeviation(const kernels::KernelContext& ctx, const kernels::ValueDeviationArgs& a) const override {
-    return cpu_->ValueDeviation(ctx, a);
-  }
+  SPLICE_OPERATIONS(SPLICE_FORWARD)
+#undef SPLICE_FORWARD
 
  private:
   class View final : public kernels::Buffer {

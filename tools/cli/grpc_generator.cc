@@ -8,8 +8,8 @@
 #include "services/base/certificate_files.h"
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
-#include "services/router/openai_response.h"
-#include "services/router/wire.h"
+#include "services/router/request/openai_response.h"
+#include "services/router/request/wire.h"
 #include "spl/v1/inference.grpc.pb.h"
 #include "tools/cli/text_generator.h"
 
@@ -19,21 +19,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-// The members of the HTTP API's "splice" object are the fields of ReuseOptions, but for four names.
+// The members of the HTTP API's "splice" object are the fields of ReuseOptions by their JSON names, and these two.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
   json options = request.reuse_options.is_object() ? request.reuse_options : json::object();
-  if (const auto it = options.find("namespace"); it != options.end()) {
-    proto.set_namespace_name(it->get<std::string>());
-    options.erase(it);
-  }
-  if (const auto it = options.find("session"); it != options.end()) {
-    proto.set_session(it->get<std::string>());
-    options.erase(it);
-  }
-  if (const auto it = options.find("reuse_auto"); it != options.end()) {
-    proto.mutable_reuse()->set_auto_segments(it->get<bool>());
-    options.erase(it);
-  }
+  const auto take = [&](const char* name) {
+    std::string value = options.value(name, "");
+    options.erase(name);
+    return value;
+  };
+  proto.set_namespace_name(take("namespace"));
+  proto.set_session(take("session"));
   v1::ReuseOptions numbers;
   const auto parsed = google::protobuf::util::JsonStringToMessage(options.dump(), &numbers);
   if (!parsed.ok()) return InvalidArgument("reuse options: {}", std::string(parsed.message()));

@@ -11,7 +11,7 @@
 #include "services/base/check.h"
 #include "services/base/metrics.h"
 #include "services/base/status.h"
-#include "services/router/admission.h"
+#include "services/router/admission/admission.h"
 
 namespace spl::cli {
 namespace {

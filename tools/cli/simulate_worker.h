@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "services/router/prefix_index.h"
+#include "services/router/fleet/prefix_index.h"
 
 namespace spl::cli {
 

@@ -1,11 +1,11 @@
-#include "kernels/collective/collective_nccl.h"
+#include "kernels/backend/cuda/collective_nccl.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/cuda_session.h"
+#include "kernels/backend/cuda/cuda_session.h"
 #include "kernels/cuda/cuda_status.h"
 
 #ifndef SPLICE_HAVE_NCCL

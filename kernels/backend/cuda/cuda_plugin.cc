@@ -1,12 +1,12 @@
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 
 #include <dlfcn.h>
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/backend/cuda/cuda_build.h"
 #include "kernels/common/plugin.h"
-#include "kernels/cuda/cuda_build.h"
 #include "kernels/cuda/cuda_libraries.h"
 
 namespace spl::kernels {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 
 namespace spl::kernels {
 

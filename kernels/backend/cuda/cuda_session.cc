@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_session.h"
+#include "kernels/backend/cuda/cuda_session.h"
 
 #include <algorithm>
 #include <bit>

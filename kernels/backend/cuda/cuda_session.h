@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/common/backend.h"
-#include "kernels/common/session.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/session.h"
 #include "kernels/selection/staged_selection.h"
 
 namespace spl::kernels::cuda {

@@ -1,4 +1,4 @@
-#include "kernels/selection/value_deviation.h"
+#include "kernels/selection/cacheblend/value_deviation.h"
 
 #include "kernels/common/parallel.h"
 #include "kernels/common/status.h"

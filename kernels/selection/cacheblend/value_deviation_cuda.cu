@@ -1,5 +1,5 @@
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/selection/value_deviation_cuda.h"
+#include "kernels/selection/cacheblend/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/rope/rope_cuda.h"
-#include "kernels/selection/value_deviation.h"
+#include "kernels/selection/cacheblend/value_deviation.h"
 
 namespace spl::kernels::cuda {
 

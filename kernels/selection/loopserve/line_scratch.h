@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/select_lines.h"
 
 namespace spl::kernels {
 

@@ -1,4 +1,4 @@
-#include "kernels/selection/line_select.h"
+#include "kernels/selection/loopserve/line_select.h"
 
 #include <algorithm>
 #include <cmath>

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/selection/line_sums.h"
+#include "kernels/selection/loopserve/line_sums.h"
 
 namespace spl::kernels {
 

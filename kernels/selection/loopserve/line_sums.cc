@@ -1,4 +1,4 @@
-#include "kernels/selection/line_sums.h"
+#include "kernels/selection/loopserve/line_sums.h"
 
 #include <algorithm>
 

@@ -7,8 +7,8 @@
 #include "kernels/attention/attention_isa.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
-#include "kernels/selection/line_sums.h"
-#include "kernels/selection/line_sums_isa.h"
+#include "kernels/selection/loopserve/line_sums.h"
+#include "kernels/selection/loopserve/line_sums_isa.h"
 
 namespace spl::kernels::cpu {
 namespace {

@@ -10,7 +10,7 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/selection/select_lines_cuda.h"
+#include "kernels/selection/loopserve/select_lines_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/selection/line_sums_isa.h"
+#include "kernels/selection/loopserve/line_sums_isa.h"
 
 #include "kernels/common/gemm_tile.h"
 

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/selection/line_sums.h"
+#include "kernels/selection/loopserve/line_sums.h"
 
 namespace spl::kernels::ref {
 namespace {

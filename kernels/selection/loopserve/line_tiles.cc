@@ -1,4 +1,4 @@
-#include "kernels/selection/line_tiles.h"
+#include "kernels/selection/loopserve/line_tiles.h"
 
 #include <algorithm>
 #include <vector>

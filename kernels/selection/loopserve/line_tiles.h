@@ -7,7 +7,7 @@
 #include <span>
 
 #include "kernels/common/visibility.h"
-#include "kernels/selection/line_select.h"
+#include "kernels/selection/loopserve/line_select.h"
 
 namespace spl::kernels {
 

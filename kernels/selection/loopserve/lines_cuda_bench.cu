@@ -14,7 +14,7 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/cuda_bench_util.h"
-#include "kernels/selection/select_lines_cuda.h"
+#include "kernels/selection/loopserve/select_lines_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

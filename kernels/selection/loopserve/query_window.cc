@@ -1,11 +1,11 @@
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/common/status.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/query_window_host.h"
+#include "kernels/selection/loopserve/query_window_host.h"
 #include "kernels/selection/selecting_sequence.h"
 #include "kernels/selection/token_choice.h"
 

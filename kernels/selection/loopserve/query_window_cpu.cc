@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/selection/column_scores.h"
-#include "kernels/selection/query_window_host.h"
+#include "kernels/selection/loopserve/query_window_host.h"
+#include "kernels/selection/sparsex/column_scores.h"
 
 namespace spl::kernels::cpu {
 

@@ -13,7 +13,7 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/selection/query_window_cuda.h"
+#include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
 
 namespace spl::kernels::cuda {

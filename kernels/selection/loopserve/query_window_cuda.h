@@ -13,7 +13,7 @@
 #include <cstddef>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
 #include "kernels/selection/staged_selection.h"
 
 namespace spl::kernels::cuda {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_bench_util.h"
-#include "kernels/selection/query_window_cuda.h"
+#include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
 
 namespace spl::kernels::cuda {

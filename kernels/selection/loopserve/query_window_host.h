@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
 
 namespace spl::kernels {
 

@@ -2,7 +2,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/selection/query_window_host.h"
+#include "kernels/selection/loopserve/query_window_host.h"
 #include "kernels/selection/selecting_sequence.h"
 
 namespace spl::kernels::ref {

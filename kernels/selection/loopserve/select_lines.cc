@@ -1,4 +1,4 @@
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/select_lines.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,8 +6,8 @@
 
 #include "kernels/common/parallel.h"
 #include "kernels/common/status.h"
-#include "kernels/selection/line_scratch.h"
-#include "kernels/selection/line_tiles.h"
+#include "kernels/selection/loopserve/line_scratch.h"
+#include "kernels/selection/loopserve/line_tiles.h"
 
 namespace spl::kernels {
 namespace {

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "kernels/selection/line_select.h"
+#include "kernels/selection/loopserve/line_select.h"
 
 namespace spl::kernels {
 

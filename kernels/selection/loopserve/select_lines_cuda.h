@@ -8,8 +8,8 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/selection/line_scratch.h"
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/line_scratch.h"
+#include "kernels/selection/loopserve/select_lines.h"
 
 namespace spl::kernels::cuda {
 

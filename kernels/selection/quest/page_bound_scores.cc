@@ -1,4 +1,4 @@
-#include "kernels/selection/page_bound_scores.h"
+#include "kernels/selection/quest/page_bound_scores.h"
 
 #include "kernels/common/status.h"
 #include "kernels/selection/candidates.h"

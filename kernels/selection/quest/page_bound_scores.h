@@ -26,7 +26,6 @@
 
 namespace spl::kernels {
 
-inline constexpr int32_t kBoundTokens = 16;
 inline constexpr int32_t kBoundsPerPage = kPageTokens;
 inline constexpr int32_t kBoundPageTokens = kBoundTokens * kBoundsPerPage;
 inline int64_t BoundPages(int64_t tokens) { return (tokens + kBoundPageTokens - 1) / kBoundPageTokens; }

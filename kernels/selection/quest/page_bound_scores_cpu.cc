@@ -7,8 +7,8 @@
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/page_bound_scores.h"
-#include "kernels/selection/page_bound_scores_isa.h"
+#include "kernels/selection/quest/page_bound_scores.h"
+#include "kernels/selection/quest/page_bound_scores_isa.h"
 #include "kernels/selection/selecting_sequence.h"
 
 namespace spl::kernels::cpu {

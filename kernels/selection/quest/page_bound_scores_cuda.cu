@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/cuda_launch.h"
-#include "kernels/selection/page_bound_scores_cuda.h"
+#include "kernels/selection/quest/page_bound_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/selection/page_bound_scores.h"
+#include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/staged_selection.h"
 
 namespace spl::kernels::cuda {

@@ -1,4 +1,4 @@
-#include "kernels/selection/page_bound_scores_isa.h"
+#include "kernels/selection/quest/page_bound_scores_isa.h"
 
 #include "kernels/common/simd.h"
 

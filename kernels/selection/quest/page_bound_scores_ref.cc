@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/page_bound_scores.h"
+#include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/selecting_sequence.h"
 
 namespace spl::kernels::ref {

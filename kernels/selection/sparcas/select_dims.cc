@@ -1,4 +1,4 @@
-#include "kernels/selection/select_dims.h"
+#include "kernels/selection/sparcas/select_dims.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
-#include "kernels/selection/select_tokens.h"
+#include "kernels/selection/sparcas/select_tokens.h"
 
 #include "kernels/common/status.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/compact_keys.h"
 #include "kernels/selection/selecting_sequence.h"
+#include "kernels/selection/sparcas/compact_keys.h"
 
 namespace spl::kernels {
 

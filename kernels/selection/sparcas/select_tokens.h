@@ -34,8 +34,6 @@
 
 namespace spl::kernels {
 
-inline constexpr int32_t kSelectBudgetMax = 1 << 16;
-
 struct SelectTokensArgs {
   AttentionShape shape;
   KvPoolView pool;

@@ -8,11 +8,11 @@
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/select_dims.h"
-#include "kernels/selection/select_tokens.h"
-#include "kernels/selection/select_tokens_isa.h"
 #include "kernels/selection/selecting_sequence.h"
+#include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/select_dims.h"
+#include "kernels/selection/sparcas/select_tokens.h"
+#include "kernels/selection/sparcas/select_tokens_isa.h"
 #include "kernels/selection/token_choice.h"
 
 namespace spl::kernels::cpu {

@@ -20,7 +20,7 @@
 #include "kernels/cuda/cuda_cluster.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
-#include "kernels/selection/select_tokens_cuda.h"
+#include "kernels/selection/sparcas/select_tokens_cuda.h"
 #include "kernels/selection/token_choice_cuda.h"
 
 namespace spl::kernels::cuda {

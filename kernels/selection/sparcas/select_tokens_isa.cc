@@ -1,4 +1,4 @@
-#include "kernels/selection/select_tokens_isa.h"
+#include "kernels/selection/sparcas/select_tokens_isa.h"
 
 #include "kernels/common/simd.h"
 

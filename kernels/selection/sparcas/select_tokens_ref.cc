@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/select_dims.h"
-#include "kernels/selection/select_tokens.h"
 #include "kernels/selection/selecting_sequence.h"
+#include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/select_dims.h"
+#include "kernels/selection/sparcas/select_tokens.h"
 #include "kernels/selection/token_choice.h"
 
 namespace spl::kernels::ref {

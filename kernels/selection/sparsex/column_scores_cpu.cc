@@ -7,8 +7,8 @@
 #include "kernels/attention/visible_pages.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
-#include "kernels/selection/column_scores.h"
-#include "kernels/selection/column_scores_isa.h"
+#include "kernels/selection/sparsex/column_scores.h"
+#include "kernels/selection/sparsex/column_scores_isa.h"
 
 namespace spl::kernels::cpu {
 namespace {

@@ -5,7 +5,7 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/sparsex/column_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/selection/column_scores.h"
+#include "kernels/selection/sparsex/column_scores.h"
 
 namespace spl::kernels::cuda {
 

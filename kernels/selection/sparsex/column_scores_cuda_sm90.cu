@@ -16,7 +16,7 @@
 #include "kernels/attention/attention_cuda_tensor_map.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
-#include "kernels/selection/column_scores_cuda.h"
+#include "kernels/selection/sparsex/column_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

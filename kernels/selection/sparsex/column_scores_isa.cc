@@ -1,4 +1,4 @@
-#include "kernels/selection/column_scores_isa.h"
+#include "kernels/selection/sparsex/column_scores_isa.h"
 
 #include "kernels/common/gemm_tile.h"
 

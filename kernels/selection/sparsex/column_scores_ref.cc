@@ -2,7 +2,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/selection/column_scores.h"
+#include "kernels/selection/sparsex/column_scores.h"
 
 namespace spl::kernels::ref {
 namespace {

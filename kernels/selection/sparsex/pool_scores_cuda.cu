@@ -1,4 +1,4 @@
-#include "kernels/selection/pool_scores_cuda.h"
+#include "kernels/selection/sparsex/pool_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

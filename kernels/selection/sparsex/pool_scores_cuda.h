@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/selection/pool_scores.h"
+#include "kernels/selection/sparsex/pool_scores.h"
 
 namespace spl::kernels::cuda {
 

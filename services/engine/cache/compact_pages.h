@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/sequence_kv.h"
 

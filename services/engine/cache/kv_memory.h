@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/common/kv_pool.h"
 
 namespace spl::engine {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/common/kv_pool.h"
 #include "services/engine/cache/kv_memory.h"
 

@@ -36,11 +36,11 @@ PositionRange MiddleTilesOf(const PositionRange& segment);
 
 // The tokens with "significant attention weights in the original context" (SamKV 3.3): of the middle tiles' tokens
 // those that get most attention from the local tiles' rows, summed over these rows, all layers and all heads
-// (kernels/selection/column_scores.h). One list for all layers: a token that is computed afresh in one layer needs the
-// outputs of all layers below, and what is computed is the union (rule 1). Initial and local tokens are computed afresh
-// anyway, and would fill the list: the first token gets most everywhere. Each of these rows sees each middle token, so
-// that no token has less for standing later. A quarter of them, ours, as the paper's number is in an appendix that the
-// text lacks; and no fewer than eight where there are eight.
+// (kernels/selection/sparsex/column_scores.h). One list for all layers: a token that is computed afresh in one layer
+// needs the outputs of all layers below, and what is computed is the union (rule 1). Initial and local tokens are
+// computed afresh anyway, and would fill the list: the first token gets most everywhere. Each of these rows sees each
+// middle token, so that no token has less for standing later. A quarter of them, ours, as the paper's number is in an
+// appendix that the text lacks; and no fewer than eight where there are eight.
 int32_t NumAttended(int32_t num_middle_tokens);
 // So many of the middle tokens, by their scores: numbers of them, ascending; of equal scores the lower is taken. NaN
 // counts as the lowest.

@@ -156,7 +156,7 @@ class Executor {
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
   // The indices of the k largest scores, ascending (kernels/selection/top_k.h), each the best of its neighbours within
-  // pool_radius (kernels/selection/pool_scores.h).
+  // pool_radius (kernels/selection/sparsex/pool_scores.h).
   absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
                                                  int64_t k);
   // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).

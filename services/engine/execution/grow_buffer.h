@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "kernels/common/backend.h"
-#include "kernels/common/session.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/session.h"
 #include "services/base/status.h"
 
 namespace spl::engine {

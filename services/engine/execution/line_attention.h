@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/common/backend.h"
-#include "kernels/common/session.h"
-#include "kernels/selection/select_lines.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/session.h"
+#include "kernels/selection/loopserve/select_lines.h"
 #include "services/engine/recovery/recovery_policy.h"
 
 namespace spl::engine {

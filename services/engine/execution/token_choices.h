@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/attention/attention.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/common/token_selection.h"
 #include "services/engine/execution/decode_row.h"
 #include "services/engine/model/model.h"

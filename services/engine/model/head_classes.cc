@@ -312,10 +312,6 @@ kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadCl
   return ClassVisibility(map.served(layer, kv_head), config.visibility(layer));
 }
 
-bool HeadClassMap::all_global() const {
-  return std::all_of(classes_.begin(), classes_.end(), [](const HeadClass& head) { return head.is_global; });
-}
-
 double HeadClassMap::global_share() const {
   return static_cast<double>(
              std::count_if(classes_.begin(), classes_.end(), [](const HeadClass& head) { return head.is_global; })) /

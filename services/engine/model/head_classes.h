@@ -128,7 +128,6 @@ class HeadClassMap {
   void set_ffn(const FfnSchedule& ffn) { ffn_ = ffn; }
   const HeadQuality& quality() const { return quality_; }  // without samples: not measured
   void set_quality(const HeadQuality& quality) { quality_ = quality; }
-  bool all_global() const;
   double global_share() const;
   // Tokens that all heads keep of `num_tokens`, over those of a dense cache (docs/methods/redknot.md, "What is sent",
   // without page rounding).

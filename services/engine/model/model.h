@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/chunk/chunk.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/selection/column_scores.h"
+#include "kernels/selection/sparsex/column_scores.h"
 
 namespace spl::engine {
 

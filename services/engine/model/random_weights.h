@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/weight_source.h"
 

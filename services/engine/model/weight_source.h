@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/shard.h"
 

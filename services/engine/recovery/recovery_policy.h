@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/select_lines.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/position_ranges.h"
@@ -27,7 +27,8 @@ struct FfnPlan {
   bool dense() const { return mass >= 1; }
 };
 
-// How the rows of a stage that runs whole find out what to look at in one layer (kernels/selection/select_lines.h).
+// How the rows of a stage that runs whole find out what to look at in one layer
+// (kernels/selection/loopserve/select_lines.h).
 struct LineTask {
   kernels::LineOptions options;
   std::vector<int32_t> samples;  // rows of the stage that are asked, ascending
@@ -81,8 +82,8 @@ struct ReuseLayout {
 
 enum class ScoreKind : uint8_t {
   kNone,
-  kColumnMass,      // attention that the probes pay to each candidate (kernels/selection/column_scores.h)
-  kValueDeviation,  // distance of fresh values from cached ones (kernels/selection/value_deviation.h)
+  kColumnMass,      // attention that the probes pay to each candidate (kernels/selection/sparsex/column_scores.h)
+  kValueDeviation,  // distance of fresh values from cached ones (kernels/selection/cacheblend/value_deviation.h)
 };
 
 struct ScoreRequest {

@@ -1,16 +1,19 @@
-// What a request may set about prefill and reuse.
+// Options of a request about prefill and reuse.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
+#include "services/engine/model/option_field.h"
 
 namespace spl::engine {
 
-// What a request may set; the defaults are those of docs/methods/sparsex.md and docs/methods/baselines.md but where a comment names a result.
+// The defaults are those of docs/methods/sparsex.md and docs/methods/baselines.md but where a comment names a result.
+// A new member also stands in the table ReuseOptionFields (docs/extending.md).
 struct ReuseOptions {
   std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
@@ -57,7 +60,8 @@ struct ReuseOptions {
   double ffn_deep_mass = -1;
   double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
   // splice: rows are chosen by the attention of local heads, too, which see everything where that is measured. False:
-  // by global heads only, as docs/methods/splice.md has it; four points fewer right answers (docs/results, head classes).
+  // by global heads only, as docs/methods/splice.md has it; four points fewer right answers (docs/results, head
+  // classes).
   bool score_all_heads = true;
   double restore_share = kRestoreShareMax;  // of the local heads, at most
   double restore_threshold = 0.15;
@@ -75,6 +79,9 @@ struct ReuseOptions {
   int32_t band_window = 3968;
   int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
 };
+
+// Every member but `policy`, by its name in the API.
+std::span<const OptionField<ReuseOptions>> ReuseOptionFields();
 
 // The policy and every option: equal texts, equal methods. KV that is not exact is reused by an equal method only.
 std::string MethodOf(const ReuseOptions& options);

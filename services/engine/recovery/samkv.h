@@ -3,9 +3,9 @@
 //
 // choose=recovered, ours, the default: the stages of SparseX (sparsex.h) over everything. In the last of them the
 // attention that the question's last tokens pay to the documents is summed over its layers and all heads
-// (kernels/selection/column_scores.h): where one fact leads to another, the copies have learnt of each other by then,
-// and attention points at both. Tiles are kept by what they are worth (TileWorth). A last stage is the prompt's last
-// token over everything, and makes what is kept final.
+// (kernels/selection/sparsex/column_scores.h): where one fact leads to another, the copies have learnt of each other by
+// then, and attention points at both. Tiles are kept by what they are worth (TileWorth). A last stage is the prompt's
+// last token over everything, and makes what is kept final.
 //
 // The others choose first, and what is kept is computed afresh with all of it in sight. Stages, each from layer 0 on:
 // choose=means, the paper's:
@@ -13,7 +13,7 @@
 //  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
 //     the tiles are chosen (samkv_choice.h); left out where there is nothing to choose.
 // choose=attention, in their place: fresh text over everything, and the attention that the question's last tokens pay
-// to the documents in all layers and heads (kernels/selection/column_scores.h).
+// to the documents in all layers and heads (kernels/selection/sparsex/column_scores.h).
 // With recompute=attended stage 2 runs for each document whose attended tokens nobody has found out, behind both, and
 // also where there is nothing to choose.
 // Then

@@ -205,15 +205,4 @@ std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> 
   return best;
 }
 
-std::vector<RecombinationLayer> Recombine(std::span<const PositionRanges> recompute) {
-  std::vector<RecombinationLayer> layers(recompute.size());
-  PositionRanges above;
-  for (size_t n = recompute.size(); n-- > 0;) {
-    layers[n].new_kv = MergeRanges(recompute[n]);
-    layers[n].outputs = above;
-    layers[n].inputs = above = UnionOf(above, layers[n].new_kv);
-  }
-  return layers;
-}
-
 }  // namespace spl::engine

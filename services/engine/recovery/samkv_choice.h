@@ -100,14 +100,4 @@ int64_t BestTilesBudget(std::span<const int32_t> num_tiles, double ratio, int32_
 // of the document's tokens, not negative.
 float TileWorth(std::span<const float> token_scores, int32_t begin, int32_t end);
 
-// Recombination (SamKV 3.3): what a layer does with which tokens, when in layer n the tokens of recompute[n] get K and
-// V afresh. Rule 1: whose K and V are made afresh in a layer needs the outputs of all layers below. Rule 2: in a layer
-// only these get new K and V; whoever else passes through uses what is cached.
-struct RecombinationLayer {
-  PositionRanges inputs;   // have a hidden state in front of the layer: recompute[n] and of the layers above
-  PositionRanges new_kv;   // get K and V afresh
-  PositionRanges outputs;  // run through attention and feed-forward, because a layer above needs them
-};
-std::vector<RecombinationLayer> Recombine(std::span<const PositionRanges> recompute);
-
 }  // namespace spl::engine

@@ -1,11 +1,13 @@
-// What a request may set about decoding.
+// Options of a request about decoding.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
 #include "services/engine/model/model_config.h"
+#include "services/engine/model/option_field.h"
 
 namespace spl::engine {
 
@@ -30,6 +32,9 @@ struct DecodeOptions {
   DecodeOptions(std::string name) : selector(std::move(name)) {}  // NOLINT: a name alone is enough
   DecodeOptions(const char* name) : selector(name) {}             // NOLINT
 };
+
+// Every member but `selector`, by its name in the API.
+std::span<const OptionField<DecodeOptions>> DecodeOptionFields();
 
 // InvalidArgument: the field as the API has it, its value and its range.
 absl::Status ValidateDecodeOptions(const DecodeOptions& options, const ModelConfig& config);

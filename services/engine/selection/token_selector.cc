@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/page_bound_scores.h"
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
+#include "kernels/selection/quest/page_bound_scores.h"
+#include "kernels/selection/sparcas/compact_keys.h"
 
 namespace spl::engine {
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,

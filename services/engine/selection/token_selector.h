@@ -25,9 +25,9 @@ namespace spl::engine {
 // How tokens get the scores by which a step chooses among them.
 enum class TokenScoring : uint8_t {
   kNone,         // none are chosen: what a head sees is known to the host, or listed before the first step
-  kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/select_tokens.h)
-  kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/page_bound_scores.h)
-  kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/query_window.h)
+  kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/sparcas/select_tokens.h)
+  kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/quest/page_bound_scores.h)
+  kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/loopserve/query_window.h)
 };
 
 // What a selector needs computed, the same for all steps of a sequence but for the budget and the length of its lists.

@@ -1,10 +1,10 @@
-#include "services/router/admission.h"
+#include "services/router/admission/admission.h"
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "services/base/metrics.h"
-#include "services/router/fair_queue.h"
+#include "services/router/admission/fair_queue.h"
 
 namespace spl::router {
 

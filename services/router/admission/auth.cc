@@ -1,4 +1,4 @@
-#include "services/router/auth.h"
+#include "services/router/admission/auth.h"
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -11,7 +11,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/chunk/chunk.h"
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 

@@ -1,4 +1,4 @@
-#include "services/router/fair_queue.h"
+#include "services/router/admission/fair_queue.h"
 
 #include <algorithm>
 #include <utility>

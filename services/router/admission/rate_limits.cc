@@ -1,9 +1,9 @@
-#include "services/router/rate_limits.h"
+#include "services/router/admission/rate_limits.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 

@@ -1,4 +1,4 @@
-#include "services/router/dispatcher.h"
+#include "services/router/dispatch/dispatcher.h"
 
 #include <algorithm>
 #include <random>
@@ -7,8 +7,8 @@
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
-#include "services/router/api_error.h"
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -12,23 +12,23 @@
 #include <vector>
 
 #include "services/base/trace.h"
-#include "services/router/admission.h"
-#include "services/router/auth.h"
+#include "services/router/admission/admission.h"
+#include "services/router/admission/auth.h"
+#include "services/router/admission/rate_limits.h"
+#include "services/router/admission/retry_budget.h"
 #include "services/router/fleet/cache_view.h"
 #include "services/router/fleet/circuit_breaker.h"
 #include "services/router/fleet/fleet.h"
+#include "services/router/fleet/prefix_index.h"
 #include "services/router/fleet/workers.h"
 #include "services/router/policies/foreign_load.h"
 #include "services/router/policies/placement.h"
 #include "services/router/policies/request_costs.h"
-#include "services/router/prefix_index.h"
-#include "services/router/rate_limits.h"
-#include "services/router/request.h"
-#include "services/router/request_log.h"
-#include "services/router/retry_budget.h"
-#include "services/router/router_metrics.h"
+#include "services/router/request/request.h"
+#include "services/router/request/served_model.h"
 #include "services/router/scaling/live_planner.h"
-#include "services/router/served_model.h"
+#include "services/router/telemetry/request_log.h"
+#include "services/router/telemetry/router_metrics.h"
 
 namespace spl::router {
 

@@ -1,4 +1,4 @@
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
@@ -7,8 +7,8 @@
 
 #include "services/base/fault_point.h"
 #include "services/base/log.h"
-#include "services/router/api_error.h"
-#include "services/router/wire.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/wire.h"
 
 namespace spl::router {
 namespace {
@@ -89,8 +89,8 @@ void Generation::Start() {
   core_.requests().Begin(id_, {.request_id = request_.request_id,
                                .caller = request_.caller.name,
                                .api = request_.api,
-                               .reuse = request_.reuse.policy,
-                               .decode = request_.reuse.decode,
+                               .reuse = request_.reuse.policy(),
+                               .decode = request_.reuse.decode(),
                                .stage = "tokenizing"});
   EndStage(TtftStage::kAccept);
   (void)tokenize_fault.Hit();
@@ -101,7 +101,7 @@ void Generation::Start() {
   }();
   namespace_key_ = core_.namespace_keys().Derive(request_.caller, request_.namespace_name);
   // Unmarked text would become a source with whatever its caller has in front of it.
-  if (NamespaceKeys::IsPublic(request_.namespace_name)) request_.reuse.auto_segments = false;
+  if (NamespaceKeys::IsPublic(request_.namespace_name)) request_.reuse.set_auto_segments(false);
   if (tokens.ok()) MakeKeys(*tokens);
   Post([this, tokens = std::move(tokens)]() mutable { OnPrepared(std::move(tokens)); });
 }
@@ -135,10 +135,10 @@ void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   // What "auto" is must be known before pages are reserved: a method with head classes needs fewer.
-  std::string& policy = request_.reuse.policy;
-  if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments))
+  std::string& policy = *request_.reuse.mutable_policy();
+  if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments()))
     policy = fleet->model.default_reuse;
-  if (policy.empty() || policy == "exact" || request_.reuse.quality == "strict") keys_.segments.clear();
+  if (policy.empty() || policy == "exact" || request_.reuse.quality() == "strict") keys_.segments.clear();
   const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
   for (uint32_t i = 0; i < request_.sampling.n; ++i) {
@@ -286,7 +286,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              // What is left out of heads is kept for the decode worker by a prefill worker.
-                             .may_stay_local = !request_.reuse.decode_restore,
+                             .may_stay_local = !request_.reuse.decode_restore(),
                              .full = &full_,
                              .leaving = leaving.get(),
                              .failed = &avoided};
@@ -294,7 +294,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
   if (candidate.ok()) {
     attempt_ = std::make_shared<Attempt>();
     attempt_->exact_tokens = reuse[candidate->prefill_idx].exact_tokens;
-    if (request_.reuse.publish) core_.NoteSent(keys_, holders[candidate->prefill_idx], attempt_->exact_tokens);
+    if (Publishes(request_.reuse)) core_.NoteSent(keys_, holders[candidate->prefill_idx], attempt_->exact_tokens);
     core_.breakers().OnSent(candidate->prefill->worker_id, start);
     core_.breakers().OnSent(candidate->decode->worker_id, start);
     attempt_->prefill = *candidate->prefill;
@@ -325,7 +325,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   request.set_request_id(request_.request_id);
   request.set_prompt_tokens(static_cast<uint32_t>(prompt_.size() + NumPriorOutput()));
   *request.mutable_sampling() = ToProto(request_.sampling);
-  *request.mutable_reuse() = ToProto(request_.reuse);
+  *request.mutable_reuse() = request_.reuse;
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
   constexpr double kTtlMsMax = 86'400e3;  // of nobody's interest beyond what the worker allows
   request.set_ttl_ms(static_cast<uint32_t>(
@@ -333,7 +333,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
                               1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
   request.set_num_output_tokens(static_cast<uint32_t>(NumPriorOutput()));
   if (attempt->decode.replays) request.mutable_replay_token_ids()->Add(output_.begin(), output_.end());
-  if (request_.sampling.HasPenalty() || request_.reuse.DecodeReadsPrompt() || NumPriorOutput() > 0)
+  if (request_.sampling.HasPenalty() || DecodeReadsPrompt(request_.reuse) || NumPriorOutput() > 0)
     AddTokensToPrefill(*request.mutable_token_ids());
   request.set_kv_bytes_per_s(attempt->link.bytes_per_s);
   request.set_kv_write_seconds(attempt->link.write_s);
@@ -411,7 +411,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   request.set_request_id(request_.request_id);
   AddTokensToPrefill(*request.mutable_token_ids());
   *request.mutable_sampling() = ToProto(request_.sampling);
-  *request.mutable_reuse() = ToProto(request_.reuse);
+  *request.mutable_reuse() = request_.reuse;
   request.set_namespace_key(namespace_key_.data(), namespace_key_.size());
   for (const TokenSegment& segment : segments_) {
     v1::TokenSegment& out = *request.add_segments();
@@ -489,7 +489,7 @@ void Generation::Learn(const Attempt& attempt, const RequestReceipt& receipt) {
                         // Computing beside decode steps says nothing of what a token costs.
                         {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
                          .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
-  if (!core_.options().has_store || !request_.reuse.publish || !attempt.prefill.reads_store) return;
+  if (!core_.options().has_store || !Publishes(request_.reuse) || !attempt.prefill.reads_store) return;
   const uint32_t exact = receipt.aligned_tokens == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
   core_.prefix_index().InsertStored(keys_, exact, Clock::now());
 }
@@ -907,7 +907,7 @@ void Generation::Note(const char* stage) {
 }
 
 void Generation::Describe(RequestRecord& record) const {
-  record.reuse = request_.reuse.policy;
+  record.reuse = request_.reuse.policy();
   if (attempt_ != nullptr) {
     record.prefill_worker = attempt_->prefill.process_id();
     record.decode_worker = attempt_->decode.worker_id;

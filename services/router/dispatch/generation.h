@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "services/router/continuation.h"
-#include "services/router/dispatcher.h"
+#include "services/router/dispatch/dispatcher.h"
 #include "services/router/fleet/workers.h"
-#include "services/router/ttft_stages.h"
+#include "services/router/request/continuation.h"
+#include "services/router/telemetry/ttft_stages.h"
 
 namespace spl::router {
 

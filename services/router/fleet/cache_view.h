@@ -12,7 +12,7 @@
 
 #include "services/base/metrics.h"
 #include "services/chunk/chunk.h"
-#include "services/router/prefix_index.h"
+#include "services/router/fleet/prefix_index.h"
 
 namespace spl::router {
 

@@ -6,8 +6,8 @@
 
 #include "services/base/grpc_status.h"
 #include "services/base/ids.h"
-#include "services/router/api_error.h"
-#include "services/router/audit.h"
+#include "services/router/request/api_error.h"
+#include "services/router/telemetry/audit.h"
 
 namespace spl::router {
 namespace {

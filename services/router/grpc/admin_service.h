@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "services/router/auth.h"
-#include "services/router/knowledge_bases.h"
-#include "services/router/work_pool.h"
+#include "services/router/admission/auth.h"
+#include "services/router/admission/work_pool.h"
+#include "services/router/kb/knowledge_bases.h"
 #include "spl/v1/admin.grpc.pb.h"
 
 namespace spl::router {

@@ -1,8 +1,8 @@
 #include "services/router/grpc/generate_reactor.h"
 
 #include "services/base/grpc_status.h"
-#include "services/router/api_error.h"
-#include "services/router/wire.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/wire.h"
 
 namespace spl::router {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <mutex>
 
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 #include "spl/v1/inference.grpc.pb.h"
 
 namespace spl::router {

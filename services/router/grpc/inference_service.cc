@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "services/base/grpc_status.h"
-#include "services/router/api_error.h"
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 #include "services/router/grpc/generate_reactor.h"
-#include "services/router/wire.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/wire.h"
 
 namespace spl::router {
 namespace {
@@ -93,7 +93,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) 
   out.sampling = FromProto(request.sampling());
   out.stop.assign(request.stop().begin(), request.stop().end());
   out.echo = request.echo();
-  out.reuse = FromProto(request.reuse());
+  out.reuse = request.reuse();
   out.namespace_name = request.namespace_name();
   out.session = request.session();
   out.priority = request.priority();

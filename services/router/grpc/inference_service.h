@@ -4,10 +4,10 @@
 #include <functional>
 #include <string>
 
-#include "services/router/auth.h"
-#include "services/router/dispatcher.h"
-#include "services/router/fair_pool.h"
-#include "services/router/knowledge_bases.h"
+#include "services/router/admission/auth.h"
+#include "services/router/admission/fair_pool.h"
+#include "services/router/dispatch/dispatcher.h"
+#include "services/router/kb/knowledge_bases.h"
 #include "spl/v1/inference.grpc.pb.h"
 
 namespace spl::router {

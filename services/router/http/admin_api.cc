@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "services/base/ids.h"
-#include "services/router/api_error.h"
-#include "services/router/audit.h"
 #include "services/router/http/admin_json.h"
 #include "services/router/http/browser_guard.h"
 #include "services/router/http/openai_sink.h"
+#include "services/router/request/api_error.h"
+#include "services/router/telemetry/audit.h"
 
 namespace spl::router {
 namespace {

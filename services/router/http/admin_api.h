@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "services/router/auth.h"
+#include "services/router/admission/auth.h"
+#include "services/router/admission/work_pool.h"
 #include "services/router/http/http_server.h"
-#include "services/router/knowledge_bases.h"
-#include "services/router/openai_response.h"
-#include "services/router/work_pool.h"
+#include "services/router/kb/knowledge_bases.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 

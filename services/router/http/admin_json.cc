@@ -3,8 +3,8 @@
 #include <limits>
 #include <utility>
 
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
 
 namespace spl::router {
 namespace {

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "services/router/knowledge_bases.h"
-#include "services/router/openai_response.h"
+#include "services/router/kb/knowledge_bases.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 

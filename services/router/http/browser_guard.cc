@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "services/router/api_error.h"
 #include "services/router/http/openai_sink.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

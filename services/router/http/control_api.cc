@@ -6,14 +6,14 @@
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/base/version.h"
-#include "services/router/api_error.h"
-#include "services/router/audit.h"
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 #include "services/router/http/admin_api.h"
 #include "services/router/http/browser_guard.h"
 #include "services/router/http/openai_sink.h"
 #include "services/router/http/ui_page.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
+#include "services/router/telemetry/audit.h"
 
 namespace spl::router {
 namespace {

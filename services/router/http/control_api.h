@@ -18,10 +18,10 @@
 #include <string>
 #include <string_view>
 
-#include "services/router/auth.h"
-#include "services/router/dispatcher.h"
+#include "services/router/admission/auth.h"
+#include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
-#include "services/router/openai_response.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 

@@ -7,11 +7,11 @@
 
 #include "services/base/ids.h"
 #include "services/base/version.h"
-#include "services/router/api_error.h"
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 #include "services/router/http/openai_sink.h"
-#include "services/router/openai_request.h"
-#include "services/router/openai_response.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/openai_request.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 namespace {

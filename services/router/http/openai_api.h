@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "services/router/auth.h"
-#include "services/router/dispatcher.h"
-#include "services/router/fair_pool.h"
+#include "services/router/admission/auth.h"
+#include "services/router/admission/fair_pool.h"
+#include "services/router/admission/work_pool.h"
+#include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
-#include "services/router/knowledge_bases.h"
-#include "services/router/openai_request.h"
-#include "services/router/work_pool.h"
+#include "services/router/kb/knowledge_bases.h"
+#include "services/router/request/openai_request.h"
 
 namespace spl::router {
 

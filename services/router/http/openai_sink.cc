@@ -1,6 +1,6 @@
 #include "services/router/http/openai_sink.h"
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 

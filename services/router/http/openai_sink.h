@@ -5,9 +5,9 @@
 #include <memory>
 #include <mutex>
 
-#include "services/router/generation.h"
+#include "services/router/dispatch/generation.h"
 #include "services/router/http/http_server.h"
-#include "services/router/openai_response.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 

@@ -1,4 +1,4 @@
-#include "services/router/canonical_contexts.h"
+#include "services/router/kb/canonical_contexts.h"
 
 namespace spl::router {
 

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "services/base/periodic.h"
 #include "services/chunk/remote/circuit_breaker.h"
-#include "services/router/kb_store.h"
+#include "services/router/kb/kb_store.h"
 
 namespace spl::router {
 

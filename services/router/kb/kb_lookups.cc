@@ -1,4 +1,4 @@
-#include "services/router/kb_lookups.h"
+#include "services/router/kb/kb_lookups.h"
 
 #include <algorithm>
 #include <utility>

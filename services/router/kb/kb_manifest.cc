@@ -1,4 +1,4 @@
-#include "services/router/kb_manifest.h"
+#include "services/router/kb/kb_manifest.h"
 
 #include <openssl/sha.h>
 
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "services/base/ids.h"
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
 
 namespace spl::router {
 namespace {

@@ -1,4 +1,4 @@
-#include "services/router/kb_publisher.h"
+#include "services/router/kb/kb_publisher.h"
 
 #include <algorithm>
 #include <iterator>
@@ -7,9 +7,9 @@
 
 #include "services/base/ids.h"
 #include "services/base/log.h"
-#include "services/router/api_error.h"
-#include "services/router/canonical_contexts.h"
 #include "services/router/fleet/workers.h"
+#include "services/router/kb/canonical_contexts.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "services/router/auth.h"
+#include "services/router/admission/auth.h"
 #include "services/router/fleet/fleet.h"
-#include "services/router/kb_store.h"
-#include "services/router/served_model.h"
+#include "services/router/kb/kb_store.h"
+#include "services/router/request/served_model.h"
 
 namespace spl::router {
 

@@ -1,10 +1,10 @@
-#include "services/router/kb_store.h"
+#include "services/router/kb/kb_store.h"
 
 #include <utility>
 
 #include "services/base/ids.h"
 #include "services/base/log.h"
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

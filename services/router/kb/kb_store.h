@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "services/chunk/remote/namespace_client.h"
 #include "services/chunk/remote/record_client.h"
-#include "services/router/kb_manifest.h"
+#include "services/router/kb/kb_manifest.h"
 
 namespace spl::router {
 

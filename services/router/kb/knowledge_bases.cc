@@ -1,4 +1,4 @@
-#include "services/router/knowledge_bases.h"
+#include "services/router/kb/knowledge_bases.h"
 
 #include <algorithm>
 #include <set>
@@ -6,7 +6,7 @@
 
 #include "services/base/ids.h"
 #include "services/base/log.h"
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

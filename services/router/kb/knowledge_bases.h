@@ -17,10 +17,10 @@
 #include "services/base/metrics.h"
 #include "services/base/tls.h"
 #include "services/chunk/remote/namespace_client.h"
-#include "services/router/kb_cache.h"
-#include "services/router/kb_lookups.h"
-#include "services/router/kb_publisher.h"
-#include "services/router/request.h"
+#include "services/router/kb/kb_cache.h"
+#include "services/router/kb/kb_lookups.h"
+#include "services/router/kb/kb_publisher.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 

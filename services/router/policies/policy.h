@@ -12,8 +12,8 @@
 
 #include "absl/status/statusor.h"
 #include "services/router/fleet/load_tracker.h"
+#include "services/router/fleet/prefix_index.h"
 #include "services/router/fleet/snapshot.h"
-#include "services/router/prefix_index.h"
 
 namespace spl::router {
 

@@ -9,10 +9,10 @@ constexpr double kWeight = 1.0 / 8;
 constexpr uint32_t kFewTokens = 256;  // below, fixed costs drown what is learned
 constexpr uint64_t kFewBytes = 1ull << 20;
 
-std::string KeyOf(const ReuseRequest& reuse) {
-  std::string key = reuse.quality == "strict" || reuse.policy.empty() ? "exact" : reuse.policy;
-  if (reuse.head_classes) key += "+heads";
-  if (reuse.full_kv) key += "+full";
+std::string KeyOf(const v1::ReuseOptions& reuse) {
+  std::string key = reuse.quality() == "strict" || reuse.policy().empty() ? "exact" : reuse.policy();
+  if (reuse.head_classes()) key += "+heads";
+  if (reuse.full_kv()) key += "+full";
   return key;
 }
 
@@ -20,7 +20,7 @@ void Learn(double seen, double* value) { *value += kWeight * (seen - *value); }
 
 }  // namespace
 
-RequestCost RequestCosts::Of(const ReuseRequest& reuse) const {
+RequestCost RequestCosts::Of(const v1::ReuseOptions& reuse) const {
   std::lock_guard lock(mutex_);
   const auto it = by_policy_.find(KeyOf(reuse));
   RequestCost cost = it == by_policy_.end() ? RequestCost() : it->second;
@@ -28,7 +28,7 @@ RequestCost RequestCosts::Of(const ReuseRequest& reuse) const {
   return cost;
 }
 
-void RequestCosts::Observe(const ReuseRequest& reuse, const RequestReceipt& receipt, const Worker& worker) {
+void RequestCosts::Observe(const v1::ReuseOptions& reuse, const RequestReceipt& receipt, const Worker& worker) {
   const uint32_t prompt = receipt.cached_tokens + receipt.aligned_tokens + receipt.computed_tokens;
   std::lock_guard lock(mutex_);
   if (receipt.bytes_fetched >= kFewBytes && receipt.fetch_seconds > 0) {

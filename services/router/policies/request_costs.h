@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 
@@ -22,13 +22,13 @@ class RequestCosts {
  public:
   static constexpr size_t kMaxPolicies = 64;
 
-  RequestCost Of(const ReuseRequest& reuse) const;
+  RequestCost Of(const v1::ReuseOptions& reuse) const;
 
   struct Worker {
     double tokens_per_s = 0;          // of the prefill worker that served it; 0: not known
     uint64_t kv_bytes_per_token = 0;  // 0: not known
   };
-  void Observe(const ReuseRequest& reuse, const RequestReceipt& receipt, const Worker& worker);
+  void Observe(const v1::ReuseOptions& reuse, const RequestReceipt& receipt, const Worker& worker);
 
  private:
   mutable std::mutex mutex_;  // guards the two below

@@ -1,4 +1,4 @@
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 #include <nlohmann/json.hpp>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 

@@ -1,10 +1,10 @@
-#include "services/router/json_reader.h"
+#include "services/router/request/json_reader.h"
 
 #include <cmath>
 #include <limits>
 #include <utility>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -1,11 +1,11 @@
-#include "services/router/openai_request.h"
+#include "services/router/request/openai_request.h"
 
 #include <limits>
 #include <optional>
 #include <utility>
 
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
 
 namespace spl::router {
 namespace {
@@ -91,68 +91,51 @@ absl::StatusOr<std::vector<TokenSegment>> ReadTokenSegments(const Json& value) {
   return segments;
 }
 
-// The Splice extensions, the object "splice" in a body; see ReuseOptions in proto/spl/v1/common.proto.
-// `token_segments` is null where a prompt of token ids is not served.
+// Every option by its name in JSON. Absent and null leave an option unset.
+void ReadReuseOptions(ObjectReader& reader, v1::ReuseOptions& reuse) {
+  using google::protobuf::FieldDescriptor;
+  const auto& reflection = *reuse.GetReflection();
+  const auto& type = *reuse.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor* field = type.field(i);
+    const char* name = field->has_json_name() ? field->json_name().c_str() : field->name().c_str();
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_BOOL: {
+        std::optional<bool> value;
+        reader.Bool(name, &value);
+        if (value.has_value()) reflection.SetBool(&reuse, field, *value);
+        break;
+      }
+      case FieldDescriptor::CPPTYPE_UINT32: {
+        std::optional<uint32_t> value;
+        reader.Uint32(name, &value);
+        if (value.has_value()) reflection.SetUInt32(&reuse, field, *value);
+        break;
+      }
+      case FieldDescriptor::CPPTYPE_DOUBLE: {
+        std::optional<double> value;
+        reader.Number(name, &value);
+        if (value.has_value()) reflection.SetDouble(&reuse, field, *value);
+        break;
+      }
+      default: {  // a test holds that there are no others
+        std::string value;
+        reader.String(name, &value);
+        reflection.SetString(&reuse, field, std::move(value));
+      }
+    }
+  }
+}
+
+// The Splice extensions, the object "splice" in a body. `token_segments` is null where a prompt of token ids is not
+// served.
 void ReadSplice(ObjectReader& reader, GenerationRequest* request, std::vector<TokenSegment>* token_segments) {
   const Json* options = reader.Raw("splice");
   if (options == nullptr) return;
   ObjectReader inner(*options, "splice.");
-  ReuseRequest& reuse = request->reuse;
-  inner.String("reuse", &reuse.policy);
-  inner.String("decode", &reuse.decode);
-  inner.String("quality", &reuse.quality);
   inner.String("namespace", &request->namespace_name);
   inner.String("session", &request->session);
-  inner.Bool("reuse_auto", &reuse.auto_segments);
-  inner.Bool("publish", &reuse.publish);
-  inner.Bool("return_first_logits", &reuse.return_first_logits);
-  inner.Uint32("dense_layers", &reuse.dense_layers);
-  inner.Number("recompute_share", &reuse.recompute_share);
-  inner.Uint32("recompute_min", &reuse.recompute_min);
-  inner.Uint32("recompute_max", &reuse.recompute_max);
-  inner.Uint32("score_pool", &reuse.score_pool);
-  inner.Uint32("overflow_tokens", &reuse.overflow_tokens);
-  inner.Uint32("tail_tokens", &reuse.tail_tokens);
-  inner.Uint32("link_tokens", &reuse.link_tokens);
-  inner.Number("blend_share", &reuse.blend_share);
-  inner.Uint32("epic_tokens", &reuse.epic_tokens);
-  inner.Number("max_recompute_fraction", &reuse.max_recompute_fraction);
-  inner.Bool("full_kv", &reuse.full_kv);
-  inner.Bool("score_all_heads", &reuse.score_all_heads);
-  inner.Uint32("ffn_dense_layers", &reuse.ffn_dense_layers);
-  inner.Uint32("ffn_recent", &reuse.ffn_recent);
-  inner.Uint32("ffn_deep_layer", &reuse.ffn_deep_layer);
-  inner.Number("ffn_mass", &reuse.ffn_mass);
-  inner.Number("ffn_deep_mass", &reuse.ffn_deep_mass);
-  inner.Number("rec_frac", &reuse.rec_frac);
-  inner.Number("restore_share", &reuse.restore_share);
-  inner.Number("restore_threshold", &reuse.restore_threshold);
-  inner.Number("budget_ratio", &reuse.budget_ratio);
-  inner.Bool("fusion", &reuse.fusion);
-  inner.String("recompute", &reuse.recompute);
-  inner.String("choose", &reuse.choose);
-  inner.Bool("personal_bias", &reuse.personal_bias);
-  inner.Bool("quantized_copies", &reuse.quantized_copies);
-  inner.Bool("compact", &reuse.compact);
-  inner.Bool("decode_restore", &reuse.decode_restore);
-  inner.Uint32("decode_restore_interval", &reuse.decode_restore_interval);
-  inner.Number("decode_restore_threshold", &reuse.decode_restore_threshold);
-  inner.Bool("head_classes", &reuse.head_classes);
-  inner.Uint32("line_samples", &reuse.line_samples);
-  inner.Number("line_alpha", &reuse.line_alpha);
-  inner.Uint32("line_min_span", &reuse.line_min_span);
-  inner.Uint32("line_columns", &reuse.line_columns);
-  inner.Uint32("line_slashes", &reuse.line_slashes);
-  inner.Uint32("band_sinks", &reuse.band_sinks);
-  inner.Uint32("band_window", &reuse.band_window);
-  inner.Uint32("band_last_rows", &reuse.band_last_rows);
-  inner.Uint32("decode_budget", &reuse.decode_budget);
-  inner.Uint32("decode_dense_layers", &reuse.decode_dense_layers);
-  inner.Uint32("decode_recent", &reuse.decode_recent);
-  inner.Uint32("decode_dims", &reuse.decode_dims);
-  inner.Uint32("decode_refresh_interval", &reuse.decode_refresh_interval);
-  inner.Uint32("decode_window", &reuse.decode_window);
-  inner.Uint32("decode_sinks", &reuse.decode_sinks);
+  ReadReuseOptions(inner, request->reuse);
   if (const Json* segments = inner.Raw("segments"); segments != nullptr) {
     absl::StatusOr<std::vector<TokenSegment>> read = ReadTokenSegments(*segments);
     if (!read.ok()) return reader.Fail(read.status());

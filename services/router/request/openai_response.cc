@@ -1,4 +1,4 @@
-#include "services/router/openai_response.h"
+#include "services/router/request/openai_response.h"
 
 #include <algorithm>
 #include <cmath>

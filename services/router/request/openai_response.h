@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 namespace spl::router {
 

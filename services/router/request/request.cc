@@ -1,8 +1,8 @@
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 
 #include <algorithm>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {
@@ -67,31 +67,28 @@ absl::Status CheckName(const char* field, const std::string& name) {
 }
 
 absl::Status ValidateReuse(const GenerationRequest& request) {
-  const ReuseRequest& reuse = request.reuse;
-  if (!reuse.policy.empty() &&
-      std::find(std::begin(kReusePolicies), std::end(kReusePolicies), reuse.policy) == std::end(kReusePolicies)) {
-    return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}", reuse.policy,
+  const v1::ReuseOptions& reuse = request.reuse;
+  if (!reuse.policy().empty() &&
+      std::find(std::begin(kReusePolicies), std::end(kReusePolicies), reuse.policy()) == std::end(kReusePolicies)) {
+    return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}", reuse.policy(),
                       fmt::join(kReusePolicies, ", "));
   }
-  if (!reuse.decode.empty() &&
-      std::find(std::begin(kSelectors), std::end(kSelectors), reuse.decode) == std::end(kSelectors)) {
-    return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}", reuse.decode,
+  if (!reuse.decode().empty() &&
+      std::find(std::begin(kSelectors), std::end(kSelectors), reuse.decode()) == std::end(kSelectors)) {
+    return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}", reuse.decode(),
                       fmt::join(kSelectors, ", "));
   }
-  if (!reuse.quality.empty() && reuse.quality != "balanced" && reuse.quality != "strict") {
-    return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality);
+  if (!reuse.quality().empty() && reuse.quality() != "balanced" && reuse.quality() != "strict") {
+    return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality());
   }
-  for (const auto& [field, value] : {std::pair{"splice.recompute_share", reuse.recompute_share},
-                                     {"splice.blend_share", reuse.blend_share},
-                                     {"splice.max_recompute_fraction", reuse.max_recompute_fraction},
-                                     {"splice.ffn_mass", reuse.ffn_mass},
-                                     {"splice.ffn_deep_mass", reuse.ffn_deep_mass},
-                                     {"splice.rec_frac", reuse.rec_frac},
-                                     {"splice.restore_share", reuse.restore_share},
-                                     {"splice.restore_threshold", reuse.restore_threshold},
-                                     {"splice.decode_restore_threshold", reuse.decode_restore_threshold},
-                                     {"splice.line_alpha", reuse.line_alpha}}) {
-    if (value.has_value()) SPLICE_RETURN_IF_ERROR(CheckRange(field, *value, 0, 1));
+  const auto& type = *reuse.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const auto& field = *type.field(i);
+    if (field.cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) continue;
+    const auto& reflection = *reuse.GetReflection();
+    if (!reflection.HasField(reuse, &field)) continue;
+    const std::string name = "splice." + field.name();
+    SPLICE_RETURN_IF_ERROR(CheckRange(name.c_str(), reflection.GetDouble(reuse, &field), 0, 1));
   }
   return CheckName("splice.namespace", request.namespace_name);
 }
@@ -160,7 +157,7 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.echo && request.sampling.logprobs.has_value()) {
     return ParamError("echo", "together with logprobs is not served: log-probabilities of the prompt are not computed");
   }
-  SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt, request.reuse.policy));
+  SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt, request.reuse.policy()));
   return ValidateReuse(request);
 }
 

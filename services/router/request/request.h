@@ -14,9 +14,10 @@
 
 #include "absl/status/status.h"
 #include "services/base/trace.h"
-#include "services/router/segment_marks.h"
+#include "services/router/request/segment_marks.h"
 #include "services/tokenizer/chat_template.h"
 #include "services/tokenizer/tokenizer.h"
+#include "spl/v1/common.pb.h"
 
 namespace spl::router {
 
@@ -87,32 +88,11 @@ struct TokenizedPrompt {
 
 using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>, SegmentedText, TokenizedPrompt>;
 
-// See ReuseOptions in proto/spl/v1/common.proto; unset numbers are the policy's defaults.
-struct ReuseRequest {
-  std::string policy;
-  std::string decode;
-  std::string quality;  // "", "balanced", "strict"
-  bool auto_segments = false;
-  bool publish = true;
-  bool return_first_logits = false;
-  bool full_kv = false;
-  bool decode_restore = false;
-  bool fusion = false;
-  std::string recompute, choose;
-  std::optional<bool> personal_bias, quantized_copies;
-  bool compact = false;
-  bool head_classes = false;
-  std::optional<bool> score_all_heads;
-  std::optional<uint32_t> dense_layers, recompute_min, recompute_max, score_pool, overflow_tokens, tail_tokens,
-      link_tokens, epic_tokens, ffn_dense_layers, ffn_recent, ffn_deep_layer, decode_budget, decode_dense_layers,
-      decode_recent, decode_dims, decode_refresh_interval, decode_window, decode_sinks, decode_restore_interval,
-      line_samples, line_min_span, line_columns, line_slashes, band_sinks, band_window, band_last_rows;
-  std::optional<double> recompute_share, blend_share, max_recompute_fraction, ffn_mass, ffn_deep_mass, rec_frac,
-      restore_share, restore_threshold, decode_restore_threshold, line_alpha, budget_ratio;
-
-  // The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
-  bool DecodeReadsPrompt() const { return decode == "snapkv" || decode == "adakv" || decode == "h2o"; }
-};
+// The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
+inline bool DecodeReadsPrompt(const v1::ReuseOptions& reuse) {
+  return reuse.decode() == "snapkv" || reuse.decode() == "adakv" || reuse.decode() == "h2o";
+}
+inline bool Publishes(const v1::ReuseOptions& reuse) { return !reuse.has_publish() || reuse.publish(); }
 
 // Of one API key; 0: no limit.
 struct CallerLimits {
@@ -147,7 +127,7 @@ struct GenerationRequest {
   std::vector<std::string> stop;
   bool echo = false;
   bool skip_special_tokens = true;
-  ReuseRequest reuse;
+  v1::ReuseOptions reuse;  // the router reads a few of its fields and carries the others
   std::string namespace_name;
   int32_t priority = 0;                             // among the caller's own requests; lower goes first
   std::string session;                              // a conversation that this is a turn of; empty: none

@@ -1,4 +1,4 @@
-#include "services/router/segment_marks.h"
+#include "services/router/request/segment_marks.h"
 
 #include <fmt/format.h>
 

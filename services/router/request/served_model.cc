@@ -1,4 +1,4 @@
-#include "services/router/served_model.h"
+#include "services/router/request/served_model.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "services/base/ids.h"
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
 #include "services/tokenizer/ids_only.h"
 #include "services/tokenizer/prompt.h"
 

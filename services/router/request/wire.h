@@ -1,16 +1,13 @@
 // Plain structs ↔ protobuf messages. The only place, beside the gRPC handlers, that knows both.
 #pragma once
 
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 #include "spl/v1/common.pb.h"
 
 namespace spl::router {
 
 v1::SamplingParams ToProto(const Sampling& sampling);
 Sampling FromProto(const v1::SamplingParams& params);
-
-v1::ReuseOptions ToProto(const ReuseRequest& reuse);
-ReuseRequest FromProto(const v1::ReuseOptions& options);
 
 v1::FinishReason ToProto(FinishReason reason);
 FinishReason FromProto(v1::FinishReason reason);

@@ -1,4 +1,4 @@
-#include "services/router/audit.h"
+#include "services/router/telemetry/audit.h"
 
 #include <string>
 

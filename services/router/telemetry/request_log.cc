@@ -1,4 +1,4 @@
-#include "services/router/request_log.h"
+#include "services/router/telemetry/request_log.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "services/router/router_metrics.h"
+#include "services/router/telemetry/router_metrics.h"
 
 #include "services/base/status.h"
 

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "services/base/metrics.h"
-#include "services/router/request.h"
-#include "services/router/ttft_stages.h"
+#include "services/router/request/request.h"
+#include "services/router/telemetry/ttft_stages.h"
 
 namespace spl::router {
 

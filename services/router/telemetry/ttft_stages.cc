@@ -1,4 +1,4 @@
-#include "services/router/ttft_stages.h"
+#include "services/router/telemetry/ttft_stages.h"
 
 #include <algorithm>
 #include <numeric>

@@ -39,9 +39,8 @@ void SetRule(Random& random, TestStream& s, VisibilityRule rule) {
   s.visibility.num_sinks = random.Int(0, 70);
   s.visibility.window = random.Int(1, 700);
   s.indices.clear();
-  const int32_t limit = rule == VisibilityRule::kBlocks ? (s.kv_len + kPageTokens - 1) / kPageTokens : s.kv_len;
-  if (rule == VisibilityRule::kBlocks || rule == VisibilityRule::kList) {
-    for (int32_t i = 0; i < limit; ++i) {
+  if (rule == VisibilityRule::kList) {
+    for (int32_t i = 0; i < s.kv_len; ++i) {
       if (random.Int(0, 9) == 0) s.indices.push_back(i);
     }
   }
@@ -134,8 +133,7 @@ TEST_P(DecodeAttention, EqualsReferenceForEveryRuleShapeAndLength) {
                           {1, 3, 8, DType::kBF16},   {1, 1, 88, DType::kBF16}, {1, 2, 40, DType::kF32},
                           {1, 7, 128, DType::kBF16}, {1, 66, 32, DType::kBF16}};
   for (const Shape& shape : shapes) {
-    for (VisibilityRule rule :
-         {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kBlocks, VisibilityRule::kList}) {
+    for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
       Batch b = MakeBatch(random, shape.kv_heads, shape.group, shape.head_dim, shape.dtype,
                           {1, 2, 5, 63, 64, 65, 127, 511, 512, 513, 0, 1500});
       for (TestStream& s : b.streams) SetRule(random, s, rule);
@@ -151,8 +149,7 @@ TEST_P(DecodeAttention, EqualsReferenceForEveryRuleShapeAndLength) {
 
 TEST_P(DecodeAttention, BatchThreadsAndPagePlacesChangeNoBit) {
   Random random(22);
-  for (VisibilityRule rule :
-       {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kBlocks, VisibilityRule::kList}) {
+  for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
     Batch b = MakeBatch(random, 2, 2, 64, DType::kBF16, {1, 70, 512, 600, 1025, 2000});
     for (TestStream& s : b.streams) SetRule(random, s, rule);
     TestContext two(GetParam(), 2), one(GetParam(), 1), five(GetParam(), 5);
@@ -175,9 +172,6 @@ TEST_P(DecodeAttention, UnlimitedRulesEqualFullBitForBit) {
   const Result want = Placed(b, random).Run(cpu::DecodeAttention, t.ctx);
   TestStream& s = b.streams[0];
   s.visibility = {VisibilityRule::kBand, 4, 1111, {}};
-  EXPECT_TRUE(BitwiseEqual(Placed(b, random).Run(cpu::DecodeAttention, t.ctx).out, want.out));
-  s.visibility.rule = VisibilityRule::kBlocks;
-  for (int32_t i = 0; i < 18; ++i) s.indices.push_back(i);
   EXPECT_TRUE(BitwiseEqual(Placed(b, random).Run(cpu::DecodeAttention, t.ctx).out, want.out));
   s.visibility.rule = VisibilityRule::kList;
   s.indices.resize(1111);

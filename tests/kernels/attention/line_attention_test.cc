@@ -4,7 +4,7 @@
 #include <set>
 
 #include "kernels/attention/attention.h"
-#include "kernels/selection/line_tiles.h"
+#include "kernels/selection/loopserve/line_tiles.h"
 #include "tests/kernels/support/paged_kv.h"
 
 namespace spl::kernels {

@@ -65,9 +65,8 @@ void SetRule(Random& random, TestStream& s, VisibilityRule rule) {
   s.indices.clear();
   s.visibility.num_sinks = random.Int(0, 70);
   s.visibility.window = random.Int(1, 200);
-  const int32_t limit = rule == VisibilityRule::kBlocks ? (s.kv_len + kPageTokens - 1) / kPageTokens : s.kv_len;
-  if (rule == VisibilityRule::kBlocks || rule == VisibilityRule::kList) {
-    for (int32_t i = 0; i < limit; ++i) {
+  if (rule == VisibilityRule::kList) {
+    for (int32_t i = 0; i < s.kv_len; ++i) {
       if (random.Int(0, 2) == 0) s.indices.push_back(i);
     }
   }
@@ -185,8 +184,7 @@ TEST_P(PrefillAttention, EqualsReferenceForEveryRuleShapeAndLength) {
                           {1, 2, 8, DType::kBF16},  {1, 1, 88, DType::kBF16}, {1, 2, 40, DType::kF32},
                           {1, 3, 256, DType::kBF16}};
   for (const Shape& shape : shapes) {
-    for (VisibilityRule rule :
-         {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kBlocks, VisibilityRule::kList}) {
+    for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
       Problem p =
           MakeProblem(random, shape, {{1, 1}, {1, 63}, {1, 64}, {1, 65}, {17, 17}, {17, 129}, {64, 128}, {64, 191}});
       for (auto& heads : p.streams) {
@@ -238,8 +236,7 @@ TEST_P(PrefillAttention, RowsThatSeeNothingAreZero) {
 
 TEST_P(PrefillAttention, SlicesThreadsAndPagePlacesChangeNoBit) {
   Random random(4);
-  for (VisibilityRule rule :
-       {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kBlocks, VisibilityRule::kList}) {
+  for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
     Problem p = MakeProblem(random, {2, 2, 64, DType::kBF16}, {{333, 700}, {65, 65}, {129, 130}});
     for (auto& heads : p.streams) {
       for (TestStream& s : heads) SetRule(random, s, rule);
@@ -316,9 +313,6 @@ TEST_P(PrefillAttention, UnlimitedRulesEqualFullBitForBit) {
     s.visibility = {VisibilityRule::kBand, sinks, sinks == 400 ? 1 : 333, {}};
     EXPECT_TRUE(BitwiseEqual(Placed(p, random).Run(cpu::PrefillAttention, t.ctx).out, want.out)) << sinks;
   }
-  s.visibility.rule = VisibilityRule::kBlocks;
-  s.indices = {0, 1, 2, 3, 4, 5};
-  EXPECT_TRUE(BitwiseEqual(Placed(p, random).Run(cpu::PrefillAttention, t.ctx).out, want.out));
   s.visibility.rule = VisibilityRule::kList;
   s.indices = LastPositions(333, 333);
   EXPECT_TRUE(BitwiseEqual(Placed(p, random).Run(cpu::PrefillAttention, t.ctx).out, want.out));

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 
 namespace spl::kernels {
 namespace {

@@ -6,8 +6,8 @@
 #include <bit>
 #include <numeric>
 
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/kv_copy/crc32c.h"
 #include "tests/kernels/cuda/floats.h"
 #include "tests/kernels/support/kernel_test_util.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 
 namespace spl::kernels {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "tests/kernels/cuda/floats.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/paged_kv.h"

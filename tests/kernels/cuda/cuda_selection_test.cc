@@ -7,8 +7,8 @@
 #include <numeric>
 #include <set>
 
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/selecting_batch.h"
 

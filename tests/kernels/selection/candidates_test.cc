@@ -6,8 +6,8 @@
 
 #include <functional>
 
-#include "kernels/selection/page_bound_scores.h"
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
+#include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/top_tokens.h"
 #include "tests/kernels/support/selecting_batch.h"
 

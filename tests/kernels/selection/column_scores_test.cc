@@ -1,4 +1,4 @@
-#include "kernels/selection/column_scores.h"
+#include "kernels/selection/sparsex/column_scores.h"
 
 #include <cmath>
 

@@ -1,14 +1,14 @@
 // Oracles of LoopServe's line selection (docs/methods/loopserve.md): the certified bound against the true mass in
 // double, the greedy against the optimum of small problems, tiles against a bitmap, the weights against double loops.
-#include "kernels/selection/line_select.h"
+#include "kernels/selection/loopserve/line_select.h"
 
 #include <bit>
 #include <cmath>
 #include <functional>
 #include <set>
 
-#include "kernels/selection/line_tiles.h"
-#include "kernels/selection/select_lines.h"
+#include "kernels/selection/loopserve/line_tiles.h"
+#include "kernels/selection/loopserve/select_lines.h"
 #include "tests/kernels/support/paged_kv.h"
 #include "tests/kernels/support/planted_lines.h"
 

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/selection/line_tiles.h"
-#include "kernels/selection/select_lines_cuda.h"
+#include "kernels/selection/loopserve/line_tiles.h"
+#include "kernels/selection/loopserve/select_lines_cuda.h"
 #include "tests/kernels/support/cuda_test_util.h"
 #include "tests/kernels/support/paged_kv.h"
 #include "tests/kernels/support/planted_lines.h"

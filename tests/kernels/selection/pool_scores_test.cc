@@ -1,4 +1,4 @@
-#include "kernels/selection/pool_scores.h"
+#include "kernels/selection/sparsex/pool_scores.h"
 
 #include "tests/kernels/support/kernel_test_util.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/selection/query_window.h"
+#include "kernels/selection/loopserve/query_window.h"
 
 #include <gmock/gmock.h>
 

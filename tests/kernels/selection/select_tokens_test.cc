@@ -1,5 +1,5 @@
 // SelectTokens on the host, and the oracles of docs/methods/sparcas.md that need no device.
-#include "kernels/selection/select_tokens.h"
+#include "kernels/selection/sparcas/select_tokens.h"
 
 #include <gmock/gmock.h>
 

@@ -1,6 +1,6 @@
 #include "kernels/selection/top_k.h"
 
-#include "kernels/selection/pool_scores.h"
+#include "kernels/selection/sparsex/pool_scores.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "kernels/selection/select_tokens.h"
+#include "kernels/selection/sparcas/select_tokens.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {

@@ -1,4 +1,4 @@
-#include "kernels/selection/value_deviation.h"
+#include "kernels/selection/cacheblend/value_deviation.h"
 
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/paged_kv.h"

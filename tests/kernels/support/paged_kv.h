@@ -43,8 +43,6 @@ inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, i
       return true;
     case VisibilityRule::kBand:
       return j < v.num_sinks || j > p - v.window;
-    case VisibilityRule::kBlocks:
-      return std::binary_search(indices.begin(), indices.end(), j / kPageTokens);
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:
       return std::binary_search(indices.begin(), indices.end(), j);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/selection/line_select.h"
+#include "kernels/selection/loopserve/line_select.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels::testing {

@@ -12,8 +12,8 @@
 
 #include "kernels/common/token_selection.h"
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/compact_keys.h"
-#include "kernels/selection/select_tokens.h"
+#include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/select_tokens.h"
 #include "tests/kernels/support/paged_kv.h"
 
 namespace spl::kernels::testing {

@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/cache/chunk_io.h"
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/cache/segment_io.h"

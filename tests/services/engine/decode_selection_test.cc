@@ -1,7 +1,7 @@
 // Decoding with chosen tokens through the engine: when choices begin, that what a sequence keeps for them and who
 // decodes beside it changes nothing, and that all of it is given back. What is chosen is for the kernels' tests.
-#include "kernels/cuda/cuda_plugin.h"
-#include "kernels/selection/query_window.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
+#include "kernels/selection/loopserve/query_window.h"
 #include "services/base/fault_point.h"
 #include "services/engine/execution/token_choices.h"
 #include "services/engine/methods/recovery_methods.h"

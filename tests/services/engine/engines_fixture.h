@@ -11,7 +11,7 @@
 #include <mutex>
 #include <random>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/eventually.h"

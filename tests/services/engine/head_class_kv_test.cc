@@ -11,7 +11,7 @@
 #include <random>
 
 #include "kernels/attention/attention.h"
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/cache/segment_source.h"
 #include "services/engine/cache/sequence_kv.h"

@@ -36,7 +36,6 @@ TEST(HeadClassMap, SaysWhatEveryHeadSeesAndKeeps) {
   EXPECT_EQ(local.window, 256);
   EXPECT_EQ(local.num_sinks, 64);
   EXPECT_EQ(map->global_share(), 0.25);
-  EXPECT_FALSE(map->all_global());
   EXPECT_EQ(map->kept_share(1000), (1000 + 320 + 100 + 5) / 4000.0);
   EXPECT_EQ(map->kept_share(10), (10 + 10 + 10 + 5) / 40.0) << "never more than there is";
 }

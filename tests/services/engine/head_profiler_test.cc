@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "tests/support/paths.h"

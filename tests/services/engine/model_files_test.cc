@@ -11,7 +11,7 @@
 #include <random>
 #include <sstream>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 #include "services/engine/model/model_config.h"
 #include "tests/support/paths.h"

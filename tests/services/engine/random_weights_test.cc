@@ -11,7 +11,7 @@
 #include <map>
 #include <random>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
 
 namespace spl::engine {

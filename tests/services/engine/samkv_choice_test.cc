@@ -335,37 +335,5 @@ TEST(SamKvChoiceTest, TheMostAttendedTokens) {
   }
 }
 
-// The four tokens of the paper's figure 5, in two layers: 1 is recomputed below only, 2 nowhere, 3 above only, 4 in
-// both.
-TEST(SamKvChoiceTest, TheFourCasesOfRecombination) {
-  const std::vector<PositionRanges> recompute = {{{1, 2}, {4, 5}}, {{3, 5}}};
-  const std::vector<RecombinationLayer> layers = Recombine(recompute);
-  ASSERT_EQ(layers.size(), 2u);
-  const auto has = [](const PositionRanges& ranges, int32_t p) { return ContainsPosition(ranges, p); };
-  // 1: K and V of the lower layer afresh, no output: nothing above needs it.
-  EXPECT_TRUE(has(layers[0].inputs, 1) && has(layers[0].new_kv, 1) && !has(layers[0].outputs, 1));
-  EXPECT_FALSE(has(layers[1].inputs, 1) || has(layers[1].new_kv, 1));
-  // 2: nothing at all.
-  for (const RecombinationLayer& layer : layers)
-    EXPECT_FALSE(has(layer.inputs, 2) || has(layer.new_kv, 2) || has(layer.outputs, 2));
-  // 3: runs through the lower layer on its cached K and V, gets new ones above.
-  EXPECT_TRUE(has(layers[0].inputs, 3) && !has(layers[0].new_kv, 3) && has(layers[0].outputs, 3));
-  EXPECT_TRUE(has(layers[1].inputs, 3) && has(layers[1].new_kv, 3) && !has(layers[1].outputs, 3));
-  // 4: both.
-  EXPECT_TRUE(has(layers[0].inputs, 4) && has(layers[0].new_kv, 4) && has(layers[0].outputs, 4));
-  EXPECT_TRUE(has(layers[1].inputs, 4) && has(layers[1].new_kv, 4) && !has(layers[1].outputs, 4));
-}
-
-TEST(SamKvChoiceTest, RuleOneReachesDownThroughEveryLayer) {
-  const std::vector<PositionRanges> recompute = {{}, {{7, 8}}, {}, {{2, 3}}};
-  const std::vector<RecombinationLayer> layers = Recombine(recompute);
-  EXPECT_THAT(layers[0].outputs, ElementsAre(PositionRange{2, 3}, PositionRange{7, 8}));
-  EXPECT_THAT(layers[1].outputs, ElementsAre(PositionRange{2, 3}));
-  EXPECT_THAT(layers[2].outputs, ElementsAre(PositionRange{2, 3}));
-  EXPECT_THAT(layers[3].outputs, IsEmpty());
-  EXPECT_THAT(layers[0].new_kv, IsEmpty());
-  EXPECT_THAT(layers[3].new_kv, ElementsAre(PositionRange{2, 3}));
-}
-
 }  // namespace
 }  // namespace spl::engine

@@ -10,9 +10,9 @@
 #include <random>
 #include <tuple>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/common/tolerance.h"
-#include "kernels/cuda/cuda_plugin.h"
 #include "kernels/kv_copy/fuse_rows.h"
 #include "services/engine/cache/segment_summary.h"
 #include "services/engine/engine.h"

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/common/tolerance.h"
-#include "kernels/cuda/cuda_plugin.h"
 #include "services/engine/engine.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/sparsex.h"

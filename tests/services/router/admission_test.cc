@@ -1,11 +1,11 @@
-#include "services/router/admission.h"
+#include "services/router/admission/admission.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

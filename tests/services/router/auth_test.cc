@@ -1,4 +1,4 @@
-#include "services/router/auth.h"
+#include "services/router/admission/auth.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "services/router/continuation.h"
+#include "services/router/request/continuation.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "services/router/request_log.h"
+#include "services/router/telemetry/request_log.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"

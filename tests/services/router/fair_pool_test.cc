@@ -1,4 +1,4 @@
-#include "services/router/fair_pool.h"
+#include "services/router/admission/fair_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "services/router/admission/retry_budget.h"
 #include "services/router/fleet/circuit_breaker.h"
-#include "services/router/retry_budget.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"

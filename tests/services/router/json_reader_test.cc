@@ -1,9 +1,9 @@
-#include "services/router/json_reader.h"
+#include "services/router/request/json_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -1,5 +1,5 @@
 // Manifests of knowledge bases: what is written is read, and nothing else is. And the packing of contexts.
-#include "services/router/kb_manifest.h"
+#include "services/router/kb/kb_manifest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "services/router/api_error.h"
-#include "services/router/canonical_contexts.h"
+#include "services/router/kb/canonical_contexts.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -1,10 +1,10 @@
-#include "services/router/openai_request.h"
+#include "services/router/request/openai_request.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "services/router/api_error.h"
-#include "services/router/json_reader.h"
+#include "services/router/request/api_error.h"
+#include "services/router/request/json_reader.h"
 
 namespace spl::router {
 namespace {
@@ -35,7 +35,7 @@ TEST(ParseChatBodyTest, FullBody) {
   EXPECT_TRUE(s.HasPenalty());
   EXPECT_TRUE(r.stream.stream && r.stream.include_usage);
   EXPECT_EQ(r.generation.stop, (std::vector<std::string>{"x", "y"}));
-  EXPECT_EQ(r.generation.reuse.policy, "exact");
+  EXPECT_EQ(r.generation.reuse.policy(), "exact");
   EXPECT_EQ(r.generation.namespace_name, "docs");
 }
 
@@ -44,23 +44,24 @@ TEST(ParseChatBodyTest, OptionsOfSamKv) {
       "choose":"means","recompute":"attended","budget_ratio":0.25,"fusion":true,"personal_bias":false,
       "quantized_copies":false}})");
   ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ(r->generation.reuse.choose, "means");
-  EXPECT_EQ(r->generation.reuse.recompute, "attended");
-  EXPECT_EQ(r->generation.reuse.budget_ratio, std::optional<double>(0.25));
-  EXPECT_TRUE(r->generation.reuse.fusion);
-  EXPECT_EQ(r->generation.reuse.personal_bias, std::optional<bool>(false));
-  EXPECT_EQ(r->generation.reuse.quantized_copies, std::optional<bool>(false));
+  EXPECT_EQ(r->generation.reuse.choose(), "means");
+  EXPECT_EQ(r->generation.reuse.recompute(), "attended");
+  EXPECT_EQ(r->generation.reuse.budget_ratio(), 0.25);
+  EXPECT_TRUE(r->generation.reuse.fusion());
+  EXPECT_TRUE(r->generation.reuse.has_personal_bias() && !r->generation.reuse.personal_bias());
+  EXPECT_TRUE(r->generation.reuse.has_quantized_copies() && !r->generation.reuse.quantized_copies());
 }
 
 TEST(ParseChatBodyTest, AnOptionThatIsNullIsAsIfItWereNotThere) {
   const auto parse = [](const std::string& value) {
     return ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"score_all_heads":)" + value + "}}");
   };
-  EXPECT_EQ(parse("false")->generation.reuse.score_all_heads, std::optional<bool>(false));
-  EXPECT_EQ(parse("true")->generation.reuse.score_all_heads, std::optional<bool>(true));
+  EXPECT_TRUE(parse("false")->generation.reuse.has_score_all_heads());
+  EXPECT_FALSE(parse("false")->generation.reuse.score_all_heads());
+  EXPECT_TRUE(parse("true")->generation.reuse.score_all_heads());
   const auto null = parse("null");
   ASSERT_TRUE(null.ok()) << null.status();
-  EXPECT_FALSE(null->generation.reuse.score_all_heads.has_value());
+  EXPECT_FALSE(null->generation.reuse.has_score_all_heads());
   EXPECT_FALSE(parse("1").ok());
 }
 

@@ -486,8 +486,8 @@ TEST(ForeignLoadTest, IsWhatAPollCountsBeyondOurOwn) {
 
 TEST(RequestCostsTest, LearnFromReceipts) {
   RequestCosts costs;
-  ReuseRequest redknot;
-  redknot.policy = "redknot";
+  v1::ReuseOptions redknot;
+  redknot.set_policy("redknot");
   EXPECT_EQ(costs.Of(redknot).wire_share, 1);
   for (int i = 0; i < 60; ++i) {
     RequestReceipt receipt;

@@ -1,4 +1,4 @@
-#include "services/router/prefix_index.h"
+#include "services/router/fleet/prefix_index.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-#include "services/router/rate_limits.h"
+#include "services/router/admission/rate_limits.h"
 
 #include <gtest/gtest.h>
 
-#include "services/router/api_error.h"
+#include "services/router/request/api_error.h"
 
 namespace spl::router {
 namespace {

@@ -1,10 +1,10 @@
 // Receipts as messages and back: whatever the message has is in the struct, and in what people are shown.
-#include "services/router/wire.h"
+#include "services/router/request/wire.h"
 
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
-#include "services/router/openai_response.h"
+#include "services/router/request/openai_response.h"
 
 namespace spl::router {
 namespace {

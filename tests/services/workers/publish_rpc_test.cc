@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "services/base/grpc_status.h"
 #include "services/kvstore/kvstore_server.h"
 #include "services/prefill/prefill_server.h"

@@ -19,8 +19,8 @@
 #include <thread>
 #include <tuple>
 
-#include "kernels/common/backend.h"
-#include "kernels/cuda/cuda_plugin.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
 #include "services/base/ids.h"

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "kernels/common/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/common/tolerance.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"

@@ -11,7 +11,7 @@
 #include "services/engine/methods/selection_methods.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/selection/token_selector.h"
-#include "services/router/request.h"
+#include "services/router/request/request.h"
 #include "tools/cli/eval_suite.h"
 
 namespace spl::cli {

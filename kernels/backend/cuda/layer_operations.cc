@@ -1,0 +1,152 @@
+// Products, norms, rows and experts of a layer, and K and V of its pages.
+#include "absl/strings/str_cat.h"
+#include "kernels/activation/activation_cuda.h"
+#include "kernels/activation/activation_validate.h"
+#include "kernels/backend/cuda/cuda_backend.h"
+#include "kernels/backend/cuda/staged_batch.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/scatter_rows_cuda.h"
+#include "kernels/gemm/gemm_validate.h"
+#include "kernels/gemm/skinny_gemm_cuda.h"
+#include "kernels/kv_copy/align_copy_cuda.h"
+#include "kernels/kv_copy/fuse_rows_cuda.h"
+#include "kernels/moe/moe_cuda.h"
+#include "kernels/norm/norm_cuda.h"
+#include "kernels/norm/norm_validate.h"
+#include "kernels/norm/row_norms_cuda.h"
+#include "kernels/sampling/argmax_cuda.h"
+#include "kernels/selection/cacheblend/value_deviation_cuda.h"
+
+namespace spl::kernels::cuda {
+
+absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) const {
+  if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
+  if (a.num_rows == 0) return absl::OkStatus();
+  CudaSession& session = CudaSession::Of(ctx);
+  // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
+  if (!deterministic_ && a.num_rows <= kMaxSkinnyRows) {
+    const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+    if (weight.dtype() == DType::kBF16 && a.x.dtype == DType::kBF16) {
+      const cudaError_t e = SkinnyGemm({.x = a.x.data,
+                                        .w = weight.data(),
+                                        .bias = a.bias,
+                                        .y = a.y.data,
+                                        .y_dtype = a.y.dtype,
+                                        .num_rows = a.num_rows,
+                                        .out_features = weight.out_features(),
+                                        .in_features = weight.in_features()},
+                                       session.stream());
+      if (e != cudaErrorNotSupported) return ToStatus(e, "Linear");
+    }
+  }
+  const GemmContext gemm{session.cublas(), session.gemm_workspace(), CudaSession::kGemmWorkspaceBytes,
+                         session.stream()};
+  if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
+  return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
+}
+
+absl::Status CudaBackend::RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const {
+  if (absl::Status s = ValidateRmsNorm(a); !s.ok()) return s;
+  return ToStatus(cuda::RmsNorm(a, CudaSession::Of(ctx).stream()), "RmsNorm");
+}
+
+absl::Status CudaBackend::RowNorms(const KernelContext& ctx, const RowNormsArgs& a) const {
+  if (absl::Status s = ValidateRowNorms(a); !s.ok()) return s;
+  return ToStatus(cuda::RowNorms(a, CudaSession::Of(ctx).stream()), "RowNorms");
+}
+
+absl::Status CudaBackend::SiluMul(const KernelContext& ctx, const SiluMulArgs& a) const {
+  if (absl::Status s = ValidateSiluMul(a); !s.ok()) return s;
+  return ToStatus(cuda::SiluMul(a, CudaSession::Of(ctx).stream()), "SiluMul");
+}
+
+absl::Status CudaBackend::GatherRows(const KernelContext& ctx, const GatherRowsArgs& a) const {
+  CudaSession& session = CudaSession::Of(ctx);
+  const int32_t* ids = session.batch().tokens;
+  if (!a.ids_are_batch_tokens) {
+    for (const int32_t id : a.ids) {
+      if (id < 0 || id >= a.num_table_rows)
+        return absl::InvalidArgumentError(
+            absl::StrCat("GatherRows: id ", id, " is outside [0, ", a.num_table_rows, ")"));
+    }
+    auto staged = session.StageIds(a.ids);
+    if (!staged.ok()) return staged.status();
+    ids = *staged;
+  }
+  return ToStatus(cuda::GatherRows(a, ids, static_cast<int64_t>(a.ids.size()), session.stream()), "GatherRows");
+}
+
+absl::Status CudaBackend::ScatterRows(const KernelContext& ctx, const ScatterRowsArgs& a) const {
+  if (absl::Status s = ValidateScatterRows(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  const auto ids = session.StageIds(a.ids);
+  if (!ids.ok()) return ids.status();
+  return ToStatus(cuda::ScatterRows(a, *ids, session.stream()), "ScatterRows");
+}
+
+absl::Status CudaBackend::Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const {
+  if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
+  return ToStatus(cuda::Argmax(a, CudaSession::Of(ctx).stream()), "Argmax");
+}
+
+absl::Status CudaBackend::RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const {
+  if (absl::Status s = ValidateRouteExperts(a); !s.ok()) return s;
+  return ToStatus(cuda::RouteExperts(a, CudaSession::Of(ctx).stream()), "RouteExperts");
+}
+
+absl::Status CudaBackend::GroupedLinear(const KernelContext& ctx, const GroupedLinearArgs& a) const {
+  if (absl::Status s = ValidateGroupedLinear(a); !s.ok()) return s;
+  return ToStatus(cuda::GroupedLinear(a, CudaSession::Of(ctx).stream()), "GroupedLinear");
+}
+
+absl::Status CudaBackend::CombineExperts(const KernelContext& ctx, const CombineExpertsArgs& a) const {
+  if (absl::Status s = ValidateCombineExperts(a); !s.ok()) return s;
+  return ToStatus(cuda::CombineExperts(a, CudaSession::Of(ctx).stream()), "CombineExperts");
+}
+
+absl::Status CudaBackend::RopeWriteKv(const KernelContext& ctx, const RopeWriteKvArgs& a) const {
+  CudaSession& session = CudaSession::Of(ctx);
+  RopeWriteKvArgs args = a;
+  args.pool = DevicePool(a.pool);
+  return ToStatus(cuda::RopeWriteKv(args, Rows(session.batch(), a.layer), session.stream()), "RopeWriteKv");
+}
+
+absl::Status CudaBackend::AlignCopy(const KernelContext& ctx, const AlignCopyArgs& a) const {
+  if (absl::Status s = ValidateAlignCopy(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  auto staged = session.StageArrays(CudaSession::Use::kAlignCopy, 0,
+                                    {std::as_bytes(a.runs), std::as_bytes(a.src_pages), std::as_bytes(a.dst_pages),
+                                     std::as_bytes(a.cos), std::as_bytes(a.sin)});
+  if (!staged.ok()) return staged.status();
+  const AlignCopyTables tables{.runs = reinterpret_cast<const AlignRun*>((*staged)[0]),
+                               .src_pages = reinterpret_cast<const int32_t*>((*staged)[1]),
+                               .dst_pages = reinterpret_cast<const int32_t*>((*staged)[2]),
+                               .cos = reinterpret_cast<const float*>((*staged)[3]),
+                               .sin = reinterpret_cast<const float*>((*staged)[4])};
+  AlignCopyArgs args = a;
+  args.pool.base = a.pool.base - static_cast<int64_t>(a.pool.first_page) * static_cast<int64_t>(a.pool.page_bytes());
+  return ToStatus(cuda::AlignCopy(args, tables, session.stream()), "AlignCopy");
+}
+
+absl::Status CudaBackend::FuseRows(const KernelContext& ctx, const FuseRowsArgs& a) const {
+  if (absl::Status s = ValidateFuseRows(a); !s.ok()) return s;
+  if (a.row_ids.empty()) return absl::OkStatus();
+  CudaSession& session = CudaSession::Of(ctx);
+  // Both steps of all layers of a pass blend the same rows.
+  auto staged = session.StageChangedArrays(CudaSession::Use::kFuseRows, {std::as_bytes(a.row_ids)});
+  if (!staged.ok()) return staged.status();
+  FuseRowsArgs args = a;
+  args.pool = DevicePool(a.pool);
+  return ToStatus(cuda::FuseRows(args, Rows(session.batch(), a.layer), reinterpret_cast<const int32_t*>((*staged)[0]),
+                                 session.stream()),
+                  "FuseRows");
+}
+
+absl::Status CudaBackend::ValueDeviation(const KernelContext& ctx, const ValueDeviationArgs& a) const {
+  if (absl::Status s = ValidateValueDeviation(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  return ToStatus(cuda::ValueDeviation(a, Rows(session.batch(), a.layer), session.stream()), "ValueDeviation");
+}
+
+}  // namespace spl::kernels::cuda
