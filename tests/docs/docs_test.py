@@ -16,7 +16,7 @@ Checked in every page (docs/results and docs/decisions tell of their day and are
   - blocks ```sh run and ```python run exit with 0.
 
 A page is a session: its blocks run in their order, in a folder of their own that looks like the repository's. Where they
-name 127.0.0.1:8000 and 127.0.0.1:8001 they reach the server. ```sh background starts a program, waits until it prints
+name 127.0.0.1:8000 and 127.0.0.1:8001, and where `splice ctl` and `splice kb` name nobody, they reach the server. ```sh background starts a program, waits until it prints
 "ready", and ends it with the page; its ports, and with them the page's, are replaced by free ones. ```sh run status=N
 expects another exit status. ```text output behind a block that ran has lines that it must have printed: … stands for
 anything, numbers may be 10 % off, times and rates are not compared.
@@ -47,6 +47,14 @@ LEFT_OUT = ("docs/results/", "docs/decisions/")
 HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:8001"
 ADDRESS = r"127\.0\.0\.1:\d{4,5}"
 BLOCK_SECONDS = 30
+
+WRAPPER = """#!/bin/sh
+case "$*" in
+  *--url*|*--help*) ;;
+  ctl*|kb*) exec {real}/splice "$@" --url http://{http} ;;
+esac
+exec {real}/splice "$@"
+"""
 
 FAKE_OPENAI = '''
 import json, urllib.request
@@ -442,7 +450,10 @@ class Session:
         (self.home / "build" / "bin").symlink_to(folder_of_programs)
         (self.home / "python").mkdir()
         (self.home / "python" / "openai.py").write_text(FAKE_OPENAI)
-        self.environment = {**os.environ, "PATH": f"{folder_of_programs}:{os.environ['PATH']}", "HOME": str(self.home),
+        self.real = folder_of_programs
+        self.wrapped = self.home / ".bin"
+        self.wrapped.mkdir()
+        self.environment = {**os.environ, "PATH": f"{self.wrapped}:{folder_of_programs}:{os.environ['PATH']}", "HOME": str(self.home),
                             "PYTHONPATH": str(self.home / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def __enter__(self):
@@ -476,6 +487,9 @@ class Session:
     def run(self, block):
         """(None or what went wrong, what it printed)."""
         text = self.here(block.text)
+        wrapper = self.wrapped / "splice"
+        wrapper.write_text(WRAPPER.format(real=self.real, http=self.ports[HTTP]))
+        wrapper.chmod(0o755)
         command = ["bash", "-euo", "pipefail", "-c", text] if block.language != "python" else [sys.executable, "-c", text]
         status = next((int(mark[7:]) for mark in block.marks if mark.startswith("status=")), 0)
         try:
