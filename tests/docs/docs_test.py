@@ -601,7 +601,7 @@ def self_test():
     known = {("splice",): {"--help"}, ("splice", "serve"): {"--model", "--http"}, ("splice-decode",): {"--listen"}}
 
     def options(text):
-        return list(check_options("p.md", text, known))
+        return list(check_options("page", text, known))
 
     good = ("```sh\nsplice serve --model DIR \\\n  --http 127.0.0.1:0  # --not-this\nhelm install --set x=1\nX=1 build/bin/splice-decode --listen H:1\n"
             "cat > f <<'END'\nsplice serve --nor-this\nEND\n```\n`--http`, `serve --model`, `kubectl get --all`, `splice-decode --listen HOST`\n")
@@ -610,12 +610,12 @@ def self_test():
                 "see `splice-decode --model`\n", "\n    splice serve --modle DIR\n\ntext\n", "```sh\nsplice --model D serve\n```\n", "`serve --listen`\n",
                 "```sh\ncd x && splice serve \\\n  --hpp 1\n```\n"):
         assert len(options(bad)) == 1, (bad, options(bad))
-    assert not list(check_names("p.md", "`splice_a_total` and splice_h_bucket, splice_a*, docs/splice_x.svg\n", {"splice_a_total", "splice_h"}))
-    assert len(list(check_names("p.md", "`splice_b_total`{x}\n", {"splice_a_total"}))) == 1
-    assert len(list(check_names("p.md", "splice_b*\n", {"splice_a_total"}))) == 1
+    assert not list(check_names("page", "`splice_a_total` and splice_h_bucket, splice_a*, docs/splice_x.svg\n", {"splice_a_total", "splice_h"}))
+    assert len(list(check_names("page", "`splice_b_total`{x}\n", {"splice_a_total"}))) == 1
+    assert len(list(check_names("page", "splice_b*\n", {"splice_a_total"}))) == 1
 
     def bodies(text):
-        return requests_of("p.md", text)
+        return requests_of("page", text)
 
     assert len(bodies('```json\n{"a": …}\n```\n')[1]) == 1
     assert len(bodies("```sh\ncurl http://127.0.0.1:8000/v1/x -d '{\"a\": 1,}'\n```\n")[1]) == 1
@@ -677,7 +677,7 @@ def self_test_running():
     ]
     for text, mistake in pages_and_mistakes:
         with Session(pathlib.Path.cwd(), pathlib.Path("/usr/bin"), http, "127.0.0.1:1") as session:
-            found = list(run_page("p.md", text, session))
+            found = list(run_page("page", text, session))
         assert len(found) == (mistake is not None) and (mistake is None or mistake in found[0]), (text, found)
     server.shutdown()
 
