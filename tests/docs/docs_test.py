@@ -16,11 +16,11 @@ Checked in every page (docs/results and docs/decisions tell of their day and are
   - blocks ```sh run and ```python run exit with 0.
 
 A page is a session: its blocks run in their order, in a folder of their own that looks like the repository's. Where they
-name 127.0.0.1:8000 and 127.0.0.1:8001, and where `splice ctl` and `splice kb` name nobody, they reach the server. ```sh background starts a program, waits until it prints
-"ready", and ends it with the page; its ports, and with them the page's, are replaced by free ones. ```sh run status=N
-expects another exit status. ```text output behind a block that ran has lines that it must have printed: … stands for
-anything, numbers may be 10 % off, times and rates are not compared.
-Python blocks find a small `openai` module that speaks HTTP, for there may be no other.
+name 127.0.0.1:8000 and 127.0.0.1:8001, and where `splice ctl` and `splice kb` name nobody, they reach the server. ```sh
+background starts a program, waits until it prints "ready", and ends it with the page; its ports, and with them the page's,
+are replaced by free ones. ```sh run status=N expects another exit status. ```text output behind a block that ran has lines
+that it must have printed: … stands for anything, numbers may be 10 % off, times and rates are not compared. Python blocks
+find a small `openai` module that speaks HTTP, for there may be no other.
 """
 
 import argparse
@@ -377,8 +377,8 @@ class Program:
     def __init__(self, command, folder, environment):
         self.output = []
         self.ready = threading.Event()
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True, start_new_session=True)
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True, start_new_session=True)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -396,9 +396,13 @@ class Program:
         return "was not ready: " + "".join(self.output)[-500:]
 
     def stop(self):
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, end)
+                try:
+                    self.process.wait(5)
+                except subprocess.TimeoutExpired:
+                    pass
 
 
 def free_port():
