@@ -170,6 +170,11 @@ def check_references(files, names):
                 if str(beside / target) in known or (("/" not in target) and target in basenames):
                     continue
                 yield f"{name}:{number}: there is no {target}"
+            if "docs/results/" not in name:  # they tell of the tree as it was
+                for target in re.findall(r"(?<![\w./-])((?:kernels|services|tools|tests|proto|deploy)/[\w./-]*\.(?:h|cc|cu|py|proto))\b",
+                                         line):
+                    if target not in known:
+                        yield f"{name}:{number}: there is no {target}"
             if not name.endswith(".md"):
                 continue
             for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
@@ -239,6 +244,8 @@ constexpr int kTable[] = {1, 2};
     names = ["docs/a.md", "services/x.cc"]
     assert not list(check_references({"services/x.cc": "// see docs/a.md, a.md\n"}, names))
     assert len(list(check_references({"services/x.cc": "// see spec.md\n"}, names))) == 1
+    assert len(list(check_references({"docs/a.md": "`services/y.cc`, `services/x.cc`"}, names))) == 1
+    assert not list(check_references({"docs/results/a.md": "`services/y.cc`"}, names))
     assert len(list(check_references({"docs/a.md": "[x](b/c.svg) [y](../services/x.cc)\n"}, names))) == 1
     proto = 'message ReuseOptions {\n  string policy = 1 [json_name = "reuse"];  // x\n  optional uint32 dims = 2;\n}\n'
     assert not list(check_options(proto, ["`reuse` and `splice.dims`"]))
