@@ -226,8 +226,8 @@ TEST(EvalSuiteTest, TheRouterKnowsTheEnginesMethods) {
   const auto refusal = [](const std::string& reuse, const std::string& decode) {
     router::GenerationRequest request;
     request.prompt = std::string("a prompt");
-    request.reuse.policy = reuse;
-    request.reuse.decode = decode;
+    request.reuse.set_policy(reuse);
+    request.reuse.set_decode(decode);
     return std::string(router::ValidateRequest(request).message());
   };
   EXPECT_THAT(refusal("no such method", ""), HasSubstr("not served by this build"));
