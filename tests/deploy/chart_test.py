@@ -118,7 +118,8 @@ class ChartTest(unittest.TestCase):
         plain = next(d for d in documents if d["kind"] == "Service" and d["metadata"]["name"] == "splice-router")
         self.assertEqual([p.get("appProtocol") for p in plain["spec"]["ports"]], [None, "kubernetes.io/h2c"])
 
-        values = {"publicTls": {"enabled": True, "existingSecret": "mine"}, "autoscaling": {"enabled": True, "kind": "keda"}}
+        values = {"publicTls": {"enabled": True, "existingSecret": "mine"}, "router": {"replicas": 1},
+                  "autoscaling": {"enabled": True, "kind": "keda"}}
         sets, documents = workloads(values)
         flags = dict(a.split("=", 1) for a in arguments(sets["splice-router"]))
         pod = sets["splice-router"]["spec"]["template"]["spec"]
@@ -176,7 +177,7 @@ class ChartTest(unittest.TestCase):
     def test_pools_that_are_scaled_have_no_number_of_their_own(self):
         scaled = {"enabled": True, "prefill": {"minReplicas": 2, "maxReplicas": 6}, "decode": {"minReplicas": 1, "maxReplicas": 4}}
         for kind, name in [("keda", "ScaledObject"), ("hpa", "HorizontalPodAutoscaler")]:
-            sets, documents = workloads({"autoscaling": {**scaled, "kind": kind}})
+            sets, documents = workloads({"router": {"replicas": 1}, "autoscaling": {**scaled, "kind": kind}})
             self.assertNotIn("replicas", sets["splice-prefill"]["spec"])
             self.assertIn("replicas", sets["splice-store"]["spec"])
             flags = dict(a.split("=", 1) for a in arguments(sets["splice-router"]))
@@ -233,6 +234,7 @@ class ChartTest(unittest.TestCase):
             ({"model": {"mountPath": "models"}}, "mountPath"),
             ({"networkPolicy": {"clients": [{}]}}, "clients"),                    # would be everybody
             ({"rdma": {"enabled": True}}, "kvTransport"),
+            ({"autoscaling": {"enabled": True}}, "router.replicas"),
             ({"auth": {"existingSecret": ""}}, "auth.enabled"),
             ({"auth": {"existingSecret": "", "apiKeys": [{"key": "k" * 24, "name": "a"}]}}, "namespaceSecret"),
             ({"auth": {"existingSecret": "", "apiKeys": [{"key": "short", "name": "a"}]}}, "apiKeys"),

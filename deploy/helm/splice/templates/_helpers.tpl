@@ -258,6 +258,9 @@ resources:
 {{- if and (or .Values.discovery.etcd.clientCertificate .Values.discovery.etcd.user) (not .Values.discovery.etcd.existingSecret) -}}
 {{- fail "discovery.etcd.clientCertificate and .user need discovery.etcd.existingSecret, which holds certificate and password" -}}
 {{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.router.replicas) 1) -}}
+{{- fail "autoscaling.enabled needs router.replicas: 1; each of several routers plans by its own share of the load, and asks for too few workers" -}}
+{{- end -}}
 {{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
 {{- if not .Values.auth.apiKeys -}}
 {{- fail "auth.enabled needs auth.existingSecret or auth.apiKeys; set auth.enabled: false for an open cluster" -}}
