@@ -67,14 +67,14 @@ void ReadOptions(const v1::ReuseOptions& proto, std::span<const engine::OptionFi
 engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto) {
   engine::DecodeOptions decode;
   decode.selector = proto.decode();
-  ReadOptions(proto, engine::DecodeOptionFields(), decode);
+  ReadOptions<engine::DecodeOptions>(proto, engine::kDecodeOptionFields, decode);
   return decode;
 }
 
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   engine::ReuseOptions reuse;
   reuse.policy = proto.quality() == "strict" ? "exact" : proto.policy();
-  ReadOptions(proto, engine::ReuseOptionFields(), reuse);
+  ReadOptions<engine::ReuseOptions>(proto, engine::kReuseOptionFields, reuse);
   return reuse;
 }
 

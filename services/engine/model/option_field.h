@@ -16,7 +16,7 @@ template <typename Options>
 struct OptionField {
   std::string_view name;  // of the field of v1.ReuseOptions
   std::variant<int32_t Options::*, double Options::*, bool Options::*, std::string Options::*> member;
-  // Range of an int32_t that is not its default. A double is a share, 0 to 1.
+  // Range of an int32_t that is not its default. A double is a share, 0 to 1, or -1 where `least` is.
   int32_t least = 0;
   int32_t most = std::numeric_limits<int32_t>::max();
 };
@@ -29,7 +29,7 @@ absl::Status CheckOption(const OptionField<Options>& field, const Options& optio
       integer != nullptr && options.**integer != defaults.**integer)
     return CheckRange(field.name, options.**integer, field.least, field.most);
   if (const auto* share = std::get_if<double Options::*>(&field.member);
-      share != nullptr && options.**share != defaults.**share)
+      share != nullptr && options.**share != defaults.**share && !(field.least == -1 && options.**share == -1))
     return CheckShare(field.name, options.**share);
   return absl::OkStatus();
 }

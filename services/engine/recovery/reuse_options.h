@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/selection/loopserve/select_lines.h"
+#include "kernels/selection/sparsex/pool_scores.h"
+#include "kernels/selection/top_k.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/option_field.h"
@@ -13,7 +15,7 @@
 namespace spl::engine {
 
 // The defaults are those of docs/methods/sparsex.md and docs/methods/baselines.md but where a comment names a result.
-// A new member also stands in the table ReuseOptionFields (docs/extending.md).
+// A new member also stands in kReuseOptionFields (docs/extending.md).
 struct ReuseOptions {
   std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
   // SparseX.
@@ -64,7 +66,7 @@ struct ReuseOptions {
   // classes).
   bool score_all_heads = true;
   double restore_share = kRestoreShareMax;  // of the local heads, at most
-  double restore_threshold = 0.15;
+  double restore_threshold = 0.15;          // -1, which no request can set: any head
   // Cold spans (docs/cold-prompts.md). loopserve, minference: rows asked in a layer, and for loopserve the share of
   // their attention that the lines must have and the shortest span that chooses them.
   int32_t line_samples = 64;
@@ -80,8 +82,46 @@ struct ReuseOptions {
   int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
 };
 
-// Every member but `policy`, by its name in the API.
-std::span<const OptionField<ReuseOptions>> ReuseOptionFields();
+// Every member but `policy`, by its name in the API, with its range.
+inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
+    {"dense_layers", &ReuseOptions::dense_layers, -1},
+    {"recompute_share", &ReuseOptions::recompute_share},
+    {"recompute_min", &ReuseOptions::recompute_min, -1, kernels::kTopKScoresMax},
+    {"recompute_max", &ReuseOptions::recompute_max, 0, kernels::kTopKScoresMax},
+    {"score_pool", &ReuseOptions::score_pool, 0, kernels::kPoolRadiusMax},
+    {"overflow_tokens", &ReuseOptions::overflow_tokens, 0, 4096},
+    {"tail_tokens", &ReuseOptions::tail_tokens, 1, 4096},
+    {"link_tokens", &ReuseOptions::link_tokens, -1, 4096},
+    {"max_recompute_fraction", &ReuseOptions::max_recompute_fraction},
+    {"blend_share", &ReuseOptions::blend_share},
+    {"epic_tokens", &ReuseOptions::epic_tokens, 0, 4096},
+    {"budget_ratio", &ReuseOptions::budget_ratio},
+    {"fusion", &ReuseOptions::fusion},
+    {"recompute", &ReuseOptions::recompute},
+    {"choose", &ReuseOptions::choose},
+    {"personal_bias", &ReuseOptions::personal_bias},
+    {"quantized_copies", &ReuseOptions::quantized_copies},
+    {"compact", &ReuseOptions::compact},
+    {"full_kv", &ReuseOptions::full_kv},
+    {"ffn_mass", &ReuseOptions::ffn_mass},
+    {"ffn_dense_layers", &ReuseOptions::ffn_dense_layers, -1},
+    {"ffn_recent", &ReuseOptions::ffn_recent, -1, 1 << 20},
+    {"ffn_deep_layer", &ReuseOptions::ffn_deep_layer, -1},
+    {"ffn_deep_mass", &ReuseOptions::ffn_deep_mass},
+    {"rec_frac", &ReuseOptions::rec_frac},
+    {"score_all_heads", &ReuseOptions::score_all_heads},
+    {"restore_share", &ReuseOptions::restore_share},
+    {"restore_threshold", &ReuseOptions::restore_threshold, -1},
+    {"line_samples", &ReuseOptions::line_samples, 16, kernels::kMaxLineSamples},
+    {"line_alpha", &ReuseOptions::line_alpha},
+    {"line_min_span", &ReuseOptions::line_min_span, 1},
+    {"head_classes", &ReuseOptions::head_classes},
+    {"line_columns", &ReuseOptions::line_columns, 1, kernels::kMaxLines},
+    {"line_slashes", &ReuseOptions::line_slashes, 1, kernels::kMaxLines},
+    {"band_sinks", &ReuseOptions::band_sinks, 0, 1 << 20},
+    {"band_window", &ReuseOptions::band_window, 1, 1 << 30},
+    {"band_last_rows", &ReuseOptions::band_last_rows, 1, 1 << 20},
+};
 
 // The policy and every option: equal texts, equal methods. KV that is not exact is reused by an equal method only.
 std::string MethodOf(const ReuseOptions& options);

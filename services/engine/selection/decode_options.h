@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/common/token_selection.h"
+#include "kernels/selection/loopserve/query_window.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/option_field.h"
 
@@ -33,8 +34,16 @@ struct DecodeOptions {
   DecodeOptions(const char* name) : selector(name) {}             // NOLINT
 };
 
-// Every member but `selector`, by its name in the API.
-std::span<const OptionField<DecodeOptions>> DecodeOptionFields();
+// Every member but `selector`, by its name in the API, with its range.
+inline constexpr OptionField<DecodeOptions> kDecodeOptionFields[] = {
+    {"decode_budget", &DecodeOptions::budget, 1, kernels::kSelectBudgetMax},
+    {"decode_dense_layers", &DecodeOptions::dense_layers},
+    {"decode_recent", &DecodeOptions::recent, 1, kernels::kSelectBudgetMax},
+    {"decode_dims", &DecodeOptions::dims},
+    {"decode_refresh_interval", &DecodeOptions::refresh_interval, 1, 1 << 20},
+    {"decode_window", &DecodeOptions::window, 1, kernels::kQueryWindowMax},
+    {"decode_sinks", &DecodeOptions::sinks, 0, kernels::kSelectBudgetMax},
+};
 
 // InvalidArgument: the field as the API has it, its value and its range.
 absl::Status ValidateDecodeOptions(const DecodeOptions& options, const ModelConfig& config);

@@ -49,8 +49,8 @@ bool Reads(const engine::OptionField<Options>& row, const Options& with) {
 
 TEST(OptionTable, HasEveryFieldOfTheMessageOnce) {
   std::multiset<std::string> rows(kElsewhere.begin(), kElsewhere.end());
-  for (const auto& row : engine::ReuseOptionFields()) rows.emplace(row.name);
-  for (const auto& row : engine::DecodeOptionFields()) rows.emplace(row.name);
+  for (const auto& row : engine::kReuseOptionFields) rows.emplace(row.name);
+  for (const auto& row : engine::kDecodeOptionFields) rows.emplace(row.name);
   const auto& type = *v1::ReuseOptions::descriptor();
   for (int i = 0; i < type.field_count(); ++i)
     EXPECT_EQ(rows.count(type.field(i)->name()), 1u) << type.field(i)->name();
@@ -58,14 +58,14 @@ TEST(OptionTable, HasEveryFieldOfTheMessageOnce) {
 }
 
 TEST(OptionTable, EveryRowIsReadAndMakesAnotherMethod) {
-  for (const auto& row : engine::ReuseOptionFields()) {
+  for (const auto& row : engine::kReuseOptionFields) {
     const FieldDescriptor& field = FieldOf(row.name);
     const engine::ReuseOptions yes = wire::FromProto(With(field, true)), no = wire::FromProto(With(field, false));
     EXPECT_TRUE(Reads(row, yes) || Reads(row, no)) << row.name;
     const std::string unset = MethodOf(engine::ReuseOptions());
     EXPECT_TRUE(MethodOf(yes) != unset || MethodOf(no) != unset) << row.name;
   }
-  for (const auto& row : engine::DecodeOptionFields())
+  for (const auto& row : engine::kDecodeOptionFields)
     EXPECT_TRUE(Reads(row, wire::DecodeOptionsOf(With(FieldOf(row.name), true)))) << row.name;
 }
 
@@ -89,7 +89,7 @@ TEST(OptionTable, TheHttpApiReadsEveryField) {
 }
 
 TEST(OptionTable, SharesAndNumbersHaveTheirRange) {
-  for (const auto& row : engine::ReuseOptionFields()) {
+  for (const auto& row : engine::kReuseOptionFields) {
     engine::ReuseOptions options;
     std::string want;
     if (const auto* share = std::get_if<double engine::ReuseOptions::*>(&row.member)) {
