@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the documentation says is what the programs do: options, metrics, request bodies, commands.
+"""Checks that the programs do what the documentation says: options, metrics, request bodies, commands.
 
   docs_test.py ROOT BIN      checks README.md, SECURITY.md and docs/ against the programs in the folder BIN;
                              every line that it prints is a mistake
