@@ -49,6 +49,10 @@ A GPU needs an NVIDIA driver and cuBLASLt of the CUDA version the bundle was bui
 loader's path: SPLICE_CUDA_LIBS=/folder/of/libcublasLt bin/splice … (with PyTorch installed from PyPI, that is the
 folder nvidia/cu13/lib, or nvidia/cublas/lib, of its site-packages).
 TEXT
+# The same bytes for the same programs: order, times, owners and blocks do not depend on the machine.
 archive=$out/$name.tar.xz
-tar -C "$root" -c "$name" | xz -T0 -6 >"$archive"
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+chmod -R u=rwX,go=rX "$root/$name"
+tar -C "$root" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -c "$name" |
+  xz -T2 --block-size=32MiB -6 >"$archive"
 du -h --apparent-size "$archive" | awk '{print $2 ": " $1}'

@@ -2,27 +2,21 @@
 //
 // One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A planner warp finds the
 // next tile and its first pages while a loader warp walks the pages that this one sees and keeps two rings of 128-token
-// K and V stages full. Each consumer warpgroup computes S = Q K^T (Q in registers: shared memory then carries K and V
-// alone), an online softmax in base 2, and O += P V (P in registers). S of the next tile and P V of this one run on the
-// tensor cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2); the two warpgroups are
-// left to drift apart by themselves: making them take turns (section 3.1) was no faster here with q in registers.
+// K and V stages full (consumers: prefill_consumer_sm90.h).
 //
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_tensor_map.h"
-#include "kernels/attention/prefill_softmax_sm90.h"
+#include "kernels/attention/prefill_consumer_sm90.h"
 #include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 3;    // of the K ring and of the V ring
 constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
-[[maybe_unused]] constexpr int kProducerRegisters = 40;
-[[maybe_unused]] constexpr int kConsumerRegisters = 232;
+static_assert(kTileRows == kConsumers * kConsumerRows);
 
 // What consumers need to know of a tile.
 struct Work {
@@ -42,19 +36,11 @@ struct Plan {
   int32_t pool_row[2 * kLookUps];  // where it starts in the pool, as a matrix of rows
 };
 
-// All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
+// q: [block][kTileRows][64].
 template <int kHeadDim>
-struct alignas(1024) Smem {
-  __nv_bfloat16 q[kHeadDim / 64][kTileRows][64];
-  __nv_bfloat16 k[kStages][kHeadDim / 64][kTileKeys][64];
-  __nv_bfloat16 v[kStages][2][kHeadDim / 64][kPageTokens][64];
-  uint64_t q_full, q_empty;
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+struct alignas(1024) Smem : PrefillSmem<kHeadDim, Work> {
   uint64_t plan_full, plan_empty;
   int32_t k_tile[kStages];  // KTile
-  // Two: the entry of a tile is overwritten once every consumer thread has released q of the next tile, and by then all
-  // are past the tile.
-  Work work[2];
   Plan plan;
 };
 
@@ -237,163 +223,37 @@ __device__ inline void MaskScores(float (&s)[64], int32_t k_tile, Band band, int
   }
 }
 
-template <int kHeadDim>
-__device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
-  constexpr int kBlocks = kHeadDim / 64;
-  constexpr int kBlockBytes = kPageTokens * 128;
-  const int group = threadIdx.x / 128 - 1;  // 0 or 1
-  const int warp = threadIdx.x / 32 % 4;
-  const int lane = threadIdx.x % 32;
-  Ring<1> q_ring;
-  Ring<2> work_ring;
-  Ring<kStages> k_ring, v_ring;
-
-  const auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane == 0) MbarrierArrive(SmemAddress(barrier));
-  };
-
-  for (;;) {
-    MbarrierWait(SmemAddress(&smem.q_full), q_ring.phase);
-    const Work& work = smem.work[work_ring.stage];
-    if (work.num_rows < 0) break;
-    uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      LdMatrix4(q[step], SmemAddress(smem.q[step / 4]) +
-                             Swizzled<128>(group * 64 + warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
-    }
-    MbarrierArrive(SmemAddress(&smem.q_empty));
-    q_ring.Advance();
-    work_ring.Advance();
-    // Rows past the end have position -1: they see nothing and are not written.
-    const int row0 = group * 64 + warp * 16 + lane / 4, row1 = row0 + 8;
-    const int32_t position0 = row0 < work.num_rows ? p.positions[work.row + row0] : -1;
-    const int32_t position1 = row1 < work.num_rows ? p.positions[work.row + row1] : -1;
-
-    float s[64], o[kHeadDim / 2];
-    uint32_t weights[32];
-    RowState state;
-    float shrink[2];
-#pragma unroll
-    for (float& x : o) x = 0;
-
-    const auto issue_scores = [&] {
-      const uint32_t k_address = SmemAddress(smem.k[k_ring.stage]);
-      WgmmaPin(s);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
-        WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
-                    step != 0);
-      }
-      WgmmaCommit();
-    };
-    const auto issue_values = [&] {
-      const uint32_t v_address = SmemAddress(smem.v[v_ring.stage]);
-      WgmmaPin(o);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step) {
-        WgmmaRs(
-            o, &weights[4 * step],
-            WgmmaDescriptor(v_address + step / 4 * (kBlocks * kBlockBytes) + step % 4 * (16 * 128), kBlockBytes, 1024),
-            1);
-      }
-      WgmmaCommit();
-    };
-    const auto mask = [&](int32_t k_tile) {
-      if (k_tile & kNeedsMask) MaskScores(s, k_tile, work.band, position0, position1);
-    };
-
-    // Read while the tensor cores are busy. Lane 0 reads for its warp: it is also the one that gives the stage back.
-    const auto read_k_tile = [&] { return __shfl_sync(0xffffffffu, lane == 0 ? smem.k_tile[k_ring.stage] : 0, 0); };
-
-    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-    issue_scores();
-    int32_t k_tile = read_k_tile();
-    WgmmaWait<0>();
-    WgmmaPin(s);
-    release(&smem.k_empty[k_ring.stage]);
-    k_ring.Advance();
-    mask(k_tile);
-    Softmax(s, p.scale, state, shrink);
-    PackWeights(s, weights);
-
-    while (!(k_tile & kLast)) {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      issue_scores();
-      MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-      issue_values();
-      k_tile = read_k_tile();
-      WgmmaWait<1>();
-      WgmmaPin(s);
-      release(&smem.k_empty[k_ring.stage]);
-      k_ring.Advance();
-      mask(k_tile);
-      Softmax(s, p.scale, state, shrink);
-      // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
-      // softmax's last result, never taken (row sums are not negative).
-      if (state.l[0] < 0 || state.l[1] < 0) __nanosleep(1);
-      WgmmaWait<0>();
-      WgmmaPin(o);
-      release(&smem.v_empty[v_ring.stage]);
-      v_ring.Advance();
-      // Most tiles far into a context raise no row's maximum.
-      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
-      }
-      PackWeights(s, weights);
-    }
-
-    MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-    const int32_t tile_begin = (k_tile >> kTileShift) * kTileKeys;
-    if (tile_begin + kTileKeys > work.kv_len) {
-      // Slots past kv_len may hold NaN, and 0 * NaN is NaN. Both warpgroups write these zeros: each needs its own to
-      // have arrived, and neither has to wait for the other.
-      for (int slot = max(work.kv_len - tile_begin, 0) + threadIdx.x % 128 / 8; slot < kTileKeys; slot += 16) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          reinterpret_cast<uint4*>(smem.v[v_ring.stage][slot / 64][block][slot % 64])[threadIdx.x % 8] = uint4{};
-        }
-      }
-      FenceProxyAsync();
-      NamedBarrierSync(1 + group, 128);
-    }
-    issue_values();
-    // The row sums meanwhile.
-    float total[2], inverse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      total[r] = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);
-      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
-      inverse[r] = total[r] > 0 ? 1.0f / total[r] : 0.0f;
-    }
-    WgmmaWait<0>();
-    WgmmaPin(o);
-    release(&smem.v_empty[v_ring.stage]);
-    v_ring.Advance();
-
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = r == 0 ? row0 : row1;
-      const int64_t at = static_cast<int64_t>(work.row + row) * p.num_qo_heads + work.qo_head;
-      __nv_bfloat16* out = p.out + at * kHeadDim + 8 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 32; ++i) {
-        const auto word = [&](int block) {
-          return PackBf16(o[16 * i + 4 * block + 2 * r] * inverse[r], o[16 * i + 4 * block + 2 * r + 1] * inverse[r]);
-        };
-        const uint4 x = QuadTranspose(word(0), word(1), word(2), word(3));
-        if (row < work.num_rows) *reinterpret_cast<uint4*>(out + 32 * i) = x;
-      }
-      if (p.lse != nullptr && lane % 4 == 0 && row < work.num_rows) {
-        p.lse[at] = total[r] > 0 ? kLn2 * (state.m[r] + log2f(total[r])) : -INFINITY;
-      }
-    }
+// The keys of a tile: whole 128-key tiles under a band.
+class BandKeys {
+ public:
+  __device__ BandKeys(const Work& work, int group) : work_(work), group_(group) {}
+  __device__ ConsumerTile tile() const {
+    return {work_.row, group_ * kConsumerRows, work_.num_rows, work_.qo_head, work_.kv_len};
   }
-}
+  template <int kHeadDim>
+  static __device__ uint32_t QAddress(const Smem<kHeadDim>& smem, int group, int block) {
+    return SmemAddress(smem.q) + (block * kTileRows + group * kConsumerRows) * 128;
+  }
+  // Lane 0 reads for its warp: it is also the one that gives the stage back.
+  template <int kHeadDim>
+  __device__ void Read(const Smem<kHeadDim>& smem, int stage) {
+    k_tile_ = __shfl_sync(0xffffffffu, threadIdx.x % 32 == 0 ? smem.k_tile[stage] : 0, 0);
+  }
+  __device__ bool last() const { return k_tile_ & kLast; }
+  template <int kHeadDim>
+  __device__ void Mask(float (&s)[64], const Smem<kHeadDim>&, int, int32_t position0, int32_t position1) {
+    if (k_tile_ & kNeedsMask) MaskScores(s, k_tile_, work_.band, position0, position1);
+    begin_[0] = (k_tile_ >> kTileShift) * kTileKeys;
+    begin_[1] = begin_[0] + kPageTokens;
+  }
+  __device__ const int32_t (&begin() const)[2] { return begin_; }
+
+ private:
+  const Work& work_;
+  const int group_;
+  int32_t k_tile_ = 0;
+  int32_t begin_[2] = {0, 0};
+};
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -405,17 +265,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char raw[];
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * kConsumers;
     MbarrierInit(SmemAddress(&smem.plan_full), 32);
     MbarrierInit(SmemAddress(&smem.plan_empty), 32);
-    MbarrierInit(SmemAddress(&smem.q_full), 1);
-    MbarrierInit(SmemAddress(&smem.q_empty), 128 * kConsumers);
-    for (int i = 0; i < kStages; ++i) {
-      MbarrierInit(SmemAddress(&smem.k_full[i]), 1);
-      MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
-      MbarrierInit(SmemAddress(&smem.v_full[i]), 1);
-      MbarrierInit(SmemAddress(&smem.v_empty[i]), kWarps);
-    }
+    smem.InitBarriers(1);
     MbarrierInitFence();
     PrefetchTensorMap(&q_map);
     PrefetchTensorMap(&k_map);
@@ -431,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     SetMaxRegistersUp<kConsumerRegisters>();
-    Consume(smem, p);
+    Consume<kHeadDim, BandKeys>(smem, p);
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// Prefill attention over lines for Hopper: prefill_attention_cuda_sm90.cu's consumers over another walk of the keys.
+// Prefill attention over lines for Hopper: the consumers of prefill_consumer_sm90.h over another walk of the keys.
 //
 // The rows of a tile must see the same pages, and lines are per 64 rows: a CTA's two warpgroups therefore take the same
 // 64 rows for two query heads of one KV head, which share every K and V stage. A loader warp turns the row tile's bits
@@ -9,18 +9,14 @@
 // Work is taken from a counter, a section of KV heads whose K and V fit in the L2 cache at a time, late rows first.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_tensor_map.h"
-#include "kernels/attention/prefill_softmax_sm90.h"
+#include "kernels/attention/prefill_consumer_sm90.h"
 #include "kernels/cuda/cuda_ptx.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kLineRows = 64;
-constexpr int kConsumers = 2;  // warpgroups: query heads of a work item
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 3;  // of the K ring and of the V ring
-[[maybe_unused]] constexpr int kProducerRegisters = 40;
-[[maybe_unused]] constexpr int kConsumerRegisters = 232;
+constexpr int kLineRows = kConsumerRows;
+constexpr int kThreads = 128 * (1 + kConsumers);  // a consumer warpgroup is a query head of the work item
 // The first position of a page of columns, for the comparison with a row's: all of them lie in front of it.
 [[maybe_unused]] constexpr int32_t kBeforeAllRows = -(1 << 24);
 
@@ -50,18 +46,11 @@ struct alignas(16) KeyHalf {
 constexpr int32_t kColumns = 1 << 31;
 constexpr int kQueue = 64;  // 32 new ones behind at most two, and the two whose V is still to come
 
-// All tiles are 128-byte swizzled blocks of 64 columns: [block][row][64].
+// q: [query head][block][kLineRows][64].
 template <int kHeadDim>
-struct alignas(1024) Smem {
-  __nv_bfloat16 q[kConsumers][kHeadDim / 64][kLineRows][64];
-  __nv_bfloat16 k[kStages][kHeadDim / 64][kTileKeys][64];
-  __nv_bfloat16 v[kStages][2][kHeadDim / 64][kPageTokens][64];
-  uint64_t q_full, q_empty;
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+struct alignas(1024) Smem : PrefillSmem<kHeadDim, Work> {
   KeyStage key_stage[kStages];
   KeyHalf queue[kQueue];
-  // Two, as in prefill_attention_cuda_sm90.cu: an entry is overwritten once all consumers have taken q of the next.
-  Work work[2];
 };
 
 struct Params {
@@ -153,7 +142,8 @@ class Loader {
           const int heads = item.qo_head[1] < 0 ? 1 : 2;
           MbarrierArriveExpect(full, heads * kLineRows * kHeadDim * 2);
           for (int i = 0; i < heads; ++i)
-            TmaLoad3(SmemAddress(smem_.q[i]), maps_.q, full, 0, item.row, item.qo_head[i] * kBlocks);
+            TmaLoad3(SmemAddress(&smem_.q[i * kLineRows * kHeadDim]), maps_.q, full, 0, item.row,
+                     item.qo_head[i] * kBlocks);
         }
       }
       if (!any) break;
@@ -311,173 +301,38 @@ __device__ inline void MaskScores(float (&s)[64], const KeyStage& keys, int32_t 
   }
 }
 
-template <int kHeadDim>
-__device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
-  constexpr int kBlocks = kHeadDim / 64;
-  constexpr int kBlockBytes = kPageTokens * 128;
-  const int group = threadIdx.x / 128 - 1;  // 0 or 1
-  const int warp = threadIdx.x / 32 % 4;
-  const int lane = threadIdx.x % 32;
-  Ring<1> q_ring;
-  Ring<2> work_ring;
-  Ring<kStages> k_ring, v_ring;
-
-  const auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane == 0) MbarrierArrive(SmemAddress(barrier));
-  };
-
-  for (;;) {
-    MbarrierWait(SmemAddress(&smem.q_full), q_ring.phase);
-    const Work& work = smem.work[work_ring.stage];
-    if (work.num_rows < 0) break;
-    uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      LdMatrix4(q[step], SmemAddress(smem.q[group][step / 4]) +
-                             Swizzled<128>(warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
-    }
-    MbarrierArrive(SmemAddress(&smem.q_empty));
-    q_ring.Advance();
-    work_ring.Advance();
-    // Rows past the end have position -1: what they see is not written. Nor is a head that is not there.
-    const int qo_head = work.qo_head[group];
-    const int num_rows = qo_head < 0 ? 0 : work.num_rows;
-    const int row0 = warp * 16 + lane / 4, row1 = row0 + 8;
-    const int32_t position0 = row0 < num_rows ? p.positions[work.row + row0] : -1;
-    const int32_t position1 = row1 < num_rows ? p.positions[work.row + row1] : -1;
-
-    float s[64], o[kHeadDim / 2];
-    uint32_t weights[32];
-    RowState state;
-    float shrink[2];
-#pragma unroll
-    for (float& x : o) x = 0;
-
-    const auto issue_scores = [&] {
-      const uint32_t k_address = SmemAddress(smem.k[k_ring.stage]);
-      WgmmaPin(s);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
-        WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
-                    step != 0);
-      }
-      WgmmaCommit();
-    };
-    const auto issue_values = [&] {
-      const uint32_t v_address = SmemAddress(smem.v[v_ring.stage]);
-      WgmmaPin(o);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step) {
-        WgmmaRs(
-            o, &weights[4 * step],
-            WgmmaDescriptor(v_address + step / 4 * (kBlocks * kBlockBytes) + step % 4 * (16 * 128), kBlockBytes, 1024),
-            1);
-      }
-      WgmmaCommit();
-    };
-    // Read while the tensor cores are busy.
-    const auto read_flags = [&] {
-      return __shfl_sync(0xffffffffu, lane == 0 ? smem.key_stage[k_ring.stage].flags : 0, 0);
-    };
-    const auto take_scores = [&](int32_t flags) {
-      if (flags & kNeedsMask) MaskScores(s, smem.key_stage[k_ring.stage], position0, position1);
-    };
-
-    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-    issue_scores();
-    int32_t flags = read_flags();
-    WgmmaWait<0>();
-    WgmmaPin(s);
-    take_scores(flags);
-    int last_stage = k_ring.stage;
-    int32_t last_begin[2] = {smem.key_stage[last_stage].begin[0], smem.key_stage[last_stage].begin[1]};
-    release(&smem.k_empty[k_ring.stage]);
-    k_ring.Advance();
-    Softmax(s, p.scale, state, shrink);
-    PackWeights(s, weights);
-
-    while (!(flags & kLast)) {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      issue_scores();
-      MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-      issue_values();
-      flags = read_flags();
-      WgmmaWait<1>();
-      WgmmaPin(s);
-      take_scores(flags);
-      if (flags & kLast) {
-        last_begin[0] = smem.key_stage[k_ring.stage].begin[0];
-        last_begin[1] = smem.key_stage[k_ring.stage].begin[1];
-      }
-      release(&smem.k_empty[k_ring.stage]);
-      k_ring.Advance();
-      Softmax(s, p.scale, state, shrink);
-      // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
-      // softmax's last result, never taken (row sums are not negative).
-      if (state.l[0] < 0 || state.l[1] < 0) __nanosleep(1);
-      WgmmaWait<0>();
-      WgmmaPin(o);
-      release(&smem.v_empty[v_ring.stage]);
-      v_ring.Advance();
-      // Most tiles raise no row's maximum.
-      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
-      }
-      PackWeights(s, weights);
-    }
-
-    MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (last_begin[half] + kPageTokens <= work.kv_len) continue;
-      // Slots past kv_len may hold NaN, and 0 * NaN is NaN. Both warpgroups write these zeros: each needs its own to
-      // have arrived, and neither has to wait for the other.
-      for (int slot = max(work.kv_len - last_begin[half], 0) + threadIdx.x % 128 / 8; slot < kPageTokens; slot += 16) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          reinterpret_cast<uint4*>(smem.v[v_ring.stage][half][block][slot])[threadIdx.x % 8] = uint4{};
-        }
-      }
-      FenceProxyAsync();
-      NamedBarrierSync(1 + group, 128);
-    }
-    issue_values();
-    // The row sums meanwhile.
-    float total[2], inverse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      total[r] = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);
-      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
-      inverse[r] = total[r] > 0 ? 1.0f / total[r] : 0.0f;
-    }
-    WgmmaWait<0>();
-    WgmmaPin(o);
-    release(&smem.v_empty[v_ring.stage]);
-    v_ring.Advance();
-
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = r == 0 ? row0 : row1;
-      const int64_t at = static_cast<int64_t>(work.row + row) * p.num_qo_heads + qo_head;
-      __nv_bfloat16* out = p.out + at * kHeadDim + 8 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 32; ++i) {
-        const auto word = [&](int block) {
-          return PackBf16(o[16 * i + 4 * block + 2 * r] * inverse[r], o[16 * i + 4 * block + 2 * r + 1] * inverse[r]);
-        };
-        const uint4 x = QuadTranspose(word(0), word(1), word(2), word(3));
-        if (row < num_rows) *reinterpret_cast<uint4*>(out + 32 * i) = x;
-      }
-      if (p.lse != nullptr && lane % 4 == 0 && row < num_rows) {
-        p.lse[at] = total[r] > 0 ? kLn2 * (state.m[r] + log2f(total[r])) : -INFINITY;
-      }
-    }
+// The keys of a work item: pages of single columns, then whole tiles, each half of a stage with its own mask.
+class LineKeys {
+ public:
+  __device__ LineKeys(const Work& work, int group) : work_(work), qo_head_(work.qo_head[group]) {}
+  // A head that is not there has no rows.
+  __device__ ConsumerTile tile() const {
+    return {work_.row, 0, qo_head_ < 0 ? 0 : work_.num_rows, qo_head_, work_.kv_len};
   }
-}
+  template <int kHeadDim>
+  static __device__ uint32_t QAddress(const Smem<kHeadDim>& smem, int group, int block) {
+    return SmemAddress(smem.q) + (group * (kHeadDim / 64) + block) * kLineRows * 128;
+  }
+  template <int kHeadDim>
+  __device__ void Read(const Smem<kHeadDim>& smem, int stage) {
+    flags_ = __shfl_sync(0xffffffffu, threadIdx.x % 32 == 0 ? smem.key_stage[stage].flags : 0, 0);
+  }
+  __device__ bool last() const { return flags_ & kLast; }
+  template <int kHeadDim>
+  __device__ void Mask(float (&s)[64], const Smem<kHeadDim>& smem, int stage, int32_t position0, int32_t position1) {
+    if (flags_ & kNeedsMask) MaskScores(s, smem.key_stage[stage], position0, position1);
+    if (!last()) return;
+    begin_[0] = smem.key_stage[stage].begin[0];
+    begin_[1] = smem.key_stage[stage].begin[1];
+  }
+  __device__ const int32_t (&begin() const)[2] { return begin_; }
+
+ private:
+  const Work& work_;
+  const int32_t qo_head_;
+  int32_t flags_ = 0;
+  int32_t begin_[2] = {0, 0};
+};
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -490,15 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char raw[];
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * kConsumers;
-    MbarrierInit(SmemAddress(&smem.q_full), 1);
-    MbarrierInit(SmemAddress(&smem.q_empty), 128 * kConsumers);
-    for (int i = 0; i < kStages; ++i) {
-      MbarrierInit(SmemAddress(&smem.k_full[i]), 2);  // the bytes, then what is said of them
-      MbarrierInit(SmemAddress(&smem.k_empty[i]), kWarps);
-      MbarrierInit(SmemAddress(&smem.v_full[i]), 1);
-      MbarrierInit(SmemAddress(&smem.v_empty[i]), kWarps);
-    }
+    smem.InitBarriers(2);  // the bytes, then what is said of them
     MbarrierInitFence();
     for (const CUtensorMap* map : {&q_map, &k_map, &v_map, &column_k_map, &column_v_map}) PrefetchTensorMap(map);
   }
@@ -511,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     SetMaxRegistersUp<kConsumerRegisters>();
-    Consume(smem, p);
+    Consume<kHeadDim, LineKeys>(smem, p);
   }
 #endif
 }

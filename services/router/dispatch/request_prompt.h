@@ -1,0 +1,45 @@
+// The prompt of one request in token ids, with its segments and the keys under which workers cache it.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/chunk/chunk.h"
+#include "services/router/admission/auth.h"
+#include "services/router/fleet/prefix_index.h"
+#include "services/router/fleet/snapshot.h"
+#include "services/router/request/request.h"
+#include "services/router/request/served_model.h"
+
+namespace spl::router {
+
+struct SegmentNamespace {
+  chunk::Digest key{};
+  bool shared = false;  // a public namespace (wire: TokenSegment.shared)
+};
+
+struct RequestPrompt {
+  std::vector<TokenId> tokens;
+  std::vector<TokenSegment> segments;        // ascending and disjoint
+  std::vector<SegmentNamespace> namespaces;  // [segments]
+  chunk::Digest namespace_key{};             // of the text outside of segments
+  PromptKeys keys;                           // empty while no worker has told its model
+};
+
+// Validates the request and tokenizes its prompt on the calling thread; InvalidArgument and NotFound name the field. In
+// a public namespace it turns `auto_segments` off: unmarked text would become a source with its caller's private text
+// in front of it.
+absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const ServedModel& model,
+                                            const NamespaceKeys& namespace_keys, const FleetSnapshot& fleet);
+
+// Replaces the policy "auto" by the fleet's default where the prompt has text to reuse. It must be known before KV is
+// reserved, because a method with head classes needs fewer pages. An exact prompt has no segment keys.
+void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet);
+
+// Bounds max_tokens and min_tokens by the room behind the prompt. InvalidArgument: the prompt is empty or longer than
+// `context`, than a prefill worker or a decode worker holds, or a token id is not below the vocabulary's size.
+absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prompt, const FleetSnapshot& fleet,
+                           uint64_t context, uint32_t tokenizer_vocab_size);
+
+}  // namespace spl::router
