@@ -29,7 +29,7 @@ struct Part {
   int32_t first;  // page; of a stream with a list: 64 entries of it take the place of a page
 };
 
-// What all parts of one call share. State of part i: max [group], sum [group], out [group, padded].
+// Shared by all parts of one call. State of part i: max [group], sum [group], out [group, padded].
 struct Call {
   const DecodeAttentionArgs& a;
   const AttentionKernels& kernels;

@@ -86,7 +86,7 @@ void Scores(const DecodePage& p) {
   for (int at = 0; at < p.num_slots; at += kSlotsPerStep) {
     PrefetchRows(p, p.next_keys, at, row_bytes);
     const void* rows[kSlotsPerStep];
-    for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; nobody looks at that score
+    for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; its score is not used
       rows[t] = Row(p, p.keys, at + t < p.num_slots ? at + t : p.num_slots - 1);
     }
     ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);

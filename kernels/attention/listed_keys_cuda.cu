@@ -13,7 +13,7 @@ constexpr int kEmptyThreads = 128;
 
 struct Params {
   GatherListedArgs args;
-  int32_t row_bytes;  // of K or V of one token; a multiple of 16
+  int32_t row_bytes;  // bytes of K or V of one token; a multiple of 16
 };
 
 // One block for K or V of one page. All of its rows are looked up before the first is copied.

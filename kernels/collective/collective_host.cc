@@ -7,7 +7,7 @@
 namespace spl::kernels {
 namespace {
 
-// What the ranks of one group share.
+// State that the ranks of one group share.
 struct HostGroup {
   HostGroup(int size, std::chrono::milliseconds timeout) : size(size), timeout(timeout), data(size), counts(size) {}
 
@@ -70,7 +70,7 @@ class HostCommunicator final : public Communicator {
       Abort(differ);
       return differ;
     }
-    // Nobody else touches this part of anybody's numbers until the second barrier.
+    // No other rank touches this part of the data until the second barrier.
     for (int64_t i = count * rank_ / g.size; i < count * (rank_ + 1) / g.size; ++i) {
       float sum = g.data[0][i];
       for (int r = 1; r < g.size; ++r) sum += g.data[r][i];

@@ -59,7 +59,7 @@ struct Product {
   // depth blocks [begin, end). The rows behind them come next, as far as last_row.
   void Multiply(int64_t row, int64_t num_rows, int64_t last_row, int64_t panel, int64_t num_panels, int64_t begin,
                 int64_t end, float* sums) const {
-    // One tile of rows reads each panel once, whatever the cut: there is none.
+    // A single tile of rows reads each panel once, so depth is not cut.
     const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kInnerBlocks;
     const bf16* rows = x + row / kBf16RowBlock * row_stride();
     for (int64_t block = begin; block < end; block += blocks) {

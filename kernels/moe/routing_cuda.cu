@@ -39,7 +39,7 @@ __global__ void ChooseKernel(RouteExpertsArgs a) {
   if (row >= a.num_rows) return;
   const int lane = threadIdx.x % kWarp;
   const float* logits = a.logits + row * a.num_experts;
-  uint32_t taken = 0;  // of this lane's experts lane, lane + 32, …
+  uint32_t taken = 0;  // bit per expert of this lane: lane, lane + 32, …
   float largest = 0, sum = 0;
   for (int k = 0; k < a.top_k; ++k) {
     Candidate best{0, 0x7fffffff, true};

@@ -1,4 +1,4 @@
-// A stream is some blocks: each copies every so many-th part of its list.
+// A stream is served by several blocks; each copies every n-th part of its list.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"
@@ -8,7 +8,7 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlockTokens = 4096;  // of a block, while there are no more blocks than kMaxBlocks
+constexpr int kBlockTokens = 4096;  // tokens per block, while there are no more blocks than kMaxBlocks
 constexpr int kMaxBlocks = 16;
 
 struct Params {

@@ -1,5 +1,5 @@
-// The Backend of libsplice_cuda.so: every operation is validated, handed the batch of its session, and launched on the
-// session's stream. Nothing waits for the device but Copy, Allocate and what sessions say. Operations are in
+// The Backend of libsplice_cuda.so. Every operation is validated, gets the batch of its session, and is launched on the
+// session's stream. Only Copy, Allocate and the session calls that say so wait for the device. Operations are in
 // layer_operations.cc, attention_operations.cc and selection_operations.cc.
 #pragma once
 
@@ -58,12 +58,12 @@ class CudaBackend final : public Backend {
 
  private:
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties);
-  // f16 is always widened: its products may leave the range of f16, and bf16 would drop bits of the weights.
+  // f16 weights are always widened: their products may leave the range of f16, and bf16 would drop bits of the weights.
   DType PlainType(DType dtype) const {
     return dtype == DType::kBF16 && gemm_ != GemmCompute::kF32 ? DType::kBF16 : DType::kF32;
   }
   absl::StatusOr<std::unique_ptr<Buffer>> Plain(std::unique_ptr<Buffer> data, DType dtype, int64_t count) const;
-  // Lets this GPU write memory of another one of the process.
+  // Lets this GPU write memory of another GPU of the process.
   absl::Status EnablePeer(const char (&gpu)[16]) const;
 
   const int device_;

@@ -9,7 +9,7 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMaxPairs = 4;           // of dimensions a lane has: head_dim up to 256
+constexpr int kMaxPairs = 4;           // pairs of dimensions per lane: head_dim up to 256
 constexpr int kGranulesPerBlock = 32;  // four a warp
 
 struct Params {
