@@ -194,8 +194,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   unsigned to_load = pages, to_use = pages;
   bool load_v = false;
   int load_stage = 0, use_stage = 0;
-  // With a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next
-  // page.
+  // With a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next.
   int64_t listed_row = 0;
   int rows_of = -1;
   const auto copy_next = [&] {

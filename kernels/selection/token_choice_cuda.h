@@ -112,8 +112,7 @@ struct TokenChoice {
     const int num_tiles = (num_items + kTile - 1) / kTile, share = (num_tiles + kWarps - 1) / kWarps;  // tiles per warp
     const int begin = min(warp * share, num_tiles), end = min(begin + share, num_tiles);
 
-    // Calls body(tile, keys of this lane's two items). Loads the keys of several tiles at once, because they may be far
-    // away.
+    // Calls body(tile, keys of this lane's two items); loads several tiles' keys at once, for they may be far away.
     const auto for_each_tile = [&](const auto& body) {
       constexpr int kAtOnce = 4;
 #pragma unroll 1
