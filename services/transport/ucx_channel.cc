@@ -215,8 +215,8 @@ void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status sta
   worker_.PostAlways([self] { self->AdvanceClose(); });
 }
 
-// What the late job ends with. The channel is lost with another code, because whoever hears of that one can go on over
-// a new channel, with another ticket.
+// The status of a late job. The channel gets another code, because a caller that sees that one can continue over a new
+// channel, with another ticket.
 absl::Status UcxChannel::MissLease() {
   const std::string what = "a write to " + remote_.address + " was about to start after the end of its lease";
   log::Warning("transport.lease_missed", log::F("peer", remote_.address), log::F("carrier", carrier_));
@@ -342,8 +342,8 @@ void UcxChannel::OnError(void* arg, ucp_ep_h, ucs_status_t status) {
   channel->Lose(StatusFromUcs(status, "lost the KV memory at " + channel->remote_.address));
 }
 
-// UCX often fails an operation on its way before it reports the peer lost. Whoever hears of the failed operation must
-// see the channel lost.
+// UCX often fails an operation before it reports the peer lost. A caller that sees the failed operation must see the
+// channel lost.
 void UcxChannel::MarkLost(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kUnavailable) return;
   {
@@ -480,8 +480,7 @@ void UcxChannel::FinishClose() {
     if (!closing_ || closed_ || num_pending_ > 0) return;
     closed_ = true;
   }
-  if (rkey_ != nullptr)
-    ucp_rkey_destroy(std::exchange(rkey_, nullptr));  // unmaps shared memory: nobody copies any more
+  if (rkey_ != nullptr) ucp_rkey_destroy(std::exchange(rkey_, nullptr));  // unmaps shared memory: no copy runs any more
   alive_until_closed_.reset();
   changed_.notify_all();
 }
