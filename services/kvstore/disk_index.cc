@@ -18,7 +18,7 @@ namespace {
 constexpr char kChunkPrefix = 'k';
 constexpr char kNamespacePrefix = 'n';
 constexpr char kBuriedPrefix = 't';
-constexpr char kSlotOnlyVersion = 1;  // of chunk rows: version, slot_bytes, slot, sequence
+constexpr char kSlotOnlyVersion = 1;  // version byte of the oldest chunk rows: version, slot_bytes, slot, sequence
 constexpr char kChunkVersion = 2;
 constexpr char kNamespaceVersion = 1;
 constexpr char kRecordFamily[] = "records";

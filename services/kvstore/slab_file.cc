@@ -28,7 +28,7 @@ constexpr uint32_t kVersion = 1;
 struct SlabHeader {  // little-endian; the hosts Splice runs on are
   char magic[8];
   uint32_t version;
-  uint32_t crc32c;  // of the header with this field 0
+  uint32_t crc32c;  // checksum of the header with this field 0
   uint64_t slot_bytes;
 };
 static_assert(sizeof(SlabHeader) == 24 && std::endian::native == std::endian::little);
