@@ -13,12 +13,12 @@
 namespace spl::local_prefill {
 namespace {
 
-// What ends on its own when the engine has stopped: a push's last copies, and a call inside the process.
+// Limit for work that ends by itself after the engine has stopped: a push's last copies, and a call inside the process.
 constexpr std::chrono::seconds kEndTimeout{15};
 
 }  // namespace
 
-// What of the prefill service a decode worker serves; the rest is Unimplemented.
+// The part of the prefill service that a decode worker serves; the rest is Unimplemented.
 class LocalPrefill::Service final : public v1::Prefill::CallbackService {
  public:
   explicit Service(LocalPrefill& owner) : owner_(owner) {}
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   engine.executor.max_rows = options.slice_tokens;
   engine.executor.num_threads = options.num_threads;
   engine.turns = host.turns;
-  engine.canonical_prefill = false;  // what nobody waits for is not done beside running sequences
+  engine.canonical_prefill = false;  // background work that no client waits for must not run beside decoding sequences
   engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;

@@ -104,7 +104,7 @@ class CacheStreams::Stream final : public grpc::ServerWriteReactor<v1::CacheEven
   bool in_snapshot_ = false;
   bool writing_ = false;
   bool ending_ = false;
-  grpc::Status status_;  // of the end
+  grpc::Status status_;  // status at the end
 };
 
 CacheStreams::CacheStreams(const CacheEvents& events, uint64_t epoch)

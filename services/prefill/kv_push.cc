@@ -221,7 +221,7 @@ engine::PageHole KvPush::HoleOf(int32_t stream) const {
   return {static_cast<int32_t>(ticket_.hole_begin(stream)), static_cast<int32_t>(ticket_.hole_end(stream))};
 }
 
-// What of the pages is kept of a stream, and where it goes.
+// The stream's pages to send, and their target pages.
 void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const {
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
   const std::vector<int32_t>& local = ready.kv->streams()[static_cast<size_t>(stream)];

@@ -149,7 +149,7 @@ grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext*
 absl::Status PrefillCore::Start(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
-  // First: whatever happens below, nobody asks in vain whether something is being written.
+  // First, so that a RevokeTicket gets its answer whatever happens below.
   SPLICE_ASSIGN_OR_RETURN(const RandomId ticket_id, RandomId::FromBytes(request.ticket().ticket_id()));
   SPLICE_ASSIGN_OR_RETURN(auto hold, tickets_.Begin(ticket_id, call.cancelled));
   SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
@@ -231,7 +231,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
   return status;
 }
 
-// What the engine did for a prompt, as spans.
+// Records the engine's work for a prompt as spans.
 void PrefillCore::TraceStages(const TraceContext& run, const TraceContext& fetch,
                               const engine::PrefillStats& stats) const {
   if (!tracer_.Records(run)) return;
