@@ -1,9 +1,10 @@
 // Tracks which tickets this prefill worker may write to, and which it never will (again).
 //
-// Revocation: a router must know that before the pages of a ticket that was given up can be used by others (decision
-// 0002). Single use: a ticket is good for one prompt. If it comes again, its pages may belong to a sequence that is
-// being decoded, and writes to them would become part of another request's answer. (The decode worker refuses the
-// second commit, but only after the writes; other prefill workers do not know which tickets this one has seen.)
+// Revocation: before other sequences may use the pages of a ticket that was given up, the router must know that no
+// write to them can arrive (decision 0002). Single use: a ticket is good for one prompt. If it comes again, its pages
+// may belong to a sequence that is being decoded, and writes to them would become part of another request's answer.
+// (The decode worker refuses the second commit, but only after the writes; other prefill workers do not know which
+// tickets this one has seen.)
 #pragma once
 
 #include <atomic>

@@ -47,7 +47,7 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
-// True: the word is a limit. InvalidArgument: it looks like one, and its value is none.
+// True: the word is a limit. InvalidArgument: it has the form of a limit, but a malformed value.
 absl::StatusOr<bool> ReadLimit(std::string_view word, double* weight, CallerLimits* limits) {
   const size_t equals = word.find('=');
   if (equals == std::string_view::npos) return false;

@@ -22,9 +22,9 @@ constexpr size_t kReadChunk = 8 << 10;
 constexpr size_t kMaxPiece = 16 << 10;
 // Bytes of a chunked body in all, for each byte of content and besides: a chunk of one byte takes six.
 constexpr size_t kFramingPerByte = 8, kFramingBesides = 64 << 10;
-// Of a body or an answer, what is not worth to be refused: it is bounded by the number of connections.
+// Bytes of a body or an answer that are never refused: the number of connections limits them.
 constexpr size_t kSmall = 16 << 10;
-// What a client that was refused may still send before the connection is cut: closing with unread bytes resets the
+// Bytes that a refused client may still send before the connection is cut: closing with unread bytes resets the
 // connection and can destroy the response on its way.
 constexpr size_t kMaxLingerBytes = 64 << 20;
 constexpr std::chrono::milliseconds kLingerTimeout{2'000};

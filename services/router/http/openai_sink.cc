@@ -6,7 +6,7 @@ namespace spl::router {
 
 namespace {
 
-constexpr size_t kLogprobBytes = 96;  // of one alternative as JSON
+constexpr size_t kLogprobBytes = 96;  // JSON bytes of one alternative
 
 }  // namespace
 

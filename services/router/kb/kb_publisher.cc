@@ -31,7 +31,7 @@ absl::Status TakenOver(const std::string& name, const KbVersion& version) {
                       "publish_in_progress");
 }
 
-// The version as its publisher left it; null: somebody else took it away.
+// The version as its publisher left it. Null: another process took it away.
 KbVersion* Mine(KbHead& head, const KbVersion& version) {
   KbVersion* const found = head.Find(version.version);
   return found != nullptr && found->uid == version.uid && found->state == KbState::kPublishing ? found : nullptr;
@@ -69,13 +69,13 @@ absl::Status CheckPublishInput(const PublishInput& input) {
   return absl::OkStatus();
 }
 
-// What is to be computed, and the manifest of it.
+// The contexts to compute, and their manifest.
 struct KbPublisher::Prepared {
   struct Context {
     std::vector<uint32_t> token_ids;
     std::vector<std::pair<uint32_t, uint32_t>> segments;  // [begin, end) of each document
   };
-  std::string fingerprint;  // of the model, hex
+  std::string fingerprint;  // model fingerprint, hex
   KbContent content;
   std::vector<Context> contexts;
   PublishProgress total;  // with nothing done
@@ -303,7 +303,7 @@ class KbPublisher::ContextRun {
   };
 
   absl::Status Run() {
-    size_t next = 0;  // of prepared_.contexts
+    size_t next = 0;  // index into prepared_.contexts
     while (progress_.contexts_done < progress_.contexts) {
       SPLICE_RETURN_IF_ERROR(control_.cancelled());
       const Time now = std::chrono::steady_clock::now();
@@ -546,7 +546,7 @@ absl::StatusOr<KbVersion> KbPublisher::Publish(const Caller& caller, const Publi
   SPLICE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(input, *fleet));
   SPLICE_RETURN_IF_ERROR(control.cancelled());
   SPLICE_ASSIGN_OR_RETURN(const KbVersion version, Claim(owner, input, prepared));
-  // What is claimed is ours to clean up: nobody else publishes now, and an abandoned version is marked as failed.
+  // We clean up what is claimed: no other publisher is at work, and an abandoned version is marked as failed.
   const absl::Status collected = Collect(caller, input.name);
   absl::StatusOr<Result> result =
       collected.ok() ? Compute(caller, input, prepared, version, control) : absl::StatusOr<Result>(collected);

@@ -73,7 +73,7 @@ PoolPlan Planner::Settle(const PlannerInput& input, Pool pool, Wanted wanted, bo
   PoolState& state = states_[pool];
   const auto current = static_cast<uint32_t>(workers.size());
   if (missed) {
-    // What was added for the last miss must have had the time to help.
+    // Workers added for the last miss must have had time to help.
     if (input.now - state.raised_at >= options_.up_again_after || state.raised_to == 0) {
       state.raised_at = input.now;
       state.raised_to = current + std::max(1u, current / 10);
