@@ -1,14 +1,14 @@
 // Prefill attention for Hopper: TMA loads pages, two consumer warpgroups of 64 query rows each run wgmma.
 //
 // One CTA per SM takes tiles (128 rows of one query head) from a counter, long ones first. A planner warp finds the
-// next tile and its first pages, while a loader warp walks the pages of the current tile and keeps two rings of
-// 128-token K and V stages full. Each consumer warpgroup computes S = Q K^T (Q in registers, so that shared memory
-// carries only K and V), an online softmax in base 2, and O += P V (P in registers). S of the next tile and P V of this
-// one run on the tensor cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2). The two
-// warpgroups drift apart by themselves: making them take turns (section 3.1) was no faster here with Q in registers.
+// next tile and its first pages while a loader warp walks the pages that this one sees and keeps two rings of 128-token
+// K and V stages full. Each consumer warpgroup computes S = Q K^T (Q in registers: shared memory then carries K and V
+// alone), an online softmax in base 2, and O += P V (P in registers). S of the next tile and P V of this one run on the
+// tensor cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2); the two warpgroups are
+// left to drift apart by themselves: making them take turns (section 3.1) was no faster here with q in registers.
 //
-// K and V tiles start at multiples of 128 positions for every query tile, and a key that a row does not see changes
-// none of its numbers (weight exactly 0, rescale exactly 1). A row's result is therefore independent of its tile.
+// K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
+// none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/attention_cuda_tensor_map.h"
 #include "kernels/attention/prefill_softmax_sm90.h"
@@ -19,12 +19,12 @@ namespace {
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 3;    // stages of the K ring and of the V ring
+constexpr int kStages = 3;    // of the K ring and of the V ring
 constexpr int kLookUps = 16;  // candidates (pairs of pages) that a warp looks up at a time
 [[maybe_unused]] constexpr int kProducerRegisters = 40;
 [[maybe_unused]] constexpr int kConsumerRegisters = 232;
 
-// A tile as consumers see it.
+// What consumers need to know of a tile.
 struct Work {
   int32_t row;
   int32_t num_rows;  // < 0: no more tiles
@@ -34,7 +34,7 @@ struct Work {
   Band band;
 };
 
-// The planner's message to the loader.
+// What the planner hands to the loader.
 struct Plan {
   Work work;
   const int32_t* table;

@@ -1,10 +1,10 @@
 // Prefill attention over lines for Hopper: prefill_attention_cuda_sm90.cu's consumers over another walk of the keys.
 //
-// The rows of a tile must see the same pages, and lines are per 64 rows. A CTA's two warpgroups therefore take the same
-// 64 rows for two query heads of one KV head, and share every K and V stage. A loader warp turns the row tile's bits
+// The rows of a tile must see the same pages, and lines are per 64 rows: a CTA's two warpgroups therefore take the same
+// 64 rows for two query heads of one KV head, which share every K and V stage. A loader warp turns the row tile's bits
 // into pages: first the gathered pages of single columns that have a bit, each with its mask of 64 columns, then the
-// whole tiles in ascending order, two pages per stage. The page of the rows themselves is always the last: only the
-// last stage can hold slots that were never written.
+// whole tiles in ascending order, two pages to a stage. The page of the rows themselves is always the last of them:
+// only the last stage can hold slots that were never written.
 //
 // Work is taken from a counter, a section of KV heads whose K and V fit in the L2 cache at a time, late rows first.
 #include "kernels/attention/attention_cuda_common.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr int kLineRows = 64;
 constexpr int kConsumers = 2;  // warpgroups: query heads of a work item
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kStages = 3;  // stages of the K ring and of the V ring
+constexpr int kStages = 3;  // of the K ring and of the V ring
 [[maybe_unused]] constexpr int kProducerRegisters = 40;
 [[maybe_unused]] constexpr int kConsumerRegisters = 232;
 // The first position of a page of columns, for the comparison with a row's: all of them lie in front of it.
@@ -27,15 +27,15 @@ constexpr int kStages = 3;  // stages of the K ring and of the V ring
 struct Work {
   int32_t row;
   int32_t num_rows;    // < 0: no more work
-  int32_t qo_head[2];  // query heads of the two warpgroups; the second < 0: none
+  int32_t qo_head[2];  // of the warpgroups; the second < 0: none
   int32_t kv_len;
 };
 
 enum KeyFlags : int32_t { kLast = 1, kNeedsMask = 2 };
 
-// A stage as consumers see it, beside its keys.
+// What consumers need to know of a stage beside its keys.
 struct alignas(16) KeyStage {
-  uint64_t present[2];  // columns present in each half
+  uint64_t present[2];  // of the columns of each half
   int32_t begin[2];     // position of the half's first column
   int32_t flags;        // KeyFlags
   int32_t unused;
@@ -65,7 +65,7 @@ struct alignas(1024) Smem {
 };
 
 struct Params {
-  Schedule schedule;  // schedule of the heads with lines, all of them "full"
+  Schedule schedule;  // of the heads with lines, all of them "full"
   PagedBatch batch;
   RowRanges rows;
   PrefillLines lines;

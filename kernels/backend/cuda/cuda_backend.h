@@ -1,5 +1,5 @@
-// The Backend of libsplice_cuda.so. Every operation is validated, gets the batch of its session, and is launched on the
-// session's stream. Only Copy, Allocate and the session calls that say so wait for the device. Operations are in
+// The Backend of libsplice_cuda.so: every operation is validated, handed the batch of its session, and launched on the
+// session's stream. Nothing waits for the device but Copy, Allocate and what sessions say. Operations are in
 // layer_operations.cc, attention_operations.cc and selection_operations.cc.
 #pragma once
 

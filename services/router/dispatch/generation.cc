@@ -31,15 +31,15 @@ bool GivenUpByWorker(absl::StatusCode code) {
          code == absl::StatusCode::kDataLoss;
 }
 
-// True for failures that say something about the worker. A full worker, one with another model, and a request that ran
-// out of time do not.
+// A failure that tells something about the worker. A full one, one that has not this model, and a request that ran out
+// of time do not.
 bool IsWorkersFault(absl::StatusCode code) {
   return code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kInternal ||
          code == absl::StatusCode::kUnknown || code == absl::StatusCode::kDataLoss;
 }
 
-// The client's view of a failure inside the cluster: it may try again. A deadline inside the cluster, for example of a
-// ticket, is not the client's deadline.
+// What the client sees of a failure inside the cluster: it may try again. A deadline inside the cluster, of a ticket
+// for example, is not the client's.
 absl::Status ToClientStatus(const absl::Status& status, uint32_t attempts) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
@@ -134,7 +134,7 @@ void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   prompt_ = std::move(tokens->ids);
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
-  // Resolve "auto" before pages are reserved: a method with head classes needs fewer.
+  // What "auto" is must be known before pages are reserved: a method with head classes needs fewer.
   std::string& policy = *request_.reuse.mutable_policy();
   if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments()))
     policy = fleet->model.default_reuse;
@@ -248,7 +248,7 @@ void Generation::Dispatch() {
   WaitForWorkers(candidate.status());
 }
 
-// Nothing was started, so this is not an attempt. `missing` says what is missing.
+// Nothing was started, so this is no attempt. `missing` says what there is none of.
 void Generation::WaitForWorkers(const absl::Status& missing) {
   waiting_in_ = TtftStage::kRetry;
   if (none_since_ == Clock::time_point()) none_since_ = Clock::now();
@@ -285,7 +285,7 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
                              .wire_share = cost.wire_share,
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
-                             // Only a prefill worker keeps left-out KV of heads for the decode worker.
+                             // What is left out of heads is kept for the decode worker by a prefill worker.
                              .may_stay_local = !request_.reuse.decode_restore(),
                              .full = &full_,
                              .leaving = leaving.get(),
@@ -327,7 +327,7 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   *request.mutable_sampling() = ToProto(request_.sampling);
   *request.mutable_reuse() = request_.reuse;
   request.set_model_fingerprint(fleet.model.fingerprint.data(), fleet.model.fingerprint.size());
-  constexpr double kTtlMsMax = 86'400e3;  // larger than any limit of a worker
+  constexpr double kTtlMsMax = 86'400e3;  // of nobody's interest beyond what the worker allows
   request.set_ttl_ms(static_cast<uint32_t>(
       std::min(kTtlMsMax, static_cast<double>(core_.options().ticket_ttl.count()) +
                               1e3 * core_.options().ticket_ttl_per_expected * attempt->expected_seconds)));
@@ -483,7 +483,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
   if (!paused_ && !early.empty()) attempt->stream->ReadNext();
 }
 
-// Learns from actual costs, for the placement of other requests.
+// Of what really happened, for the placement of others.
 void Generation::Learn(const Attempt& attempt, const RequestReceipt& receipt) {
   core_.costs().Observe(request_.reuse, receipt,
                         // Computing beside decode steps says nothing of what a token costs.
@@ -652,8 +652,8 @@ void Generation::Release(Attempt& attempt, const char* reason) {
   if (!attempt.writer_quiet) AskWriter(attempt, reason);
 }
 
-// The pages cannot be reused until the prefill worker has confirmed that it does not write, now or later: the call may
-// have been cancelled before it arrived there, or after its end. Without an answer they wait for the ticket's end.
+// Until the prefill worker has said that it does not write, now or later, the pages are of no use to anybody: the call
+// may have been cancelled before it arrived there, or behind its end. Without an answer they wait for the ticket's end.
 void Generation::AskWriter(const Attempt& attempt, const char* reason) {
   using Call = UnaryCall<v1::RevokeTicketRequest, v1::RevokeTicketResponse>;
   auto call = std::make_shared<Call>();

@@ -1,4 +1,4 @@
-// One request's path through the cluster.
+// One request on its way through the cluster.
 //
 //   prepare → queue → place → reserve(D) → stream(D) + prefill(P) → first token → tokens of D → done
 //                ▲      ▲ └────── full ─────┘│       │                              │
@@ -22,22 +22,23 @@
 
 namespace spl::router {
 
-// Owns the request's calls on workers and its output state. Any thread may call Start, Cancel, Resume and OnWorkerLost.
-// All state lives on one strand, so there are no locks. Keeps itself alive while calls are open.
+// Owns the request's calls on workers and its output state. Start, Cancel, Resume and OnWorkerLost may be called from
+// any thread; all state lives on one strand, so there are no locks. Keeps itself alive while calls are open.
 //
-// At every end (last token, error, client gone, deadline) its calls are cancelled and its ticket is released at once.
+// However it ends (last token, error, client gone, deadline), its calls are cancelled and its ticket is released at
+// once.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  // `lease`: the request's count against its caller's limits; held until the request is over.
+  // `lease`: what the request counts for its caller, until it is over.
   Generation(Dispatcher& core, uint64_t id, GenerationRequest request, std::shared_ptr<GenerationSink> sink,
              RateLimits::Lease lease);
   ~Generation();
 
-  // Tokenizes on the calling thread (a worker thread of the router), then returns; the rest is asynchronous. Call once.
+  // Tokenizes on the calling thread (a worker thread of the router), then returns; the rest is asynchronous. Once.
   void Start();
-  // Ends the request with `reason`; does nothing if it is already over.
+  // Ends the request with `reason`; nothing happens when it is over already.
   void Cancel(absl::Status reason);
-  // Call when the sink wants output again, after it has asked for a pause.
+  // The sink wants output again after it has asked for a pause.
   void Resume();
   void OnWorkerLost(const std::string& worker_id);
 
@@ -48,28 +49,28 @@ class Generation : public std::enable_shared_from_this<Generation> {
   using ReserveCall = UnaryCall<v1::ReserveRequest, v1::Ticket>;
   using PrefillCall = UnaryCall<v1::PrefillRequest, v1::PrefillResponse>;
 
-  // One attempt on one pair of workers. Calls of an attempt that is no longer current are ignored.
+  // One try on one pair of workers. Calls of an attempt that is no longer the current one are ignored.
   struct Attempt {
     PrefillView prefill;
     DecodeView decode;
-    PeerLink link;                              // connection between the two
-    double expected_seconds = 0;                // time until the prompt's KV is at the decode worker
+    PeerLink link;                              // between the two
+    double expected_seconds = 0;                // until the prompt's KV is at the decode worker
     uint32_t exact_tokens = 0;                  // see PredictedReuse
     std::shared_ptr<PrefillCall> prefill_call;  // while it runs
     std::shared_ptr<TokenStream> stream;        // while it is open
     v1::Ticket ticket;
     bool reserved = false;
     bool prefilled = false;
-    // True if no prefill write to the ticket's pages can be in flight: no prefill was requested, the prefill worker
-    // says that it failed, or decoding has begun. Prefill's answer alone is not enough: it comes before the last write
-    // has arrived.
+    // No prefill write to the ticket's pages can be on its way: none was asked for, the prefill worker says that it
+    // failed, or decoding has begun. Prefill's answer alone does not say so: it comes before the last write has
+    // arrived.
     bool writer_quiet = true;
     absl::Status early_end;  // the stream ended before prefill answered
     bool stream_ended = false;
     std::vector<v1::StreamChunk> early;  // at most one: the next is read after prefill has answered
     LoadTracker::Hold prefill_load;
     LoadTracker::Hold decode_load;
-    Span reserve_span, prefill_span, decode_span;  // spans of its calls
+    Span reserve_span, prefill_span, decode_span;  // of its calls
   };
   using AttemptPtr = std::shared_ptr<Attempt>;
 
@@ -79,7 +80,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   absl::Status CheckTokenIds(uint32_t vocab_size) const;
   struct SegmentNamespace {
     chunk::Digest key{};
-    bool shared = false;  // a public namespace (wire: TokenSegment.shared)
+    bool shared = false;  // a public one (wire: TokenSegment.shared)
   };
   SegmentNamespace NamespaceOf(const TokenSegment& segment) const;
   void MakeKeys(const TokenizedPrompt& prompt);
@@ -124,11 +125,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Fail(const absl::Status& status);
   void Finish(const absl::Status& status);
   void LogLine(const absl::Status& status) const;
-  // State shown to operators (RequestLog).
+  // What operators see (RequestLog).
   void Note(const char* stage);
   void Describe(RequestRecord& record) const;
   FinalInfo MakeFinal() const;
-  // Number of output tokens that the attempt's workers treat as part of the prompt; 0 if they are replayed.
+  // Tokens of the answer so far that the attempt's workers take for a part of the prompt: none where they are replayed.
   size_t NumPriorOutput() const;
   void AddTokensToPrefill(google::protobuf::RepeatedField<uint32_t>& tokens) const;
   double SecondsSince(Clock::time_point start) const;
@@ -146,30 +147,30 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   const Clock::time_point arrived_;
   TtftStages stages_{arrived_};               // until the first token
-  TtftStage waiting_in_ = TtftStage::kQueue;  // stage to which the time until the next Dispatch is charged
+  TtftStage waiting_in_ = TtftStage::kQueue;  // what time until the next Dispatch is
   Clock::time_point admitted_;
   Clock::time_point last_output_;
   double ttft_seconds_ = 0;
   double queue_seconds_ = 0;
 
   std::vector<TokenId> prompt_;
-  std::vector<TokenSegment> segments_;  // the prompt's
+  std::vector<TokenSegment> segments_;  // of the prompt
   PromptKeys keys_;
   RateLimits::Lease lease_;
   chunk::Digest namespace_key_{};
   std::vector<std::unique_ptr<Continuation>> continuations_;
-  std::vector<TokenId> output_;  // output of a single continuation: a new decode worker continues from it
+  std::vector<TokenId> output_;  // of a single continuation: what a new decode worker has to go on from
   uint32_t completion_tokens_ = 0;
   RequestReceipt receipt_;
 
   AttemptPtr attempt_;
-  uint32_t attempts_ = 0;  // number of prefills started
-  uint32_t failures_ = 0;  // number of attempts that ended before prefill answered
+  uint32_t attempts_ = 0;  // prefills started
+  uint32_t failures_ = 0;  // attempts that ended before prefill answered
   uint32_t migrations_ = 0;
-  Clock::time_point none_since_{};  // since when no pair of workers can take the request; epoch: one can
+  Clock::time_point none_since_{};  // no pair of workers can take the request since; epoch: one can
   std::set<std::string> full_;      // decode workers that had no room since the last wait
   std::set<std::string> failed_;    // workers that failed this request
-  // Worker lives that broke off while serving this request. The fleet decides whether they are lost.
+  // Lives of workers that broke off while this request was there. Whether they are lost is the fleet's to say.
   struct Suspect {
     std::string worker_id;
     uint64_t epoch = 0;
