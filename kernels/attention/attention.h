@@ -59,7 +59,7 @@ struct PrefillAttentionArgs {
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
   int32_t layer = 0;  // layer number in the staged batch; see RopeWriteKvArgs
-  // > 0: computes only the last so many rows of each sequence; the results of its other rows stay unchanged.
+  // > 0: computes only the last `last_rows` rows of each sequence; the results of its other rows stay unchanged.
   int32_t last_rows = 0;
 };
 

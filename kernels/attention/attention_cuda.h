@@ -96,7 +96,7 @@ struct PrefillArgs {
   void* out = nullptr;         // [num_rows, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;        // [num_rows, num_qo_heads] or null
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
-  int32_t last_rows = 0;       // > 0: computes only the last so many rows of each sequence
+  int32_t last_rows = 0;       // > 0: computes only the last `last_rows` rows of each sequence
   PrefillLines lines;          // for heads of rule kLines
   uint64_t skip_heads = 0;     // bit h: skips KV head h; its results stay unchanged
 };

@@ -69,7 +69,7 @@ struct Schedule {
 // The rows that a launch computes of each sequence.
 struct RowRanges {
   const int32_t* row_begin;  // [num_sequences + 1]
-  int32_t last;              // > 0: only the last so many rows
+  int32_t last;              // > 0: only the last `last` rows
 #ifdef __CUDACC__
   __device__ int end(int s) const { return row_begin[s + 1]; }
   __device__ int begin(int s) const { return last > 0 ? max(row_begin[s], row_begin[s + 1] - last) : row_begin[s]; }

@@ -107,8 +107,8 @@ int32_t MaxListSplits(int64_t stride, int32_t list_split) {
   return static_cast<int32_t>(most);
 }
 
-// Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
-// the launch has few, so that what one has in flight makes up for the others' absence.
+// Number of stages in a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_80:
+// few if the launch has few, so that each one has more loads in flight.
 constexpr int Stages(int head_dim, int share) { return 12 / share * 128 / head_dim; }
 constexpr int MostPerSm(int head_tiles) { return head_tiles == 1 ? 4 : 3; }  // by registers
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   int32_t list_split = 0, likely_split = 0, likely_position = 0;
   if constexpr (kLists) {
     selected = band.window == kSelectedWindow;
-    if (selected) {  // from here on entries of the list are what positions are otherwise
+    if (selected) {  // from here on, list entries replace positions
       auto* in_smem = reinterpret_cast<int32_t*>(smem + kWarps * kRingBytes);
       const int32_t table_entries = min(p.table_entries, (kv_len + kPageTokens - 1) / kPageTokens);
       for (int i = threadIdx.x; i < table_entries; i += kThreads) in_smem[i] = table[i];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
       likely_split = p.list_split > 0 ? p.list_split : ListSplitTokens(stride);
       const int32_t entry = slot_in_head * likely_split + lane / 16 * kPageTokens + 16 * warp + lane % 16;
       WaitForPrevious();
-      // The first entries are asked for before it is known that there are so many.
+      // Loads the first entries before the length of the list is known.
       if (entry < stride) likely_position = list[entry];
       const int32_t count = min(p.lists.counts[stream], stride);
       if (static_cast<uint32_t>(likely_position) >= static_cast<uint32_t>(kv_len)) likely_position = 0;

@@ -11,7 +11,7 @@ namespace {
 struct HostGroup {
   HostGroup(int size, std::chrono::milliseconds timeout) : size(size), timeout(timeout), data(size), counts(size) {}
 
-  // Returns when every rank has come. The last one sees what the others wrote before, and they what it did.
+  // Returns when every rank has arrived. All writes of all ranks before it are visible then.
   absl::Status Barrier() {
     std::unique_lock lock(mutex);
     if (!aborted.ok()) return aborted;
@@ -46,7 +46,7 @@ struct HostGroup {
   uint64_t generation = 0;
   absl::Status aborted;
 
-  // Each rank writes its own before a barrier and reads the others' behind it.
+  // Each rank writes its own pointer before a barrier and reads the others' after it.
   std::vector<float*> data;
   std::vector<int64_t> counts;
 };

@@ -8,7 +8,7 @@
 namespace spl {
 namespace {
 
-constexpr size_t kMaxStateBytes = 512;  // what everybody has to pass on (section 3.3.1.5)
+constexpr size_t kMaxStateBytes = 512;  // minimum that every participant must pass on (section 3.3.1.5)
 constexpr uint8_t kSampledFlag = 1;
 
 bool IsLowerHex(std::string_view text) {

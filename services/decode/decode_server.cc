@@ -144,9 +144,9 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
 
 DecodeServer::~DecodeServer() { Stop(); }
 
-// Intake, drain, local prefill, service, engine, transport: each step only needs what is still there.
+// Stops intake, drain, local prefill, service, engine, transport: each step needs only parts that still exist.
 void DecodeServer::Stop() {
-  if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
+  if (registration_) registration_->Stop();  // first, so that nothing new is sent while running sequences finish
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
   if (local_) local_->Stop();

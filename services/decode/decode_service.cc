@@ -272,7 +272,7 @@ void DecodeService::Land(LandingTask task) {
   task.done(status);
 }
 
-// Null, and the request decodes without: what came is not what one can use.
+// Null: the lease cannot be used, and the request decodes without it.
 std::shared_ptr<engine::HeadSource> DecodeService::OpenLease(const Ticket& ticket, const v1::CommitRequest& request) {
   std::vector<engine::KeySummary> summaries;
   for (const v1::KeySummary& proto : request.lease().summaries()) {

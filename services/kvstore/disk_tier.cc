@@ -493,7 +493,7 @@ absl::Status DiskTier::WriteSome(std::span<const StoredChunkRef> chunks, size_t&
       const auto same = [&](const Written& other) { return other.row.key == chunk.header.key; };
       if (entries_.count(chunk.header.key) != 0 || std::any_of(written.begin(), written.end(), same)) continue;
       const absl::StatusOr<SlotRef> slot = TakeSlot(SlotBytesFor(chunk.header.payload_bytes));
-      if (!slot.ok() && !written.empty()) break;  // commit what is written: it can make room for the rest
+      if (!slot.ok() && !written.empty()) break;  // commit the written chunks: that can make room for the rest
       status = slot.status();
       if (!status.ok()) continue;
       const double priority = order_.PriorityOf(*chunk.record);

@@ -13,7 +13,7 @@ namespace spl::kvstore {
 namespace {
 
 FaultPoint get_fault("kvstore.get");        // delays between finding a chunk and looking at its bytes
-FaultPoint stream_fault("kvstore.stream");  // corrupt: a part changes on its way out
+FaultPoint stream_fault("kvstore.stream");  // corrupt: a part changes before it is sent
 
 constexpr std::chrono::milliseconds kRetryAfter{100};
 

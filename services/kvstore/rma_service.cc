@@ -143,7 +143,7 @@ grpc::ServerUnaryReactor* RmaService::ReleaseLease(grpc::CallbackServerContext* 
     SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request->lease_id()));
     SPLICE_ASSIGN_OR_RETURN(const auto suspects, chunk::KeysFromWire(request->suspect_keys()));
     if (release_fault.armed() && !suspects.empty()) (void)release_fault.Hit();
-    // Only what this reader could have read: a checksum of each is work.
+    // Only chunks that this reader could have read, because verifying each checksum takes time.
     for (const chunk::ChunkKey& key : leases_.HeldOf(id, suspects)) store_.DropIfDamaged(key);
     leases_.Release(id);
     return absl::OkStatus();

@@ -151,7 +151,7 @@ absl::Status SlabFile::Grow(uint64_t num_slots) {
   if (fallocate(fd_, 0, from, length) != 0) {
     if (errno != EOPNOTSUPP) {
       const absl::Status status = DiskError(path_, "allocate");
-      // A file system may keep what it had found before it ran out. Without it nothing else is lost.
+      // A file system may keep the blocks that it had found before it ran out. If this fails, nothing else is lost.
       [[maybe_unused]] const int ignored = ftruncate(fd_, from);
       return status;
     }

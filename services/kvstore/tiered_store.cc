@@ -45,7 +45,7 @@ struct TieredStore::Handles {
   prometheus::Counter &evicted_memory, &evicted_disk, &write_dropped;
   prometheus::Gauge &chunks_memory, &chunks_disk, &used_memory, &used_disk, &queue;
   prometheus::Histogram &read_seconds, &write_seconds;
-  std::mutex update_mutex;  // counters are moved up to what the tiers count
+  std::mutex update_mutex;  // counters are raised to the tiers' counts
 };
 
 namespace {

@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   if (!num_pages.ok()) return Annotate(num_pages.status(), "local prefill");
   const bool on_host = model.backend().host_memory();
   if (on_host) {
-    // Registered, so that what the store sends can land in it.
+    // Registered, so that the store can write into it.
     SPLICE_ASSIGN_OR_RETURN(local->memory_,
                             host.transport.Allocate(static_cast<uint64_t>(*num_pages) * model.page_bytes()));
   } else {
@@ -150,7 +150,7 @@ void LocalPrefill::UpdateGauges() {
 void LocalPrefill::Drain(std::chrono::steady_clock::time_point deadline) {
   draining_ = true;
   engine_->WaitIdle(deadline);
-  engine_->Stop();  // ends what is left; its releases still reach the worker's service
+  engine_->Stop();  // ends the remaining work; its releases still reach the worker's service
   pushes_->WaitIdle(std::chrono::steady_clock::now() + kEndTimeout);
   cache_streams_->Close();
 }

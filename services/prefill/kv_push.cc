@@ -202,7 +202,7 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
     all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
   }
   if (all.local.empty()) return;
-  if (fault.drop) {  // what a lost write looks like: the checksums are right, the bytes never leave
+  if (fault.drop) {  // simulates a lost write: the checksums are right, the bytes never leave
     all.crcs.resize(all.local.size());
     if (!ready.kv->pool().ChecksumPages(all.local, all.crcs.data()).ok()) return;
   } else if (const absl::Status posted = Send(ready.kv, all); !posted.ok()) {
@@ -250,7 +250,7 @@ absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, P
   return posted;
 }
 
-// Restored heads are known behind the last layer: what their holes have left out goes to the spare pages.
+// Restored heads are known after the last layer: the KV in their holes goes to the spare pages.
 absl::Status KvPush::SendRestored() {
   if (ticket_.hole_begin().empty() || commit_.restored_heads().empty()) return absl::OkStatus();
   if (Clock::now() >= lease_end_) {
@@ -329,7 +329,7 @@ void KvPush::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushL
   }
 }
 
-// While the last writes are on their way.
+// Runs while the last writes are in flight.
 void KvPush::DescribeLease() {
   if (lease_ == nullptr) return;
   v1::HeadLease& lease = *commit_.mutable_lease();

@@ -24,7 +24,7 @@ prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
                          {{"kind", kind}});
 }
 
-// Shares near 1 are what a method promises, small ones what it saves.
+// Shares near 1 show what methods promise, small ones what they save.
 std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
 
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
@@ -142,7 +142,7 @@ grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext*
   }
   tickets_.Revoke(*id, std::chrono::milliseconds(request->ttl_ms()),
                   [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
-  engine_.Wake();  // what was cancelled ends at once
+  engine_.Wake();  // cancelled work ends at once
   return reactor;
 }
 
@@ -209,7 +209,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
-    // Another selector chooses among what is kept.
+    // Another selector chooses among the kept tokens.
     receipt.set_decode_selector(outcome.kept != nullptr && selector == "dense" ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());

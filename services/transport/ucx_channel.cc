@@ -144,7 +144,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl
   if (put_fault.armed()) {
     const FaultOutcome fault = put_fault.Hit();
     SPLICE_RETURN_IF_ERROR(fault.status);
-    if (fault.drop) ops.clear();  // claims success and moves nothing: what the receiver's checksum must catch
+    if (fault.drop) ops.clear();  // claims success and moves nothing: the receiver's checksum must detect this
   }
   return Start({std::move(ops), false, lease_end, std::move(copier)}, std::move(done));
 }
@@ -348,7 +348,7 @@ void UcxChannel::MarkLost(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kUnavailable) return;
   {
     std::lock_guard lock(mutex_);
-    if (!status_.ok() || closing_) return;  // what closing cancelled is no loss
+    if (!status_.ok() || closing_) return;  // operations cancelled by closing are no loss
     status_ = status;
   }
   EndSoon();
@@ -403,7 +403,7 @@ void UcxChannel::Abandon() {
   const auto self = shared_from_this();
   worker_.PostAlways([self] {
     self->Lose(absl::UnavailableError("the transport is stopped"));
-    // The endpoint of a mapping tells its owner that nothing is being copied: it goes behind the last copy.
+    // The end of a mapping's endpoint says that no copy is running, so it closes after the last copy.
     self->mapped_ == nullptr ? self->CloseEndpoint() : self->AdvanceClose();
   });
 }

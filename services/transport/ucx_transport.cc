@@ -289,7 +289,7 @@ void UcxTransport::OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t) {
   (void)self->worker_->PostAlways([self, ep] { self->ClosePeer(ep); });
 }
 
-// The endpoint counts until its close is complete: until then UCX may still put down what has come over it.
+// The endpoint counts until its close is complete: until then UCX may still write data that came over it.
 void UcxTransport::ClosePeer(ucp_ep_h ep) {
   {
     std::lock_guard lock(mutex_);

@@ -282,7 +282,7 @@ absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot
   if (selection.compact_tables.size() != options_.num_layers * table_heads)
     return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
                                                    " head streams, the model has ", options_.num_layers * table_heads));
-  // At least the entry that says a stream has none, over what a sequence before this one left in the slot.
+  // Copies at least the entry that says that a stream has no pages, over an earlier sequence's entries in the slot.
   size_t num_pages = 1;
   for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
   if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
@@ -518,7 +518,7 @@ absl::StatusOr<std::vector<std::byte*>> CudaSession::StageChangedArrays(
     now.bytes.insert(now.bytes.end(), array.begin(), array.end());
   }
   if (now.sizes == last.sizes && now.bytes == last.bytes) return last.staged;
-  last = {};  // what is on the device is neither, should the copy fail
+  last = {};  // the contents of the device are unknown if the copy fails
   auto staged = StageArrays(use, 0, arrays);
   if (!staged.ok()) return staged.status();
   now.staged = *staged;

@@ -88,7 +88,7 @@ __device__ LineSum SumLine(const Head& head, int line) {
   const bool exists = line < head.keys();
   const bool taken = !exists || (head.chosen(kKind)[line / 32] >> (line % 32) & 1) != 0;
   const float* weights = head.p.job.plan.weights + int64_t{head.id} * sizes.num_samples * sizes.weight_stride();
-  // Samples in front of the warp's first line have no cell in any of its lines.
+  // Samples before the warp's first line have no cell in any of its lines.
   int first = 0;
   for (int base = 0; base < sizes.num_samples; base += 32) {
     const bool before =
@@ -595,7 +595,7 @@ __global__ void __launch_bounds__(kTileThreads) TilesKernel(const __grid_constan
   for (int i = used / 32 + threadIdx.x; i < 2 * sizes.column_words(); i += kTileThreads) masks[i] = 0;
 }
 
-// One block for 64 columns of a head: their K and V side by side; zeros behind the last one.
+// One block per 64 columns of a head: puts their K and V side by side, with zeros after the last one.
 __global__ void __launch_bounds__(256) GatherKernel(const __grid_constant__ Params p) {
   LetNextStart();
   const Head head{p, p.job.head[blockIdx.y]};

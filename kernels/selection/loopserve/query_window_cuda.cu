@@ -82,7 +82,7 @@ struct Stream {
     return p.batch.pool.base + compact[row / p.rows_per_page] * p.page_bytes +
            static_cast<int64_t>(row % p.rows_per_page) * p.head_dim * p.query_bytes;
   }
-  // Candidates that query `row` sees: all in front of its own position and that; none where no query was recorded yet.
+  // Number of candidates that query `row` sees: those up to its own position; 0 if no query was recorded yet.
   __device__ int sees(const Params& p, int row) const {
     if (row >= p.rows) return 0;
     const int age = (step.compact_len % p.window - row / p.group + p.window) % p.window;
@@ -99,7 +99,7 @@ struct Stream {
   }
 };
 
-// Entry i of what a stream keeps; entry 0 is the number of positions.
+// Entry i of the stream's kept positions; entry 0 is their number.
 __device__ __forceinline__ int32_t& Entry(const Params& p, const int32_t* compact, int32_t i) {
   return reinterpret_cast<int32_t*>(p.batch.pool.base + compact[p.query_pages + i / p.entries_per_page] *
                                                             p.page_bytes)[i % p.entries_per_page];
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__
   }
 }
 
-// One block a stream: what was chosen is kept for the steps that join.
+// One block per stream: keeps the chosen positions for the steps that join.
 __global__ void __launch_bounds__(kThreads) KeepKernel(const __grid_constant__ Params p) {
   LetNextStart();
   const Stream s(p, static_cast<int>(blockIdx.x));
@@ -506,7 +506,7 @@ cudaError_t LaunchGeneric(const Params& p, int splits, int streams, cudaStream_t
 }
 
 int32_t Rows(const QueryWindowArgs& a) { return a.window * (a.shape.num_qo_heads / a.shape.num_kv_heads); }
-// The counters lie in front, where launches of other shapes with the same scratch do not write.
+// The counters come first, where launches of other shapes with the same scratch do not write.
 size_t CounterBytes(int32_t max_streams) { return (static_cast<size_t>(max_streams) * 4 + 255) / 256 * 256; }
 
 }  // namespace

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
 #pragma unroll
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
-        float2 x16[kBoundTokens];  // all on their way at once
+        float2 x16[kBoundTokens];  // all loads in flight at once
 #pragma unroll
         for (int j = 0; j < kBoundTokens; ++j) {
           const Kv* const key = pool + __shfl_sync(0xffffffffu, key_at, j);

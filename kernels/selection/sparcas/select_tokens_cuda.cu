@@ -78,7 +78,7 @@ struct Storage {
   float* other_terms;  // terms of the tiles that do not fit there
   int32_t smem_tiles, tile_floats, group;
 
-  // raw: what follows Smem.
+  // raw: the memory after Smem.
   __device__ __forceinline__ Storage(const Params& p, char* raw, int64_t block)
       : units(reinterpret_cast<float2*>(raw)),
         all_sums(units + p.group * kUnits),
@@ -269,8 +269,8 @@ struct Stream {
   int32_t gathered, first_tile, end_tile;
 };
 
-// Steps (a) and (b) but for a position or a few at the end: leaves s.dims. All threads; what a step seldom does is kept
-// apart from what it always does, and from its registers. stage: as GatherTile's, of each warp.
+// Steps (a) and (b), except for a position or a few at the end; sets s.dims. Called by all threads. Kept apart from the
+// code of every step, so that it does not cost that code registers. stage: as for GatherTile, one per warp.
 template <int kThreads, bool kListed, typename SmemT, typename Q, typename Kv>
 __device__ __noinline__ void Gather(const Params& p, SmemT& s, const Stream<Q>& x, char* stage) {
   const int t = threadIdx.x, warp = t / 32;
@@ -327,7 +327,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   const bool scores_wanted = !everything || p.weights != nullptr;
   if (scores_wanted) {
     Choice::Clear(s.choice);
-    C::Arrive();  // waited for in front of the first word for another block, which must have started
+    C::Arrive();  // waited for before the first write to another block, which must have started
   }
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
@@ -633,7 +633,7 @@ __device__ __forceinline__ void Select(const Params& p) {
     *reinterpret_cast<uint4*>(terms) = uint4{key[0], key[1], key[2], key[3]};
   }
   if (everything) return;
-  // Found out anew: all of it would be too many registers over what lies between.
+  // Computed again: keeping it would take too many registers until here.
   const Candidates listed_ones =
       listed ? p.selection.CandidatesOf(sequence, head, p.batch.kv_len[sequence]) : Candidates{.count = kv_len};
   Choice::Choose(
@@ -670,7 +670,7 @@ cudaError_t Find(Device& d) {
   return e;
 }
 
-// How blocks keep their tiles. A function of what is launched alone.
+// How blocks keep their tiles; depends on the launch arguments only.
 struct Layout {
   int32_t block_tiles = 0, smem_tiles = 0;
   bool smem_sums = false;

@@ -22,7 +22,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 constexpr std::chrono::milliseconds kProbePeriod{100};
 constexpr size_t kPinnedCopies = 2;
 
-// About the member, not about what was asked of it.
+// True for failures of the member, as opposed to failures of the request.
 bool IsLoss(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
 }
@@ -227,7 +227,7 @@ class FetchOrder {
     }
     return index < end_;
   }
-  // Nothing at `index` or behind it is wanted.
+  // Ends the order: nothing from `index` on is wanted.
   void End(size_t index) {
     std::lock_guard lock(mutex_);
     EndLocked(index);

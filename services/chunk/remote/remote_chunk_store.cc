@@ -130,7 +130,7 @@ absl::StatusOr<size_t> GrpcChunkStore::FetchLeading(std::span<const ChunkKey> ke
       return accepted;
     }
   }
-  // By stream, into what was placed for the other path already.
+  // Fetches by stream, into pieces that were placed for the other path.
   absl::Status problem;
   size_t index = accepted;
   const auto copy = [&](Chunk&& chunk) {

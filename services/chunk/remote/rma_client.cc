@@ -151,7 +151,7 @@ class RmaClient::FetchRun {
       return false;
     }
     if (status.code() == absl::StatusCode::kDeadlineExceeded) {
-      result_.finished = true;  // what came in time is what there is
+      result_.finished = true;  // there is nothing beyond the chunks that came in time
       return false;
     }
     if (!status.ok()) return Stop(status);
@@ -174,7 +174,7 @@ class RmaClient::FetchRun {
       if (num_chunks == 0) return Stop(Errorf(absl::StatusCode::kResourceExhausted, "nothing was leased"));
       StartLease();
     }
-    if (pending_ == nullptr) result_.finished = true;  // no further lease: the copies on their way are the last
+    if (pending_ == nullptr) result_.finished = true;  // no further lease: the running copies are the last
     return num_chunks > 0;
   }
 

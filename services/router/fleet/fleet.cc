@@ -45,8 +45,8 @@ constexpr size_t kLostLives = 1024;  // remembered
 template <typename Worker, typename Info>
 struct Slot {
   std::string address;
-  // False: no longer a member. It gets nothing new and is polled on while it answers and has work, so that what runs
-  // there ends well, or is moved when it dies.
+  // False: no longer a member. It gets nothing new, and is polled as long as it answers and has work, so that its
+  // running requests finish, or are moved when it dies.
   bool listed = true;
   std::shared_ptr<Worker> worker;
   std::shared_ptr<PrefillWorker> local_prefill;  // for a decode worker that prefills, once it has reported it
@@ -56,7 +56,7 @@ struct Slot {
   bool silent = false;             // its last poll was not answered in time
   bool watched = false;            // for workers that prefill: a watch of the cache is open
   uint64_t unwatchable_epoch = 0;  // epoch of an older program, which lacks the call
-  bool polling = false;            // a poll is on its way; otherwise the timer runs
+  bool polling = false;            // a poll is running; otherwise the timer runs
   Clock::time_point answered;      // when the last poll that it answered was sent
   int unanswered = 0;              // polls in a row while not alive
   ClockEstimate clock;
@@ -75,7 +75,7 @@ struct Connection {
   PeerLink link;
 };
 
-// A member that has not answered so many polls (two seconds by default) is worth a line: it may be starting until then.
+// A member that has not answered this many polls (two seconds by default) is logged; before that it may be starting.
 constexpr int kPollsBeforeWarning = 10;
 
 // Empty if global_heads does not fit num_kv_heads.

@@ -61,7 +61,8 @@ std::optional<KbCache::Found> KbCache::KnownLocked(Entry& entry, Time now) {
   const bool was_in_use = entry.used_at + options_.idle_after > now;
   entry.used_at = now;
   if (entry.current != nullptr) {
-    // The poller looks every interval; what it has not looked at for two is not in its care, or it waits for the store.
+    // The poller looks every interval. An entry that it has missed twice is not polled, or the poller waits for the
+    // store.
     if (entry.looked_at >= now - 2 * options_.poll_interval) return entry.current;
     if (!breaker_.closed() || (entry.is_loading && was_in_use)) return entry.current;
     return std::nullopt;

@@ -91,7 +91,7 @@ struct KbPublisher::Result {
 absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& input,
                                                            const FleetSnapshot& fleet) const {
   if (!fleet.model.known) return Errorf(absl::StatusCode::kUnavailable, "no prefill worker is connected");
-  // As long as a request's prompt may be: the context less one token of output, and what some worker can hold.
+  // As long as a request's prompt may be: the context minus one output token, and at most the capacity of some worker.
   uint64_t limit =
       std::max<uint64_t>(fleet.model.max_context > 0 ? fleet.model.max_context : model_.max_context(), 1) - 1;
   uint64_t room = 0;
@@ -217,7 +217,7 @@ absl::StatusOr<KbVersion> KbPublisher::Claim(const chunk::Digest& owner, const P
   return mine;
 }
 
-// Failed versions of earlier publishes, with what they stored.
+// Drops failed versions of earlier publishes, with their stored data.
 absl::Status KbPublisher::Collect(const Caller& caller, const std::string& name) const {
   const chunk::Digest owner = keys_.DeriveOwner(caller);
   absl::StatusOr<KbStore::Loaded> loaded = store_.Load(owner, name);
@@ -344,8 +344,8 @@ class KbPublisher::ContextRun {
     return absl::OkStatus();
   }
 
-  // Tries once more, later, what found a worker unavailable (`worker_id`; "": there was none). Any other error is
-  // final.
+  // Retries once more, later, a context that found a worker unavailable (`worker_id`; "": there was none). Any other
+  // error is final.
   absl::Status AgainAfter(const absl::Status& status, const std::string& worker_id, Waiting what) {
     if (status.code() != absl::StatusCode::kUnavailable || what.attempts >= options_.max_attempts) return status;
     log::Warning("router.kb_context_retry", log::F("attempt", what.attempts), log::F("cause", status));
