@@ -209,7 +209,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
-    // Another selector chooses among the kept tokens.
+    // Another selector chooses among what is kept.
     receipt.set_decode_selector(outcome.kept != nullptr && selector == "dense" ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
