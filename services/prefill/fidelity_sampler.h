@@ -12,7 +12,7 @@
 
 namespace spl::prefill {
 
-// Any thread may call. The engine must be stopped first and outlives all watched requests.
+// Any thread may call. Watched requests outlive the sampler and refer to the engine: Stop() the engine before it goes.
 class FidelitySampler {
  public:
   // `share`: share of the prompts whose policy is not exact.
