@@ -45,7 +45,7 @@ absl::Status ValidateVisibility(const HeadVisibility& v) {
   return InvalidCall("attention: unknown visibility rule");
 }
 
-// What the bits of `lines` say is the caller's: on a device the host does not see them.
+// Does not check the bits of `lines`: on a device the host does not see them.
 absl::Status ValidateLines(const LineVisibility* lines, const PrefillSequence& s, int32_t kv_len) {
   if (lines == nullptr) return InvalidCall("attention: visibility by lines without `lines`");
   const LineVisibility& v = *lines;

@@ -6,9 +6,10 @@
 // Pages      logical page i of a (sequence, KV head) holds positions [64 i, 64 i + 63]; page_table[i] is its physical
 //            page or kNoPage. A visible position on a kNoPage page is a caller's bug (DCHECK) and is skipped. Slots
 //            past kv_len and pages that no table lists are never read: they may hold NaN.
-// Determinism  the result of a row depends only on its own query, visibility and keys: bitwise the same whatever rows
-//            or sequences share the call, however the prompt is sliced, whatever the number of threads, and wherever
-//            the pages lie. Decode splits long contexts at fixed lengths for this reason, never by load.
+// Determinism  a row's result depends only on its own query, visibility and keys. It is bitwise the same whatever other
+//            rows or sequences share the call, however the prompt is cut into slices (chunked prefill), whatever the
+//            number of threads, and wherever the pages lie. Decode splits long contexts at fixed lengths for this
+//            reason, never by load.
 // Numerics   fp32 scores, softmax and accumulation, within Tolerance(dtype) of the reference; a row that sees nothing
 //            gives zeros and lse = -infinity.
 #pragma once
@@ -26,7 +27,7 @@
 
 namespace spl::kernels {
 
-// One head stream as a call sees it. Borrowed for the call.
+// One head stream (the KV of one sequence and KV head), borrowed for the call.
 struct HeadStreamView {
   std::span<const int32_t> page_table;  // [ceil(kv_len / 64)] or longer
   int32_t kv_len = 0;                   // positions [0, kv_len) have been written
@@ -57,9 +58,9 @@ struct PrefillAttentionArgs {
   Activations out;           // [num_rows, num_qo_heads, head_dim], contiguous
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;
-  int32_t layer = 0;  // see RopeWriteKvArgs
-  int32_t last_rows =
-      0;  // > 0: of each sequence only so many rows, the last ones; the others' results stay as they are
+  int32_t layer = 0;  // layer number in the staged batch; see RopeWriteKvArgs
+  // > 0: computes only the last `last_rows` rows of each sequence; the results of its other rows stay unchanged.
+  int32_t last_rows = 0;
 };
 
 // One query row per sequence, at position kv_len - 1 of each head.
@@ -71,12 +72,12 @@ struct DecodeAttentionArgs {
   Activations out;                          // [num_sequences, num_qo_heads, head_dim], contiguous
   float* lse = nullptr;                     // [num_sequences, num_qo_heads] or null
   std::span<const HeadStreamView> streams;  // [num_sequences * num_kv_heads]
-  int32_t layer = 0;                        // see RopeWriteKvArgs
-  // A device reads what heads see from the staged batch (BatchArgs), where it says the same as `streams` do: a
-  // recording of the call then serves sequences of any visibility. Without, it may be recorded with the call.
+  int32_t layer = 0;                        // layer number in the staged batch; see RopeWriteKvArgs
+  // True: a device reads visibility from the staged batch (BatchArgs), which must say the same as `streams`. A recorded
+  // call then serves sequences of any visibility. False: visibility may be part of the recording.
   bool staged_plans = false;
-  // What streams of rule kSelected see: entry `stream` of these lists, chosen on the device (select_tokens.h). Streams
-  // of other rules are served in the same call; theirs are not looked at. A list without positions gives zeros.
+  // Lists chosen on the device (select_tokens.h): stream i of rule kSelected sees entry i. Streams of other rules may
+  // share the call; their entries are ignored. An empty list gives zeros.
   TokenLists lists = {};
 };
 

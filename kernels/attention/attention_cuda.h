@@ -1,21 +1,22 @@
 // The two attention contracts of attention.h on a CUDA device: launchers over device pointers.
 //
-// Pages, visibility, causality by position and numerics are those of attention.h; here the HeadRules are the same for
-// every sequence of a launch and travel by value (but see DecodeArgs::plans), and everything a CUDA graph must be able
-// to replay with new values (page tables, lengths, row ranges, positions, lists) is read from device memory. kFull and
-// kBand are served, in decode kSelected too, and kLines for prefill of one sequence: its heads run in a launch of their
-// own, beside the others'.
+// Pages, visibility, causality by position and numerics are those of attention.h, with two differences. The HeadRules
+// are the same for every sequence of a launch and travel by value (unless DecodeArgs::plans is set). Everything that a
+// CUDA graph must replay with new values (page tables, lengths, row ranges, positions, lists) is read from device
+// memory.
+//
+// Rules served: kFull and kBand; kSelected in decode; kLines for prefill of one sequence, whose heads with lines run in
+// a launch of their own, beside the other heads.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
 // Garbage     slots at or past kv_len, and pages no table lists, may hold NaN: they never reach a result.
-// Results     a row's result depends only on its own query, position, rule, keys and (decode) kv_len, bitwise: not on
-// the other rows or
-//             sequences of the launch, on how a prompt is sliced, on where pages lie, on the scheduling, nor (decode)
-//             on max_kv_len. Two variants agree within Tolerance(dtype), not bitwise.
-// Errors      cudaErrorNotSupported: this variant does not serve the shape, types, alignment, rule or device;
-//             cudaErrorInvalidValue: the arguments contradict each other; else what the CUDA runtime said. Nothing has
-//             been launched then. Values in device memory are not checked.
+// Results     a row's result depends only on its own query, position, rule, keys and (decode) kv_len. It is bitwise the
+//             same whatever other rows or sequences share the launch, however a prompt is sliced, wherever pages lie,
+//             for any scheduling and (decode) any max_kv_len. Two variants agree within Tolerance(dtype), not bitwise.
+// Errors      cudaErrorNotSupported: this variant does not serve the shape, types, alignment, rule or device.
+//             cudaErrorInvalidValue: the arguments contradict each other. Otherwise the CUDA runtime's error. Nothing
+//             has been launched then. Values in device memory are not checked.
 // Threads     launchers are thread-safe and asynchronous on `stream`; no allocation, no synchronisation. A workspace
 //             belongs to one launch at a time: launches that may overlap need one each.
 #pragma once
@@ -46,10 +47,10 @@ struct HeadRules {
   HeadRule head[kMaxKvHeads];  // [num_kv_heads] are used
 };
 
-// A rule as kernels apply it, and as it lies in device memory: position j is visible to a row at position p iff
-// j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
+// A rule in the form that kernels apply and that lies in device memory: position j is visible to a row at position p
+// iff j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
 inline constexpr int32_t kFullWindow = 1 << 30;
-inline constexpr int32_t kSelectedWindow = 0;  // kSelected: the positions that DecodeArgs::lists has for the stream
+inline constexpr int32_t kSelectedWindow = 0;  // kSelected: the stream sees its list in DecodeArgs::lists
 struct alignas(8) Band {
   int32_t sinks;
   int32_t window;
@@ -71,8 +72,8 @@ struct PagedBatch {
   int32_t num_sequences = 0;
 };
 
-// LineVisibility of all KV heads, in device memory: that of head h starts h times the size of one head's behind what
-// these point at (LinePlan's layout). A row tile is 64 rows of the sequence, counted from its first.
+// LineVisibility of all KV heads, in device memory, laid out as in LinePlan: the pointers are those of head 0; head h
+// follows at h times the size of one head. A row tile is 64 rows of the sequence, counted from its first.
 struct PrefillLines {
   const uint64_t* tiles = nullptr;         // [num_kv_heads, row_tiles, tile_words]
   const uint64_t* column_masks = nullptr;  // [num_kv_heads, row_tiles, column_words]
@@ -89,15 +90,15 @@ struct PrefillArgs {
   const int32_t* positions = nullptr;  // device [num_rows], ascending within a sequence, each < kv_len
   int32_t num_rows = 0;
   int32_t max_kv_len = 0;      // upper bound of kv_len; steers the schedule only
-  DType dtype = DType::kBF16;  // of q and out: kF32 or kBF16
+  DType dtype = DType::kBF16;  // type of q and out: kF32 or kBF16
   const void* q = nullptr;     // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
   int64_t q_row_stride = 0;    // elements
   void* out = nullptr;         // [num_rows, num_qo_heads * head_dim], contiguous
   float* lse = nullptr;        // [num_rows, num_qo_heads] or null
   void* workspace = nullptr;   // PrefillWorkspaceBytes(); zeroed before the first launch, left zeroed by every launch
-  int32_t last_rows = 0;       // > 0: of each sequence only so many rows, the last ones
-  PrefillLines lines;          // of the kLines heads
-  uint64_t skip_heads = 0;     // bit h: rows of KV head h are not computed, and their results stay as they are
+  int32_t last_rows = 0;       // > 0: computes only the last `last_rows` rows of each sequence
+  PrefillLines lines;          // for heads of rule kLines
+  uint64_t skip_heads = 0;     // bit h: skips KV head h; its results stay unchanged
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.
@@ -105,26 +106,26 @@ struct DecodeArgs {
   AttentionHeads heads;
   HeadRules rules;
   PagedBatch batch;
-  int32_t max_kv_len = 0;      // every kv_len, also of later graph replays, is <= this; sizes grid and workspace
-  DType dtype = DType::kBF16;  // of q and out
+  int32_t max_kv_len = 0;      // every kv_len, also in later graph replays, is <= this; sizes grid and workspace
+  DType dtype = DType::kBF16;  // type of q and out
   const void* q = nullptr;     // [num_sequences, num_qo_heads, head_dim], row stride q_row_stride
   int64_t q_row_stride = 0;
-  void* out = nullptr;        // [num_sequences, num_qo_heads * head_dim], contiguous
-  float* lse = nullptr;       // [num_sequences, num_qo_heads] or null
-  void* workspace = nullptr;  // DecodeWorkspaceBytes or more; zeroed before the first launch, then for any shape
-  // The launch may begin before the kernels in front of it on the stream end (cuda_launch.h). The caller promises that
-  // kernels which may still run write none of the tables, the lengths, and K and V of the pages in front of the one
-  // that holds position kv_len - 1 of each sequence.
+  void* out = nullptr;   // [num_sequences, num_qo_heads * head_dim], contiguous
+  float* lse = nullptr;  // [num_sequences, num_qo_heads] or null
+  // DecodeWorkspaceBytes() or more; zeroed before the first launch, then reusable for any shape
+  void* workspace = nullptr;
+  // True: the launch may begin before earlier kernels on the stream end (cuda_launch.h). The caller promises that
+  // kernels which may still run do not write the tables, the lengths, or K and V of any page before the one that holds
+  // position kv_len - 1 of each sequence.
   bool early = false;
-  // Not null: what KV head h of sequence s sees is plans[plan_offset[s] + h], both read on the device, and `rules` are
-  // kFull. The caller has added the layer's offset.
+  // Rules per sequence, read on the device: KV head h of sequence s sees plans[plan_offset[s] + h]; `rules` must be
+  // kFull then. The caller has added the layer's offset. Null: `rules` apply to every sequence.
   const Band* plans = nullptr;
   const int64_t* plan_offset = nullptr;  // [num_sequences]
-  // What heads of rule kSelected see, of every sequence (`rules`) or of some (`plans`). Positions are below kv_len, and
-  // their pages resident. Read behind the kernel in front, also of an early launch. A launch without lists is what it
-  // was before there were any.
+  // Lists for heads of rule kSelected, of every sequence (by `rules`) or of some (by `plans`). Positions are below
+  // kv_len and on resident pages. Even an early launch reads them only after the previous kernel has finished.
   TokenLists lists = {};
-  int32_t list_split = 0;  // positions of a list that a block attends to, a multiple of 64 up to 2048; 0: by count
+  int32_t list_split = 0;  // list positions per block: a multiple of 64 up to 2048; 0: chosen by the length of the list
 };
 
 // kGeneric  any shape of the contract, f32 or bf16 pages and rows, SIMT: the fall-back.
@@ -135,7 +136,7 @@ struct DecodeArgs {
 enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
 size_t PrefillWorkspaceBytes();
-// list_stride: of DecodeArgs::lists; 0 without.
+// list_stride: DecodeArgs::lists.stride; 0 without lists.
 size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len,
                             int64_t list_stride = 0);
 

@@ -21,13 +21,13 @@
 namespace spl::kernels::cuda {
 namespace {
 
-std::string filter;  // of case names
+std::string filter;  // part of case names
 
 struct Case {
   int qo_heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
   int32_t kv_len = 0, rows = 0;  // rows: the last ones; 0 is decode
   bool shuffled = true;          // physical pages
-  int band_heads = 0;            // of the KV heads; window 256, 64 sinks
+  int band_heads = 0;            // KV heads with window 256 and 64 sinks
   bool sparse = false;           // rows at random positions, the last one at the end
 };
 
@@ -37,7 +37,7 @@ HeadRules Rules(const Case& c) {
   return r;
 }
 
-// Of the rows of one sequence, ascending.
+// Positions of the rows of one sequence, ascending.
 std::vector<int32_t> Positions(const Case& c) {
   std::vector<int32_t> positions(c.rows);
   if (!c.sparse) {
@@ -138,7 +138,7 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   std::fflush(stdout);
 }
 
-constexpr int32_t kWindow = 256, kSinks = 64;  // of local heads
+constexpr int32_t kWindow = 256, kSinks = 64;  // local heads
 
 // 1 / the share of dense work that is left with half of the heads local.
 double IdealFactor(int32_t kv_len) { return 1 / (0.5 + 0.5 * (kWindow + kSinks) / kv_len); }
@@ -152,7 +152,7 @@ void HeadClassPrefill(int32_t kv_len) {
                   DType::kBF16, s.q,      s.q_stride, s.out,       nullptr,     s.workspace};
     ms[local] = MedianMs(10, [&] { CHECK_CUDA(PrefillAttention(a, nullptr)); });
   }
-  // Of the causal pairs a window has relatively more than of all of them.
+  // A window has a larger share of the causal pairs than of all pairs.
   const double n = kv_len, seen = kWindow + kSinks, kept = (seen * n - seen * seen / 2) / (n * n / 2);
   const double ideal = 1 / (0.5 + 0.5 * kept);
   std::printf("heads prefill %3dK  dense %9.4f ms, half local %9.4f ms: %.2fx of at most %.2fx, %.1f %%\n",
@@ -160,8 +160,8 @@ void HeadClassPrefill(int32_t kv_len) {
   std::fflush(stdout);
 }
 
-// SegPaged: the pages that local heads do not see are not there. What heads see is part of the launch (`rules`, as for
-// a batch of equal plans) or read on the device (`plans`, as for a mixed one).
+// SegPaged: the pages that local heads do not see are not resident. Visibility is part of the launch (`rules`, as for a
+// batch of equal plans) or read on the device (`plans`, as for a mixed one).
 void HeadClassDecode(int batch, int32_t kv_len) {
   const Case dense{.batch = batch, .kv_len = kv_len}, local{.batch = batch, .kv_len = kv_len, .band_heads = 4};
   double ms[3];

@@ -1,5 +1,5 @@
-// What the CUDA attention variants share: argument checks (host), the order in which prefill tiles run, and which
-// pages a query tile sees (device). Included by .cu files only.
+// Parts shared by the CUDA attention variants: argument checks (host), the order in which prefill tiles run, and the
+// pages that a query tile sees (device). Included by .cu files only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,9 +12,11 @@
 
 namespace spl::kernels::cuda {
 
-// One file each; all take checked arguments and return cudaErrorNotSupported for what they do not serve.
-// Which heads a launch runs: those with lines have variants of their own. PrefillMma and PrefillSm90 take the others.
+// The heads that a launch computes. Heads with lines have variants of their own; PrefillMma and PrefillSm90 compute the
+// others.
 enum class HeadsOf : uint8_t { kAll, kLines, kOthers };
+// The variants, one file each. All take checked arguments and return cudaErrorNotSupported for arguments that they do
+// not serve.
 cudaError_t PrefillGeneric(const PrefillArgs& args, cudaStream_t stream, HeadsOf which);
 cudaError_t PrefillMma(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t PrefillSm90(const PrefillArgs& args, cudaStream_t stream);
@@ -58,16 +60,16 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr int kTileRows = 128;
 
 struct Schedule {
-  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads; kLines and skipped heads are not among them
+  uint8_t kv_head[kMaxKvHeads];  // kFull heads, then kBand heads; without kLines and skipped heads
   int32_t num_heads;
   int32_t num_full;
   int32_t section;  // kFull heads per section
 };
 
-// The rows of each sequence that a launch computes.
+// The rows that a launch computes of each sequence.
 struct RowRanges {
   const int32_t* row_begin;  // [num_sequences + 1]
-  int32_t last;              // > 0: only so many, from the end
+  int32_t last;              // > 0: only the last `last` rows
 #ifdef __CUDACC__
   __device__ int end(int s) const { return row_begin[s + 1]; }
   __device__ int begin(int s) const { return last > 0 ? max(row_begin[s], row_begin[s + 1] - last) : row_begin[s]; }
@@ -99,7 +101,7 @@ inline Schedule MakeSchedule(const PrefillArgs& a) {
   return s;
 }
 
-// An upper bound of the number of tiles; the exact number is known on the device only. 0: too many to number.
+// Upper bound of the number of tiles; only the device knows the exact number. 0: too many to number.
 inline int32_t MaxTiles(const PrefillArgs& a) {
   int64_t num_rows = a.num_rows;
   if (a.last_rows > 0) num_rows = std::min(num_rows, int64_t{a.last_rows} * a.batch.num_sequences);
@@ -151,7 +153,7 @@ __device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows,
     n = schedule.num_heads - schedule.num_full;
   }
   const int head = t % (n * group);
-  int index = t / (n * group);  // of the row tile, long ones first
+  int index = t / (n * group);  // index of the row tile; long ones come first
   tile->kv_head = schedule.kv_head[first + head / group];
   tile->qo_head = tile->kv_head * group + head % group;
   // The rank of tile `index`: the largest r with TilesBelowRank(r) <= index.
@@ -192,7 +194,7 @@ __device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows,
   return true;
 }
 
-// Which pages the rows of a tile see. Rows are sorted by position; `positions` points at the tile's first.
+// The pages that the rows of a tile see. Rows are sorted by position; `positions` points at the tile's first.
 struct TileView {
   Band band;
   const int32_t* positions;

@@ -8,7 +8,7 @@
 
 namespace spl::kernels::cuda {
 
-// The driver's encoder, found at run time so that nothing links against the driver; null when there is none.
+// Finds the driver's encoder at run time, so that nothing links against the driver. Null: there is none.
 inline decltype(&cuTensorMapEncodeTiled) FindEncodeTiled() {
   void* f = nullptr;
   cudaDriverEntryPointQueryResult found;
@@ -19,8 +19,8 @@ inline decltype(&cuTensorMapEncodeTiled) FindEncodeTiled() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f);
 }
 
-// A matrix [rows][64 * blocks] with a row stride in bytes, seen as [block][row][64]; boxes of box_rows x box_blocks.
-// base: 16-byte aligned, as row_bytes. False when the driver refuses.
+// Encodes a matrix [rows][64 * blocks], whose rows are row_bytes apart, as [block][row][64] with boxes of box_rows x
+// box_blocks. base and row_bytes are multiples of 16 bytes. False: the driver refuses.
 inline bool EncodeBlocks(CUtensorMap* map, const void* base, uint64_t rows, uint64_t row_bytes, uint32_t blocks,
                          uint32_t box_rows, uint32_t box_blocks) {
   static const auto encode = FindEncodeTiled();

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
 
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
   const int32_t band_begin = max(position - band.window + 1, 0);
-  // Of a list entry i stands for position list[i]; otherwise for itself.
+  // For a head with a list: entry i stands for position list[i]. Null: for itself.
   const int32_t* list = nullptr;
   int32_t last = position;
   if (band.window == kSelectedWindow) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
   const int64_t half = int64_t{kPageTokens} * dim;
   float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
-  // Of a head with lines: the words of the row's tile.
+  // For a head with lines: the words of the row's tile.
   const uint64_t *line_tiles = nullptr, *column_masks = nullptr;
   const int32_t* columns = nullptr;
   int64_t num_columns = 0;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     visible = page >= 0;
     const unsigned any = __ballot_sync(0xffffffffu, visible);
     if (any == 0) continue;
-    const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // of the lane's key
+    const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // address of the lane's key
     float score = -INFINITY;
     if (visible) {
       float dot = 0;

@@ -8,7 +8,8 @@
 
 namespace spl::kernels::cpu {
 
-// Running softmax of rows over the keys of one page. Scores are in units of log2: q is scaled by sm_scale · log2(e).
+// Running softmax of several rows over the keys of one page. Scores are in units of log2: q is scaled by sm_scale ·
+// log2(e).
 struct PrefillPage {
   const float* q = nullptr;           // [num_rows, head_dim], scaled
   const float* keys = nullptr;        // [head_dim, 64]
@@ -17,22 +18,22 @@ struct PrefillPage {
   float* max = nullptr;               // [num_rows], starts at -infinity
   float* sum = nullptr;               // [num_rows], starts at 0
   float* out = nullptr;               // [num_rows, value_stride], starts at 0; relative to 2^max
-  const void* next_page = nullptr;    // of the page that comes next, for prefetch, or null: [page_bytes]
+  const void* next_page = nullptr;    // the next page, for prefetch: [page_bytes]; or null
   int64_t page_bytes = 0;
   int32_t num_rows = 0;
   int32_t head_dim = 0;
   int32_t value_stride = 0;  // head_dim rounded up to whole vectors
 };
 
-// The same for the query heads that share one KV head, each seeing the same up to 64 rows: slots of a page, or entries
-// of a list. q and out are padded with
-// zeros to padded_dim, whole blocks of 2 · lanes; for bf16 pages a block holds its even dimensions, then its odd ones
-// (a register of 32-bit words then widens with one shift and one mask).
+// The same for the query heads that share one KV head. All of them see the same keys, at most 64: slots of a page, or
+// entries of a list. q and out are padded with zeros to padded_dim, a whole number of blocks of 2 · lanes. For bf16
+// pages a block holds its even dimensions, then its odd ones: a register of 32-bit words then widens with one shift and
+// one mask.
 struct DecodePage {
-  const void* keys = nullptr;     // row i of the keys, [head_dim] of dtype, is rows[i] bytes behind this
-  const void* values = nullptr;   // and that of the values behind this
+  const void* keys = nullptr;     // row i of the keys, [head_dim] of dtype, starts rows[i] bytes after this
+  const void* values = nullptr;   // the same for the values
   const int64_t* rows = nullptr;  // [num_slots]
-  // What comes next, for prefetch: keys null is nothing, next_rows null 64 rows one after the other.
+  // The rows that come next, for prefetch. next_rows null: 64 consecutive rows. next_keys null: none.
   const void* next_keys = nullptr;
   const void* next_values = nullptr;
   const int64_t* next_rows = nullptr;  // [num_next]

@@ -1,5 +1,5 @@
-// What the *_isa.cc files of attention share: the softmax step, and what they give to the table of their instruction
-// set.
+// Shared by the *_isa.cc files of attention: the softmax step, and the functions that each file adds to the table of
+// its instruction set.
 #pragma once
 
 #include "kernels/attention/attention_isa.h"
@@ -15,7 +15,7 @@ void AttendDecodePage(const DecodePage& page);
 inline constexpr int kPage = 64;
 inline constexpr int kPageVectors = kPage / kLanes;
 
-// scores become weights relative to the new maximum; returns the factor for what was summed before.
+// Turns scores into weights relative to the new maximum; returns the factor by which earlier sums must be multiplied.
 template <bool kMasked>
 SPLICE_INLINE float Weigh(uint64_t visible, float* scores, float* max, float* sum) {
   constexpr uint32_t kLaneBits = static_cast<uint32_t>((uint64_t{1} << kLanes) - 1);

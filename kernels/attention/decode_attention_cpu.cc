@@ -20,8 +20,8 @@ namespace {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// 512 positions of bf16 at head_dim 64 are 128 KiB of pages: about 10 us of reading, ten times what handing out a part
-// costs, and small enough that one long sequence keeps many cores busy.
+// 512 positions of bf16 at head_dim 64 are 128 KiB of pages. Reading them takes about 10 us, ten times the cost of
+// handing out a part, and parts are small enough that one long sequence keeps many cores busy.
 constexpr int32_t kPagesPerPart = 8;
 
 struct Part {
@@ -29,7 +29,7 @@ struct Part {
   int32_t first;  // page; of a stream with a list: 64 entries of it take the place of a page
 };
 
-// What all parts of one call share. State of part i: max [group], sum [group], out [group, padded].
+// Shared by all parts of one call. State of part i: max [group], sum [group], out [group, padded].
 struct Call {
   const DecodeAttentionArgs& a;
   const AttentionKernels& kernels;
@@ -96,7 +96,8 @@ void RunPages(const Call& call, const Part& part, DecodePage& p) {
   }
 }
 
-// 64 entries of a list after the other, wherever they lie. Rows are told from the first page of the pool.
+// Runs over 64 entries of a list after the other, wherever they lie. Offsets of rows count from the first page of the
+// pool.
 void RunList(const Call& call, const Part& part, DecodePage& p) {
   const HeadStreamView& stream = call.a.streams[part.stream];
   const KvPoolView& pool = call.a.pool;
@@ -213,7 +214,7 @@ absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs
   if (absl::Status s = ValidateDecodeAttention(args); !s.ok()) return s;
   DecodeAttentionArgs a = args;
   thread_local std::vector<HeadStreamView> views;
-  if (args.lists.tokens != nullptr) {  // what was chosen on this device is a list at hand here
+  if (args.lists.tokens != nullptr) {  // lists chosen on this device are at hand here
     views.assign(args.streams.begin(), args.streams.end());
     for (size_t i = 0; i < views.size(); ++i) {
       if (views[i].visibility.rule != VisibilityRule::kSelected) continue;

@@ -6,8 +6,8 @@
 // meet once, at the end. Scores are computed transposed (rows are tokens, columns are query heads) so that 8 heads fill
 // an mma.
 //
-// A stream that attends to a list of positions is split along the list: entries of it take the place of positions, and
-// each warp looks up the rows it loads. Otherwise it is the same code, and the same bits for any list that names every
+// A stream that attends to a list of positions is split along the list: its entries replace positions, and each warp
+// looks up the rows it loads. The rest of the code is the same, and so are the bits for any list that names every
 // position.
 //
 // The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
@@ -22,7 +22,7 @@ namespace {
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kGroupSplits = 32;
-constexpr int kPartsAtOnce = 16;               // of a sum over splits or groups, in flight in one thread
+constexpr int kPartsAtOnce = 16;  // partial results of a sum over splits or groups that one thread has in flight
 constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
 
 // Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
@@ -46,8 +46,8 @@ struct Params {
   const int64_t* plan_offset;
   TokenLists lists;
   int32_t list_split;
-  int32_t table_entries;  // of a page table that a block whose stream has a list keeps in shared memory; 0: none
-  int32_t slot_begin[kMaxKvHeads + 1];   // of KV head h among the splits of a sequence
+  int32_t table_entries;                 // page table entries that a block with a list keeps in shared memory; 0: none
+  int32_t slot_begin[kMaxKvHeads + 1];   // first split of KV head h among the splits of a sequence
   int32_t group_begin[kMaxKvHeads + 1];  // and among the groups
   const __nv_bfloat16* q;
   int64_t q_row_stride;
@@ -55,8 +55,8 @@ struct Params {
   float* lse;
   unsigned* head_counters;   // [num_sequences, num_kv_heads]
   unsigned* group_counters;  // [num_sequences, groups]
-  // Of splits and of groups: [num_sequences, slots or groups, query heads of a KV head] x head_dim floats, not yet
-  // divided by the sum, and the running maximum (log2 units) and the sum.
+  // Results of splits and of groups: [num_sequences, slots or groups, query heads of a KV head] x head_dim floats, not
+  // yet divided by the sum, and the running maximum (log2 units) and the sum.
   float4* split_out;
   float2* split_max_sum;
   float4* group_out;
@@ -107,8 +107,8 @@ int32_t MaxListSplits(int64_t stride, int32_t list_split) {
   return static_cast<int32_t>(most);
 }
 
-// Stages of a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_90: few when
-// the launch has few, so that what one has in flight makes up for the others' absence.
+// Number of stages in a warp's ring; a stage holds K or V of its 16 tokens of a page. kShare CTAs share an SM of sm_80:
+// few if the launch has few, so that each one has more loads in flight.
 constexpr int Stages(int head_dim, int share) { return 12 / share * 128 / head_dim; }
 constexpr int MostPerSm(int head_tiles) { return head_tiles == 1 ? 4 : 3; }  // by registers
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   int32_t list_split = 0, likely_split = 0, likely_position = 0;
   if constexpr (kLists) {
     selected = band.window == kSelectedWindow;
-    if (selected) {  // from here on entries of the list are what positions are otherwise
+    if (selected) {  // from here on, list entries replace positions
       auto* in_smem = reinterpret_cast<int32_t*>(smem + kWarps * kRingBytes);
       const int32_t table_entries = min(p.table_entries, (kv_len + kPageTokens - 1) / kPageTokens);
       for (int i = threadIdx.x; i < table_entries; i += kThreads) in_smem[i] = table[i];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
       likely_split = p.list_split > 0 ? p.list_split : ListSplitTokens(stride);
       const int32_t entry = slot_in_head * likely_split + lane / 16 * kPageTokens + 16 * warp + lane % 16;
       WaitForPrevious();
-      // The first entries are asked for before it is known that there are so many.
+      // Loads the first entries before the length of the list is known.
       if (entry < stride) likely_position = list[entry];
       const int32_t count = min(p.lists.counts[stream], stride);
       if (static_cast<uint32_t>(likely_position) >= static_cast<uint32_t>(kv_len)) likely_position = 0;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   unsigned to_load = pages, to_use = pages;
   bool load_v = false;
   int load_stage = 0, use_stage = 0;
-  // Of a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next one.
+  // With a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next.
   int64_t listed_row = 0;
   int rows_of = -1;
   const auto copy_next = [&] {
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   }
   if (splits.count == 1) return;
 
-  // True in the CTA that arrives last of n; the counter is back at zero then. What the others wrote before is visible.
+  // True in the CTA that arrives last of n; the counter is back at zero then, and the writes of the others are visible.
   const auto arrive_last = [&](unsigned* counter, int n) {
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -4,7 +4,7 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 namespace {
 
 constexpr int kBlock = 2 * kLanes;  // head dimensions per step: for bf16 one register of words is two of floats
-constexpr int kSlotsPerStep = 4;    // what ReduceAdd4 turns into scores at once
+constexpr int kSlotsPerStep = 4;    // number of sums that ReduceAdd4 makes scores of at once
 // Heads per step of either pass, so that the sums (4 per head for scores, 2 for values), two halves of a row and a
 // factor fit the registers (32 with AVX-512, 16 otherwise).
 constexpr int kScoreHeads = kLanes == 16 ? 5 : 2;
@@ -71,7 +71,7 @@ SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (
   for (int h = 0; h < n; ++h) ReduceAdd4(sums[h], p.scores + (head + h) * kPage + at);
 }
 
-// All heads from `head` on, n at a time, then what is left with fewer.
+// Runs the heads from `head` on, n at a time, then the rest with a smaller n.
 template <bool kWide, int n>
 SPLICE_INLINE void ScoreHeads(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
   for (; head + n <= p.num_heads; head += n) ScoreSlots<kWide, n>(p, head, rows, at);
@@ -86,7 +86,7 @@ void Scores(const DecodePage& p) {
   for (int at = 0; at < p.num_slots; at += kSlotsPerStep) {
     PrefetchRows(p, p.next_keys, at, row_bytes);
     const void* rows[kSlotsPerStep];
-    for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; nobody looks at that score
+    for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; its score is not used
       rows[t] = Row(p, p.keys, at + t < p.num_slots ? at + t : p.num_slots - 1);
     }
     ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);

@@ -1,7 +1,7 @@
-// Attention over a list of positions (VisibilityRule::kList) as attention over everything in front: K and V of the
-// list's positions, one behind the other in pages of their own, are a sequence whose entry i is position list[i], and a
-// row that sees n entries of the list is a row of that sequence at n - 1. How a device without an attention over lists
-// has one (SamKV 3.3: rows over the kept tokens of a layer).
+// Attention over a list of positions (VisibilityRule::kList) for a device that has no kernel for lists. K and V of the
+// listed positions are gathered into pages of their own: a new sequence whose entry i is position list[i]. A row that
+// sees n entries of the list is then a row at position n - 1 of that sequence, and sees everything before it. (SamKV
+// 3.3: rows over the kept tokens of a layer.)
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,11 @@ namespace spl::kernels {
 
 // One call's rows over one list.
 struct ListedRows {
-  std::span<const int32_t> list;   // what some row sees of the list given: its beginning; borrowed from there
-  std::vector<int32_t> positions;  // [num_rows], ascending: of the row in the gathered sequence; -1: it sees nothing
-  int32_t num_empty = 0;           // rows in front that see nothing
-  std::vector<int32_t> resident;   // logical pages that hold an entry of `list`, ascending
+  std::span<const int32_t> list;  // the beginning of the given list, as far as some row sees it; borrowed
+  // [num_rows], ascending: each row's position in the gathered sequence; -1: it sees nothing
+  std::vector<int32_t> positions;
+  int32_t num_empty = 0;          // leading rows that see nothing
+  std::vector<int32_t> resident;  // logical pages that hold an entry of `list`, ascending
   int32_t num_pages() const { return static_cast<int32_t>((list.size() + kPageTokens - 1) / kPageTokens); }
 };
 
@@ -31,7 +32,7 @@ struct ListedHeads {
   std::vector<int32_t> kv_heads;  // ascending
 };
 
-// The heads of rule kList, those with equal lists together. Heads of other rules are in none.
+// Groups the heads of rule kList by equal lists. Heads of other rules are in no group.
 std::vector<ListedHeads> GroupByList(std::span<const HeadStreamView> heads);
 
 // InvalidArgument: a head's table lacks one of the pages that a list needs (ListedRows::resident).

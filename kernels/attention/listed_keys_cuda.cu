@@ -13,12 +13,12 @@ constexpr int kEmptyThreads = 128;
 
 struct Params {
   GatherListedArgs args;
-  int32_t row_bytes;  // of K or V of one token; a multiple of 16
+  int32_t row_bytes;  // bytes of K or V of one token; a multiple of 16
 };
 
 // One block for K or V of one page. All of its rows are looked up before the first is copied.
 __global__ void __launch_bounds__(kThreads) GatherKernel(const __grid_constant__ Params p) {
-  __shared__ int64_t source[kPageTokens];  // bytes from the pool's start; < 0: a slot behind the list
+  __shared__ int64_t source[kPageTokens];  // bytes from the pool's start; < 0: a slot past the end of the list
   const GatherListedArgs& a = p.args;
   const int page = static_cast<int>(blockIdx.x), head = a.heads.head[blockIdx.y], half = static_cast<int>(blockIdx.z);
   const int64_t half_bytes = int64_t{kPageTokens} * p.row_bytes;

@@ -1,5 +1,5 @@
-// Work is cut into tiles of (sequence, KV head, consecutive rows). A tile packs the query heads of its KV head under
-// each other, walks the pages in ascending order, and widens each page once for all its rows.
+// Work is cut into tiles of (sequence, KV head, consecutive rows). A tile stacks the query heads of its KV head, walks
+// the pages in ascending order, and widens each page once for all its rows.
 #include <algorithm>
 #include <bit>
 #include <cassert>

@@ -9,10 +9,10 @@
 namespace spl::kernels::cuda {
 
 inline constexpr int kTileKeys = 2 * kPageTokens;
-inline constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // of the pool as a matrix: K, then V
+inline constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // rows of the pool, seen as a matrix, per page: K, then V
 
-// Scores to weights in place. m: running maximum in units of log2, 0 while nothing has been seen (l is 0 then);
-// returns the factors by which what has been accumulated so far must shrink.
+// Turns scores into weights in place; `shrink` is the factor by which earlier sums must be multiplied. m: running
+// maximum in units of log2, -infinity while nothing has been seen (l is 0 then).
 struct RowState {
   float m[2] = {-INFINITY, -INFINITY};
   float l[2] = {0, 0};  // this thread's columns only

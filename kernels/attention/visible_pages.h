@@ -1,6 +1,6 @@
-// A visibility rule as kernels walk it: which pages may hold something visible, and which slots of a page a row sees.
-// Of kLines only the whole tiles, and only for rows of one row tile at a time: the single columns are the kernel's
-// affair, since to walk their pages would cost what the rule is there to save.
+// A visibility rule in the form that kernels walk: the pages that may hold something visible, and the slots of a page
+// that a row sees. For kLines it covers whole tiles only, for rows of one row tile at a time. The kernel handles the
+// single columns itself: walking their pages would cost what the rule saves.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class VisiblePages {
 
   explicit VisiblePages(const HeadVisibility& v) : v_(v) {}
 
-  // The first logical page >= `page` of which a row at a position in [low, high] may see a slot, or kNone.
+  // Returns the first logical page >= `page` that a row at a position in [low, high] may see, or kNone.
   int32_t Next(int32_t page, int32_t low, int32_t high) const {
     switch (v_.rule) {
       case VisibilityRule::kFull:
@@ -28,7 +28,7 @@ class VisiblePages {
         if (int64_t{page} * kPageTokens >= v_.num_sinks) page = std::max(page, FirstWindowPage(low));
         break;
       case VisibilityRule::kList:
-      case VisibilityRule::kSelected:  // made a list by its caller
+      case VisibilityRule::kSelected:  // the caller has turned it into a list
         page = NextListed(page);
         break;
       case VisibilityRule::kLines:

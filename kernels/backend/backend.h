@@ -1,5 +1,5 @@
-// One device as the engine sees it. The executors are written once against this class; the reference backend runs the
-// definitions (tests), the CPU backend the fast variants, the CUDA backend lives in libsplice_cuda.so.
+// One device as the engine sees it. The executors are written once against this class. The reference backend runs the
+// definitions (for tests), the CPU backend the fast variants; the CUDA backend lives in libsplice_cuda.so.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,10 @@ struct CopyOp {
   size_t bytes = 0;
 };
 
-// Threads: a Backend is immutable and may be shared; operations take a KernelContext, and one context serves one thread
-// at a time. All pointers in arguments are device pointers (on CPU: host pointers). Operations validate their arguments
-// and return InvalidArgument; what an operation lacks on a backend is Unimplemented, never a silent fallback.
+// Threads: a Backend is immutable and may be shared. Operations take a KernelContext; one context serves one thread at
+// a time. Pointers: all pointers in arguments are device pointers (on the CPU: host pointers). Errors: operations
+// validate their arguments and return InvalidArgument. An operation that a backend lacks returns Unimplemented, never a
+// silent fallback.
 class Backend : public LayerOperations,
                 public ExpertOperations,
                 public KvOperations,
@@ -40,42 +41,42 @@ class Backend : public LayerOperations,
 
   // True when the host may read and write device memory through its pointers.
   virtual bool host_memory() const { return true; }
-  // The type that activations between operations have for weights of this type; the residual stream and what is
-  // added to it are always f32.
+  // Element type of activations between operations, for weights of the given type. The residual stream, and everything
+  // added to it, is always f32.
   virtual DType activation_dtype(DType /*weights*/) const { return DType::kF32; }
 
   virtual absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const = 0;
 
-  // Copies between host and device or within the device; all complete on return. Any thread may call; the caller orders
-  // them against the work of sessions (Fence, Synchronize).
+  // Copies between host and device or within the device; returns when all copies are complete. Any thread may call. The
+  // caller orders copies against the work of sessions (Fence, Synchronize).
   virtual absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops) const = 0;
   absl::Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const {
     const CopyOp op{to, from, bytes};
     return Copy(kind, {&op, 1});
   }
 
-  // Starts copies whose host side, if any, is page-locked. The result is a point behind them, before which neither side
-  // may change; null when they are complete already. This default is Copy.
+  // Starts copies; their host side, if any, must be page-locked. Neither side may change before the returned fence is
+  // reached. Null: the copies are already complete. This default calls Copy.
   virtual absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const;
 
-  // Page-locks host memory, so that Copy reaches it at the speed of the link. Undone before the memory is freed.
-  // AlreadyExists: somebody in this process has page-locked it. Nothing to do on the host.
+  // Page-locks host memory, so that Copy runs at the speed of the link. Unpin it before freeing it. Host backends do
+  // nothing. AlreadyExists: this process has already page-locked it.
   virtual absl::Status PinHost(void* /*data*/, size_t /*bytes*/) const { return absl::OkStatus(); }
   virtual void UnpinHost(void* /*data*/) const {}
 
-  // Opaque bytes by which a backend of any process on this host reaches the same device memory; Copy(kWithin) then
-  // moves between the two. Import's result must go before the exporting process reuses the memory for something else.
-  // Unimplemented on the host, where transports map memory themselves. FailedPrecondition: another host or device
-  // that this one cannot reach.
+  // Returns opaque bytes by which a backend in any process on this host reaches the same device memory (Import);
+  // Copy(kWithin) then moves data between the two. Free the imported buffer before the exporting process reuses the
+  // memory. Unimplemented on host backends, where transports map memory themselves. FailedPrecondition: another host,
+  // or a device that this one cannot reach.
   virtual absl::StatusOr<std::string> Export(const Buffer& /*buffer*/) const {
     return absl::UnimplementedError(name() + ": host memory is not exported");
   }
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Import(const std::string& /*handle*/) const {
     return absl::UnimplementedError(name() + ": host memory is not imported");
   }
-  // Makes a tensor-parallel group whose rank i computes on ranks[i] (one of them may be this backend); the
-  // communicators come in that order and do not outlive the backends. FailedPrecondition, NotFound: what is missing.
-  // Unimplemented: this kind of device has no groups.
+  // Makes a tensor-parallel group whose rank i computes on ranks[i]; one of them may be this backend. Returns the
+  // communicators in that order; they must not outlive the backends. FailedPrecondition, NotFound: the message names
+  // what is missing. Unimplemented: this kind of device has no groups.
   virtual absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> NewGroup(
       std::span<const Backend* const> /*ranks*/) const {
     return absl::UnimplementedError(name() + ": no tensor parallelism");
@@ -87,9 +88,9 @@ class Backend : public LayerOperations,
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const = 0;
-  // As PackLinear, whose weight.data is host memory, for a weight that is in device memory already, the whole of
-  // `data`, which is taken over (weight.data is not read). A backend whose packed form is the plain matrix keeps it;
-  // this default packs and frees it, over host memory where the host cannot read the device's.
+  // Like PackLinear, for a weight that is already in device memory. Takes over `data`, which is the whole weight;
+  // weight.data (host memory for PackLinear) is not read. A backend whose packed form is the plain matrix keeps it.
+  // This default packs and frees it, by way of host memory if the host cannot read the device's.
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptLinear(std::unique_ptr<Buffer> data,
                                                                     WeightView weight) const;
   // The same for the weights of all experts.

@@ -1,4 +1,4 @@
-// What the backends on the host share: memory and sessions.
+// Memory and sessions, shared by the backends on the host.
 #pragma once
 
 #include <cstring>

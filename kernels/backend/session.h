@@ -1,5 +1,5 @@
 // One engine thread's use of a backend: compute threads or a stream, the batch of the current pass where the device
-// reads it, and what a device needs to run a step without asking the host.
+// reads it, and the steps that a device has recorded to replay them without the host.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace spl::kernels {
 
 struct SessionOptions {
-  int32_t num_threads = 0;  // CPU: 0 is one per core
+  int32_t num_threads = 0;  // CPU only; 0: one per core
   CpuIsa isa = DetectCpuIsa();
   // Upper bounds of a batch; a device sizes its tables by them.
   int32_t max_rows = 0;
@@ -26,8 +26,8 @@ struct SessionOptions {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
   int32_t max_pages_per_stream = 0;
-  // Of a rank that has some of the model's heads: it reads page lists [first_kv_head, first_kv_head + num_kv_heads) of
-  // the table_kv_heads that a layer has, and its pool starts with page first_page.
+  // For a tensor-parallel rank that has some of the model's heads: it reads page lists [first_kv_head, first_kv_head +
+  // num_kv_heads) of the table_kv_heads of each layer, and its pool starts with page first_page.
   int32_t first_kv_head = 0;
   int32_t table_kv_heads = 0;  // 0: num_kv_heads
   int32_t first_page = 0;
@@ -39,36 +39,36 @@ struct SessionOptions {
 struct BatchSequence {
   int32_t row_begin = 0;
   int32_t row_end = 0;
-  int32_t kv_len = 0;  // positions that are written once the pass has written its own
-  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only ever grow; an entry is
-  // never read again once it has become kNoPage.
+  int32_t kv_len = 0;  // number of written positions after this pass has written its own
+  // [num_layers * heads_in_tables()] page lists, layer by layer. Under one kv_id they only grow. An entry that has
+  // become kNoPage is never read again.
   std::span<const std::vector<int32_t>> page_tables;
   uint64_t kv_id = 0;
-  // Of a batch with staged plans: what the session's heads see in this sequence, [num_layers * num_kv_heads], layer by
-  // layer. May be empty where HasPlan(kv_id, plan_key).
+  // Visibility of the session's heads in this sequence, for batches with staged plans: [num_layers * num_kv_heads],
+  // layer by layer. May be empty if HasPlan(kv_id, plan_key).
   std::span<const HeadVisibility> plan;
   uint64_t plan_key = 0;  // equal for equal plans
-  // Of a decode step in which the sequence chooses tokens in some layer; null: in none.
+  // Set for a decode step in which the sequence chooses tokens in some layer. Null: in none.
   const SequenceSelection* selection = nullptr;
 };
 
-// One pass through the model, for all of its layers. Borrowed for the call of Stage.
+// One pass through all layers of the model. Borrowed for the call of Stage.
 struct BatchArgs {
   std::span<const int32_t> tokens;     // [num_rows]
   std::span<const int32_t> positions;  // [num_rows], ascending within a sequence
   std::span<const BatchSequence> sequences;
-  // DecodeAttention takes what heads see from here instead of its arguments (DecodeAttentionArgs::staged_plans).
+  // True: DecodeAttention takes visibility from here instead of its arguments (DecodeAttentionArgs::staged_plans).
   bool staged_plans = false;
 };
 
-// A point in a session's work. Any thread may wait.
+// A point in a session's work. Any thread may wait for it.
 class Fence {
  public:
   virtual ~Fence() = default;
   virtual absl::Status Wait() const = 0;
 };
 
-// One thread at a time.
+// Used by one thread at a time.
 class Session {
  public:
   virtual ~Session() = default;
@@ -76,18 +76,18 @@ class Session {
 
   // Makes `batch` the current one. ResourceExhausted when it is larger than the options allow.
   virtual absl::Status Stage(const BatchArgs& batch) = 0;
-  // Whether a sequence's plan need not be part of the next batch: it is on the device, or not staged at all.
+  // True if the next batch may leave out this sequence's plan: it is on the device, or plans are not staged at all.
   virtual bool HasPlan(uint64_t /*kv_id*/, uint64_t /*plan_key*/) const { return true; }
-  // Runs `step`, which only calls operations of the backend on this context with arguments that follow from `key` and
+  // Runs `step`. `step` only calls operations of the backend on this context, with arguments that follow from `key` and
   // from staged memory. A device may record the operations at the first call of a key and replay them later without
   // calling `step` again.
   virtual absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) = 0;
-  // Null where operations are complete when they return.
+  // Returns a point after all work so far. Null: operations are complete when they return.
   virtual std::shared_ptr<const Fence> RecordFence() = 0;
-  // Returns when everything so far is complete, with the first error of it.
+  // Waits for all work so far; returns its first error.
   virtual absl::Status Synchronize() = 0;
-  // Host memory that holds `bytes` of device memory once everything before is complete; valid until the next call.
-  // Where the host reads device memory directly this is `device` itself.
+  // Returns host memory that holds `bytes` of device memory, once all earlier work is complete; valid until the next
+  // call. Returns `device` itself if the host reads device memory directly.
   virtual absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) = 0;
 
  protected:

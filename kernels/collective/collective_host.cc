@@ -7,11 +7,11 @@
 namespace spl::kernels {
 namespace {
 
-// What the ranks of one group share.
+// State that the ranks of one group share.
 struct HostGroup {
   HostGroup(int size, std::chrono::milliseconds timeout) : size(size), timeout(timeout), data(size), counts(size) {}
 
-  // Returns when every rank has come. The last one sees what the others wrote before, and they what it did.
+  // Returns when every rank has arrived. All writes of all ranks before it are visible then.
   absl::Status Barrier() {
     std::unique_lock lock(mutex);
     if (!aborted.ok()) return aborted;
@@ -46,7 +46,7 @@ struct HostGroup {
   uint64_t generation = 0;
   absl::Status aborted;
 
-  // Each rank writes its own before a barrier and reads the others' behind it.
+  // Each rank writes its own pointer before a barrier and reads the others' after it.
   std::vector<float*> data;
   std::vector<int64_t> counts;
 };
@@ -70,7 +70,7 @@ class HostCommunicator final : public Communicator {
       Abort(differ);
       return differ;
     }
-    // Nobody else touches this part of anybody's numbers until the second barrier.
+    // No other rank touches this part of the data until the second barrier.
     for (int64_t i = count * rank_ / g.size; i < count * (rank_ + 1) / g.size; ++i) {
       float sum = g.data[0][i];
       for (int r = 1; r < g.size; ++r) sum += g.data[r][i];

@@ -1,4 +1,4 @@
-// What the kernel benchmarks share: the context, and this machine's own ceilings measured in the same run.
+// Shared by the kernel benchmarks: the context, and this machine's own ceilings measured in the same run.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ inline double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The best of many short runs: what the machine can do, not what its neighbours left over.
+// Best time of many short runs: the limit of the machine, without the noise of its neighbours.
 template <typename F>
 double BestSeconds(const F& run, double budget_s = 1.0) {
   run();

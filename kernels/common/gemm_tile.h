@@ -1,5 +1,5 @@
-// The register-blocked product that attention's two matrix products (and the GEMM without oneDNN) are made of.
-// For *_isa.cc files; see simd.h.
+// Register-blocked product: the core of attention's two matrix products, and of the GEMM without oneDNN. For *_isa.cc
+// files; see simd.h.
 #pragma once
 
 #include "kernels/common/simd.h"

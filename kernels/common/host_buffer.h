@@ -1,4 +1,4 @@
-// Host memory as a Buffer: what the CPU and reference backends allocate.
+// Host memory as a Buffer, allocated by the CPU and reference backends.
 #pragma once
 
 #include <memory>

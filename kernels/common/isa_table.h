@@ -1,4 +1,4 @@
-// How the leaf code of an operation, compiled once per instruction set, is found at run time.
+// Finds an operation's leaf code, which is compiled once per instruction set, at run time.
 #pragma once
 
 #include "kernels/common/cpu_features.h"

@@ -1,4 +1,4 @@
-// What every operation is given beside its arguments.
+// Given to every operation beside its arguments.
 #pragma once
 
 #include "kernels/common/cpu_features.h"

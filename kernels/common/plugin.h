@@ -7,11 +7,11 @@
 
 namespace spl::kernels {
 
-// Opens lib<name>.so for the life of the process: the file that `variable` of the environment names, or the one beside
-// the program, in ../lib or in ../bin. NotFound says where it was looked for and why it could not be opened.
+// Opens lib<name>.so for the life of the process: the file named by the environment variable `variable`, or the one
+// beside the program, in ../lib or in ../bin. NotFound says where it looked and why opening failed.
 absl::StatusOr<void*> OpenPlugin(const std::string& name, const char* variable);
 
-// Same on both sides of a plug-in's border, or classes must not cross it.
+// Must be equal on both sides of a plug-in's border, or classes must not cross it.
 const char* PluginBuild();
 
 }  // namespace spl::kernels

@@ -2,8 +2,8 @@
 // portable, avx2 or avx512; see kernels/CMakeLists.txt) and puts its code into the namespace of that name, so an
 // algorithm is written once against the names below.
 //
-// Rule for *_isa.cc: leaf code on raw pointers only. Nothing of the standard library that the linker may merge with the
-// copy of another file (it could keep the AVX-512 one and run it on a machine without).
+// Rule for *_isa.cc: leaf code on raw pointers only. Use nothing of the standard library that the linker may merge with
+// the copy of another file: it could keep the AVX-512 copy and run it on a machine without AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 #if defined(__clang__)
 #define SPLICE_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define SPLICE_UNROLL _Pragma("GCC unroll 16")  // of a loop with a constant count: its arrays become registers
+#define SPLICE_UNROLL _Pragma("GCC unroll 16")  // for loops with a constant count: their arrays become registers
 #endif
 
 #if defined(__AVX512F__)

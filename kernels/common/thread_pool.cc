@@ -23,9 +23,9 @@ inline void Pause() {
 
 }  // namespace
 
-// One call is one "job". state_ packs what must change together: the job's number, whether it still takes workers, and
-// how many are inside. A worker enters only an open job, so a worker that wakes late costs the caller nothing: the
-// caller runs the tasks itself, closes the job, and waits only for those inside.
+// One call is one "job". state_ packs the values that must change together: the job's number, whether it still takes
+// workers, and how many are inside. A worker enters only an open job, so a worker that wakes late costs the caller
+// nothing: the caller runs the tasks itself, closes the job, and waits only for workers inside.
 struct ThreadPool::Impl {
   using Body = std::function<void(int64_t, int)>;
   static constexpr uint64_t kActiveOne = 1;

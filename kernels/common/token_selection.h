@@ -1,5 +1,5 @@
-// What decode steps that attend to chosen tokens only share: the lists, what a sequence brings to choose with, and what
-// each of its layers does in a step (SparCas, Quest: docs/methods/sparcas.md and docs/methods/baselines.md).
+// Shared by decode steps that attend to chosen tokens only: the lists, a sequence's inputs to the choice, and the
+// action of each of its layers in a step (SparCas, Quest: docs/methods/sparcas.md and docs/methods/baselines.md).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace spl::kernels {
 
 inline constexpr int32_t kSelectBudgetMax = 1 << 16;
-inline constexpr int32_t kBoundTokens = 16;  // positions of a granule, which Quest's bounds are of
+inline constexpr int32_t kBoundTokens = 16;  // positions per granule, the unit of Quest's bounds
 
 // One list of positions for each head stream of a decode batch, stream = sequence * num_kv_heads + KV head. Device
 // memory, borrowed.
@@ -23,18 +23,19 @@ struct TokenLists {
   }
 };
 
-// What one layer of a sequence does in a decode step.
+// The action of one layer of a sequence in a decode step.
 struct LayerSelection {
-  bool selects = false;  // otherwise its streams are left alone: no list, no compact keys
+  bool selects = false;  // false: its streams are left alone (no list, no compact keys)
   bool refresh = false;  // choose dimensions anew and gather what changed
   bool first = false;    // with refresh: nothing has been gathered yet
-  // Of the two tables of dimensions of a stream the valid one is read; a refresh writes the other one, which the next
-  // step names. Two, so that blocks which still read the old choice do not race with the one that writes the new.
+  // A stream has two tables of dimensions. `parity` names the valid one, which is read. A refresh writes the other one,
+  // which the next step names: blocks that still read the old choice then do not race with the one that writes the new.
   uint8_t parity = 0;       // 0 or 1
-  int32_t compact_len = 0;  // candidates [0, compact_len) are in the compact pages already; at most all
-  bool records = false;     // the queries of this step are kept for later choices (query_window.h)
-  // The streams only hold what is listed for them, and what was written behind that: their candidates (candidates.h).
-  // Without `selects` a stream's list is the first num_sinks and the last `window` candidates, with a window of 0 all.
+  int32_t compact_len = 0;  // candidates [0, compact_len) are in the compact pages already; at most all of them
+  bool records = false;     // keeps the queries of this step for later choices (query_window.h)
+  // True: the streams hold only their listed positions and those written after the list; these are their candidates
+  // (candidates.h). Without `selects` a stream's list is the first num_sinks and the last `window` candidates. A
+  // window of 0 means all candidates.
   bool listed = false;
   int32_t num_sinks = 0;
   int32_t window = 0;
@@ -43,15 +44,15 @@ struct LayerSelection {
 // A sequence of a decode batch in one layer, as the operations that choose tokens see it. Borrowed for the call.
 struct SelectingSequence {
   std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; pages of K and V, see attention.h
-  // [num_kv_heads]; compact pages, out of the same pool. A head without any does not select: it gets
-  // no list. Where an operation needs none (TopTokens), all of them may be left out.
+  // [num_kv_heads]: compact pages, from the same pool. A head without compact pages does not select and gets no list.
+  // May be empty for operations that need none (TopTokens).
   std::span<const std::span<const int32_t>> compact_tables;
   int32_t kv_len = 0;  // positions [0, kv_len) have been written
   LayerSelection step;
-  int32_t budget = 0;       // tokens of a list, at most TokenLists::stride
-  int32_t recent = 1;       // of these the last positions, always taken; in [1, budget]
+  int32_t budget = 0;       // tokens per list, at most TokenLists::stride
+  int32_t recent = 1;       // part of the budget: the last positions, always taken; in [1, budget]
   int32_t* dims = nullptr;  // device [num_kv_heads, 2, num_dims] of this layer: the two tables of each stream
-  // Of a step that is listed: [num_kv_heads] pages with the listed positions, all in front of first_fresh.
+  // For a listed step: [num_kv_heads] pages with the listed positions, all of them before first_fresh.
   std::span<const std::span<const int32_t>> list_tables = {};
   int32_t first_fresh = 0;
 
@@ -60,14 +61,14 @@ struct SelectingSequence {
   }
 };
 
-// Sequences of one step may choose in this many different ways: operations are called once for each way, over the
-// whole batch, and leave the sequences of the other plans alone.
+// Limit of the different ways ("plans") in which the sequences of one step may choose. An operation is called once per
+// plan, over the whole batch, and leaves the sequences of other plans alone.
 inline constexpr int32_t kSelectionPlansMax = 8;
 
-// The same for all layers of a sequence, as Session::Stage brings it to a device.
+// A sequence's selection for all layers, as Session::Stage brings it to a device.
 struct SequenceSelection {
-  // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only ever grow, and
-  // one that is empty stays so. The first list_pages of each are its SelectingSequence::list_tables.
+  // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only grow, and an
+  // empty one stays empty. The first list_pages of each are its SelectingSequence::list_tables.
   std::span<const std::vector<int32_t>> compact_tables;
   std::span<const LayerSelection> layers;  // [num_layers]
   int32_t budget = 0;

@@ -1,4 +1,4 @@
-// For benchmarks, which have nobody to return an error to.
+// CHECK_CUDA ends the program on an error: for benchmarks, which have no caller to return it to.
 #pragma once
 
 #include <cuda_runtime_api.h>

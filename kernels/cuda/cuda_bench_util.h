@@ -1,5 +1,5 @@
-// What the benchmarks of single CUDA kernels share: random data, timing with a cold L2 cache, and the rates of plain
-// copies and reads that the kernels are held against. Included by .cu files only.
+// Shared by the benchmarks of single CUDA kernels: random data, timing with a cold L2 cache, and the rates of plain
+// copies and reads that the kernels are compared with. Included by .cu files only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -55,12 +55,12 @@ T* Upload(const std::vector<T>& v) {
   return p;
 }
 
-// Read, not written, between launches: lines left dirty would be written back at the next launch's expense.
+// Read, not written, between launches: dirty lines would be written back at the next launch's expense.
 constexpr size_t kFlushBytes = 256 << 20;
 inline uint4* flush_buffer = nullptr;
 inline uint32_t* sink = nullptr;
 
-// `prepare` runs untimed in front of each launch, behind the flush.
+// `prepare` runs untimed before each launch, after the flush.
 template <typename F, typename P>
 double MedianMs(int reps, F launch, P prepare) {
   for (int i = 0; i < 3; ++i) launch();

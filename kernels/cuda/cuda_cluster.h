@@ -1,5 +1,5 @@
-// A cluster of thread blocks (sm_90): rank, barrier, loads, stores and additions in each other's shared memory. With
-// one block all of it is what a block does anyhow, and needs no sm_90. Included by .cu files only.
+// A cluster of thread blocks (sm_90): rank, barrier, and loads, stores and additions in each other's shared memory. A
+// cluster of one block uses ordinary block operations only, and needs no sm_90. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,14 +14,14 @@ template <int kBlocks>
 struct Cluster {
   static __device__ __forceinline__ int Rank() {
     int rank = 0;
-    // Not as a constant: with one, nvcc 13.0 spends more than minutes on what single blocks make of TokenChoice.
+    // rank is no constant here: with one, nvcc 13.0 needs many minutes for TokenChoice with a single block.
     if constexpr (kBlocks == 1) asm volatile("mov.u32 %0, 0;" : "=r"(rank));
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
     return rank;
   }
-  // What any of its threads wrote to shared memory before Arrive, in any of its blocks, is visible after Wait.
+  // Writes to shared memory by any thread of any block before Arrive are visible after Wait.
   static __device__ __forceinline__ void Arrive() {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
@@ -42,7 +42,7 @@ struct Cluster {
     Arrive();
     Wait();
   }
-  // `p` is this block's; to the same word of another block.
+  // Adds x to the word of block `block` that corresponds to this block's `p`.
   static __device__ __forceinline__ void Add(uint32_t* p, int block, uint32_t x) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBlocks > 1) {
@@ -102,7 +102,7 @@ struct Cluster {
 #endif
 };
 
-// The sum over the lanes of a warp up to this one.
+// Sum over the lanes of a warp up to and including this one.
 template <typename T>
 __device__ __forceinline__ T InclusiveSum(T x) {
   const int lane = threadIdx.x % 32;
@@ -114,8 +114,8 @@ __device__ __forceinline__ T InclusiveSum(T x) {
   return x;
 }
 
-// The exclusive sum over the kThreads threads of a block of a count per thread; total: the sum over all. Whoever calls
-// it again synchronises in between. warp_sums [32].
+// Exclusive sum over the kThreads threads of a block, one count per thread; total: the sum over all. Synchronise the
+// block between two calls. warp_sums [32].
 template <int kThreads>
 __device__ __forceinline__ int ExclusiveSum(int count, int* warp_sums, int* total = nullptr) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

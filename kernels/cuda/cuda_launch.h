@@ -2,9 +2,9 @@
 //
 // The protocol of every kernel launched with LaunchEarly:
 //   1. All threads call LetNextStart() first. The next kernel's blocks then move onto the device as soon as they fit.
-//   2. Before WaitForPrevious() a thread reads only what no kernel of the chain writes (weights, the staged batch, KV
-//   of
-//      earlier passes) and writes no global memory.
+//   2. Before WaitForPrevious() a thread reads only memory that no kernel of the chain writes (weights, the staged
+//   batch,
+//      KV of earlier passes) and writes no global memory.
 //   3. Every block that reads an input or writes a result calls WaitForPrevious() first, and in every launch some block
 //      does. It returns when the whole grid in front has ended and its writes are visible; because that grid waited
 //      too, everything before it has ended as well. So an input made two kernels back, and a buffer that some earlier
@@ -32,7 +32,7 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
-// As LaunchEarly below; clusters of cluster_blocks consecutive blocks (sm_90 when more than one).
+// As LaunchEarly below, with clusters of cluster_blocks consecutive blocks (sm_90 when more than one).
 template <typename... Params, typename... Args>
 cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
                                 cudaStream_t stream, Args... args) {

@@ -24,7 +24,7 @@ __device__ inline uint32_t PackBf16(float lo, float hi) {
 }
 
 // ---- sm_80 ----------------------------------------------------------------------------------------------------------
-// 16 bytes global to shared; zeros when !valid, then nothing is read.
+// Copies 16 bytes from global to shared memory. !valid: writes zeros and reads nothing.
 __device__ inline void CpAsync16(uint32_t smem, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
@@ -63,8 +63,8 @@ __device__ inline void Mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of kRowBytes-byte rows, XOR-swizzled so that eight rows
-// of one chunk column lie in eight different bank groups.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of kRowBytes-byte rows, XOR-swizzled so that eight
+// rows of one chunk column lie in eight different bank groups.
 template <int kRowBytes>
 __device__ inline uint32_t Swizzled(int row, int chunk) {
   static_assert(kRowBytes >= 128 && kRowBytes % 128 == 0);

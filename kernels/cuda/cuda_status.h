@@ -10,8 +10,8 @@
 
 namespace spl::kernels::cuda {
 
-// OK, ResourceExhausted (no memory), Unimplemented (not supported), InvalidArgument, or Internal with CUDA's own words
-// after `what`. An error after which the context is lost (illegal address, hardware fault) is DataLoss.
+// OK, ResourceExhausted (no memory), Unimplemented (not supported), InvalidArgument, or Internal with CUDA's own
+// message after `what`. DataLoss: an error that loses the context (illegal address, hardware fault).
 absl::Status ToStatus(cudaError_t error, const std::string& what);
 absl::Status ToStatus(cublasStatus_t error, const std::string& what);
 

@@ -1,4 +1,4 @@
-// The way back of GatherRows: results of some rows to their places, nothing for the others (sparse feed-forward:
+// The inverse of GatherRows: writes results of some rows to their places, and zeros to the others (sparse feed-forward:
 // docs/methods/redknot.md, "Sparse feed-forward", Z[S] = FFN(Y[S]), Z[~S] = 0).
 //
 //   out[ids[i]] = rows[i];  out[r] = 0 for every other r in [0, num_out_rows)

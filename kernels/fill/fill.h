@@ -1,5 +1,5 @@
-// Fills a tensor with reproducible pseudo-random numbers, in place on the device: weights for measurements of models
-// whose checkpoints are not at hand.
+// Fills a tensor in place on the device with reproducible pseudo-random numbers: weights for measuring models whose
+// checkpoints are not at hand.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace spl::kernels {
 
-// Element i of the tensor with number `stream`, whatever the device, the threads or the order: the bits of
+// Element i of tensor number `stream` is the same on every device, for any number of threads and any order: the bits of
 // SplitMix64(stream, i) are taken as four 16-bit uniforms u, and
 //   value = 2^step_exponent · Σ_4 (floor(71 · u / 2^16) - 35).
 // The sum is an integer in [-140, 140], about normal (Irwin-Hall) with mean 0 and standard deviation
@@ -21,20 +21,20 @@ struct FillRandomArgs {
   DType dtype = DType::kBF16;
   int64_t count = 0;
   uint64_t stream = 0;
-  int64_t first_index = 0;  // of out[0] in its tensor; a tensor may be filled in parts
+  int64_t first_index = 0;  // index of out[0] in its tensor; a tensor may be filled in parts
   int32_t step_exponent = -11;
-  // A part of a matrix's columns: out is [count / row_length, row_length], and its rows lie row_stride elements apart
-  // in the tensor. 0: out is one run of the tensor.
+  // For a part of a matrix's columns: out is [count / row_length, row_length], and its rows are row_stride elements
+  // apart in the tensor. 0: out is one run of the tensor.
   int64_t row_length = 0;
   int64_t row_stride = 0;
 
-  // Of out[i] in its tensor.
+  // Index of out[i] in its tensor.
   constexpr int64_t index(int64_t i) const {
     return first_index + (row_length == 0 ? i : i / row_length * row_stride + i % row_length);
   }
 };
 
-// The integer of element `index`; the definition, shared by host and device code.
+// The integer of element `index`: the definition, shared by host and device code.
 constexpr int32_t RandomStep(uint64_t stream, uint64_t index) {
   // SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014), state jumped to `index`.
   uint64_t z = stream + (index + 1) * 0x9E3779B97F4A7C15ull;

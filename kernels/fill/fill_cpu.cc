@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kStepMax = 140;
 
-// f16 bits of an integer times 2^exponent, for what f16 holds exactly.
+// f16 bits of an integer times 2^exponent, for values that f16 holds exactly.
 uint16_t HalfBits(int32_t step, int32_t exponent) {
   if (step == 0) return 0;
   const uint16_t sign = step < 0 ? 0x8000 : 0;

@@ -1,4 +1,4 @@
-// Reproducible random numbers on a device; the contract is fill.h's. And the widening of 16-bit weights.
+// Reproducible random numbers on a device (the contract is fill.h's), and the widening of 16-bit weights.
 #pragma once
 
 #include <cuda_runtime_api.h>

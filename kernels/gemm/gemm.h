@@ -43,9 +43,9 @@ struct LinearArgs {
   int64_t num_rows = 0;         // 0 is a no-op
 };
 
-// How the CPU variant multiplies; either way a row's result is bitwise independent of num_rows and of the number of
-// threads. f32: weights are widened at load, products and sums in f32. bf16: x is rounded to bf16 (AMX or AVX512-BF16),
-// sums in f32, in the instruction's order (gemm_bf16_isa.h).
+// Arithmetic of the CPU variant. A row's result is always bitwise independent of num_rows and the number of threads.
+//   kF32   weights are widened at load; products and sums in f32
+//   kBF16  x is rounded to bf16 (AMX or AVX512-BF16); sums in f32, in the instruction's order (gemm_bf16_isa.h)
 enum class GemmCompute : uint8_t { kAuto, kF32, kBF16 };
 
 namespace ref {

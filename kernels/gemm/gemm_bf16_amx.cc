@@ -1,5 +1,6 @@
 // The bf16 product by TDPBF16PS. Compiled with AMX-TILE, AMX-BF16 and AVX-512; leaf code on raw pointers only (see
-// common/simd.h). A thread that calls it must have the kernel's leave for tile data (common/cpu_features.cc asks).
+// common/simd.h). A thread that calls it must have the operating system's permission for tile data
+// (common/cpu_features.cc asks).
 #include <immintrin.h>
 
 #include "kernels/gemm/gemm_bf16_isa.h"

@@ -55,11 +55,11 @@ struct Product {
 
   int64_t row_stride() const { return weight.depth_blocks() * kBf16PairElements; }  // between row blocks
 
-  // Rows [row, row + num_rows), at most 32 and from a multiple of 32, times panels [panel, panel + num_panels) over
-  // depth blocks [begin, end). The rows behind them come next, as far as last_row.
+  // Multiplies rows [row, row + num_rows), at most 32 and from a multiple of 32, by panels [panel, panel + num_panels)
+  // over depth blocks [begin, end). The later rows, up to last_row, come next.
   void Multiply(int64_t row, int64_t num_rows, int64_t last_row, int64_t panel, int64_t num_panels, int64_t begin,
                 int64_t end, float* sums) const {
-    // One tile of rows reads each panel once, whatever the cut: there is none.
+    // A single tile of rows reads each panel once, so depth is not cut.
     const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kInnerBlocks;
     const bf16* rows = x + row / kBf16RowBlock * row_stride();
     for (int64_t block = begin; block < end; block += blocks) {
@@ -111,8 +111,9 @@ struct Cut {
   int64_t panels = 0;
 };
 
-// Many rows: a group of panels a task, as many groups for every thread; fewer groups than threads: the rows are cut,
-// too. Few rows: reading the weight is the cost; two tasks a thread even out what the threads get of the memory.
+// Many rows: each task has a group of panels, with as many groups for every thread; if there are fewer groups than
+// threads, rows are cut as well. Few rows: reading the weight is the cost, and two tasks per thread even out the
+// threads' shares of the memory bandwidth.
 Cut CutProduct(int64_t num_rows, const Bf16Weight& w, int64_t threads) {
   const int64_t panels = w.num_panels();
   if (num_rows <= kBf16RowBlock) {

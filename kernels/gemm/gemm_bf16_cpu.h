@@ -1,4 +1,4 @@
-// bf16 products on the CPU: which tasks a product is cut into, and the packed weight they read.
+// bf16 products on the CPU: how a product is cut into tasks, and the packed weight that they read.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ class Bf16Weight final : public LinearWeight {
   std::unique_ptr<Buffer> data_;
 };
 
-// Linear with such a weight. The order of a row's sums does not depend on the number of rows or threads.
-// Unimplemented: ctx.isa has no bf16 product.
+// Linear with a Bf16Weight. The order of a row's sums does not depend on the number of rows or threads. Unimplemented:
+// ctx.isa has no bf16 product.
 absl::Status RunBf16(const KernelContext& ctx, const LinearArgs& args, const Bf16Weight& weight);
 
 }  // namespace spl::kernels::cpu

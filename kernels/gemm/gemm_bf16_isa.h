@@ -24,19 +24,19 @@ inline constexpr int64_t kBf16DepthBlock = 32;
 inline constexpr int64_t kBf16TileElements = kBf16TileRows * kBf16DepthBlock;
 inline constexpr int64_t kBf16PanelColumns = 32;
 inline constexpr int64_t kBf16RowBlock = 32;
-inline constexpr int64_t kBf16PairElements = 2 * kBf16TileElements;  // of one depth block: in packed rows, in a panel
+inline constexpr int64_t kBf16PairElements = 2 * kBf16TileElements;  // per depth block, in packed rows and in a panel
 inline constexpr int64_t kBf16SumsOfPanel = kBf16RowBlock * kBf16PanelColumns;
 
 // A product of up to 32 rows with some panels over some depth blocks.
 struct Bf16Block {
   const bf16* x = nullptr;       // a row block, at the first depth block
-  const bf16* next_x = nullptr;  // as x, of the rows that will be multiplied next, or null
+  const bf16* next_x = nullptr;  // like x, for the rows that are multiplied next; or null
   int64_t num_rows = 0;          // [1, kBf16RowBlock]
   const bf16* w = nullptr;       // panels, at the first depth block
   int64_t w_stride = 0;          // elements from one panel to the next
   int64_t num_panels = 0;
   int64_t depth_blocks = 0;
-  bool add = false;       // to sums, which are written otherwise
+  bool add = false;       // true: adds to sums; false: overwrites them
   float* sums = nullptr;  // 64-byte aligned; rows past num_rows are undefined
 };
 

@@ -1,4 +1,4 @@
-// The ends of the bf16 product that AVX-512 does for both of its tables: rows in, sums out. For gemm_bf16_avx512.cc and
+// Rounding of rows and storing of sums in AVX-512, shared by both bf16 tables: for gemm_bf16_avx512.cc and
 // gemm_bf16_amx.cc, which are compiled with AVX-512 and its BF16 extension.
 #pragma once
 

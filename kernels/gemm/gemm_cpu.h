@@ -1,4 +1,4 @@
-// The f32 forms of a CPU weight (gemm_bf16_cpu.h has the bf16 one); gemm_cpu.cc chooses. Tests make any.
+// The f32 forms of a CPU weight; gemm_bf16_cpu.h has the bf16 form. gemm_cpu.cc chooses between them; tests make any.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace spl::kernels::cpu {
 
-// Multiplied by oneDNN.
+// A weight that oneDNN multiplies.
 class OneDnnWeight final : public LinearWeight {
  public:
   OneDnnWeight(const WeightView& w, std::unique_ptr<OneDnnMatrix> matrix)

@@ -35,7 +35,7 @@ struct GemmContext {
   cudaStream_t stream = nullptr;
 };
 
-// Descriptors and the chosen algorithm per shape. Any thread may call.
+// Keeps the descriptors and the chosen algorithm of each shape. Any thread may call.
 class GemmPlans {
  public:
   explicit GemmPlans(bool deterministic);
@@ -43,10 +43,10 @@ class GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // y = x Wᵀ: x of the weight's type (f32 in full f32, or bf16 with f32 accumulation), y of that type or f32.
-  // Asynchronous on ctx.stream. The result of a row may depend on num_rows in its last bits, because cuBLASLt chooses
-  // its algorithm by the shape (and by the first number of rows that was seen of about that size), unless
-  // deterministic: then the algorithm is that of kDeterministicRows rows for every number. The bias is not added here.
+  // y = x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation); y has that type or f32. The
+  // bias is not added here. Asynchronous on ctx.stream. The last bits of a row's result may depend on num_rows, because
+  // cuBLASLt chooses its algorithm by the shape (and by the first number of rows seen of about that size). With
+  // `deterministic`, every number of rows uses the algorithm for kDeterministicRows rows.
   absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
 
  private:

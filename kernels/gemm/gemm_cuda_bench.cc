@@ -28,7 +28,7 @@ struct Shape {
 };
 
 constexpr size_t kWorkspaceBytes = 64 << 20;
-constexpr size_t kResidentBytes = size_t{1} << 30;  // of all copies of a weight: many times the L2 cache
+constexpr size_t kResidentBytes = size_t{1} << 30;  // bytes of all copies of a weight: many times the L2 cache
 
 std::unique_ptr<Buffer> RandomBf16(int64_t count) {
   static const std::vector<uint16_t> values = [] {

@@ -60,7 +60,7 @@ matmul::primitive_desc MatmulDesc(int64_t rows, const memory::desc& weight, bool
   return matmul::primitive_desc(matmul::desc(x, weight, RowMajor(1, n), y), attr, Engine());
 }
 
-// A generated program with what a call needs to know about it. Stateless: threads share it.
+// A generated program, and the data that a call needs with it. Stateless: threads share it.
 struct Program {
   explicit Program(const matmul::primitive_desc& d)
       : run(d), x(d.src_desc()), w(d.weights_desc()), b(d.bias_desc()), y(d.dst_desc()), scratch(d.scratchpad_desc()) {}
@@ -127,7 +127,7 @@ struct BoundProgram {
   std::unordered_map<int, memory> args;
 };
 
-// The calling thread's programs, in front of the shared cache: no lock in the steady state.
+// The calling thread's own programs, looked up before the shared cache: no lock in the steady state.
 template <typename Make>
 BoundProgram& Bind(const ProgramCache::Key& key, const Make& make) {
   constexpr size_t kBoundMax = 512;

@@ -1,6 +1,6 @@
-// oneDNN as a single-core matrix product in f32. Every call here runs on the calling thread alone: the pool of the
-// context is the only parallelism (a second, OpenMP, team would fight it for the cores), and a product that oneDNN
-// splits over threads by itself could sum in another order for another number of rows or threads.
+// oneDNN as a single-core matrix product in f32. Every call runs on the calling thread alone; the context's pool is the
+// only parallelism. A second (OpenMP) team would fight it for the cores, and a product that oneDNN splits over threads
+// by itself could sum in another order for another number of rows or threads.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace spl::kernels::cpu {
 
-// Rows of one product at most; longer inputs are cut. At 128 rows the product runs at its full rate, and a bound keeps
+// Limit of rows per product; longer inputs are cut. At 128 rows the product runs at its full rate. The limit also keeps
 // the set of generated programs small (one per number of rows and shape).
 inline constexpr int64_t kOneDnnRowsMax = 128;
 
 // A weight in oneDNN's blocked layout, widened to f32. Thread-safe after construction.
 class OneDnnMatrix {
  public:
-  // Unimplemented: oneDNN has no blocked product ("brgemm") on this machine, or libsplice_onednn.so,
-  // which brings oneDNN (40 MB, and the CPU backend alone needs it), is not there.
+  // Unimplemented: oneDNN has no blocked product ("brgemm") on this machine, or libsplice_onednn.so is missing. That
+  // plug-in brings oneDNN (40 MB), which only the CPU backend needs.
   static absl::StatusOr<std::unique_ptr<OneDnnMatrix>> Pack(const WeightView& weight);
   virtual ~OneDnnMatrix() = default;
 
@@ -34,10 +34,10 @@ class OneDnnMatrix {
                                 float* y) const = 0;
 };
 
-// True when the plug-in could be opened; the first call tries.
+// True if the plug-in could be opened; the first call tries.
 bool HaveOneDnn();
 
-// What the plug-in exports.
+// The plug-in's export: name and signature.
 inline constexpr char kOneDnnPluginPack[] = "splice_onednn_pack";
 using OneDnnPluginPack = OneDnnMatrix* (*)(const char* build, const WeightView& weight, absl::Status& error);
 

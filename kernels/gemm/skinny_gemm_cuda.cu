@@ -1,5 +1,5 @@
-// W is the left operand of mma m16n8k16, 16 features at a time, and x the right one, 8 rows at a time, so that one row
-// costs what eight do and all are summed in the same order.
+// W is the left operand of mma m16n8k16, 16 features at a time, and x the right one, 8 rows at a time. One row
+// therefore costs as much as eight, and all are summed in the same order.
 //
 // A block owns a tile of features and goes on to the next one a grid further. Its warps share the tile's columns in
 // chunks of 64: warp w takes chunks w, w + kWarps, ... and streams them through a ring of its own (cp.async), which
@@ -7,13 +7,13 @@
 // makes x runs, the memory is already busy with W. At the end of a tile the warps' sums are added in ascending order.
 //
 // The order of k within a pair of mma does not matter as long as both operands agree, so a lane takes 16 consecutive
-// bytes of its rows (features and rows of x alike) as the operands of two mma: no ldmatrix, and x goes straight from
-// global memory to the registers of the lane that multiplies it, once for all tiles, where rows and a warp's chunks are
-// few. Else it takes the way of W through the ring: loads to registers cannot be in flight long enough (they wait
-// behind all loads of W that the SM issued before, and a warp waits for the youngest of several).
+// bytes of its rows (features and rows of x alike) as the operands of two mma: no ldmatrix. If there are few rows and
+// few chunks per warp, x goes straight from global memory to the registers of the lane that multiplies it, once for all
+// tiles. Otherwise x goes through the ring like W: loads to registers cannot be in flight long enough (they wait for
+// all loads of W that the SM issued before, and a warp waits for the youngest of several).
 //
-// One block fills an SM. Where two fit, the next product's blocks move in early but two at a time onto the first SMs
-// that become free, and others stay empty.
+// One block fills an SM. If two fitted, the next product's blocks would move in two at a time onto the first SMs that
+// become free, and others would stay empty.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Params {
 constexpr int kKeptChunks = 8;
 constexpr int64_t kMaxKeptRows = 4;
 
-// Of W, and with row_tiles > 0 of x.
+// Bytes of a stage: W, and x if row_tiles > 0.
 constexpr int StageBytes(int feature_tiles, int row_tiles) { return (16 * feature_tiles + 8 * row_tiles) * kChunk * 2; }
 constexpr int SumsBytes(int feature_tiles, int row_tiles) { return kWarps * feature_tiles * row_tiles * 128 * 4; }
 // Tiles this large are mostly the only one of their block.
@@ -73,8 +73,8 @@ template <int kFeatureTiles, int kRowTiles, bool kXInRing, int kStages>
 __global__ void __launch_bounds__(kThreads, 1) SkinnyGemmKernel(const __grid_constant__ Params p) {
   constexpr int kFeatures = 16 * kFeatureTiles;
   constexpr int kStageBytes = StageBytes(kFeatureTiles, kXInRing ? kRowTiles : 0);
-  constexpr int kXBegin = StageBytes(kFeatureTiles, 0);   // of x in a stage
-  constexpr int kSums = kFeatureTiles * kRowTiles * 128;  // of a tile
+  constexpr int kXBegin = StageBytes(kFeatureTiles, 0);   // offset of x in a stage
+  constexpr int kSums = kFeatureTiles * kRowTiles * 128;  // sums of a tile
   constexpr int kSets = SumSets(kFeatureTiles);
   static_assert(kStages >= 2);
   extern __shared__ __align__(128) char smem[];
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyGemmKernel(const __grid_con
         if (kWarps * d + warp < p.num_chunks) multiply(kept[d]);
       }
     }
-    // Two sets of sums in turn: nobody writes a set again before all have passed the barrier of the other one. Or one,
-    // and a barrier more.
+    // Two sets of sums in turn: a set is written again only after all have passed the barrier of the other one. With
+    // one set there is one more barrier.
     if (kSets == 1) __syncthreads();
     float* const set = sums + (kSets == 1 ? 0 : turn) * kWarps * kSums;
 #pragma unroll

@@ -1,4 +1,4 @@
-// y = x Wᵀ (+ bias) for few rows on a device: the products of a decode step, whose time is that of reading W once.
+// y = x Wᵀ (+ bias) for few rows on a device: the products of a decode step, which take as long as reading W once.
 //
 // Shapes      x [num_rows, in_features], w [out_features, in_features], y [num_rows, out_features], contiguous; x and w
 //             bf16, 16-byte aligned, in_features a multiple of 8; y f32 or bf16; bias [out_features] or null

@@ -7,7 +7,7 @@
 
 namespace spl::kernels::cuda {
 
-// What the spans of AlignCopyArgs hold, in device memory.
+// The spans of AlignCopyArgs, in device memory.
 struct AlignCopyTables {
   const AlignRun* runs = nullptr;
   const int32_t* src_pages = nullptr;

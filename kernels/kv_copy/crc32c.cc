@@ -45,8 +45,8 @@ uint32_t ExtendPortable(uint32_t crc, const uint8_t* p, size_t size) {
 }
 
 #if defined(__x86_64__)
-// The crc32 instruction takes 8 bytes per cycle but answers after 3, so three streams run side by side. They are joined
-// by moving a CRC over the bytes behind it: linear in the CRC's bits, so four table lookups do it.
+// The crc32 instruction takes 8 bytes per cycle but answers after 3 cycles, so three streams run side by side. To join
+// them, each CRC is moved over the bytes of the later streams: linear in the CRC's bits, so four table look-ups do it.
 struct ShiftTable {
   std::array<std::array<uint32_t, 256>, 4> t{};
 };
@@ -72,7 +72,7 @@ uint32_t Shift(const ShiftTable& s, uint32_t crc) {
   return s.t[0][crc & 0xff] ^ s.t[1][crc >> 8 & 0xff] ^ s.t[2][crc >> 16 & 0xff] ^ s.t[3][crc >> 24];
 }
 
-// Long stretches for bulk (the joins vanish in 12 KiB), short ones for what is left.
+// Long stretches for bulk (the joins vanish in 12 KiB), short ones for the rest.
 constexpr size_t kLong = 4096;
 constexpr size_t kShort = 256;
 

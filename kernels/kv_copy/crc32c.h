@@ -6,8 +6,8 @@
 
 namespace spl::kernels {
 
-// Extends `crc` (0 for none yet) by `size` bytes: Extend(Extend(0, a), b) == Extend(0, ab).
-// Cost: about 1/3 cycle per byte with SSE4.2 (three interleaved streams), a table otherwise. Thread-safe.
+// Extends `crc` by `size` bytes; start with 0. Extend(Extend(0, a), b) == Extend(0, ab). Cost: about 1/3 cycle per byte
+// with SSE4.2 (three interleaved streams), a table otherwise. Thread-safe.
 uint32_t Crc32cExtend(uint32_t crc, const void* data, size_t size);
 
 // Polynomials over GF(2) modulo Castagnoli's, reflected: bit 31 is x^0. A CRC is linear in its input; moving it over n

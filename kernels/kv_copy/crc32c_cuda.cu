@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block a page, one slice of it a thread. A CRC without its initial and final inversion is linear: the slices'
-// CRCs, each moved over the bytes behind its slice, add up (by exclusive or) to the page's.
+// One block per page, one slice of the page per thread. A CRC without its initial and final inversion is linear: each
+// slice's CRC is moved over the bytes after its slice, and the results add up (by exclusive or) to the page's.
 __global__ void __launch_bounds__(kThreads)
     PageCrcKernel(const std::byte* pool, int64_t page_bytes, const int32_t* pages, uint32_t* out, uint32_t slice_shift,
                   uint32_t initial) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
     take(v.z);
     take(v.w);
   }
-  // Move it over the slices behind: multiply by slice_shift to the power of their number.
+  // Moves it over the later slices: multiplies by slice_shift to the power of their number.
   uint32_t power = 1u << 31, square = slice_shift;
   for (unsigned n = kThreads - 1 - threadIdx.x; n != 0; n >>= 1) {
     if (n & 1) power = Crc32cMultiply(power, square);

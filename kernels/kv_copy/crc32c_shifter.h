@@ -1,4 +1,4 @@
-// Moves CRCs over a fixed number of bytes, many times: what joins the checksums of a prompt's pages.
+// Moves CRCs over a fixed number of bytes, many times, to join the checksums of a prompt's pages.
 #pragma once
 
 #include <array>
@@ -9,8 +9,8 @@
 
 namespace spl::kernels {
 
-// shifter(crc) == Crc32cMultiply(Crc32cShift(size), crc) by four look-ups instead of 32 steps. The product is linear in
-// the CRC, so that it is the sum of those of its bytes. Built with 1,024 multiplications.
+// shifter(crc) == Crc32cMultiply(Crc32cShift(size), crc), by four look-ups instead of 32 steps. The product is linear
+// in the CRC, so it is the sum of the products of its bytes. Construction takes 1,024 multiplications.
 class Crc32cShifter {
  public:
   explicit Crc32cShifter(size_t size) {

@@ -43,7 +43,7 @@ int32_t PageOf(const FuseRowsArgs& a, int32_t kv_head, int32_t position) {
 
 void FuseRow(std::span<const float> old_row, std::span<float> new_row) {
   const std::span<const float> fresh = new_row;
-  // Equal rows stay what they are, to the bit: that is what theta = 1 means.
+  // Equal rows stay bitwise unchanged, as theta = 1 demands.
   if (std::equal(old_row.begin(), old_row.end(), fresh.begin(), fresh.end())) return;
   const double norms = std::sqrt(Dot(fresh, fresh) * Dot(old_row, old_row));
   const double theta = norms > 0 ? Dot(fresh, old_row) / norms : 0;

@@ -1,9 +1,9 @@
-// Blends K and V that were just computed with what was in their place: SamKV's fusion (SamKV equation 4;
+// Blends freshly computed K and V with those that were in their place: SamKV's fusion (SamKV equation 4;
 // docs/methods/samkv.md).
 //
-//   x <- θ x_new + (1 - θ) x_old,  θ = cos(x_new, x_old),  of K and of V of each token and KV head by themselves
+//   x <- θ x_new + (1 - θ) x_old,  θ = cos(x_new, x_old),  separately for K and V of each token and KV head
 //
-// Two calls around RopeWriteKv: kSave keeps what is in the pages, kBlend blends it with what is there then.
+// Called twice around RopeWriteKv: kSave keeps the old contents of the pages, kBlend blends them with the new ones.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace spl::kernels {
 
-// One head's K or V of a token. θ is computed in double; of vectors without a direction it is 0, and equal ones stay
-// what they are to the bit.
+// Blends one head's K or V of a token. θ is computed in double; it is 0 for vectors without a direction. Equal vectors
+// stay bitwise unchanged.
 void FuseRow(std::span<const float> old_row, std::span<float> new_row);
 
 enum class FuseStep : uint8_t { kSave, kBlend };
@@ -26,15 +26,15 @@ struct FuseRowsArgs {
   KvPoolView pool;
   int32_t num_kv_heads = 0;
   RopeSequence rows;  // CUDA reads positions and page tables of the staged batch instead, by the rows' numbers
-  int32_t layer = 0;  // of the staged batch
+  int32_t layer = 0;  // layer number in the staged batch
   std::span<const int32_t> row_ids;  // which of `rows`, counted from row_begin; on resident pages
   void* saved = nullptr;             // device [row_ids.size(), num_kv_heads, 2, head_dim] of the pool's type
 };
 
-// InvalidArgument: shapes, a row that is none or on a page that is not there.
+// InvalidArgument: shapes, a row that does not exist or is on a page that is not resident.
 absl::Status ValidateFuseRows(const FuseRowsArgs& args);
 
-// Plain loops on the host, the definition; what is saved are bits.
+// Plain loops on the host: the definition. kSave keeps the bits.
 namespace cpu {
 absl::Status FuseRows(const KernelContext& ctx, const FuseRowsArgs& args);
 }

@@ -8,8 +8,8 @@
 
 namespace spl::kernels::cuda {
 
-// Asynchronous on `stream`; reads `batch` instead of args.rows but for the row numbers. row_ids: device memory. A row
-// on a page that is not there is left out.
+// Asynchronous on `stream`. Reads `batch` instead of args.rows, except for the row numbers. row_ids: device memory.
+// Skips a row whose page is not resident.
 cudaError_t FuseRows(const FuseRowsArgs& args, const RopeBatch& batch, const int32_t* row_ids, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

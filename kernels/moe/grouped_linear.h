@@ -1,9 +1,9 @@
 // Mixture of experts, second half: one product per expert over the rows that routing.h sorted to it, and the weighted
 // sum of the experts' results per row.
 //
-// Determinism  a place's result depends on its own row and its expert's weight only, and a row's sum is taken in the
-// order of its slots: bitwise the same whatever other rows share the call, however many each expert has, whatever the
-// number of threads.
+// Determinism  a place's result depends only on its own row and its expert's weight, and a row's sum is taken in the
+//              order of its slots. Both are bitwise the same whatever other rows share the call, however many each
+//              expert has, and whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct GroupedWeightView {
   }
 };
 
-// Packed weights; as LinearWeight (gemm.h): made by a backend, used only with it, immutable.
+// Packed weights. As LinearWeight (gemm.h): made by a backend, used only with it, immutable.
 class GroupedWeight {
  public:
   virtual ~GroupedWeight() = default;
@@ -51,7 +51,7 @@ class GroupedWeight {
 };
 
 // y[p] = x[rows[p]] · W[e]ᵀ for the places p in [offsets[e], offsets[e + 1]) of every expert e. offsets and rows are
-// what RouteExperts wrote; they lie in device memory and only the host variants check them.
+// results of RouteExperts; they lie in device memory, and only the host variants check them.
 // Cost  reads the weights of experts that have rows, once each; allocates nothing in the steady state.
 struct GroupedLinearArgs {
   ConstActivations x;  // [num_x_rows, in_features]; not y

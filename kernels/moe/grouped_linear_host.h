@@ -1,4 +1,4 @@
-// What the two host variants share: a packed weight per expert, and checks that read the routing.
+// Shared by the two host variants: a packed weight per expert, and checks that read the routing.
 #pragma once
 
 #include <memory>
@@ -32,9 +32,9 @@ class HostGroupedWeight final : public GroupedWeight {
   std::vector<std::unique_ptr<LinearWeight>> experts_;
 };
 
-// ValidateGroupedLinear, and that offsets ascend from 0 to num_places and rows lie in [0, num_x_rows).
+// ValidateGroupedLinear, and: offsets ascend from 0 to num_places, rows lie in [0, num_x_rows).
 absl::Status ValidateHostGroupedLinear(const GroupedLinearArgs& args);
-// ValidateCombineExperts, and that places lie in [0, num_rows * top_k).
+// ValidateCombineExperts, and: places lie in [0, num_rows * top_k).
 absl::Status ValidateHostCombineExperts(const CombineExpertsArgs& args);
 
 }  // namespace spl::kernels

@@ -24,8 +24,8 @@ class DeviceGroupedWeight final : public GroupedWeight {
   const DType dtype_;
 };
 
-// All asynchronous on `stream`; what lies in device memory is not checked. cudaErrorNotSupported: element types that do
-// not match the weight's, sizes that are no multiple of 8.
+// All are asynchronous on `stream` and do not check device memory. cudaErrorNotSupported: element types that do not
+// match the weight's, or sizes that are not multiples of 8.
 cudaError_t RouteExperts(const RouteExpertsArgs& args, cudaStream_t stream);
 cudaError_t GroupedLinear(const GroupedLinearArgs& args, cudaStream_t stream);
 cudaError_t CombineExperts(const CombineExpertsArgs& args, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Mixture of experts, first half: which experts each row goes to, with which weight, and the rows sorted by expert.
+// Mixture of experts, first half: the experts and weights of each row, and the rows sorted by expert.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace spl::kernels {
 inline constexpr int32_t kMoeExpertsMax = 1024;
 inline constexpr int32_t kMoeTopKMax = 64;
 
-// p = softmax(logits[i]) over all experts, in f32; the row goes to its top_k experts by logit (of equal ones the lower
-// index; a NaN loses to every number), best first, with weight p_e, or p_e / Σ p of the chosen with `renormalize`.
-// (Qwen3-MoE; Shazeer et al., "Outrageously Large Neural Networks", 2017.)
+// p = softmax(logits[i]) over all experts, in f32. The row goes to its top_k experts by logit, best first; equal logits
+// go to the lower index, and a NaN loses to every number. An expert's weight is p_e; with `renormalize` it is p_e / Σ p
+// over the chosen ones. (Qwen3-MoE; Shazeer et al., "Outrageously Large Neural Networks", 2017.)
 //
-// Every (row, slot) pair gets a place in an order by expert, then row: the grouped feed-forward (grouped_linear.h)
-// computes place by place. num_rows * top_k places, no capacity limit: no pair is ever dropped.
+// Every (row, slot) pair gets a place in an order by expert, then row; the grouped feed-forward (grouped_linear.h)
+// computes place by place. There are num_rows * top_k places and no capacity limit: no pair is ever dropped.
 //
 // Determinism  ids and weights of a row depend on its own logits only, bitwise. The places depend on all rows.
 // Numerics     weights within Tolerance(f32) of the reference; ids equal wherever logits differ.

@@ -14,7 +14,7 @@ struct Candidate {
   bool nan;
 };
 
-// True when a comes before b: the larger logit, of equal ones the lower index, NaN behind every number.
+// True if a comes before b: the larger logit, then the lower index; NaN comes after every number.
 __device__ __forceinline__ bool Before(const Candidate& a, const Candidate& b) {
   if (a.nan != b.nan) return b.nan;
   if (!a.nan && a.value != b.value) return a.value > b.value;
@@ -33,13 +33,13 @@ __device__ __forceinline__ Candidate WarpBest(Candidate c) {
   return c;
 }
 
-// One warp a row: the best of what is left, top_k times.
+// One warp per row: takes the best of the remaining experts, top_k times.
 __global__ void ChooseKernel(RouteExpertsArgs a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= a.num_rows) return;
   const int lane = threadIdx.x % kWarp;
   const float* logits = a.logits + row * a.num_experts;
-  uint32_t taken = 0;  // of this lane's experts lane, lane + 32, …
+  uint32_t taken = 0;  // bit per expert of this lane: lane, lane + 32, …
   float largest = 0, sum = 0;
   for (int k = 0; k < a.top_k; ++k) {
     Candidate best{0, 0x7fffffff, true};

@@ -5,7 +5,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kMaxVectors = 8;  // of four elements, kept in registers by one thread
+constexpr int kMaxVectors = 8;  // vectors of four elements that one thread keeps in registers
 constexpr int kFewVectors = 2;  // so few that the weight's fit beside the row's
 
 // One block a row: the row is read once, summed, scaled and written. Short rows' weights are read before the wait for

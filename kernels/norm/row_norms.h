@@ -1,5 +1,5 @@
-// The length of each row: how much a token's attention writes into the residual stream, by which sparse feed-forward
-// chooses its rows (RedKnot 3.3; docs/methods/redknot.md, "Sparse feed-forward", imp_i).
+// The length of each row: how much a token's attention adds to the residual stream. Sparse feed-forward chooses its
+// rows by it (RedKnot 3.3; docs/methods/redknot.md, "Sparse feed-forward", imp_i).
 //
 //   out_i = sqrt(Σ_c x_ic²)
 #pragma once

@@ -28,17 +28,17 @@ struct RopeSequence {
   std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; see attention.h
 };
 
-// RMSNorm of every head's q and k before the rotation (Qwen3): x / sqrt(mean(x²) + eps) * weight over head_dim, in one
-// pass with it. Both weights or neither.
+// RMSNorm of every head's q and k before the rotation, in the same pass (Qwen3): x / sqrt(mean(x²) + eps) * weight over
+// head_dim. Set both weights or neither.
 struct QkNorm {
   const float* q_weight = nullptr;  // [head_dim]
   const float* k_weight = nullptr;  // [head_dim]
   float eps = 0;
 };
 
-// Rotates q in place (normalised first with qk_norm), rotates k and writes k, v (rounded to the pool's type, nearest
-// even) into the pages. k and v in qkv itself are left as they were. InvalidArgument: shapes; one norm weight without
-// the other; a negative eps; a position outside the table; a position on a kNoPage page.
+// Rotates q in place, after the norm of qk_norm if it is set. Rotates k and writes k and v into the pages, rounded to
+// nearest even to the pool's type; k and v in qkv itself stay unchanged. InvalidArgument: shapes; one norm weight
+// without the other; a negative eps; a position outside the table; a position on a kNoPage page.
 struct RopeWriteKvArgs {
   Activations qkv;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
   int32_t num_qo_heads = 0;
@@ -47,10 +47,10 @@ struct RopeWriteKvArgs {
   RopeTable table;
   KvPoolView pool;
   std::span<const RopeSequence> sequences;
-  int32_t layer = 0;  // of the batch staged on the context's session, which CUDA reads instead of `sequences`
+  int32_t layer = 0;  // layer number in the staged batch, which CUDA reads instead of `sequences`
   QkNorm qk_norm = {};
-  // [num_rows, num_qo_heads * head_dim], contiguous, where the rotated q goes instead of back into qkv; null: into qkv.
-  // CUDA only, for attention that reads q in another type than the product left it.
+  // CUDA only: where the rotated q goes, [num_rows, num_qo_heads * head_dim], contiguous, for attention that reads q in
+  // another type than the product left it. Null: back into qkv.
   Activations q_out;
 };
 

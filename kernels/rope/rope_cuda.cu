@@ -11,7 +11,7 @@ struct Params {
   const float* cos;
   const float* sin;
   std::byte* pool;
-  int64_t half_bytes;  // of a page: K, then V
+  int64_t half_bytes;  // bytes of half a page: K, then V
   int32_t num_qo_heads, num_kv_heads, head_dim;
   RopeBatch batch;
   QkNorm norm;

@@ -7,7 +7,7 @@
 
 namespace spl::kernels::cuda {
 
-// Where the rows of a pass stand, in device memory; see PagedBatch in attention_cuda.h.
+// Positions and page tables of the rows of a pass, in device memory; see PagedBatch in attention_cuda.h.
 struct RopeBatch {
   const int32_t* positions = nullptr;     // [num_rows]
   const int32_t* row_sequence = nullptr;  // [num_rows]
@@ -17,8 +17,8 @@ struct RopeBatch {
   int32_t num_rows = 0;
 };
 
-// Asynchronous on `stream`; reads `batch` instead of args.sequences and does not check what lies in device memory (a
-// row on a kNoPage page writes nothing). qkv is f32 or bf16, pages f32 or bf16. cudaErrorNotSupported otherwise.
+// Asynchronous on `stream`. Reads `batch` instead of args.sequences and does not check device memory: a row on a
+// kNoPage page writes nothing. qkv is f32 or bf16, pages f32 or bf16. cudaErrorNotSupported otherwise.
 cudaError_t RopeWriteKv(const RopeWriteKvArgs& args, const RopeBatch& batch, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

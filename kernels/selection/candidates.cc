@@ -27,7 +27,7 @@ struct Ends {
   int64_t count() const { return int64_t{front} + back; }
 };
 
-// Of the host variants.
+// Checks of the host variants.
 absl::Status ValidateLists(const ListCandidatesArgs& a) {
   if (absl::Status status = ValidateListCandidates(a); !status.ok()) return status;
   for (const SelectingSequence& s : a.sequences) {

@@ -1,4 +1,4 @@
-// A stream is some blocks: each copies every so many-th part of its list.
+// A stream is served by several blocks; each copies every n-th part of its list.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"
@@ -8,7 +8,7 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlockTokens = 4096;  // of a block, while there are no more blocks than kMaxBlocks
+constexpr int kBlockTokens = 4096;  // tokens per block, while there are no more blocks than kMaxBlocks
 constexpr int kMaxBlocks = 16;
 
 struct Params {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) ListKernel(const __grid_constant__ P
   const bool all = step.window == 0 || step.num_sinks + step.window >= own.count;
   const int32_t front = all ? own.count : step.num_sinks, back = all ? 0 : step.window;
   const int32_t count = min(front + back, static_cast<int32_t>(p.list_stride));
-  WaitForPrevious();  // attention of the layer in front still reads the lists
+  WaitForPrevious();  // attention of the previous layer still reads the lists
   int32_t* const tokens = p.tokens + stream * p.list_stride;
   const auto stride = static_cast<int32_t>(gridDim.x * kThreads);
   for (auto k = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x); k < count; k += stride)

@@ -70,7 +70,7 @@ absl::Status ValidateListedStreams(const char* op, std::span<const SelectingSequ
       if (static_cast<int64_t>(compact.size()) < compact_pages(own.count()))
         return InvalidCall(op, ": compact_tables has ", compact.size(), " pages, ", own.count(), " candidates need ",
                            compact_pages(own.count()));
-      // What is read: everything by a choice, else what is fresh, with the granule that it begins in.
+      // The positions that are read: all for a choice; otherwise the fresh ones, and the granule in which they begin.
       const int32_t num_listed = own.count() - (s.kv_len - s.first_fresh);
       for (int32_t i = s.step.refresh ? 0 : std::max(num_listed - kBoundTokens, 0); i < own.count(); ++i) {
         const auto page = static_cast<size_t>(own.position(i) / kPageTokens);

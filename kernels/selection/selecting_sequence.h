@@ -12,33 +12,33 @@
 
 namespace spl::kernels {
 
-// Shape, pool and q of an operation over a decode batch. InvalidArgument names `op` and the field.
+// Checks shape, pool and q of an operation over a decode batch. InvalidArgument names `op` and the field.
 absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape, const KvPoolView& pool,
                                     int64_t q_row_stride);
 
-// A sequence that selects: kv_len and the tables of the heads that do; each has so many compact pages at least, and
-// where keys are read, and nothing is listed, all of these.
+// Checks kv_len of a selecting sequence and the tables of its selecting heads. Each needs at least `compact_pages`
+// compact pages and, if keys are read and nothing is listed, all of its KV pages.
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
                                      int32_t num_kv_heads, int64_t compact_pages, bool reads_keys = true);
 
-// Of the host variants, of the streams that select and are listed: their lists (ValidateList), the compact pages that
-// so many candidates need, and the pages of the candidates that the step reads. REQUIRES: the sequences are valid else.
+// Host variants: checks the streams that select and are listed: their lists (ValidateList), enough compact pages for
+// their candidates, and the pages of the candidates that the step reads. REQUIRES: the sequences pass all other checks.
 absl::Status ValidateListedStreams(const char* op, std::span<const SelectingSequence> sequences, const KvPoolView& pool,
                                    int32_t num_kv_heads, const std::function<int64_t(int32_t)>& compact_pages);
 
-// A sequence that selects, where compact pages hold something of each position: compact_len, parity, first.
+// Checks compact_len, parity and first of a selecting sequence whose compact pages hold something for each position.
 absl::Status ValidateCompactStep(const char* op, const SelectingSequence& sequence);
 
-// A sequence that selects: budget and recent against the lists' stride.
+// Checks budget and recent of a selecting sequence against the lists' stride.
 absl::Status ValidateListBudget(const char* op, const SelectingSequence& sequence, const TokenLists& lists);
 
-// Element `at` of K, V or compact page `half` of the pool's type.
+// Element `at` of K, V or a compact page; `half` is its start, in the pool's type.
 inline float PoolElement(const KvPoolView& pool, const std::byte* half, int64_t at) {
   return pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(half)[at]
                                    : ToFloat(reinterpret_cast<const bf16*>(half)[at]);
 }
 
-// Copies an element without a change of its bits.
+// Copies an element bit for bit.
 inline void CopyPoolElement(const KvPoolView& pool, const std::byte* from, int64_t from_at, std::byte* to,
                             int64_t to_at) {
   if (pool.dtype == DType::kF32) {

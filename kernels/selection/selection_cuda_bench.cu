@@ -26,7 +26,7 @@ struct Case {
   int qo_heads = 32, kv_heads = 8, head_dim = 128;
   int32_t kv_len = 0, probes = 0;  // the last ones, or every stride-th one up to the end
   int32_t stride = 1;
-  int band_heads = 0;  // of the KV heads; window 256, 64 sinks
+  int band_heads = 0;  // KV heads with window 256 and 64 sinks
 };
 
 class Setup {

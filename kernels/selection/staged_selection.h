@@ -1,4 +1,4 @@
-// SequenceSelection (token_selection.h) where kernels read it: staged by the session, the same addresses every step.
+// SequenceSelection (token_selection.h) as kernels read it: staged by the session, at the same addresses in every step.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@ namespace spl::kernels::cuda {
 
 struct StagedSequence {
   int32_t* dims = nullptr;     // [num_layers, num_kv_heads, 2, num_dims]
-  int64_t compact_offset = 0;  // of its tables among compact_tables
+  int64_t compact_offset = 0;  // offset of its tables in compact_tables
   int32_t budget = 0;
   int32_t recent = 0;
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
 };
 
-// LayerSelection. flags: which of these hold; parity is the bit kParity, the plan one bit from kPlan0 on.
+// LayerSelection as bits. kParity holds parity; one bit from kPlan0 on names the plan.
 struct StagedStep {
   static constexpr int32_t kSelects = 1, kRefresh = 2, kFirst = 4, kParity = 8, kRecords = 16, kListed = 32;
   static constexpr int32_t kPlan0 = 1 << 8;
@@ -28,10 +28,10 @@ struct StagedStep {
   int32_t window = 0;
 };
 
-// What a stream may choose from (candidates.h). Where everything is, candidate i is position i.
+// The candidates of a stream (candidates.h). If the stream holds everything, candidate i is position i.
 struct Candidates {
   const std::byte* pool = nullptr;
-  const int32_t* pages = nullptr;  // with the list; null: every position is a candidate
+  const int32_t* pages = nullptr;  // pages with the list; null: every position is a candidate
   int64_t page_bytes = 0;
   int32_t num_listed = 0;
   int32_t first_fresh = 0;
@@ -51,16 +51,16 @@ struct Candidates {
 // One layer of a staged batch whose sequences choose tokens.
 struct SelectionBatch {
   const StagedSequence* sequences = nullptr;  // device [num_sequences]
-  const StagedStep* steps = nullptr;          // device [num_sequences], of the layer
+  const StagedStep* steps = nullptr;          // device [num_sequences], for this layer
   const int32_t* compact_tables = nullptr;    // device; the caller has added the layer's offset
   int64_t compact_head_stride = 0;            // elements between the tables of two KV heads
-  int32_t flags = StagedStep::kSelects;       // that the step of a sequence must have for Selects
-  int32_t plan = 0;                           // StagedStep::PlanBit of the sequences that are served; 0: of all
-  const std::byte* pool = nullptr;            // page 0, where lists are; not read where none are
+  int32_t flags = StagedStep::kSelects;       // flags that the step of a sequence must have for Selects
+  int32_t plan = 0;                           // StagedStep::PlanBit of the sequences to serve; 0: all
+  const std::byte* pool = nullptr;            // page 0, from which lists are read; unused without lists
   int64_t page_bytes = 0;
 
 #ifdef __CUDACC__
-  // Whether the stream chooses in this step: a head without compact pages never does.
+  // True if the stream chooses in this step; a head without compact pages never does.
   __device__ bool Selects(int32_t sequence, int32_t kv_head) const {
     if (!Has(sequence, flags)) return false;
     return compact_tables == nullptr ||
@@ -69,7 +69,7 @@ struct SelectionBatch {
   __device__ bool Has(int32_t sequence, int32_t wanted) const {
     return (steps[sequence].flags & (wanted | plan)) == (wanted | plan);
   }
-  // Pages of the stream: with its list, and behind those what operations keep.
+  // Pages of the stream: those of its list, then those that operations keep.
   __device__ const int32_t* ListPages(int32_t sequence, int32_t kv_head) const {
     return compact_tables + sequences[sequence].compact_offset + kv_head * compact_head_stride;
   }
@@ -77,7 +77,7 @@ struct SelectionBatch {
     return ListPages(sequence, kv_head) + sequences[sequence].list_pages;
   }
   __device__ bool Listed(int32_t sequence) const { return (steps[sequence].flags & StagedStep::kListed) != 0; }
-  // Lists were written before the first step: they may be read while the kernel in front still runs.
+  // Lists were written before the first step, so they may be read while the previous kernel still runs.
   __device__ Candidates CandidatesOf(int32_t sequence, int32_t kv_head, int32_t kv_len) const {
     if (!Listed(sequence)) return {.count = kv_len};
     Candidates own{.pool = pool,

@@ -1,15 +1,15 @@
-// The choice of the k items of the largest keys by a cluster of blocks, each of which holds consecutive items, written
-// in ascending order: what SelectTokens and TopTokens share on a device. Included by .cu files only.
+// Chooses the k items with the largest keys by a cluster of blocks, and writes them in ascending order: shared by
+// SelectTokens and TopTokens on a device. Each block holds consecutive items. Included by .cu files only.
 //
-// Exact and the same bits every time, whatever the size of the cluster. Items are ordered by key, then by index, the
-// lower one first: no two are equal, and the choice is a cutoff. What blocks tell each other is what costs, so they
-// tell little, and it is read where it lies rather than sent to all.
-// - Count: each block counts its keys in 64 x 32 bins and sums up each 32 of them.
-// - Find: every block reads the 64 sums of all blocks, then of all blocks the 32 bins of the one that has the cutoff.
+// Exact, and the same bits every time, whatever the size of the cluster. Items are ordered by key, then by index, the
+// lower one first: no two are equal, and the choice is a cutoff. Communication between blocks is what costs, so blocks
+// share little, and read it where it lies instead of sending it to all.
+// - Count: each block counts its keys in 64 x 32 bins, and sums each group of 32.
+// - Find: every block reads the 64 sums of all blocks, then all blocks' 32 bins of the group that has the cutoff.
 // - Refine: while the cutoff's bin holds too many items, that bin alone is counted anew in 2,048 bins.
-// - Rank: the few items left are sent to all blocks, each of which ranks them by itself.
-// Items of equal keys that are too many to rank need none of that: the first ones are taken. What is chosen is marked
-// in bits; a list is written from those.
+// - Rank: the few items left are sent to all blocks, and each block ranks them by itself.
+// Items of equal keys that are too many to rank are not ranked: the first ones are taken. Chosen items are marked in
+// bits, and a list is written from those.
 #pragma once
 
 #include "kernels/cuda/cuda_cluster.h"
@@ -19,17 +19,16 @@ namespace spl::kernels::cuda {
 inline constexpr int kCoarseBins = 64, kFineBins = 32, kChoiceBins = kCoarseBins * kFineBins;
 inline constexpr uint32_t kForcedKey = ~0u;  // above every other key
 
-// Unsigned order = order of the scores, NaN lowest, -0 equal to +0; below kForcedKey.
+// Key whose unsigned order is the order of the scores: NaN lowest, -0 equal to +0, all below kForcedKey.
 __device__ __forceinline__ uint32_t OrderedKey(float score) {
   if (score != score) return 0;
   const uint32_t bits = __float_as_uint(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
-// Of a weight, which is not negative; NaN is 0.
+// Key of a weight, which is not negative; NaN counts as 0.
 __device__ __forceinline__ uint32_t WeightKey(float weight) { return weight > 0 ? __float_as_uint(weight) : 0; }
 
-// Bins of 2^shift keys each, from `top` downwards. What is above `top` is in bin 0, what is below all of them in the
-// last one.
+// Bins of 2^shift keys each, from `top` downwards. Keys above `top` are in bin 0, keys below all bins in the last one.
 struct ChoiceBins {
   static constexpr uint32_t kLast = kChoiceBins - 1;
   uint32_t top;
@@ -47,12 +46,12 @@ struct ChoiceBins {
     return bin == kLast || next > top ? 0 : top - next + 1;
   }
 };
-// For the k-th largest of weights that add up to `total`: it is at most total / k. 128 bins for each of the 16 octaves
-// below that.
+// Bins for the k-th largest of weights that add up to `total`, which is at most total / k: 128 bins for each of the 16
+// octaves below that.
 __device__ __forceinline__ ChoiceBins WeightBins(float total, int32_t k) {
   return {WeightKey(total / static_cast<float>(max(k, 1))), 23 - 7};
 }
-// For keys in [lowest, highest].
+// Bins for keys in [lowest, highest].
 __device__ __forceinline__ ChoiceBins BinsOf(uint32_t lowest, uint32_t highest) {
   const uint32_t width = highest - lowest;
   const int shift = width < uint32_t{kChoiceBins} ? 0 : 32 - 11 - __clz(static_cast<int>(width));
@@ -63,18 +62,18 @@ template <int kBlocks, int kThreads>
 struct TokenChoice {
   using C = Cluster<kBlocks>;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kCandidates = 256;  // of all blocks; all are compared with all
+  static constexpr int kCandidates = 256;  // for all blocks together; each is compared with each
   static constexpr int kBins = kChoiceBins / kThreads;
-  static constexpr int kTile = 64;  // items of a warp at a time, two a lane
+  static constexpr int kTile = 64;  // items per warp at a time, two per lane
   static_assert(kBins >= 2 && kBins % 2 == 0 && kFineBins % kBins == 0 && kFineBins == 32 && kCoarseBins == 64);
 
-  // The bin of the left-th largest of what was counted.
+  // The bin that holds the left-th largest of the counted items.
   struct Cutoff {
     uint32_t bin;
-    uint32_t left, num;  // how many of the bin are among them; how many are in it
-    uint32_t before;     // items of larger bins of the blocks in front of this one
-    uint32_t start;      // items of the bin of the blocks in front of this one
-    uint32_t mine;       // items of the bin of this block
+    uint32_t left, num;  // items of the bin among the left largest; items in the bin
+    uint32_t before;     // items of larger bins in earlier blocks
+    uint32_t start;      // items of the bin in earlier blocks
+    uint32_t mine;       // items of the bin in this block
   };
 
   struct alignas(16) Smem {
@@ -89,30 +88,31 @@ struct TokenChoice {
     uint32_t num_mine, before;
   };
 
-  // By all threads, with a barrier of the block between it and the first Count.
+  // Called by all threads; a barrier of the block must stand between it and the first Count.
   static __device__ __forceinline__ void Clear(Smem& s) {
     ClearCounts(s.counts[0]);
     ClearCounts(s.counts[1]);
     if (threadIdx.x < 32) s.warp_taken[threadIdx.x] = 0;
     if (threadIdx.x == 0) s.num_mine = s.before = 0;
   }
-  // Each key of the block once.
+  // Called once for each key of the block.
   static __device__ __forceinline__ void Count(Smem& s, const ChoiceBins& bins, uint32_t key) {
     atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
-  // key(i) is that of item i of this block's [0, num_items); masks(tile) four words, 16-byte aligned, for what is
-  // chosen of items [64 tile, 64 tile + 64), which may lie where those items' keys do. first is the index of item 0 in
-  // the cluster. emit(i, place) for the items chosen, place in [0, k); k is at least 1 and at most the items of the
-  // cluster. All threads of all blocks; all keys have been counted; a block may end when it returns.
+  // Chooses k items of the cluster; calls emit(i, place), place in [0, k), for the chosen items i of this block. key(i)
+  // is the key of item i of this block's [0, num_items). masks(tile) gives four words, 16-byte aligned, for the
+  // marks of items [64 tile, 64 tile + 64); they may overlay those items' keys. first is the index of item 0 in the
+  // cluster. k is at least 1 and at most the number of items in the cluster. Called by all threads of all blocks after
+  // all keys have been counted. A block may end when it returns.
   template <typename Key, typename Masks, typename Emit>
   static __device__ __forceinline__ void Choose(Smem& s, int rank, uint32_t first, int num_items, uint32_t k,
                                                 ChoiceBins bins, const Key& key, const Masks& masks, const Emit& emit) {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const int num_tiles = (num_items + kTile - 1) / kTile, share = (num_tiles + kWarps - 1) / kWarps;  // of a warp
+    const int num_tiles = (num_items + kTile - 1) / kTile, share = (num_tiles + kWarps - 1) / kWarps;  // tiles per warp
     const int begin = min(warp * share, num_tiles), end = min(begin + share, num_tiles);
 
-    // body(tile, keys of this lane's two items): several tiles' keys are asked for at once, for they may be far away.
+    // Calls body(tile, keys of this lane's two items); loads several tiles' keys at once, for they may be far away.
     const auto for_each_tile = [&](const auto& body) {
       constexpr int kAtOnce = 4;
 #pragma unroll 1
@@ -134,7 +134,7 @@ struct TokenChoice {
     };
 
     Cutoff cut = Find(s, rank, k, 0);
-    uint32_t before = cut.before;  // items chosen in front of this block's
+    uint32_t before = cut.before;  // items chosen in earlier blocks
     uint32_t lowest = bins.Lowest(cut.bin), highest = bins.Highest(cut.bin);
 #pragma unroll 1
     for (int level = 1; cut.left < cut.num && cut.num > kCandidates && lowest < highest; ++level) {
@@ -156,7 +156,7 @@ struct TokenChoice {
     }
     const bool ranked = cut.left < cut.num && cut.num <= kCandidates;
 
-    uint32_t num_above = 0, num_equal = 0;  // of this warp: items above the cutoff's bin, in it
+    uint32_t num_above = 0, num_equal = 0;  // this warp's items above the cutoff's bin, and in it
     for_each_tile([&](int tile, const uint32_t(&x)[2]) {
       const int i = tile * kTile + lane;
       uint32_t above[2], equal[2];
@@ -176,7 +176,7 @@ struct TokenChoice {
     });
     if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
     __syncthreads();
-    uint32_t quota = 0;  // of this warp's items in the cutoff's bin, the first ones
+    uint32_t quota = 0;  // how many of this warp's items in the cutoff's bin are chosen: the first ones
     if (ranked) {
       if constexpr (kBlocks > 1) {
         for (int i = t; i < static_cast<int>(cut.mine) * kBlocks; i += kThreads) {
@@ -192,9 +192,9 @@ struct TokenChoice {
       });
       before += s.before;
     } else {
-      C::Arrive();  // this block has read what it reads of the others
+      C::Arrive();  // this block no longer reads the others
       before += min(cut.start, cut.left);
-      // Of this block: what the blocks in front have left over, then what the warps in front have.
+      // The block takes what earlier blocks leave over, the warp what earlier warps leave over.
       const uint32_t of_block = min(cut.left - min(cut.start, cut.left), cut.mine);
       const uint32_t of_warps = __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_equal[lane] : 0);
       quota = min(of_block - min(of_warps, of_block), num_equal);
@@ -202,7 +202,7 @@ struct TokenChoice {
     }
     before += __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_above[lane] + s.warp_taken[lane] : 0);
 #pragma unroll 1
-    for (int from = 2 * begin; from < 2 * end; from += 32) {  // a word a lane
+    for (int from = 2 * begin; from < 2 * end; from += 32) {  // one word per lane
       const int word = from + lane;
       uint32_t taken = 0, equal = 0;
       if (word < 2 * end) {
@@ -230,8 +230,8 @@ struct TokenChoice {
     for (int i = threadIdx.x; i < kChoiceBins / 4; i += kThreads) reinterpret_cast<uint4*>(counts.fine)[i] = uint4{};
   }
 
-  // All threads, once they have counted. The first warp alone looks at the others' counts: it takes as long as if all
-  // did, and is less to carry.
+  // Called by all threads once they have counted. Only the first warp looks at the others' counts: it takes as long as
+  // all would, and carries less.
   static __device__ __forceinline__ Cutoff Find(Smem& s, int rank, uint32_t left, int which) {
     const int t = threadIdx.x, lane = t % 32;
     auto& counts = s.counts[which];
@@ -242,13 +242,13 @@ struct TokenChoice {
       const uint2 two = *reinterpret_cast<const uint2*>(&counts.fine[t * kBins + i]);
       sum += two.x + two.y;
     }
-    constexpr int kLanes = kFineBins / kBins;  // of a coarse bin
+    constexpr int kLanes = kFineBins / kBins;  // lanes per coarse bin
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane % kLanes == 0) counts.coarse[t / kLanes] = sum;
     C::Sync();
     if (t < 32) {
-      // Two coarse bins a lane, two counts in a word: items of all blocks, of those in front of this one.
+      // Two coarse bins per lane, two counts per word: items of all blocks, and items of earlier blocks.
       uint64_t pairs[kBlocks], all_pairs = 0, front_pairs = 0;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
@@ -263,7 +263,7 @@ struct TokenChoice {
       const bool second = in_front + in_first < left;
       const int coarse = 2 * owner + (second ? 1 : 0);
       left -= in_front + (second ? in_first : 0);
-      // Then a fine bin a lane.
+      // Then one fine bin per lane.
       uint32_t x[kBlocks], all = 0, front = 0;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) x[b] = C::Load(&counts.fine[coarse * kFineBins + lane], b);
@@ -287,11 +287,11 @@ struct TokenChoice {
     return s.cut;
   }
 
-  // Once all candidates are there. s.before: how many of the blocks in front are among the left largest; taken(index)
-  // for those of this block.
+  // Called once all candidates are there. Adds to s.before the candidates of earlier blocks that are among the `left`
+  // largest; calls taken(index) for those of this block.
   template <typename Taken>
   static __device__ __forceinline__ void Rank(Smem& s, const Cutoff& cut, const Taken& taken) {
-    constexpr int kTogether = 8;  // lanes of a candidate
+    constexpr int kTogether = 8;  // lanes per candidate
     const auto num = static_cast<int>(cut.num);
     const int part = threadIdx.x % kTogether;
 #pragma unroll 1

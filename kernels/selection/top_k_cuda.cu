@@ -2,10 +2,10 @@
 // ordered pass that writes the chosen indices. Exact and deterministic: histograms are integers.
 //
 // Each block counts the first digit of its own scores and adds its counts to all blocks', through distributed shared
-// memory. When all scores fit in registers every block then gets all candidates, the scores with the chosen first
-// digit, and finds the other digits, and where its own indices go, by itself: a barrier of the cluster costs more than
-// the work between two of them. More scores than that stay in memory and are read again for each digit. No digit is
-// looked at once all scores with the same ones in front of it are taken.
+// memory. If all scores fit in registers, every block then gets all candidates (the scores with the chosen first digit)
+// and finds the other digits, and the places of its own indices, by itself: a barrier of the cluster costs more than
+// the work between two of them. Otherwise scores stay in memory and are read again for each digit. A digit is skipped
+// once all scores that share the digits before it are taken.
 #include <algorithm>
 #include <type_traits>
 
@@ -27,15 +27,15 @@ __device__ __forceinline__ uint32_t DigitMask(int pass) { return (pass == 2 ? 10
 // kBlocks: of the cluster. kSteps: float4s of scores that a thread holds; 0: none, they are read again.
 template <int kBlocks, int kSteps>
 struct Smem {
-  int counts[3][kDigits];                // of this block's scores; of all candidates once every block has them
-  int all[kSteps > 0 ? 1 : 3][kDigits];  // of the scores of all blocks
+  int counts[3][kDigits];  // counts of this block's scores; then of all candidates, once every block has them
+  int all[kSteps > 0 ? 1 : 3][kDigits];  // counts over the scores of all blocks
   uint32_t candidates[kBlocks][std::max(4 * kSteps * kThreads, 1)];
-  // Of each block: its candidates, and << 16 its scores of a larger first digit. Zero at the start, as the next two.
+  // Per block: its candidates, and << 16 its scores of a larger first digit. Zero at the start, like the next two.
   uint32_t block_counts[kBlocks];
-  uint32_t num_mine;               // candidates of this block that have their place, and as above
-  uint32_t before;                 // candidates of the blocks in front: above the k-th largest, equal to it << 16
-  uint64_t block_totals[kBlocks];  // of each block the scores above the k-th largest, equal to it << 32
-  uint64_t warp_totals[kWarps];    // of this block's warps
+  uint32_t num_mine;               // candidates of this block that have their place, and << 16 as above
+  uint32_t before;                 // candidates of earlier blocks: above the k-th largest, and << 16 equal to it
+  uint64_t block_totals[kBlocks];  // per block: scores above the k-th largest, and << 32 those equal to it
+  uint64_t warp_totals[kWarps];    // the same per warp of this block
   int warp_sums[kWarps];
   uint32_t digit;
   int left, num_digit;
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t OrderedBits(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The digit of the left-th largest of what was counted, how many of that digit are among them, and how many have it.
+// The digit of the left-th largest counted score, how many scores with that digit are among them, and how many have it.
 template <typename SmemT>
 __device__ __forceinline__ void ChooseDigit(const int* counts, SmemT& smem, int left) {
   // Thread t looks at the digits 2047 - 2t and 2046 - 2t, the largest first.
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   for (int i = threadIdx.x; i < kCountQuads; i += kThreads) reinterpret_cast<int4*>(smem.counts)[i] = int4{};
   if (threadIdx.x < kBlocks) smem.block_counts[threadIdx.x] = 0;
   if (threadIdx.x == 0) smem.num_mine = smem.before = 0;
-  C::Arrive();  // waited for in front of the first word for another block
+  C::Arrive();  // waited for before the first write to another block
   WaitForPrevious();
 
   const auto load = [&](int at) {
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const float* scores, int 
   const uint64_t warp_total = warp_sum(mine);
   if (lane == 0) smem.warp_totals[threadIdx.x / 32] = warp_total;
   uint64_t before = 0;
-  if constexpr (kSteps > 0) {  // every block can tell what those in front of it hold
+  if constexpr (kSteps > 0) {  // every block can tell how many scores the earlier blocks hold
     uint32_t count = 0;
     for_each_candidate([&](int block, uint32_t bits) {
       if (block < rank) count += is_above(bits) ? 1u : is_equal(bits) ? 1u << 16 : 0;

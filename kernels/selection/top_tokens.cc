@@ -13,7 +13,7 @@
 namespace spl::kernels {
 namespace {
 
-// What of n granules a list takes.
+// How many of n granules a list takes.
 struct Granules {
   int64_t num, taken, forced;
 

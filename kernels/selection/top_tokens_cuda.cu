@@ -1,5 +1,5 @@
-// One cluster of blocks a stream; the choice is token_choice_cuda.h's. Scores are read from memory each time they are
-// looked at: all of them fit in the second-level cache.
+// One cluster of blocks per stream; token_choice_cuda.h makes the choice. Scores are read from memory each time they
+// are used: all of them fit in the second-level cache.
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/token_choice_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"

@@ -1,4 +1,4 @@
-// "HOST:PORT" strings, as every --listen flag and every peer address has them.
+// "HOST:PORT" strings, the form of every --listen flag and every peer address.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct HostPort {
 // "127.0.0.1:8000", "localhost:0", "[::1]:80". InvalidArgument names the text and what is wrong with it.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 
-// Whether only this machine can reach a listener at `address`: 127.x.y.z, ::1 or localhost.
+// True if only this machine can reach a listener at `address`: 127.x.y.z, ::1 or localhost.
 bool IsLoopback(std::string_view address);
 
-// `address`, a valid HOST:PORT, with another host unless that is empty: what peers are told.
+// `address`, a valid HOST:PORT, with its host replaced by `host`: the address to advertise. Empty `host`: unchanged.
 std::string WithHost(const std::string& address, const std::string& host);
 
 }  // namespace spl

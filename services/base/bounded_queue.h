@@ -10,14 +10,14 @@
 
 namespace spl {
 
-// Owns its items. Every method may be called from any thread. After Close, pushes are refused and pops drain what is
-// left, then return nothing.
+// Owns its items. Any thread may call any method. After Close, pushes are refused; pops return the remaining items,
+// then nothing.
 template <typename T>
 class BoundedQueue {
  public:
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
 
-  // False when the queue is full or closed: the caller refuses its own caller (RESOURCE_EXHAUSTED), it does not wait.
+  // False: the queue is full or closed. The caller then refuses its own caller (RESOURCE_EXHAUSTED) and does not wait.
   [[nodiscard]] bool TryPush(T item) {
     {
       std::lock_guard lock(mutex_);
@@ -33,7 +33,7 @@ class BoundedQueue {
     return PopLocked();
   }
 
-  // Waits at most `timeout`; nothing means time-out or closed and empty.
+  // Waits at most `timeout`. Nothing: time-out, or closed and empty.
   std::optional<T> Pop(std::chrono::nanoseconds timeout) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, timeout, [&] { return closed_ || !items_.empty(); });

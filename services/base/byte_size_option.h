@@ -1,4 +1,4 @@
-// A flag that takes a size: "512MiB", "4GiB", or bytes. Header only: of the programs alone, which have CLI11 anyway.
+// A flag that takes a size: "512MiB", "4GiB", or bytes. Header only, because only programs have CLI11.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,8 +12,8 @@
 
 namespace spl {
 
-// Target: uint64_t, whose value is the default that the help names, or std::optional<uint64_t>. `target` lives as long
-// as `app`. A text that is no size ends parsing as other wrong values do.
+// Target: uint64_t, whose value is the default shown in the help, or std::optional<uint64_t>. `target` must live as
+// long as `app`. A text that is not a size is a parse error, like other wrong values.
 template <typename Target>
 CLI::Option* AddByteSizeOption(CLI::App& app, const std::string& name, Target& target, std::string help) {
   if constexpr (std::is_same_v<Target, uint64_t>) help += " (default " + FormatByteSize(target) + ")";

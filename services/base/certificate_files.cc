@@ -34,7 +34,8 @@ struct CloseFile {
 };
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
-// OpenSSL's queue of errors is the thread's: what is not taken out would be told as the reason of something else.
+// OpenSSL's queue of errors is per thread: errors that are left in it would be reported as the reason of a later
+// failure.
 std::string LastOpenSslError() {
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   const std::string text = reason == nullptr ? "unknown reason" : reason;

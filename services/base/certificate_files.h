@@ -9,25 +9,25 @@
 
 namespace spl {
 
-// A certificate and its key, with the flags that name the files: messages say both.
+// A certificate and its key, and the flags that name the files; messages name both.
 struct CertificateFiles {
   std::string cert_flag, cert_file;
   std::string key_flag, key_file;
 };
 
 struct Certificate {
-  std::string chain_pem;  // the whole file: the certificate, then what is between it and its CA
+  std::string chain_pem;  // the whole file: the certificate, then the intermediates up to its CA
   std::string key_pem;
   std::chrono::system_clock::time_point valid_until;
   std::string valid_until_text;  // the same in words
 };
 
-// Reads both files once: what was checked is what is returned. InvalidArgument, naming flag and file: a file cannot be
-// read or is no PEM, the key asks for a passphrase, the two do not belong together, or the certificate is not valid
-// now.
+// Reads both files once and returns exactly the bytes that it checked. InvalidArgument names flag and file: a file
+// cannot be read or is not PEM, the key asks for a passphrase, the two do not belong together, or the certificate is
+// not valid now.
 absl::StatusOr<Certificate> ReadCertificateFiles(const CertificateFiles& files);
 
-// InvalidArgument when the file cannot be read or its first certificate is none. Returns what it holds.
+// Returns the contents of the file. InvalidArgument: it cannot be read, or does not begin with a certificate.
 absl::StatusOr<std::string> ReadCaFile(const std::string& flag, const std::string& file);
 
 }  // namespace spl

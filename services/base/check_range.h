@@ -1,4 +1,4 @@
-// What a number from outside must be, said in the words of its field.
+// Range checks for numbers from outside; the message names the field.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ inline absl::Status CheckRange(std::string_view field, int64_t value, int64_t lo
   if (value >= low && value <= high) return absl::OkStatus();
   return InvalidArgument("{} is {}, it must be {} to {}", field, value, low, high);
 }
-// The same of a share: 0 to 1.
+// The same for a share: 0 to 1.
 inline absl::Status CheckShare(std::string_view field, double value) {
   if (value >= 0 && value <= 1) return absl::OkStatus();
   return InvalidArgument("{} is {}, it must be 0 to 1", field, value);

@@ -9,7 +9,7 @@ void InstallCrashHandler([[maybe_unused]] const char* program) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   absl::InitializeSymbolizer(program);
   absl::FailureSignalHandlerOptions options;
-  options.call_previous_handler = true;  // the core dump, or whoever was there before
+  options.call_previous_handler = true;  // the core dump, or the handler that was installed before
   absl::InstallFailureSignalHandler(options);
 #endif
 }

@@ -1,4 +1,4 @@
-// What a program leaves behind when it dies of a signal (SIGSEGV, SIGABRT, ...): the stack of the thread, on stderr.
+// Prints the thread's stack to stderr when the program dies of a signal (SIGSEGV, SIGABRT, ...).
 #pragma once
 
 namespace spl {

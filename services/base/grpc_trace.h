@@ -8,10 +8,10 @@
 
 namespace spl {
 
-// Before the call starts. Nothing for an invalid context.
+// Adds the context to a call that has not started. Does nothing for an invalid context.
 void AddTrace(grpc::ClientContext& call, const TraceContext& context);
 
-// What the caller sent, or a new trace of `tracer`.
+// Returns the context that the caller sent, or a new trace of `tracer`.
 TraceContext AcceptTrace(const Tracer& tracer, const grpc::ServerContextBase& call);
 
 }  // namespace spl

@@ -49,7 +49,7 @@ class BeastEndpoint final : public HttpEndpoint {
   asio::io_context io_{1};
   tcp::acceptor acceptor_;
   HostPort address_;
-  // Touched by thread_ only. The one in front has waited longest: all work is done at once, so each one waits.
+  // Touched by thread_ only. The first one has waited longest: all work is done at once, so every connection waits.
   std::list<std::shared_ptr<Connection>> connections_;
   std::thread thread_;
 };

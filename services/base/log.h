@@ -4,7 +4,7 @@
 //   2026-01-02T03:04:05.678Z info kvstore.started dir=/data chunks=12
 //
 // INFO lifecycle, WARNING degraded but serving, ERROR a request was lost, DEBUG per request or step. Nothing per token.
-// The logger is the one thing the programs of one process share: lines go to stderr, whole lines at a time.
+// All programs in one process share the logger; it writes whole lines to stderr.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,15 +19,15 @@ namespace spl::log {
 
 enum class Level { kDebug, kInfo, kWarning, kError, kOff };
 
-// "debug", "info", "warning", "error", "off". InvalidArgument for another name.
+// Takes "debug", "info", "warning", "error" or "off". InvalidArgument: another name.
 absl::Status SetLevel(std::string_view name);
 void SetLevel(Level level);
 bool Enabled(Level level);
 
-// Writes one line; `fields` already in key=value form. Thread-safe.
+// Writes one line; `fields` are already in key=value form. Thread-safe.
 void Write(Level level, std::string_view event, std::string_view fields);
 
-// Appends `value`, in quotes with escapes where it has spaces, quotes, '=' or control characters.
+// Appends `value`, quoted and escaped if it has spaces, quotes, '=' or control characters.
 void AppendValue(fmt::memory_buffer& out, std::string_view value);
 
 template <typename T>

@@ -15,9 +15,9 @@ namespace spl {
 
 using MetricLabels = std::map<std::string, std::string>;
 
-// One per program instance: the four programs of the all-in-one process have one each. Look handles up once, at
-// construction; a handle lives as long as its Metrics and is safe (and cheap: tens of ns) from any thread. Asking again
-// for the same name and labels gives the same handle. Names start with splice_; base units; _total only on counters.
+// One object per program; the four programs of the all-in-one process have one each. Look handles up once, at
+// construction. A handle lives as long as its Metrics; any thread may use it, for some tens of ns. The same name and
+// labels give the same handle. Names start with splice_ and use base units; only counters end in _total.
 class Metrics {
  public:
   Metrics();
@@ -28,7 +28,7 @@ class Metrics {
   prometheus::Histogram& Histogram(const std::string& name, const std::string& help, const std::vector<double>& buckets,
                                    const MetricLabels& labels = {});
 
-  // The text exposition format, version 0.0.4.
+  // Returns all series in the text exposition format, version 0.0.4.
   std::string Render() const;
   prometheus::Registry& registry() { return *registry_; }
 
@@ -37,9 +37,9 @@ class Metrics {
   const std::shared_ptr<prometheus::Registry> registry_;
 };
 
-// Upper bounds in seconds unless the name says otherwise.
+// Bucket bounds, in seconds unless the name says otherwise.
 namespace buckets {
-const std::vector<double>& TimeToFirstToken();  // 0.001 … 2560; dense below 0.1, where reuse pushes it
+const std::vector<double>& TimeToFirstToken();  // 0.001 … 2560; dense below 0.1, where reused prompts are
 const std::vector<double>& InterToken();        // 0.0005 … 80
 const std::vector<double>& RequestLatency();    // 0.01 … 2560
 const std::vector<double>& Stage();             // 0.0001 … 640: stages, transfers, storage calls
@@ -47,7 +47,7 @@ const std::vector<double>& Decision();          // 1e-6 … 1: router decisions
 const std::vector<double>& Tokens();            // 1 … 131072 tokens, powers of two
 }  // namespace buckets
 
-// Names that dashboards expect from every program that has the thing they count.
+// Names that dashboards expect from every program that counts these things.
 namespace metric {
 inline constexpr char kNumRequestsRunning[] = "splice_num_requests_running";
 inline constexpr char kNumRequestsWaiting[] = "splice_num_requests_waiting";

@@ -1,4 +1,4 @@
-// A small thread that does one thing every so often: gauges, polling, expiry.
+// A small thread that does one thing at regular intervals: gauges, polling, expiry.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace spl {
 
-// Runs `body` every `period` until Stop(), which waits for a running one.
+// Runs `body` every `period` until Stop(), which waits for a running body.
 class Periodic {
  public:
   Periodic(std::chrono::milliseconds period, std::function<void()> body)
@@ -38,7 +38,7 @@ class Periodic {
   std::mutex mutex_;  // guards stopping_
   std::condition_variable changed_;
   bool stopping_ = false;
-  std::thread thread_;  // last: starts when the rest is there
+  std::thread thread_;  // last member: starts when the others exist
 };
 
 }  // namespace spl

@@ -1,5 +1,5 @@
-// What every program of Splice runs in: a gRPC server with health and reflection, the operators' HTTP endpoint, and an
-// ordered stop. A main is then: parse flags, make the program's services, Start, SetReady, wait, Stop.
+// The frame of every Splice program: a gRPC server with health and reflection, the operators' HTTP endpoint, and an
+// ordered stop. A main parses flags, makes the program's services, then calls Start, SetReady, wait, Stop.
 //
 //   ShutdownSignal stop;                                        // before any thread
 //   Metrics metrics;
@@ -26,62 +26,63 @@
 
 namespace spl {
 
-// Limits of a gRPC port that strangers reach. 0: no limit of this kind.
+// Limits of a gRPC port that untrusted clients reach. 0: no limit of this kind.
 struct ServiceHostLimits {
-  // For all connections together: messages that are read and what belongs to connections. When it is nearly used up
-  // idle connections and then streams are closed.
+  // For all connections together: memory for messages being read and for the connections themselves. When it is nearly
+  // used up, idle connections and then streams are closed.
   size_t memory_bytes = 0;
-  int max_streams = 0;                     // of one connection at once
-  std::chrono::milliseconds max_idle{0};   // without a stream; then the connection is closed
-  std::chrono::milliseconds max_age{0};    // then the client is told to open another one; streams end by themselves
-  std::chrono::milliseconds keepalive{0};  // between two pings; an unanswered one closes the connection after 20 s
+  int max_streams = 0;                     // per connection at once
+  std::chrono::milliseconds max_idle{0};   // a connection without a stream is closed after this time
+  std::chrono::milliseconds max_age{0};    // the client is then told to open another connection; running streams finish
+  std::chrono::milliseconds keepalive{0};  // between two pings; an unanswered ping closes the connection after 20 s
 };
 
 struct ServiceHostOptions {
-  // For log lines: "kvstore" gives kvstore.serving, kvstore.draining, kvstore.stopped.
+  // Prefix of log events: "kvstore" gives kvstore.serving, kvstore.draining, kvstore.stopped.
   std::string name;
-  // HOST:PORT of gRPC. Port 0 picks a free one.
+  // HOST:PORT of gRPC; port 0 picks a free one.
   std::string listen = "127.0.0.1:0";
-  // HOST:PORT of /metrics, /healthz and /readyz. Empty: no such endpoint (a host inside the all-in-one process).
+  // HOST:PORT of /metrics, /healthz and /readyz. Empty: no endpoint (a host inside the all-in-one process).
   std::string metrics_listen = "127.0.0.1:0";
-  // Further paths of that endpoint, for example /debug/requests. Must not block.
+  // Further paths of that endpoint, for example /debug/requests. Handlers must not block.
   HttpEndpoint::Handlers extra_handlers;
   // Null: no encryption.
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // From a connection to the end of its handshake; then it is closed.
+  // A connection whose handshake takes longer is closed.
   std::chrono::milliseconds handshake_timeout{10'000};
-  // Of one message in either direction.
+  // Limit of one message in either direction.
   int max_message_bytes = 1 << 30;
   ServiceHostLimits limits;
-  // Called by Stop after the host has become not ready and before the server stops to take calls: finish or hand over
-  // what is running, return at `deadline` at the latest. Null: nothing to drain.
+  // Stop calls this after the host has become not ready and before the server stops taking calls: finish or hand over
+  // running work, and return by `deadline`. Null: nothing to drain.
   std::function<void(std::chrono::steady_clock::time_point deadline)> drain;
   std::chrono::milliseconds drain_timeout{30'000};
-  // Calls that are still open after this long are cancelled.
+  // Calls that are still open after this time are cancelled.
   std::chrono::milliseconds shutdown_timeout{2'000};
 };
 
-// Owns the server and the endpoint; borrows services and metrics, which must outlive it. No process-wide state beyond
-// gRPC's own: several hosts live in one process. Methods may be called from any thread, Stop from one.
+// Owns the server and the endpoint; borrows services and metrics, which must outlive it. Has no process-wide state
+// beyond gRPC's own, so several hosts may live in one process. Any thread may call the methods; one thread calls Stop.
 class ServiceHost {
  public:
-  // Listens and serves; not ready yet. Unavailable when an address is taken, InvalidArgument when it is malformed.
+  // Listens and serves, but is not ready yet. Unavailable: an address is taken. InvalidArgument: it is malformed.
   static absl::StatusOr<std::unique_ptr<ServiceHost>> Start(ServiceHostOptions options,
                                                             const std::vector<grpc::Service*>& services,
                                                             Metrics& metrics);
   ~ServiceHost();
 
-  // Health for every service and /readyz follow. Calls are answered either way: readiness is advice to balancers.
+  // Sets the health of every service, and /readyz. Calls are answered either way: readiness is advice to load
+  // balancers.
   void SetReady(bool ready);
   bool ready() const { return ready_.load(); }
 
   std::string grpc_address() const { return grpc_address_; }  // with the real port
   std::string metrics_address() const;                        // "" without the endpoint
-  // For in-process clients: no socket, same code path as any channel.
+  // A channel for in-process clients: no socket, the same code path as any channel.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
-  // Not ready → drain → server shut down → endpoint closed. Returns within drain_timeout + shutdown_timeout plus what
-  // a cancelled handler takes to return. Idempotent.
+  // Becomes not ready, drains, shuts the server down, closes the endpoint. Returns within drain_timeout +
+  // shutdown_timeout, plus the time that a cancelled handler takes to return. Idempotent.
   void Stop();
 
  private:

@@ -1,4 +1,4 @@
-// How a main waits for its end.
+// Lets a main wait for the end of the program.
 #pragma once
 
 #include <chrono>
@@ -6,12 +6,12 @@
 
 namespace spl {
 
-// Turns SIGTERM and SIGINT into a wait. Construct it first thing in main, before any thread exists: it blocks the two
-// signals in the calling thread, and threads inherit that. Wait may be called from one thread; RequestStop from any
-// thread (not from a signal handler). The destructor restores the signal mask.
+// Turns SIGTERM and SIGINT into a wait. Construct it first in main, before any thread exists: it blocks the two signals
+// in the calling thread, and threads inherit that. One thread may call Wait; any thread may call RequestStop (a signal
+// handler may not). The destructor restores the signal mask.
 class ShutdownSignal {
  public:
-  // kNone: for programs hosted inside another one and for tests; only RequestStop ends the wait.
+  // kNone: for programs hosted inside another program, and for tests; only RequestStop ends the wait.
   enum class Signals { kTermAndInt, kNone };
 
   explicit ShutdownSignal(Signals signals = Signals::kTermAndInt);
@@ -19,11 +19,11 @@ class ShutdownSignal {
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
 
-  // Blocks until a signal or RequestStop. Returns the signal's number, 0 for RequestStop. After it has returned, a
-  // (second) SIGINT ends the process at once, for the person who does not want to wait for the drain; a second SIGTERM
+  // Blocks until a signal or RequestStop. Returns the number of the signal, or 0 for RequestStop. Once it has returned,
+  // a (second) SIGINT ends the process at once, for a person who does not want to wait for the drain. A second SIGTERM
   // changes nothing.
   int Wait();
-  // The same with a time limit; -1 when it passes.
+  // The same with a time limit; returns -1 when it passes.
   int WaitFor(std::chrono::milliseconds timeout);
 
   void RequestStop();

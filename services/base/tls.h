@@ -1,6 +1,6 @@
-// Mutual TLS between the programs: each shows a certificate to whomever it calls and whoever calls it, and accepts
-// only certificates that its CA has signed. Whether a program is on or off is the same everywhere: a program with TLS
-// and one without cannot talk.
+// Mutual TLS between the programs. Each program shows a certificate to its callers and to the programs that it calls,
+// and accepts only certificates signed by its CA. TLS must be on in all programs or in none: a program with TLS and one
+// without cannot talk.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -21,28 +21,28 @@ class App;
 namespace spl {
 
 struct PeerTlsOptions {
-  // PEM files: certificate with what is between it and the CA, its private key, and the CAs that peers are accepted
-  // from. All or none. The certificate is shown both by a server and by a client: a list of extended key usages, if it
-  // has one, must name both.
+  // PEM files: the certificate followed by its intermediates, its private key, and the CAs whose certificates are
+  // accepted. Set all or none. The certificate serves as server and as client: its extended key usages, if any, must
+  // name both.
   std::string cert_file, key_file, ca_file;
-  // What a server's certificate must name (a DNS name among its alternative names). Empty: host or IP address that was
-  // dialled. Needed where workers are dialled by addresses that nobody knows when certificates are made, as in
-  // Kubernetes; all servers then share one name.
+  // DNS name that a server's certificate must have among its alternative names. Empty: the host or IP address that was
+  // dialled. Set it if addresses of workers are not known when certificates are made, as in Kubernetes; all servers
+  // then share one name.
   std::string server_name;
-  // How often the files are looked at. New connections use what they hold; those that are open stay.
+  // How often the files are checked for changes. New connections use the new contents; open ones stay as they are.
   std::chrono::seconds refresh{10};
 
   bool enabled() const { return !cert_file.empty() || !key_file.empty() || !ca_file.empty(); }
-  // Adds --tls-cert, --tls-key, --tls-ca and --tls-server-name. `app` is done before this goes.
+  // Adds --tls-cert, --tls-key, --tls-ca and --tls-server-name. This object must outlive `app`.
   void Register(CLI::App& app);
 };
 
-// What a program knows about itself and whom it trusts; one per process is enough. Owns gRPC's thread that reads the
-// files again. Immutable, any thread may call; channels and servers may outlive it.
+// A program's certificate and the CAs that it trusts; one object per process is enough. Owns gRPC's thread that reads
+// the files again. Immutable; any thread may call. Channels and servers may outlive it.
 class PeerTls {
  public:
-  // Null when the options name no file. InvalidArgument, naming flag and file: some of the three flags are missing, a
-  // file cannot be read or is no PEM, key and certificate do not belong together, or the certificate is not valid now.
+  // Null: the options name no file. InvalidArgument names flag and file: some of the three flags are missing, a file
+  // cannot be read or is not PEM, key and certificate do not belong together, or the certificate is not valid now.
   static absl::StatusOr<std::shared_ptr<const PeerTls>> Load(const PeerTlsOptions& options);
 
   // Requires a certificate of every client. TLS 1.2 or 1.3.
@@ -56,8 +56,9 @@ class PeerTls {
   const std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
 };
 
-// A channel to another program of the cluster; every one is made here. `tls` null: no encryption, whoever answers is
-// believed. A peer that cannot prove who it is makes calls fail with Unavailable, like one that is down.
+// Makes a channel to another program of the cluster; all such channels are made here. `tls` null: no encryption and no
+// check of the peer. With TLS, calls to a peer that cannot prove its identity fail with Unavailable, as if it were
+// down.
 std::shared_ptr<grpc::Channel> MakePeerChannel(const std::string& address, const PeerTls* tls,
                                                grpc::ChannelArguments arguments = {});
 

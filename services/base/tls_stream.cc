@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<const TlsTrust>> TlsTrust::Load(const std::string
 void TlsTrust::Expect(SSL* ssl, const std::string& host) {
   SSL_set_alpn_protos(ssl, kHttp11, sizeof(kHttp11));
   X509_VERIFY_PARAM* const expected = SSL_get0_param(ssl);
-  // Names of the subject stopped to count long ago; alternative names are what certificates are made for.
+  // Subject names have long been ignored; certificates are made for their alternative names.
   X509_VERIFY_PARAM_set_hostflags(expected, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
   if (IsAddress(host)) {
     X509_VERIFY_PARAM_set1_ip_asc(expected, host.c_str());

@@ -1,11 +1,11 @@
-// One connection that is plain text, or TLS (1.2 or 1.3) from some moment on; Boost.Beast reads and writes either. And
-// what both ends of TLS need: the server's context, and whom a client believes.
+// A connection that is plain text, or TLS (1.2 or 1.3) from some moment on; Boost.Beast reads and writes either. Also
+// both ends of TLS: the server's context, and the CAs that a client trusts.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <utility>
-// Before Asio's TLS, which uses std::exchange without it.
+// Included before Asio's TLS, which uses std::exchange without including it.
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/system/system_error.hpp>
@@ -18,8 +18,7 @@ namespace spl {
 using TlsContext = boost::asio::ssl::context;
 
 // Owns its socket (boost::asio::ip::tcp::socket or boost::beast::tcp_stream). One read and one write may be pending at
-// a time, all from one strand. Cancelling what is pending on next_layer() loses no bytes while nothing is being
-// written.
+// a time, all from one strand. Cancelling pending operations on next_layer() loses no bytes unless a write is running.
 template <typename Socket>
 class TlsStream {
  public:
@@ -33,11 +32,11 @@ class TlsStream {
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  // The socket below: for what is not read or written through TLS.
+  // The socket below, for operations that do not read or write through TLS.
   Socket& next_layer() { return socket_; }
   executor_type get_executor() { return socket_.get_executor(); }
 
-  // From here on TLS; a handshake comes next. The context may go afterwards.
+  // Switches to TLS; a handshake must come next. The context may be destroyed afterwards.
   void StartTls(TlsContext& context) { tls_ = std::make_unique<Tls>(socket_, context); }
   bool is_tls() const { return tls_ != nullptr; }
   SSL* native_handle() { return tls_->native_handle(); }  // after StartTls
@@ -47,13 +46,13 @@ class TlsStream {
     tls_->async_handshake(type, std::forward<Handler>(handler));
   }
   void handshake(HandshakeType type, ErrorCode& error) { tls_->handshake(type, error); }
-  // Says that nothing more will be sent and waits until the peer says so, too. An error when it sends data instead.
+  // Announces the end of sending and waits until the peer does the same. Error: the peer sends data instead.
   template <typename Handler>
   void async_shutdown(Handler&& handler) {
     tls_->async_shutdown(std::forward<Handler>(handler));
   }
 
-  // The names and forms that Beast and Asio ask of streams.
+  // Names and signatures that Beast and Asio require of streams.
   template <typename Buffers, typename Handler>
   void async_read_some(const Buffers& buffers, Handler&& handler) {
     if (tls_ != nullptr) return tls_->async_read_some(buffers, std::forward<Handler>(handler));
@@ -96,27 +95,27 @@ class TlsStream {
   std::unique_ptr<Tls> tls_;
 };
 
-// A server's context: TLS 1.2 or 1.3, no renegotiation, no certificate asked of clients, and HTTP/1.1 for who
-// negotiates a protocol (clients that offer others alone are refused). InvalidArgument, naming the files: OpenSSL does
-// not take what they hold, for example because the key is too short.
+// Makes a server's context: TLS 1.2 or 1.3, no renegotiation, no client certificates, and HTTP/1.1 for clients that
+// negotiate a protocol (clients that offer only others are refused). InvalidArgument names the files: OpenSSL refuses
+// their contents, for example because the key is too short.
 absl::StatusOr<std::shared_ptr<TlsContext>> MakeHttpsServerContext(const CertificateFiles& files,
                                                                    const Certificate& certificate);
 
-// Whom a client of HTTPS servers believes. Immutable; any thread may call.
+// The CAs that a client of HTTPS servers trusts. Immutable; any thread may call.
 class TlsTrust {
  public:
-  // Servers whose certificate a CA in `ca_file` has signed; empty: a CA of the system (OpenSSL's own: SSL_CERT_FILE and
-  // SSL_CERT_DIR are followed). InvalidArgument, naming `flag` and the file, when it holds no certificate.
+  // Trusts servers whose certificate a CA in `ca_file` has signed; empty: a CA of the system (OpenSSL's own;
+  // SSL_CERT_FILE and SSL_CERT_DIR apply). InvalidArgument names `flag` and the file: it holds no certificate.
   static absl::StatusOr<std::shared_ptr<const TlsTrust>> Load(const std::string& flag, const std::string& ca_file);
 
-  // Starts a client's TLS to `host`, a DNS name or an IP address that the certificate must name. A handshake comes
+  // Starts a client's TLS to `host`, a DNS name or an IP address that the certificate must name. A handshake must come
   // next.
   template <typename Socket>
   void Start(TlsStream<Socket>& stream, const std::string& host) const {
     stream.StartTls(context_);
     Expect(stream.native_handle(), host);
   }
-  // Why a handshake failed, in words for whoever gave the URL.
+  // Explains why a handshake failed, in words for the person who gave the URL.
   std::string Explain(SSL* ssl, const std::string& host, const boost::system::error_code& error) const;
 
  private:
@@ -124,7 +123,7 @@ class TlsTrust {
   static void Expect(SSL* ssl, const std::string& host);
 
   const std::string flag_;
-  mutable TlsContext context_{TlsContext::tls_client};  // OpenSSL counts references to it in every connection
+  mutable TlsContext context_{TlsContext::tls_client};  // shared by all connections: OpenSSL counts references
 };
 
 }  // namespace spl

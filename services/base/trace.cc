@@ -8,14 +8,14 @@
 namespace spl {
 namespace {
 
-constexpr size_t kMaxStateBytes = 512;  // what everybody has to pass on (section 3.3.1.5)
+constexpr size_t kMaxStateBytes = 512;  // minimum that every participant must pass on (section 3.3.1.5)
 constexpr uint8_t kSampledFlag = 1;
 
 bool IsLowerHex(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
-// Of text that IsLowerHex.
+// Converts text for which IsLowerHex holds.
 template <size_t kBytes>
 std::array<uint8_t, kBytes> FromHex(std::string_view text) {
   const auto digit = [](char c) { return static_cast<uint8_t>(c <= '9' ? c - '0' : c - 'a' + 10); };

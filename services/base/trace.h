@@ -1,14 +1,14 @@
 // Distributed traces: the context that travels with a request (W3C Trace Context,
-// https://www.w3.org/TR/trace-context/), and spans, what a program did for it and for how long. Knows no wire: gRPC
-// metadata is grpc_trace.h, export otlp_exporter.h.
+// https://www.w3.org/TR/trace-context/), and spans: pieces of a program's work for the request, with their times.
+// Independent of the wire: grpc_trace.h has gRPC metadata, otlp_exporter.h the export.
 //
 //   Span span(tracer, "router.reserve", parent, SpanKind::kClient);
 //   ... pass span.context() on ...
 //   span.Set("splice.worker", worker_id);
 //   span.End();                                    // or its destructor
 //
-// A trace is sampled or it is not, as whoever began it has decided. Spans of a trace that is not sampled record
-// nothing, have the id of their parent, and cost a comparison.
+// The program that begins a trace decides whether it is sampled. Spans of an unsampled trace record nothing, carry the
+// id of their parent, and cost a comparison.
 #pragma once
 
 #include <array>
@@ -26,37 +26,38 @@
 
 namespace spl {
 
-// Of one span, as its children see it. A default one is no context at all.
+// The identity of a span, as its children see it. A default one is invalid: no context.
 struct TraceContext {
   std::array<uint8_t, 16> trace_id{};
   std::array<uint8_t, 8> span_id{};
   bool sampled = false;
-  std::string state;  // tracestate: passed on as it came
+  std::string state;  // tracestate, passed on unchanged
 
   bool valid() const { return trace_id != std::array<uint8_t, 16>{}; }
   std::string TraceIdHex() const;     // 32 lower-case digits; "" unless valid
   std::string ToTraceParent() const;  // "00-<trace id>-<span id>-<flags>"; "" unless valid
 };
 
-// Nothing for what the standard calls invalid: wrong lengths, upper case, zeros, version ff. Of versions above 00 what
-// is known is read. A tracestate of more than 512 bytes, or with other than printable ASCII, is dropped.
+// Nothing: the standard calls the text invalid (wrong lengths, upper case, zeros, version ff). Reads the known
+// fields of versions above 00. Drops a tracestate of more than 512 bytes, or with characters other than printable
+// ASCII.
 std::optional<TraceContext> ParseTraceParent(std::string_view traceparent, std::string_view tracestate = {});
 
-enum class SpanKind : uint8_t { kInternal = 1, kServer = 2, kClient = 3 };  // numbers of OTLP
+enum class SpanKind : uint8_t { kInternal = 1, kServer = 2, kClient = 3 };  // OTLP's numbers
 
 using SpanValue = std::variant<std::string, int64_t, double, bool>;
 
 struct SpanData {
   std::string name;
-  TraceContext context;                // its own
-  std::array<uint8_t, 8> parent_id{};  // zeros: the root
+  TraceContext context;                // the span's own
+  std::array<uint8_t, 8> parent_id{};  // zeros: root span
   SpanKind kind = SpanKind::kInternal;
   int64_t start_unix_ns = 0, end_unix_ns = 0;
   std::vector<std::pair<std::string, SpanValue>> attributes;
   absl::Status status;
 };
 
-// Where finished spans go. Thread-safe; takes or drops, but never waits.
+// The destination of finished spans. Thread-safe; takes or drops a span, but never waits.
 class SpanSink {
  public:
   virtual ~SpanSink() = default;
@@ -68,17 +69,18 @@ class Tracer {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // `sample_ratio`: share of the traces begun here that are recorded. `sink` null: nothing is recorded here, and traces
+  // `sample_ratio`: share of the traces begun here that are recorded. `sink` null: nothing is recorded here and traces
   // begun here are not sampled; contexts still travel.
   explicit Tracer(std::shared_ptr<SpanSink> sink = nullptr, double sample_ratio = 0);
 
-  // The context that a request came with, or of a new trace: that one has a trace id and no span yet.
+  // The context that a request came with, or one of a new trace, which has a trace id and no span yet.
   TraceContext Accept(std::string_view traceparent, std::string_view tracestate = {}) const;
 
   bool Records(const TraceContext& context) const { return sink_ != nullptr && context.sampled; }
-  // With a span id of its own, to be given to Record later; the parent itself when nothing is recorded.
+  // A context with a span id of its own, to be passed to Record later. Returns the parent itself if nothing is
+  // recorded.
   TraceContext MakeChild(const TraceContext& parent) const;
-  // A span that is over; `context` is MakeChild's. Nothing happens when it is not recorded.
+  // A finished span; `context` comes from MakeChild. Ignored if it is not recorded.
   struct Finished {
     std::string_view name;
     SpanKind kind = SpanKind::kInternal;
@@ -87,10 +89,10 @@ class Tracer {
     absl::Status status = {};
   };
   void Record(const TraceContext& context, const TraceContext& parent, Finished span) const;
-  // The same with an id that nobody else needs.
+  // The same with a fresh span id, for spans without children.
   void Record(const TraceContext& parent, Finished span) const { Record(MakeChild(parent), parent, std::move(span)); }
 
-  // That records nothing; lives for ever.
+  // A tracer that records nothing; lives for ever.
   static const Tracer& None();
 
  private:
@@ -98,7 +100,8 @@ class Tracer {
   const double sample_ratio_;
 };
 
-// One span from its making to End. Movable; one thread at a time. The tracer outlives it. A default one does nothing.
+// One span, from construction to End. Movable; used by one thread at a time. The tracer must outlive it. A default one
+// does nothing.
 class Span {
  public:
   using Time = Tracer::Time;
@@ -113,7 +116,7 @@ class Span {
   const TraceContext& context() const { return context_; }
   bool recording() const { return recording_ != nullptr; }
   void Set(std::string_view key, SpanValue value);
-  // An error, unless it is OK.
+  // Marks the span as failed, unless the status is OK.
   void SetStatus(const absl::Status& status);
   void End(Time end = std::chrono::steady_clock::now());  // idempotent
 
@@ -128,11 +131,11 @@ class Span {
   std::unique_ptr<Recording> recording_;  // null: nothing is recorded
 };
 
-// The context of what the current thread does, for code below interfaces that have no place for one (chunk stores). An
-// invalid one where nobody has said.
+// The trace context of the current thread, for code behind interfaces that have no parameter for one (chunk stores).
+// Invalid unless a TraceScope is open.
 const TraceContext& CurrentTrace();
 
-// Says so until the end of the block. `context` must live as long.
+// Sets CurrentTrace() until the end of the block. `context` must live as long.
 class TraceScope {
  public:
   explicit TraceScope(const TraceContext& context);

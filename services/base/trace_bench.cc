@@ -1,5 +1,5 @@
-// What a trace costs a request that is not sampled: the contexts and spans that do nothing, and a context in the
-// metadata of a call over loopback beside a call without.
+// Cost of tracing for an unsampled request: contexts and spans that do nothing, and a context in the metadata of a call
+// over loopback beside a call without.
 //
 //   splice_trace_bench
 #include <benchmark/benchmark.h>

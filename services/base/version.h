@@ -1,4 +1,4 @@
-// Which build of Splice this is.
+// Version and commit of this build of Splice.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@ namespace spl {
 
 // "0.1.0".
 const char* Version();
-// The commit that was built, with "+" behind it where files had changed since; empty outside of a git checkout.
+// The commit that was built, followed by "+" if files had changed since; empty outside a git checkout.
 const char* Commit();
-// "0.1.0 (1a2b3c4d5e6f)", what --version says.
+// "0.1.0 (1a2b3c4d5e6f)": the output of --version.
 std::string VersionWithCommit();
 
 }  // namespace spl

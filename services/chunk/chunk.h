@@ -35,15 +35,15 @@ struct ChunkKeyHash {
   size_t operator()(const ChunkKey& key) const;  // the first 8 bytes
 };
 
-// Labels of a chunk's KV by what it was computed from (docs/methods/provenance.md); larger is purer.
+// How a chunk's KV was computed (docs/methods/provenance.md); a larger value is purer.
 enum class Provenance : uint8_t { kApprox = 0, kCanon = 2, kExact = 3 };
 
-// Domain separates kinds of chain: the exact prefix chain (from the start of the prompt) and, later, segment chains.
-// A summary is no chain of its own but one entry behind the last chunk of a segment's; quantized KV is one beside each.
+// Kinds of key chains: the exact prefix chain (from the start of the prompt) and segment chains. A summary is not a
+// chain but one entry after the last chunk of a segment's chain; quantized KV has one entry beside each chunk.
 enum class ChainKind : uint8_t { kExactPrefix = 1, kSegment = 2, kSummary = 4, kQuantized = 5 };
 
-// The key of one chunk of a chain. `previous` is null for the first. num tokens: 1 to 64; all but a chain's last
-// are 64.
+// Makes the key of one chunk of a chain. `previous` is the key before it; null: first chunk. `tokens` has 1 to 64
+// entries; all chunks but a chain's last have 64.
 ChunkKey MakeChunkKey(ChainKind kind, const Digest& model_fingerprint, const Digest& namespace_key,
                       const ChunkKey* previous, std::span<const int32_t> tokens);
 
@@ -51,26 +51,26 @@ ChunkKey MakeChunkKey(ChainKind kind, const Digest& model_fingerprint, const Dig
 std::vector<ChunkKey> MakePrefixKeys(const Digest& model_fingerprint, const Digest& namespace_key,
                                      std::span<const int32_t> tokens);
 
-// Of whoever names no namespace: always there, without a quota.
+// Namespace of requests that name none: it always exists and has no quota.
 inline constexpr Digest kDefaultNamespace{};
 
 struct ChunkHeader {
   ChunkKey key;
   Digest model_fingerprint{};
-  Digest layout_digest{};  // of the page layout: a reader with another layout must not map the payload
+  Digest layout_digest{};  // digest of the page layout: a reader with another layout must not map the payload
   uint32_t num_tokens = 0;
   uint32_t first_position = 0;
   Provenance provenance = Provenance::kApprox;
   uint64_t payload_bytes = 0;
   uint32_t payload_crc32c = 0;
-  // The namespace key that went into the chunk's key. The store accounts and deletes by it and knows nothing else of
-  // it.
+  // The namespace key that went into the chunk's key. The store accounts and deletes by it, and uses it for nothing
+  // else.
   Digest namespace_id = kDefaultNamespace;
-  // What it cost to compute the chunk: eviction weighs it against the bytes. 0: unknown, the store estimates it.
+  // Seconds that computing the chunk took; eviction weighs them against the bytes. 0: unknown, the store estimates it.
   float recompute_seconds = 0;
 };
 
-// Fixed-size little-endian form with magic, version and its own checksum, as it stands in slab files.
+// Fixed-size little-endian form with magic, version and its own checksum, as stored in slab files.
 inline constexpr size_t kEncodedHeaderBytes = 192;
 std::array<std::byte, kEncodedHeaderBytes> EncodeHeader(const ChunkHeader& header);
 // DataLoss: magic, version, checksum, or a field out of range.
@@ -82,13 +82,14 @@ struct Chunk {
 };
 std::vector<const Chunk*> PointersTo(std::span<const Chunk> chunks);
 
-// How eviction treats a chunk. Soft: after all others. Hard: never; its bytes are unavailable to anything else.
+// How eviction treats a chunk. Soft: evicted after all others. Hard: never evicted; its bytes are unavailable to
+// anything else.
 enum class Pin : uint8_t { kNone = 0, kSoft = 1, kHard = 2 };
 
 struct PutOptions {
-  // Acknowledge only what is on disk (synced). Otherwise the store may still lose the chunk when it is killed.
+  // Acknowledge only after the chunk is on disk (synced). Otherwise the store may lose the chunk when it is killed.
   bool durable = false;
-  // NotFound when the chunk's namespace was never created, instead of an implicit one without a quota.
+  // NotFound if the chunk's namespace was never created. Otherwise an implicit one without a quota is made.
   bool require_namespace = false;
   Pin pin = Pin::kNone;
 };
@@ -96,46 +97,49 @@ struct PutOptions {
 struct PutReport {
   size_t num_stored = 0;
   size_t num_existing = 0;
-  size_t num_durable = 0;  // of both: known to be on disk when the answer was given
+  size_t num_durable = 0;  // stored and existing chunks that are known to be on disk when the answer is given
 };
 
-// Where the bytes of one payload go: pieces of the caller's memory, in the payload's order.
+// Destination of one payload: pieces of the caller's memory, in the payload's order.
 using Pieces = std::vector<std::span<std::byte>>;
 // Sizes must match. Cost: one copy.
 void CopyToPieces(std::span<const std::byte> payload, const Pieces& pieces);
 
-// Where chunks are kept: in memory, on disk, or behind a splice-kvstore. Implementations are safe for concurrent use.
+// A place that keeps chunks: memory, disk, or a splice-kvstore process. Implementations are safe for concurrent use.
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
 
-  // How many of `keys`, from the first on, are stored without a gap.
+  // Returns how many of `keys`, counted from the first, are stored without a gap.
   virtual absl::StatusOr<size_t> CountLeading(std::span<const ChunkKey> keys,
                                               std::chrono::steady_clock::time_point deadline) = 0;
 
-  // Calls sink for each of the leading stored chunks, in order, until it returns false, a key is missing, or the
-  // deadline passes. Every payload has been verified against its header. Returns how many sink accepted. A corrupt
-  // chunk is dropped from the store and counts as missing.
+  // Calls sink for each of the leading stored chunks, in order, until sink returns false, a key is missing, or the
+  // deadline passes. Every payload has been verified against its header. Returns how many chunks sink accepted. A
+  // corrupt chunk is dropped from the store and counts as missing.
   virtual absl::StatusOr<size_t> GetLeading(std::span<const ChunkKey> keys,
                                             std::chrono::steady_clock::time_point deadline,
                                             const std::function<bool(Chunk&&)>& sink) = 0;
 
-  // Stores what is not stored yet. ResourceExhausted when there is no room for it, or none under a quota.
+  // Stores the chunks that are not stored yet. ResourceExhausted: no room for them, or none under a quota.
   virtual absl::Status Put(std::span<const Chunk> chunks, std::chrono::steady_clock::time_point deadline) = 0;
 
-  // GetLeading into memory of the caller, without a copy in between where the store can. `place` answers where the
-  // payload of keys[index] goes: sizes that add up to payload_bytes, or no pieces to stop before it. It is asked one
-  // chunk at a time, but ahead of the others, in any order, from any thread, beyond the first missing key, and again
-  // for the same chunk after a failure. `sink` is called in the order of the keys when the bytes stand there and are
-  // verified, and ends the call by returning false. Until its sink a chunk's pieces hold anything; nothing is written
-  // to them after the call has returned.
+  // GetLeading into memory of the caller, without an intermediate copy if the store can do that.
+  //
+  // `place` returns the destination of the payload of keys[index]: pieces whose sizes add up to payload_bytes, or no
+  // pieces to stop before that chunk. It is called for one chunk at a time, but before earlier chunks have arrived, in
+  // any order, from any thread, beyond the first missing key, and again for the same chunk after a failure.
+  //
+  // `sink` is called in the order of the keys, once the bytes are in place and verified; it ends the call by returning
+  // false. The contents of a chunk's pieces are undefined until its sink call. Nothing is written to them after this
+  // call has returned.
   using PlaceFn = std::function<Pieces(size_t index, const ChunkHeader& header)>;
   using FetchedFn = std::function<bool(size_t index, const ChunkHeader& header)>;
   virtual absl::StatusOr<size_t> FetchLeading(std::span<const ChunkKey> keys,
                                               std::chrono::steady_clock::time_point deadline, const PlaceFn& place,
                                               const FetchedFn& sink);
 
-  // Put that says what it did. Borrows the chunks. Unimplemented: a store that cannot do what the options ask for.
+  // Put with options and a report. Borrows the chunks. Unimplemented: the store cannot do what the options ask for.
   virtual absl::StatusOr<PutReport> PutWith(std::span<const Chunk* const> chunks, const PutOptions& options,
                                             std::chrono::steady_clock::time_point deadline);
 };

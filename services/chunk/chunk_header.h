@@ -1,4 +1,4 @@
-// Checks on chunk headers and payloads beyond encoding: what every border applies before bytes are believed.
+// Checks of chunk headers and payloads beyond decoding; every border applies them before it trusts the bytes.
 #pragma once
 
 #include <span>
@@ -8,17 +8,17 @@
 
 namespace spl::chunk {
 
-// No page layout comes near; larger sizes are damage or attack.
+// Larger than the payload of any page layout; larger sizes are damage or an attack.
 inline constexpr uint64_t kMaxPayloadBytes = 256ull << 20;
 
-// InvalidArgument naming the field: num_tokens 1 to 64, a known provenance, payload_bytes 1 to kMaxPayloadBytes.
+// InvalidArgument names the field: num_tokens 1 to 64, a known provenance, payload_bytes 1 to kMaxPayloadBytes.
 absl::Status CheckHeaderFields(const ChunkHeader& header);
 
-// FailedPrecondition naming both sides: the chunk was computed with another model, or its payload has another page
-// layout, than the reader's (or than a chunk that has the same key).
+// FailedPrecondition names both sides: the chunk has another model or page layout than the reader (or than a chunk with
+// the same key).
 absl::Status CheckSameModel(const ChunkHeader& header, const Digest& model_fingerprint, const Digest& layout_digest);
 
-// DataLoss: the payload has another size or CRC32C than the header says. Cost: one pass over the payload.
+// DataLoss: size or CRC32C of the payload differ from the header. Cost: one pass over the payload.
 absl::Status VerifyPayload(const ChunkHeader& header, std::span<const std::byte> payload);
 // The same for a payload in pieces.
 absl::Status VerifyPieces(const ChunkHeader& header, const Pieces& pieces);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kDomain = "splice.chunk.key.v1";
 
-// Every field goes in with its length in front, so that no two lists of fields give the same bytes.
+// Every field is preceded by its length, so that no two lists of fields give the same bytes.
 class KeyInput {
  public:
   void Append(const void* data, size_t size) {

@@ -1,4 +1,4 @@
-// What every ChunkStore can do by way of its three basic calls.
+// Operations that every ChunkStore can build from its three basic calls.
 #include <cstring>
 
 #include "services/base/status.h"

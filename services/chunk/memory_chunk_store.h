@@ -1,4 +1,4 @@
-// Chunks in memory, least recently used out first.
+// Chunks in memory; evicts the least recently used first.
 #pragma once
 
 #include <list>
@@ -11,8 +11,8 @@
 
 namespace spl::chunk {
 
-// Owns its chunks; a published chunk never changes, so readers hold references that outlive eviction. Any thread may
-// call. Sharded by key: LRU order and the byte bound hold per shard, of which there is one per 64 MiB, 16 at most.
+// Owns its chunks. A published chunk never changes, so readers hold references that outlive eviction. Any thread may
+// call. Sharded by key, one shard per 64 MiB, at most 16: LRU order and the byte limit hold per shard.
 class MemoryChunkStore final : public ChunkStore {
  public:
   explicit MemoryChunkStore(uint64_t capacity_bytes);
@@ -24,16 +24,16 @@ class MemoryChunkStore final : public ChunkStore {
                                     const std::function<bool(Chunk&&)>& sink) override;
   absl::Status Put(std::span<const Chunk> chunks, std::chrono::steady_clock::time_point deadline) override;
 
-  // Null when not stored. Counts as a use. Does not verify: callers that hand bytes on do.
+  // Null: not stored. Counts as a use. Does not verify; callers that pass the bytes on do.
   std::shared_ptr<const Chunk> Find(const ChunkKey& key);
   bool Contains(const ChunkKey& key) const;
-  // False when the chunk alone is larger than its shard. A key that exists keeps its chunk.
+  // False: the chunk alone is larger than its shard. A key that exists keeps its chunk.
   bool Insert(std::shared_ptr<const Chunk> chunk);
   void Erase(const ChunkKey& key);
 
   struct Stats {
     uint64_t num_chunks = 0;
-    uint64_t bytes = 0;  // payloads plus what an entry costs
+    uint64_t bytes = 0;  // payloads plus the cost of entries
     uint64_t num_evicted = 0;
     uint64_t num_corrupt = 0;
   };

@@ -1,4 +1,4 @@
-// Which of several stores keeps a chunk: rendezvous hashing (highest random weight, Thaler and Ravishankar 1998).
+// Chooses the store that keeps a chunk: rendezvous hashing (highest random weight, Thaler and Ravishankar 1998).
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 namespace spl::chunk {
 
 // Every member scores every key with a hash of both; the highest score keeps the chunk, the next one is its second
-// choice, and so on. A member that leaves gives its keys to their second choices, evenly; one that comes takes its
-// share from all; no other key moves. Equal lists in any order give equal placements: names, not places, are hashed.
+// choice, and so on. The keys of a member that leaves go to their second choices, evenly; a new member takes its share
+// from all; no other key moves. Names are hashed, not indices: equal lists in any order give equal placements.
 class Rendezvous {
  public:
   explicit Rendezvous(std::span<const std::string> members);
 
   size_t size() const { return member_hashes_.size(); }
-  // Indices of `members`, best first. Cost: size() hashes and a sort.
+  // Returns indices of `members`, best first. Cost: size() hashes and a sort.
   std::vector<size_t> Rank(const ChunkKey& key) const;
 
  private:

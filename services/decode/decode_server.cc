@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
       on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model->page_bytes();
   const uint64_t registered_bytes = registered_pages * model->page_bytes();
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(registered_bytes + kScratchBytes));
-  std::vector<std::string> device_handles;  // of each rank
+  std::vector<std::string> device_handles;  // one per rank
   if (!on_host) {
     SPLICE_RETURN_IF_ERROR(backend.PinHost(server->memory_->data(), server->memory_->size()));
     SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
@@ -144,9 +144,9 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
 
 DecodeServer::~DecodeServer() { Stop(); }
 
-// Intake, drain, local prefill, service, engine, transport: each step only needs what is still there.
+// Stops intake, drain, local prefill, service, engine, transport: each step needs only parts that still exist.
 void DecodeServer::Stop() {
-  if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
+  if (registration_) registration_->Stop();  // first, so that nothing new is sent while running sequences finish
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
   if (local_) local_->Stop();

@@ -1,4 +1,4 @@
-// splice-decode as an object: the program's main and the all-in-one process host the same one.
+// splice-decode as an object, hosted by the program's main and by the all-in-one process.
 #pragma once
 
 #include <chrono>
@@ -24,10 +24,10 @@ namespace spl::decode {
 struct DecodeServerOptions {
   std::string listen = "127.0.0.1:0";          // gRPC
   std::string metrics_listen = "127.0.0.1:0";  // empty: none
-  std::shared_ptr<const PeerTls> tls;          // between the programs, in both directions; null: without
+  std::shared_ptr<const PeerTls> tls;          // for calls between programs, in both directions; null: no TLS
   std::string worker_id;                       // empty: decode-<random>
-  uint64_t kv_bytes = 1ull << 30;              // of the page pool; on the host registered with the transport
-  // A pool on a GPU: host memory that remote prefill workers write, and from which commits are copied to the GPU.
+  uint64_t kv_bytes = 1ull << 30;  // bytes of the page pool; a pool on the host is registered with the transport
+  // Only for a pool on a GPU: host memory that remote prefill workers write. Commits copy it to the GPU.
   uint64_t landing_bytes = 1ull << 30;
   TraceOptions trace;
   engine::DecodeEngineOptions engine;
@@ -35,20 +35,20 @@ struct DecodeServerOptions {
   local_prefill::LocalPrefillOptions local_prefill;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
-  // Host that routers and peers are told to reach this worker by, for gRPC and KV; empty: the one it listens on.
+  // Host that routers and peers use to reach this worker, for gRPC and KV; empty: the host it listens on.
   std::string advertise;
-  // Puts the worker on the list of members once it serves; null: nobody has to be told.
+  // Registers the worker as a member once it serves. Null: no registration is needed.
   std::function<absl::StatusOr<std::unique_ptr<membership::Registration>>(const membership::Member&)> join;
 };
 
-// Owns everything of one decode worker. Stop() before destruction.
+// Owns all parts of one decode worker. Call Stop() before destruction.
 class DecodeServer {
  public:
   static absl::StatusOr<std::unique_ptr<DecodeServer>> Start(std::shared_ptr<const engine::Model> model,
                                                              const DecodeServerOptions& options);
   ~DecodeServer();
 
-  std::string grpc_address() const { return host_->grpc_address(); }  // that it listens on
+  std::string grpc_address() const { return host_->grpc_address(); }  // where it listens
   std::string metrics_address() const { return host_->metrics_address(); }
   const engine::PagePool& pool() const { return *pool_; }
   const local_prefill::LocalPrefill* local_prefill() const { return local_.get(); }  // null: none

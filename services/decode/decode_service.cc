@@ -20,7 +20,7 @@
 namespace spl::decode {
 namespace {
 
-// Of the pages that the sequence holds.
+// Bytes of the pages that the sequence holds.
 uint64_t HeldBytes(const engine::SequenceKv& kv, const engine::CompactPages* compact) {
   auto pages = static_cast<uint64_t>(kv.num_pages());
   if (compact != nullptr) {
@@ -187,7 +187,7 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
 absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
   if (draining()) return absl::UnavailableError("the decode worker is draining");
   SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), engine_.model()));
-  // Whoever gave way comes first: what is free is theirs.
+  // Sequences that were preempted come first: free pages are theirs.
   if (const size_t parked = engine_.load().parked; parked > 0)
     return Errorf(absl::StatusCode::kResourceExhausted, "{} sequences that gave way wait for KV pages", parked);
   SPLICE_ASSIGN_OR_RETURN(auto ticket, MakeReservation(request, engine_.model(), {pool_, landing_pool_}, response));
@@ -236,7 +236,7 @@ absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::func
   return full;
 }
 
-// Of what TicketTable answers.
+// Counts a refusal by the ticket table.
 void DecodeService::CountRefusal(const absl::Status& status) {
   if (status.code() == absl::StatusCode::kNotFound) refused_unknown_.Increment();
   if (status.code() == absl::StatusCode::kFailedPrecondition) refused_generation_.Increment();
@@ -272,7 +272,7 @@ void DecodeService::Land(LandingTask task) {
   task.done(status);
 }
 
-// Null, and the request decodes without: what came is not what one can use.
+// Null: the lease cannot be used, and the request decodes without it.
 std::shared_ptr<engine::HeadSource> DecodeService::OpenLease(const Ticket& ticket, const v1::CommitRequest& request) {
   std::vector<engine::KeySummary> summaries;
   for (const v1::KeySummary& proto : request.lease().summaries()) {

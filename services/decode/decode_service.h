@@ -26,10 +26,10 @@ struct DecodeServiceOptions {
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
   HeadLeaseOptions leases;
-  transport::KvTransport* transport = nullptr;  // on which the pool is registered; outlives the service
+  transport::KvTransport* transport = nullptr;  // the transport on which the pool is registered; outlives the service
 };
 
-// Borrows engine, pool and metrics. gRPC threads only validate and enqueue; one landing thread verifies checksums.
+// Borrows engine, pool and metrics. gRPC threads only validate and enqueue. One landing thread verifies checksums.
 class DecodeService final : public v1::Decode::CallbackService {
  public:
   // `landing` is null unless the pool is on a GPU.
@@ -51,22 +51,22 @@ class DecodeService final : public v1::Decode::CallbackService {
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const v1::ReleaseRequest* request,
                                     v1::ReleaseResponse* response) override;
 
-  // What the worker prefills itself, once it is ready to; null (the default): nothing. Part of every GetInfo answer.
+  // Sets the local prefill of this worker, once it is ready; null (the default): none. Part of every GetInfo answer.
   void set_local_prefill(const local_prefill::LocalPrefill* local_prefill) { local_prefill_ = local_prefill; }
   // The worker's gRPC address, known once its server listens; part of every GetInfo answer.
   void set_grpc_address(const std::string& address);
-  // Refuses new tickets and returns when the running ones have ended, or at the deadline.
+  // Refuses new tickets; returns when all running ones have ended, or at the deadline.
   void Drain(std::chrono::steady_clock::time_point deadline);
   void UpdateGauges();
-  // Ends every ticket; call before the engine stops.
+  // Ends every ticket. Call it before the engine stops.
   void Stop();
 
  private:
   struct LandingTask {
-    Ticket* ticket = nullptr;  // in state kLanding: nobody else touches its kv
+    Ticket* ticket = nullptr;  // in state kLanding: no other thread touches its kv
     v1::CommitRequest request;
     std::function<void(absl::Status)> done;
-    Span span;  // of the commit
+    Span span;  // span of the commit
   };
 
   absl::Status DoReserve(const v1::ReserveRequest& request, v1::Ticket& response);

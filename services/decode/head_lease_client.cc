@@ -253,7 +253,7 @@ void HeadLeaseClient::EndFetch(Quarantined quarantined, const absl::Status& stat
   done(status);
 }
 
-// What is under way ends by its deadline at the latest; the pages go with their pool.
+// Running fetches end by their deadline at the latest; their pages go with the pool.
 void HeadLeaseClient::Stop() {
   {
     std::lock_guard lock(mutex_);

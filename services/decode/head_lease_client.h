@@ -1,4 +1,4 @@
-// The decode worker's end of leases: keeps them alive, fetches heads under them, gives them back.
+// The decode worker's side of head leases: keeps leases alive, fetches heads under them, releases them.
 #pragma once
 
 #include <chrono>
@@ -22,24 +22,24 @@ namespace spl::decode {
 
 struct HeadLeaseOptions {
   // A fetch that takes longer has failed. Its pages return to the pool when it is proved that nothing more is written
-  // to them, as those of a ticket do; as much time later the prefill worker's channel is torn down for it.
+  // to them, like the pages of a ticket. If that takes as long again, the prefill worker's channel is torn down.
   std::chrono::milliseconds fetch_timeout{5'000};
-  std::chrono::milliseconds rpc_timeout{2'000};  // of renewals and releases
-  std::shared_ptr<const PeerTls> tls;            // of all calls; null: without
+  std::chrono::milliseconds rpc_timeout{2'000};  // for renewals and releases
+  std::shared_ptr<const PeerTls> tls;            // for all calls; null: no TLS
 };
 
-// Owns one thread, on which renewals are sent and checksums compared. Any thread may call Open; leases are used and
-// dropped on the engine's.
+// Owns one thread, which sends renewals and compares checksums. Any thread may call Open. Leases are used and dropped
+// on the engine's thread.
 class HeadLeaseClient {
  public:
-  // `worker_id` and `epoch` are what prefill workers know this worker by.
-  // `fence` outlives it.
+  // `worker_id` and `epoch` identify this worker to prefill workers. `fence` must outlive this object.
   HeadLeaseClient(const HeadLeaseOptions& options, std::string worker_id, uint64_t epoch, WriterFence& fence);
   ~HeadLeaseClient();  // Stop() must have been called
 
-  // A lease that a prefill worker gave with a commit. Dropping the last owner releases it. May outlive Stop, not this.
+  // Takes over a lease that a prefill worker gave with a commit. Dropping the last owner releases it. The lease may
+  // outlive Stop, but not this object.
   std::shared_ptr<engine::HeadSource> Open(const v1::HeadLease& lease, std::vector<engine::KeySummary> summaries);
-  size_t num_fetching() const;  // fetches under way, and those whose pages must wait
+  size_t num_fetching() const;  // running fetches, and those whose pages must wait
   void Stop();
 
  private:
@@ -57,7 +57,7 @@ class HeadLeaseClient {
   void Loop();
   void StartFetch(const std::shared_ptr<Lease>& lease, std::shared_ptr<engine::HeadPages> pages,
                   std::function<void(absl::Status)> done);
-  // `quarantined`: where the pages wait if they may still be written.
+  // `quarantined`: holds the pages if they may still be written.
   void EndFetch(Quarantined quarantined, const absl::Status& status, const std::function<void(absl::Status)>& done);
   void RenewDue(std::chrono::steady_clock::time_point now);
   void LookForProofs(std::chrono::steady_clock::time_point now);

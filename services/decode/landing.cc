@@ -123,7 +123,7 @@ absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request, cons
     }
     if (crc == request.crc32c(stream)) continue;
     damaged = true;
-    // The writer is not told the right checksum: whoever knows it could commit pages that somebody else has filled.
+    // Do not tell the writer the right checksum: with it, a process could commit pages that another one has filled.
     log::Warning("decode.kv_damaged", log::F("request", ticket.request_id), log::F("stream", stream),
                  log::F("checksum", fmt::format("{:08x}", crc)),
                  log::F("sent", fmt::format("{:08x}", request.crc32c(stream))));

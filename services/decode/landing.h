@@ -1,5 +1,5 @@
-// Takes over a prompt's KV that a prefill worker has written into a ticket's pages: what it says about them is applied,
-// and every page is checked.
+// Takes over a prompt's KV that a prefill worker has written into a ticket's pages: applies the commit and checks every
+// page.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,11 +10,12 @@
 
 namespace spl::decode {
 
-// REQUIRES: the ticket is in state kLanding, so that nobody else touches its pages; the writer has flushed before it
-// committed, so that all bytes are in the pool or in the landing pages. Afterwards the ticket is for what came: a
-// shorter prompt (`only`), fewer positions (`kept`), more heads (`restored_heads`), all of it in the pool.
-// Costs a checksum of all pages, on the pool's device. DataLoss: a page is not what was sent, and `damaged` is set.
-// InvalidArgument: the commit contradicts the ticket or itself.
+// REQUIRES: the ticket is in state kLanding, so that no other thread touches its pages. The writer flushed before it
+// committed, so that all bytes are in the pool or in the landing pages. Afterwards the ticket describes the KV that
+// arrived, all of it in the pool: a shorter prompt (`only`), fewer positions (`kept`), more heads (`restored_heads`).
+//
+// DataLoss: a page differs from the one that was sent; sets `damaged`. InvalidArgument: the commit contradicts the
+// ticket or itself. Cost: a checksum of all pages, on the pool's device.
 absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const ReservationPools& pools,
                         const engine::Model& model, bool& damaged);
 

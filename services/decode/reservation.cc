@@ -20,13 +20,13 @@ int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.
 
 // Room that a prompt takes.
 struct Room {
-  bool compressed = false;       // only what the classes keep, and the spares
+  bool compressed = false;       // only the KV that the classes keep, and the spares
   engine::SpareNeed spares;      // none unless compressed
   std::vector<int64_t> of_rank;  // pages
 };
 
-// Only what local heads keep, if that is less than everything with the room for restored heads that it takes until the
-// commit. `share`: of the local heads that may be restored.
+// Reserves only the KV that local heads keep, if that (with the room for restored heads until the commit) is less than
+// everything. `share`: share of the local heads that may be restored.
 Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks, int64_t num_tokens,
              double share) {
   Room room{.of_rank = engine::PagesByRank(shape, nullptr, num_ranks, num_tokens)};
@@ -109,7 +109,7 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
                                       const engine::Model& model, const engine::PagePool& pool,
                                       const std::vector<int64_t>& without) {
   const engine::KvShape shape = engine::KvShapeOf(model.config());
-  // Nothing is known yet of what the policy may leave out: room is reserved for everything.
+  // The policy's omissions are not known yet: reserves room for everything.
   const auto choice_of = [&](const engine::DecodeOptions& options) -> absl::StatusOr<Choice> {
     Choice choice{.options = options, .needed = without};
     SPLICE_ASSIGN_OR_RETURN(choice.selector, engine::MakeSelectorBehind(reuse.policy, ticket.prompt_tokens, options,

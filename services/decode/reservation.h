@@ -1,5 +1,5 @@
-// A decode worker's room for one prompt that is still to come: a request is checked, what it needs is counted, and its
-// pages are taken. No RPC, no time: tickets get those from the service.
+// A decode worker's KV reservation for one prompt: checks the request, computes its need, and takes the pages.
+// Independent of RPCs and time; the service adds those to the ticket.
 #pragma once
 
 #include <memory>
@@ -12,19 +12,22 @@
 
 namespace spl::decode {
 
-// Where pages are reserved. All outlive the call.
+// The pools in which pages are reserved. All outlive the call.
 struct ReservationPools {
   engine::PagePool& pool;
   engine::PagePool* landing = nullptr;  // host memory in front of a pool on a GPU; null: prompts arrive in the pool
 };
 
-// A ticket with its pages: KV of the prompt, spare pages for heads that may be restored, what a choice of tokens keeps,
-// and landing pages where all of them are free. Without an id, an expiry, a writer or a stream. Any thread.
+// Returns a ticket with its pages: KV of the prompt, spare pages for heads that may be restored, compact pages for
+// token selection, and landing pages if all of them are free. The ticket has no id, expiry, writer or stream yet. Any
+// thread may call.
 //
-// Where the pages that a choice of tokens keeps find no room, and those of the KV do, the ticket is for a sequence that
-// attends to everything; `response` then names the method. `response` gets the pages and holes, too.
-// InvalidArgument: the field and its range, or a prompt that is larger than the pool. ResourceExhausted: no pages now.
-// FailedPrecondition, Unimplemented: the policy or the decode method, as CheckRecoveryPolicy and MakeTokenSelector say.
+// If there is room for the KV but not for the compact pages, the ticket is for a sequence that attends to everything,
+// and `response` names the method. `response` also gets the pages and holes.
+//
+// InvalidArgument: the message names the field and its range, or the prompt is larger than the pool. ResourceExhausted:
+// not enough free pages now. FailedPrecondition, Unimplemented: the policy or the decode method, as CheckRecoveryPolicy
+// and MakeTokenSelector.
 absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest& request, const engine::Model& model,
                                                         const ReservationPools& pools, v1::Ticket& response);
 

@@ -1,4 +1,4 @@
-// Spans of a sequence that is decoded.
+// Trace spans of a sequence that is being decoded.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace spl::decode {
 
-// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Engine thread.
+// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Used by the engine
+// thread.
 struct SequenceSpans {
   SequenceSpans(const Tracer& tracer, const TraceContext& parent)
       : tracer(tracer), whole(tracer, "decode.sequence", parent), part(tracer, "decode.admission", whole.context()) {}

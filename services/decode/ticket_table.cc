@@ -117,7 +117,7 @@ void TicketTable::Drop(const RandomId& id, const absl::Status& why) {
     changed_.notify_all();
   }
   const std::shared_ptr<TokenStream> stream = gone->stream;
-  gone.reset();  // pages are free before anybody hears of the end
+  gone.reset();  // pages are free before the end is reported
   stream->End(why);
 }
 

@@ -1,4 +1,4 @@
-// Reservations of a decode worker: who may write which pages, until when.
+// KV reservations ("tickets") of a decode worker: who may write which pages, and until when.
 #pragma once
 
 #include <chrono>
@@ -19,10 +19,10 @@
 
 namespace spl::decode {
 
-// A ticket's way: kReserved → kLanding (commit is being verified) → kRunning → gone; or from kReserved → kQuarantined
-// (given up, but its writer may still write) → gone. Pages return to the pool only from kRunning's end, or when it is
-// proved that nothing can be written to them any more: the writer said so, or its channel is gone. Time proves nothing:
-// a writer that was paused in front of a write does not know how long.
+// States of a ticket: kReserved → kLanding (the commit is being verified) → kRunning → gone; or kReserved →
+// kQuarantined (given up, but its writer may still write) → gone. Pages return to the pool only after kRunning, or when
+// it is proved that no more writes can reach them: the writer said so, or its channel is gone. Passing time proves
+// nothing: a writer that was paused before a write does not know for how long.
 enum class TicketState : uint8_t { kReserved, kLanding, kRunning, kQuarantined };
 
 struct Ticket {
@@ -33,21 +33,23 @@ struct Ticket {
   std::chrono::steady_clock::time_point expires;
   std::chrono::milliseconds ttl{0};
   TicketWriter writer;
-  std::chrono::steady_clock::time_point ask_at;  // the table's: when its writer is asked next
-  bool cut = false;                              // the table's: its writer's channel was torn down
+  std::chrono::steady_clock::time_point ask_at;  // owned by the table: when its writer is asked next
+  bool cut = false;                              // owned by the table: its writer's channel was torn down
   std::unique_ptr<engine::SequenceKv> kv;        // moves to the engine when running
-  std::unique_ptr<engine::SequenceKv> landing;   // pages of the landing memory; null without, or when it was full
-  // What local heads keep once decoding starts; null: everything. Reserved and sent is what they keep (kv->classes()),
-  // or everything where that costs no more.
+  std::unique_ptr<engine::SequenceKv> landing;   // pages of the landing memory; null: none needed, or it was full
+  // The part of the KV that local heads keep once decoding starts; null: everything. The ticket reserves, and the
+  // writer sends, kv->classes(): the same part, or everything if that costs no more.
   std::shared_ptr<const engine::StreamClasses> classes;
   std::unique_ptr<engine::SparePages> spare, landing_spare;  // for restored heads, until the commit
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   engine::DecodeOptions decode;
   engine::HeadRestoreOptions restore;
-  std::unique_ptr<engine::CompactPages> compact;  // of the first continuation; null: its selector needs none
-  std::vector<int32_t> prompt;                    // only when a penalty or the selector needs it, or for resumed output
-  std::vector<int32_t> left_prompt;  // of it, but for its last num_output_tokens, what came, where that is less
+  // compact pages of the first continuation; null: its selector needs none
+  std::unique_ptr<engine::CompactPages> compact;
+  std::vector<int32_t> prompt;  // only if a penalty, the selector or resumed output needs it
+  // the part of `prompt` (without its last num_output_tokens) that arrived, if that is less than all
+  std::vector<int32_t> left_prompt;
   int64_t num_output_tokens = 0;
   std::vector<int32_t> replay;  // DecodeRequest::replay
   engine::CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
@@ -56,45 +58,45 @@ struct Ticket {
 
 struct TicketCounts {
   size_t reserved = 0, running = 0, quarantined = 0;
-  size_t stuck = 0;  // of the quarantined: for longer than a ttl past the end of theirs, and no proof is in sight
+  size_t stuck = 0;  // quarantined for longer than a ttl past their expiry, without a proof in sight
   uint64_t expired_total = 0, cut_total = 0;
 };
 
-// Owns the tickets and one thread that lets them expire, and looks for the proofs that end quarantines: a channel that
-// is gone, at once; from the ticket's expiry on its writer is asked; another ttl later its channel is torn down. Any
-// thread may call; no callback runs under the lock.
+// Owns the tickets and one thread, which expires tickets and looks for proofs that end quarantines. A channel that is
+// gone is noticed at once. After the ticket has expired, its writer is asked; another ttl later the writer's channel is
+// torn down. Any thread may call; no callback runs under the lock.
 class TicketTable {
  public:
-  // `max_tickets` bounds all states together. `proofs` outlives the table; null: only the writer itself ends a
+  // `max_tickets` limits all states together. `proofs` must outlive the table. Null: only the writer itself ends a
   // quarantine.
   explicit TicketTable(size_t max_tickets, WriterProofs* proofs = nullptr);
   ~TicketTable();  // Stop() must have been called
 
-  // Takes the ticket over and returns the generation that it got: the ticket itself may be gone already, released by
-  // somebody else. ResourceExhausted when there are too many.
+  // Takes the ticket over and returns its generation; the ticket itself may already be gone, released by another
+  // thread. ResourceExhausted: too many tickets.
   absl::StatusOr<uint64_t> Add(std::unique_ptr<Ticket> ticket);
 
-  // kReserved → kLanding; the caller verifies and then calls Launch or Drop. NotFound: unknown, expired or given up;
-  // the pages of one in quarantine are free then, because a commit says that its writer is quiet. FailedPrecondition:
+  // kReserved → kLanding. The caller verifies the pages, then calls Launch or Drop. NotFound: unknown, expired or given
+  // up; quarantined pages become free then, because a commit means that the writer is quiet. FailedPrecondition:
   // another generation. AlreadyExists: committed before; the repeat changes nothing.
   absl::StatusOr<Ticket*> BeginLanding(const RandomId& id, uint64_t generation);
-  // kLanding → kRunning. False when the ticket was released meanwhile: it is dropped and freed.
+  // kLanding → kRunning. False: the ticket was released in the meantime; it is dropped and freed.
   bool MarkRunning(const RandomId& id);
 
-  // The stream of a ticket in any state but quarantined. NotFound, FailedPrecondition: as BeginLanding says.
+  // Returns the stream of a ticket in any state but kQuarantined. NotFound, FailedPrecondition: as BeginLanding.
   absl::StatusOr<std::shared_ptr<TokenStream>> FindStream(const RandomId& id, uint64_t generation) const;
 
-  // Gives a ticket up. Reserved: freed when the writer is quiet, else quarantined. Landing or running: cancelled, the
-  // engine ends it. Unknown tickets are fine (it is gone already).
+  // Gives a ticket up. Reserved: freed if the writer is quiet, otherwise quarantined. Landing or running: cancelled,
+  // and the engine ends it. An unknown ticket is fine: it is gone already.
   void Release(const RandomId& id, uint64_t generation, bool writer_quiet, const absl::Status& why);
 
-  // Removes a ticket in whatever state and frees what it still owns.
+  // Removes a ticket in any state and frees its resources.
   void Drop(const RandomId& id, const absl::Status& why);
 
   TicketCounts counts() const;
-  // Returns when nothing is reserved, landing or running, or at the deadline.
+  // Returns when no ticket is reserved, landing or running, or at the deadline.
   void WaitIdle(std::chrono::steady_clock::time_point deadline) const;
-  // Called (without the lock) when a running ticket was cancelled: the engine should look.
+  // `on_cancel` is called, without the lock, when a running ticket was cancelled, so that the engine looks at it.
   void set_on_cancel(std::function<void()> on_cancel) { on_cancel_ = std::move(on_cancel); }
   void Stop(const absl::Status& why);
 

@@ -1,4 +1,4 @@
-// Tokens on their way from the engine thread to one Stream call.
+// Tokens on the way from the engine thread to one Stream call.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,16 +13,16 @@
 namespace spl::decode {
 
 // Created with its ticket, so that tokens sampled before the router attaches are kept. Any thread may call. While a
-// write is in flight further tokens gather in one chunk: what waits is bounded by the sequence's length.
+// write is in flight, further tokens collect in one chunk, which the length of the sequence bounds.
 class TokenStream : public std::enable_shared_from_this<TokenStream> {
  public:
-  // Runs once when the attached call is cancelled or its deadline passes before End.
+  // `on_cancel` runs once, if the attached call is cancelled or its deadline passes before End.
   explicit TokenStream(std::function<void()> on_cancel) : on_cancel_(std::move(on_cancel)) {}
 
   void Push(const v1::StreamChunk& chunk);
   void End(const absl::Status& status);
 
-  // The reactor of the one call that reads this stream; null when there is one already.
+  // Returns the reactor of the one call that reads this stream. Null: another call reads it already.
   grpc::ServerWriteReactor<v1::StreamChunk>* Attach();
 
  private:

@@ -15,8 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxStubs = 64;
-// How long the writer refuses a call for the ticket that is still under way. Longer than any client waits; it keeps
-// 150 bytes for it, and cuts it to its own limit.
+// How long the writer refuses a late call with the ticket. Longer than any client waits; the writer keeps 150 bytes for
+// it, and cuts the time to its own limit.
 constexpr std::chrono::hours kRememberRevoked{1};
 
 }  // namespace

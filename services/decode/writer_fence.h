@@ -1,4 +1,4 @@
-// Whether the prefill worker that was to write a ticket's pages can still write them (docs/decisions/0002).
+// Proves whether the prefill worker of a ticket can still write the ticket's pages (docs/decisions/0002).
 #pragma once
 
 #include <chrono>
@@ -16,54 +16,55 @@
 
 namespace spl::decode {
 
-// Who may write a ticket's pages, as far as this worker knows.
+// The writer of a ticket's pages, as far as this worker knows.
 struct TicketWriter {
-  // The channel, by its address at the writer. Empty: it cannot be seen from here.
+  // The channel, by its address on the writer's side. Empty: this worker cannot see it.
   std::string channel_address;
-  std::string grpc_address;                    // where RevokeTicket is answered; empty: nobody can be asked
-  uint64_t epoch = 0;                          // likewise
-  std::chrono::steady_clock::time_point seen;  // the channel was there, or had been
-  // A reservation that names nobody: over any connection that was there before, a ttl past its end.
+  std::string grpc_address;                    // address that serves RevokeTicket; empty: the writer cannot be asked
+  uint64_t epoch = 0;                          // epoch of the process behind grpc_address
+  std::chrono::steady_clock::time_point seen;  // time at which the channel existed, or had existed
+  // For a reservation without a writer: any connection from before this time may be the writer's (two ttl after the
+  // reservation).
   std::chrono::steady_clock::time_point anybody_before;
 };
 
-// Answers a ticket table's questions about a writer. Any thread may call; tests have their own.
+// Answers a ticket table's questions about a writer. Any thread may call. Tests have their own implementations.
 class WriterProofs {
  public:
   virtual ~WriterProofs() = default;
   // True: no write of this writer can reach a page of this worker any more.
   virtual bool Gone(const TicketWriter& writer) const = 0;
-  // Asks the writer to let go of the ticket and never to begin with it. `on_quiet` runs once, on another thread, when
-  // it said that it has; not at all otherwise. False: it cannot be asked now.
+  // Asks the writer to end its writes to the ticket and never to start another. `on_quiet` runs once, on another
+  // thread, when the writer confirms; otherwise it never runs. False: the writer cannot be asked now.
   virtual bool Ask(const TicketWriter& writer, const RandomId& ticket, std::function<void()> on_quiet) = 0;
-  // Begins to tear down the writer's channel; false when that is not in this worker's power.
+  // Starts to tear down the writer's channel. False: this worker cannot do that.
   virtual bool Cut(const TicketWriter& writer) = 0;
 };
 
 struct WriterFenceOptions {
   std::chrono::milliseconds rpc_timeout{2'000};
-  size_t max_asking = 64;              // calls under way
-  std::shared_ptr<const PeerTls> tls;  // of the calls; null: without
+  size_t max_asking = 64;              // calls in flight
+  std::shared_ptr<const PeerTls> tls;  // for the calls; null: no TLS
 };
 
-// Proofs from the transport's own connections, and from RevokeTicket. Thread-safe.
+// Proofs from the transport's connections and from RevokeTicket. Thread-safe.
 class WriterFence final : public WriterProofs {
  public:
-  // `transport` may be null: no channel is seen then.
+  // `transport` may be null: then no channel is seen.
   WriterFence(transport::KvTransport* transport, const WriterFenceOptions& options)
       : transport_(transport), options_(options) {}
   ~WriterFence() override;  // Stop() must have been called
 
-  // The writer that a reservation names. Its channel is taken note of only if it is there or has been: an address that
-  // something between the two rewrites would look like one that is gone. A router may name a writer that has died since
-  // it looked; such a ticket's pages are free as soon as it is given up.
+  // Returns the writer that a reservation names. Records its channel only if the transport knows it: an address that
+  // something in between has rewritten would look like a channel that is gone. A router may name a writer that has died
+  // since the router looked; the pages of such a ticket are free as soon as it is given up.
   TicketWriter Note(const v1::KvWriter& writer, std::chrono::milliseconds ttl) const;
 
   bool Gone(const TicketWriter& writer) const override;
   bool Ask(const TicketWriter& writer, const RandomId& ticket, std::function<void()> on_quiet) override;
   bool Cut(const TicketWriter& writer) override;
 
-  // Ends the calls under way and waits for their callbacks. Ask is refused from then on.
+  // Ends the calls in flight and waits for their callbacks. Later calls of Ask are refused.
   void Stop();
 
  private:

@@ -7,8 +7,8 @@
 
 namespace spl::kvstore {
 
-// Borrows store and pool; both outlive the server that runs the service. Every call may write to the disk and runs on
-// the pool.
+// Borrows store and pool, which must outlive the server that runs the service. Every call may write to the disk and
+// runs on the pool.
 class AdminService final : public v1::KvStoreAdmin::CallbackService {
  public:
   AdminService(TieredStore& store, WorkPool& pool) : store_(store), pool_(pool) {}

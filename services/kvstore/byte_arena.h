@@ -1,4 +1,4 @@
-// Which ranges of a fixed piece of memory are free.
+// Tracks the free ranges of a fixed piece of memory.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace spl::kvstore {
 
-// Best fit, neighbours joined when they come back. Any thread may call. Cost: logarithmic in the number of free ranges,
-// of which there are few while chunks have few sizes.
+// Best fit; joins neighbours when ranges come back. Any thread may call. Cost: logarithmic in the number of free
+// ranges, which is small while chunks have few sizes.
 class ByteArena {
  public:
   explicit ByteArena(uint64_t size);
 
-  // The offset of `bytes` bytes; nothing when no free range is that long. `bytes` must not be 0.
+  // Returns the offset of a range of `bytes` bytes, or nothing if no free range is that long. `bytes` must not be 0.
   std::optional<uint64_t> Take(uint64_t bytes);
-  // A range that Take gave.
+  // Returns a range that Take gave.
   void Give(uint64_t offset, uint64_t bytes);
 
   uint64_t size() const { return size_; }
   uint64_t used() const;
-  // Aborts when the two views of the free ranges disagree. For tests.
+  // Aborts if the two views of the free ranges disagree. For tests.
   void CheckInvariants() const;
 
  private:

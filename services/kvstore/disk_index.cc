@@ -14,11 +14,11 @@
 namespace spl::kvstore {
 namespace {
 
-// Rows by the first byte of their key; behind it stand 32 bytes, of a chunk key or a namespace id.
+// Rows by the first byte of their key; 32 bytes of a chunk key or a namespace id follow.
 constexpr char kChunkPrefix = 'k';
 constexpr char kNamespacePrefix = 'n';
 constexpr char kBuriedPrefix = 't';
-constexpr char kSlotOnlyVersion = 1;  // of chunk rows: version, slot_bytes, slot, sequence
+constexpr char kSlotOnlyVersion = 1;  // version byte of the oldest chunk rows: version, slot_bytes, slot, sequence
 constexpr char kChunkVersion = 2;
 constexpr char kNamespaceVersion = 1;
 constexpr char kRecordFamily[] = "records";
@@ -101,7 +101,7 @@ bool DecodeChunk(const rocksdb::Slice& key, const rocksdb::Slice& value, IndexEn
   entry.slot.slot_bytes = row.U64();
   entry.slot.slot = row.U64();
   entry.sequence = row.U64();
-  if (version == kSlotOnlyVersion) {  // what the first version of the store wrote: the rest stays at its default
+  if (version == kSlotOnlyVersion) {  // row of the store's first version: the other fields keep their defaults
     entry.payload_bytes = entry.slot.slot_bytes;
     return row.Done();
   }
@@ -216,7 +216,8 @@ class RocksIndex final : public DiskIndex {
 
   absl::Status ScanRecords(const std::string& prefix, const std::string& after, const VisitFn& visit) const override {
     const std::unique_ptr<rocksdb::Iterator> row(db_->NewIterator(rocksdb::ReadOptions(), records_));
-    row->Seek(after > prefix ? after + '\0' : prefix);  // nothing stands between a key and the key with a zero behind
+    // no key lies between a key and the same key with a zero byte appended
+    row->Seek(after > prefix ? after + '\0' : prefix);
     for (; row->Valid() && row->key().starts_with(prefix); row->Next()) {
       const auto view = [](const rocksdb::Slice& slice) { return std::string_view(slice.data(), slice.size()); };
       if (!visit(view(row->key()), view(row->value()))) break;

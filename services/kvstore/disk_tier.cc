@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 FaultPoint synced_fault("kvstore.disk.synced");        // payloads on disk, index not
-FaultPoint committed_fault("kvstore.disk.committed");  // index on disk, nobody told
+FaultPoint committed_fault("kvstore.disk.committed");  // index on disk, no caller has been told
 
 constexpr char kVersionLine[] = "splice-kvstore data 3";
 // Read, and changed to 3 at once: 1 has no namespaces, 2 no records.
@@ -119,7 +119,7 @@ absl::Status DiskTier::CheckVersionFile() {
                   kVersionLine);
   }
   for (const fs::directory_entry& file : fs::directory_iterator(options_.dir)) {
-    if (file.path().filename() == "VERSION.new") continue;  // of a first start that was cut off
+    if (file.path().filename() == "VERSION.new") continue;  // left by a first start that was cut off
     return Errorf(absl::StatusCode::kFailedPrecondition, "{} is not empty and no chunk store; use another --data-dir",
                   options_.dir);
   }
@@ -331,7 +331,7 @@ absl::Status DiskTier::FlushUsage(size_t max_entries) {
   return absl::OkStatus();
 }
 
-// Takes the entry out of the maps; its slot is free once nobody reads it.
+// Takes the entry out of the maps; its slot is free once no read uses it.
 void DiskTier::Unlink(const std::shared_ptr<Entry>& entry) {
   entry->indexed = false;
   entry->record->on_disk.store(false);
@@ -493,7 +493,7 @@ absl::Status DiskTier::WriteSome(std::span<const StoredChunkRef> chunks, size_t&
       const auto same = [&](const Written& other) { return other.row.key == chunk.header.key; };
       if (entries_.count(chunk.header.key) != 0 || std::any_of(written.begin(), written.end(), same)) continue;
       const absl::StatusOr<SlotRef> slot = TakeSlot(SlotBytesFor(chunk.header.payload_bytes));
-      if (!slot.ok() && !written.empty()) break;  // commit what is written: it can make room for the rest
+      if (!slot.ok() && !written.empty()) break;  // commit the written chunks: that can make room for the rest
       status = slot.status();
       if (!status.ok()) continue;
       const double priority = order_.PriorityOf(*chunk.record);
@@ -519,7 +519,7 @@ absl::Status DiskTier::WriteSome(std::span<const StoredChunkRef> chunks, size_t&
     }
   }
   if (!repinned.empty()) status.Update(SavePins(repinned));
-  // A namespace that was deleted while its chunks were written: whoever swept it has not seen them.
+  // A namespace was deleted while its chunks were being written: the sweep has not seen them.
   if (!dead.empty()) status.Update(Remove(dead));
   return status;
 }

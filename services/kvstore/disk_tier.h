@@ -1,4 +1,4 @@
-// Chunks on disk: an index in RocksDB, payloads in slab files, everything read is verified.
+// Chunks on disk: an index in RocksDB, payloads in slab files. Every read is verified.
 #pragma once
 
 #include <deque>
@@ -24,24 +24,26 @@ namespace spl::kvstore {
 
 struct DiskTierOptions {
   std::string dir;
-  // Of slab files, files' headers and the index not counted. The chunks least worth keeping make room.
+  // Limit of slab files, without file headers and the index. The chunks least worth keeping make room.
   uint64_t capacity_bytes = 0;
   Watermarks watermarks;
-  // A damaged index is set aside as index.damaged-<Unix ms> and the tier starts without chunks, namespaces and records.
+  // Moves a damaged index aside as index.damaged-<Unix ms>; the tier then starts without chunks, namespaces and
+  // records.
   bool reset_damaged_index = false;
 };
 
-// Owns the directory (one process at a time). Read and Contains from any threads; Write from one at a time (it locks).
+// Owns the directory (one process at a time). Any thread may call Read and Contains; Write runs one call at a time (it
+// locks).
 //
-// Crash safety: a chunk is written and synced before its index entry is, and the entry of an evicted chunk is removed
-// before its slot is used again. After kill -9 every entry therefore names a slot with that chunk; after a power cut a
-// removed entry may be back, and Read finds another key in the slot and drops it. Counts of use and priorities are
-// written now and then (FlushUsage), so the order of eviction is approximately the same after a restart.
+// Crash safety: a chunk is written and synced before its index entry; the entry of an evicted chunk is removed before
+// its slot is used again. After kill -9 every entry therefore names a slot with that chunk. After a power cut a removed
+// entry may be back; Read then finds another key in the slot and drops the entry. Counts of use and priorities are
+// written from time to time (FlushUsage), so the order of eviction is approximately the same after a restart.
 class DiskTier {
  public:
-  // Gives the catalogue the records and the table the namespaces that it finds; both are borrowed. FailedPrecondition:
-  // the directory is in use or has another format version; DataLoss: the index is unreadable, and is not to be reset. A
-  // damaged slab file costs its chunks, not the start.
+  // Puts the records and namespaces that it finds into the catalogue and the table; borrows both. FailedPrecondition:
+  // the directory is in use or has another format version. DataLoss: the index is unreadable and reset_damaged_index is
+  // off. A damaged slab file costs its chunks, not the start.
   static absl::StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, ChunkCatalog& catalog,
                                                         NamespaceTable& namespaces);
   ~DiskTier();
@@ -50,53 +52,54 @@ class DiskTier {
   RecordStorage& record_storage() { return *index_; }
 
   bool Contains(const chunk::ChunkKey& key) const;
-  // Into a slot that `take_slot` gives for a payload size (nothing: ResourceExhausted). Null: not stored, or damaged
-  // and therefore dropped and counted. Unavailable: the disk failed; nothing is dropped.
+  // Reads into a slot that `take_slot` gives for a payload size (nothing: ResourceExhausted). Null: not stored, or
+  // damaged and therefore dropped and counted. Unavailable: the disk failed; nothing is dropped.
   using TakeSlotFn = std::function<std::optional<SlotBuffer>(uint64_t payload_bytes)>;
   absl::StatusOr<StoredChunkRef> Read(const chunk::ChunkKey& key, const TakeSlotFn& take_slot);
-  // It was used, from here or from memory, which the caller has counted in the record: later in the order of eviction.
+  // Moves a chunk back in the order of eviction after a use, here or in memory; the caller has counted the use in the
+  // record.
   void Touch(const chunk::ChunkKey& key);
-  // Those of them that are here, not others that have taken their keys since. Who reads one finishes.
+  // Removes these records, but not successors that have taken their keys since. Running reads finish.
   absl::Status Remove(std::span<const std::shared_ptr<ChunkRecord>> records);
-  // Their pins changed: the order follows, and what is here is synced.
+  // Applies changed pins to the order of eviction; syncs those of chunks on disk.
   absl::Status SavePins(std::span<const chunk::ChunkKey> keys);
-  // Writes counts of use and priorities of at most `max_entries` chunks that were used since. Cost: one unsynced batch
-  // of the index for 256 chunks each.
+  // Writes counts of use and priorities of at most `max_entries` chunks used since the last write. Cost: one unsynced
+  // batch of the index per 256 chunks.
   absl::Status FlushUsage(size_t max_entries);
-  // Group commit: one sync per touched file and one of the index for many chunks. Chunks that exist are skipped. Chunks
-  // that do not fit or that the disk refuses are left out and counted; the others are stored whatever became of those.
+  // Group commit: one sync per touched file and one of the index, for many chunks. Skips chunks that exist. Leaves out
+  // and counts chunks that do not fit or that the disk refuses; the others are stored regardless.
   struct WriteResult {
-    absl::Status status;  // the first problem. ResourceExhausted: no room even after eviction; Unavailable: the disk
+    absl::Status status;  // the first failure. ResourceExhausted: no room even after eviction; Unavailable: the disk
     size_t num_failed = 0;
   };
   WriteResult Write(std::span<const StoredChunkRef> chunks);
 
   struct Stats {
     uint64_t num_chunks = 0;
-    uint64_t bytes = 0;  // of used slots
+    uint64_t bytes = 0;  // used slots
     uint64_t num_evicted = 0;
     uint64_t num_corrupt = 0;
-    uint64_t num_index_resets = 0;  // 1: at this start
+    uint64_t num_index_resets = 0;  // 1: reset at this start
   };
   Stats stats() const;
   uint64_t capacity_bytes() const { return options_.capacity_bytes; }
 
-  // Aborts when the counters and free lists disagree with the entries. For tests.
+  // Aborts if the counters and free lists disagree with the entries. For tests.
   void CheckInvariants() const;
 
  private:
   struct Slab {
     std::unique_ptr<SlabFile> file;
     std::vector<uint64_t> free_backed;   // have blocks on disk
-    std::vector<uint64_t> free_punched;  // do not
+    std::vector<uint64_t> free_punched;  // have no blocks
   };
   struct Entry {
     std::shared_ptr<ChunkRecord> record;
     SlotRef slot;
     uint64_t sequence = 0;
     int num_readers = 0;
-    bool indexed = true;      // false: dropped while readers were in its slot
-    bool used_since = false;  // since its row was written: stands in used_
+    bool indexed = true;      // false: dropped while a read of its slot was running
+    bool used_since = false;  // used since its row was written: listed in used_
     EvictionOrder::Position position;
   };
 
@@ -137,8 +140,8 @@ class DiskTier {
   std::map<uint64_t, Slab> slabs_;  // by slot_bytes; slabs are never removed
   std::unordered_map<chunk::ChunkKey, std::shared_ptr<Entry>, chunk::ChunkKeyHash> entries_;
   EvictionOrder order_;
-  std::deque<chunk::ChunkKey> used_;  // whose rows are out of date, oldest first; bounded
-  uint64_t used_bytes_ = 0;           // slots that hold a chunk, or a reader of one, or are being written
+  std::deque<chunk::ChunkKey> used_;  // keys whose rows are out of date, oldest first; bounded
+  uint64_t used_bytes_ = 0;           // slots that hold a chunk, or are being read or written
   uint64_t backed_bytes_ = 0;         // used and free_backed slots
   uint64_t next_sequence_ = 1;
   uint64_t num_evicted_ = 0;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kReadQueueCapacity = 1024;
 constexpr std::chrono::seconds kMaintenancePeriod{1};
-// Of a store without a disk; with one the disk is the limit.
+// Limit for a store without a disk; otherwise the disk is the limit.
 constexpr uint64_t kMemoryRecordBytes = 256 << 20;
 
 absl::Status Check(const KvStoreOptions& options) {
@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
     record_storage = parts->memory_records.get();
   }
   SPLICE_ASSIGN_OR_RETURN(parts->records, RecordTable::Open(*record_storage, parts->store->has_disk(), Clock::Real()));
-  // What readers and writers hold cannot be evicted: some of the memory stays for everybody else.
+  // Memory held by readers and writers cannot be evicted: some of it must stay for all other uses.
   LeaseOptions leases;
   leases.max_bytes = options.memory_bytes / 2;
   parts->leases = std::make_unique<LeaseTable>(leases, Clock::Real());

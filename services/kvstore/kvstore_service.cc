@@ -13,7 +13,7 @@ namespace spl::kvstore {
 namespace {
 
 FaultPoint get_fault("kvstore.get");        // delays between finding a chunk and looking at its bytes
-FaultPoint stream_fault("kvstore.stream");  // corrupt: a part changes on its way out
+FaultPoint stream_fault("kvstore.stream");  // corrupt: a part changes before it is sent
 
 constexpr std::chrono::milliseconds kRetryAfter{100};
 
@@ -55,11 +55,11 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::ChunkPart> {
       const chunk::ChunkKey& key = keys_[next_++];
       absl::StatusOr<StoredChunkRef> found = store_.Get(key);
       if (get_fault.armed()) (void)get_fault.Hit();
-      // Memory can rot as well as disks. It is the bytes at hand that count, not those the store has by now: a reader
-      // by RMA may have had them dropped since. A second look finds the disk's copy, or that there is none.
+      // Memory can rot as well as disks. The bytes at hand count, not those that the store has by now: a reader by RMA
+      // may have had them dropped since. A second look finds the disk's copy, or none.
       if (found.ok() && *found != nullptr && store_.DropIfDamaged(*found)) {
         found = store_.Get(key);
-        // Of a chunk that the disk does not have yet the copy that waits for it is the same.
+        // If the disk does not have the chunk yet, the queued copy is the same one.
         if (found.ok() && *found != nullptr && store_.DropIfDamaged(*found)) *found = nullptr;
       }
       if (!found.ok()) return Finish(ToGrpcStatus(found.status()));

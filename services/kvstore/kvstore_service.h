@@ -10,8 +10,8 @@
 
 namespace spl::kvstore {
 
-// Borrows all; they outlive the server that runs the service. gRPC threads parse and checksum; reads, which
-// may wait for the disk, run on the pool.
+// Borrows all arguments, which must outlive the server that runs the service. gRPC threads parse and checksum; reads,
+// which may wait for the disk, run on the pool.
 class KvStoreService final : public v1::KvStore::CallbackService {
  public:
   KvStoreService(TieredStore& store, const LeaseTable& leases, const PutTable& puts, WorkPool& pool,

@@ -1,4 +1,4 @@
-// Read leases: chunks that stay where they are while a peer copies them.
+// Read leases: chunks that stay in place while a peer copies them.
 #pragma once
 
 #include <chrono>
@@ -18,12 +18,12 @@ namespace spl::kvstore {
 struct LeaseOptions {
   std::chrono::milliseconds default_ttl{10'000};
   std::chrono::milliseconds max_ttl{60'000};
-  std::chrono::milliseconds max_life{600'000};  // however often it is renewed: chunks under lease cannot be evicted
-  uint64_t max_bytes = 0;  // of payloads under lease in all; a single lease is granted whatever its size
+  std::chrono::milliseconds max_life{600'000};  // limit with renewals: chunks under lease cannot be evicted
+  uint64_t max_bytes = 0;  // limit of payload bytes under all leases; a single lease is granted whatever its size
   size_t max_leases = 16'384;
 };
 
-// A lease holds references, and a chunk that is referred to is not evicted and its memory not used again; deleting its
+// A lease holds references to chunks. A referenced chunk is not evicted, and its memory is not reused. Deleting its
 // namespace makes it a miss at once and frees its memory when the lease ends. Any thread may call.
 class LeaseTable {
  public:
@@ -33,19 +33,20 @@ class LeaseTable {
     RandomId id;
     std::chrono::milliseconds ttl{0};
   };
-  // `ttl` 0: the default; longer ones are cut. ResourceExhausted: too many bytes are under lease, or too many leases.
+  // `ttl` 0: the default; longer ones are cut to the limit. ResourceExhausted: too many bytes under lease, or too many
+  // leases.
   absl::StatusOr<Grant> Take(std::vector<StoredChunkRef> chunks, std::chrono::milliseconds ttl);
-  // Until max_life after Take at most. NotFound: expired, released, or never given.
+  // Extends the lease, until max_life after Take at most. NotFound: expired, released, or never given.
   absl::StatusOr<std::chrono::milliseconds> Renew(const RandomId& id, std::chrono::milliseconds ttl);
-  // Those of `keys` whose chunks the lease holds, each once; none of an unknown lease.
+  // Returns those of `keys` whose chunks the lease holds, each once; none for an unknown lease.
   std::vector<chunk::ChunkKey> HeldOf(const RandomId& id, std::span<const chunk::ChunkKey> keys) const;
-  void Release(const RandomId& id);  // of an unknown one: nothing
-  void Expire();                     // ends those whose time has come; now and then
+  void Release(const RandomId& id);  // does nothing for an unknown lease
+  void Expire();                     // ends leases whose time is over; call it regularly
 
   struct Stats {
     uint64_t num_leases = 0;
     uint64_t bytes = 0;
-    uint64_t num_expired = 0;  // ever: their readers came too late
+    uint64_t num_expired = 0;  // since the start; their readers came too late
   };
   Stats stats() const;
 

@@ -7,7 +7,7 @@
 
 namespace spl::kvstore {
 
-// What is on disk may leave the memory whatever its pin.
+// A chunk that is on disk may leave the memory whatever its pin.
 chunk::Pin MemoryTier::PinHere(const ChunkRecord& record) {
   return record.on_disk.load() ? chunk::Pin::kNone : record.pin.load();
 }

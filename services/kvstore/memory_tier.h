@@ -1,4 +1,4 @@
-// Chunks in memory, most worth keeping.
+// The chunks most worth keeping, in memory.
 #pragma once
 
 #include <mutex>
@@ -11,33 +11,33 @@
 namespace spl::kvstore {
 
 struct Watermarks {
-  // What would fill a tier beyond `high` first evicts down to `low`: room is made for many chunks at once.
+  // A write that would fill a tier beyond `high` first evicts down to `low`, which makes room for many chunks at once.
   double high = 0.95;
   double low = 0.90;
 };
 
-// Indexes chunks whose slots lie in the payload memory, and makes room there. A chunk that somebody else holds (a
-// reader, a lease, the write queue) is not evicted: its memory would not become free. Any thread may call.
+// Indexes chunks whose slots lie in the payload memory, and makes room there. A chunk that a reader, a lease or the
+// write queue also holds is not evicted: its memory would not become free. Any thread may call.
 class MemoryTier {
  public:
   MemoryTier(PayloadMemory& memory, Watermarks watermarks) : memory_(memory), watermarks_(watermarks) {}
 
-  // Null: not here. `touch`: it is being used; the caller has counted that in the record.
+  // Null: not here. `touch` counts as a use in the order of eviction; the caller has counted it in the record.
   StoredChunkRef Find(const chunk::ChunkKey& key, bool touch);
-  // Room for a payload, made by eviction where need be. Nothing: larger than the memory, or all else is held or pinned.
+  // Returns room for a payload; evicts if necessary. Nothing: larger than the memory, or all else is held or pinned.
   std::optional<SlotBuffer> TakeSlot(uint64_t payload_bytes);
-  // `chunk.slot` lies in the region. A key that is here keeps its chunk: false.
+  // `chunk.slot` must lie in the region. False: the key is here already and keeps its chunk.
   bool Insert(StoredChunkRef chunk);
-  // That chunk, not one that has taken its key since. False: it is not here.
+  // Erases this chunk, not a successor under its key. False: it is not here.
   bool Erase(const ChunkRecord& record);
-  // These very bytes, not a copy of the chunk that was read from the disk since. False: they are not here.
+  // Erases exactly these bytes, not a copy of the chunk that was read from the disk since. False: they are not here.
   bool EraseCopy(const StoredChunkRef& chunk);
-  // Its pin changed, or it has reached the disk.
+  // Call when the chunk's pin has changed, or when it has reached the disk.
   void Reposition(const chunk::ChunkKey& key);
 
   struct Stats {
     uint64_t num_chunks = 0;
-    uint64_t bytes = 0;  // of slots, those of readers and reservations included
+    uint64_t bytes = 0;  // slots, including those of readers and reservations
     uint64_t num_evicted = 0;
   };
   Stats stats() const;

@@ -160,7 +160,7 @@ absl::StatusOr<Namespace::Stat> NamespaceTable::Create(const chunk::Digest& id, 
     return Errorf(absl::StatusCode::kResourceExhausted, "'{}' has {} namespaces, the limit; delete some",
                   settings.owner, kMaxOfOneOwner);
   }
-  // What was stored without a namespace of its own keeps its incarnation, and so stays.
+  // Chunks that were stored before the namespace was created keep its incarnation, and so stay.
   const uint64_t incarnation = found != living_.end() ? found->second->incarnation : NextIncarnationLocked();
   const NamespaceRow row{id, incarnation, UnixMs(clock_), settings};
   if (storage_ != nullptr) SPLICE_RETURN_IF_ERROR(storage_->SaveNamespace(row));

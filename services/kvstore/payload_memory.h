@@ -1,4 +1,4 @@
-// The memory that holds chunks, in the shape in which they stand on disk.
+// The memory that holds chunks, in the form in which they lie on disk.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@
 
 namespace spl::kvstore {
 
-// Room for one chunk as a slot holds it: header, payload, zeros up to a multiple of 4096. Aligned to 4096, so that the
-// disk reads and writes it directly (O_DIRECT). Either a range of a PayloadMemory, which it returns at destruction and
-// must not outlive, or memory of its own. Movable.
+// Room for one chunk in a slot's form: header, payload, zeros up to a multiple of 4096. Aligned to 4096, so that the
+// disk reads and writes it directly (O_DIRECT). Either a range of a PayloadMemory, which must outlive it and gets the
+// range back at destruction, or memory of its own. Movable.
 class SlotBuffer {
  public:
-  // Memory of its own. Null when there is none.
+  // Allocates memory of its own. Nothing: out of memory.
   static std::optional<SlotBuffer> OnHeap(uint64_t bytes);
   SlotBuffer(ByteArena* arena, uint64_t offset, std::byte* data, uint64_t size)
       : arena_(arena), offset_(offset), data_(data), size_(size) {}
@@ -34,7 +34,7 @@ class SlotBuffer {
   std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
   bool in_region() const { return arena_ != nullptr; }
-  uint64_t region_offset() const { return offset_; }  // of data(), when in_region()
+  uint64_t region_offset() const { return offset_; }  // offset of data(), when in_region()
 
  private:
   SlotBuffer() = default;
@@ -51,21 +51,21 @@ class SlotBuffer {
   uint64_t size_ = 0;
 };
 
-// One region, fixed at start: registered with a transport, so that peers read and write it by RMA, or anonymous memory
-// that gets its pages when they are used. Any thread may call.
+// One region of fixed size: registered with a transport, so that peers read and write it by RMA, or anonymous memory
+// whose pages are allocated at first use. Any thread may call.
 class PayloadMemory {
  public:
-  // `transport` may be null. Errors are those of Allocate; ResourceExhausted: the system has no such memory.
+  // `transport` may be null. Returns the errors of Allocate. ResourceExhausted: the system lacks the memory.
   static absl::StatusOr<std::unique_ptr<PayloadMemory>> Create(uint64_t bytes, transport::KvTransport* transport);
   ~PayloadMemory();
 
-  // A slot of SlotBytesFor(payload_bytes); nothing when no range is that long.
+  // Returns a slot of SlotBytesFor(payload_bytes), or nothing if no free range is that long.
   std::optional<SlotBuffer> Take(uint64_t payload_bytes);
 
   uint64_t size() const { return arena_.size(); }
   uint64_t used() const { return arena_.used(); }
   const std::byte* data() const { return data_; }
-  // Null without a transport.
+  // Null: no transport.
   const transport::RegisteredMemory* registered() const { return registered_.get(); }
 
  private:

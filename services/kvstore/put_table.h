@@ -1,4 +1,4 @@
-// Two-phase puts between their halves: memory that a peer writes and nobody reads yet.
+// Two-phase puts between their halves: memory that a peer writes and that is not readable yet.
 #pragma once
 
 #include <chrono>
@@ -16,15 +16,15 @@ namespace spl::kvstore {
 struct PutTableOptions {
   std::chrono::milliseconds default_ttl{10'000};
   std::chrono::milliseconds max_ttl{60'000};
-  uint64_t max_bytes = 0;  // of slots, reserved and quarantined
+  uint64_t max_bytes = 0;  // limit of slot bytes, reserved and quarantined
   size_t max_reservations = 4096;
 };
 
-// A reservation ends in one of three ways. Committed: the writer has flushed, its memory becomes chunks. Aborted by a
-// writer that is quiet: the memory is free at once. Given up (expired, or aborted by somebody who cannot speak for the
-// writer): a late write may still arrive, so the memory is quarantined for one more ttl; the writer starts no piece
-// later than its ttl less a second. A write that comes even later damages a chunk, which its readers see by its
-// checksum (decision 0002). Any thread may call.
+// A reservation ends in one of three ways. Committed: the writer has flushed, and its memory becomes chunks. Aborted by
+// a writer that is quiet: the memory is free at once. Given up (it expired, or was aborted by a party that cannot speak
+// for the writer): a late write may still arrive, so the memory is quarantined for one more ttl. The writer starts no
+// piece later than its ttl less a second. A write that arrives even later damages a chunk, and readers detect that by
+// its checksum (decision 0002). Any thread may call.
 class PutTable {
  public:
   PutTable(const PutTableOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
@@ -33,18 +33,18 @@ class PutTable {
     RandomId id;
     std::chrono::milliseconds ttl{0};
   };
-  // ResourceExhausted: too much is reserved or in quarantine, or there are too many reservations, whatever their size.
+  // ResourceExhausted: too many bytes reserved or in quarantine, or too many reservations of any size.
   absl::StatusOr<Grant> Add(std::vector<PreparedPut> puts, std::chrono::milliseconds ttl);
-  // Takes it out to be committed. NotFound: expired or unknown.
+  // Removes a reservation and returns it for the commit. NotFound: expired or unknown.
   absl::StatusOr<std::vector<PreparedPut>> Take(const RandomId& id);
   void Abort(const RandomId& id, bool writer_quiet);
-  void Expire();  // now and then
+  void Expire();  // call it regularly
 
   struct Stats {
     uint64_t num_reservations = 0;
     uint64_t reserved_bytes = 0;
     uint64_t quarantined_bytes = 0;
-    uint64_t num_expired = 0;  // ever
+    uint64_t num_expired = 0;  // since the start
   };
   Stats stats() const;
 

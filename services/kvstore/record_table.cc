@@ -9,7 +9,7 @@
 namespace spl::kvstore {
 namespace {
 
-FaultPoint saved_fault("kvstore.record.saved");  // on disk, nobody told
+FaultPoint saved_fault("kvstore.record.saved");  // on disk, no caller has been told
 
 constexpr char kRowVersion = 1;
 constexpr size_t kRowHeaderBytes = 1 + 8 + 8;  // version, revision, modified_ms; the value is the rest

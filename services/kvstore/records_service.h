@@ -9,8 +9,8 @@
 
 namespace spl::kvstore {
 
-// Borrows table and pool; both outlive the server that runs the service. Every call may wait for the disk and runs on
-// the pool.
+// Borrows table and pool, which must outlive the server that runs the service. Every call may wait for the disk and
+// runs on the pool.
 class RecordsService final : public v1::KvStoreRecords::CallbackService {
  public:
   RecordsService(RecordTable& table, WorkPool& pool) : table_(table), pool_(pool) {}

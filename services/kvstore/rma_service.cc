@@ -18,7 +18,8 @@ FaultPoint commit_fault("kvstore.rma.commit");    // drop: the answer is lost; t
 
 constexpr int kMaxChunksPerPut = 1 << 14;
 
-// Of one commit: the chunks that wait for the disk and the loop that publishes them hold it; the last answers.
+// State of one commit, held by the chunks that wait for the disk and by the loop that publishes them; the last one
+// answers.
 struct CommitState {
   v1::PutChunksResponse* response;
   grpc::ServerUnaryReactor* reactor;
@@ -142,7 +143,7 @@ grpc::ServerUnaryReactor* RmaService::ReleaseLease(grpc::CallbackServerContext* 
     SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request->lease_id()));
     SPLICE_ASSIGN_OR_RETURN(const auto suspects, chunk::KeysFromWire(request->suspect_keys()));
     if (release_fault.armed() && !suspects.empty()) (void)release_fault.Hit();
-    // Only what this reader could have read: a checksum of each is work.
+    // Only chunks that this reader could have read, because verifying each checksum takes time.
     for (const chunk::ChunkKey& key : leases_.HeldOf(id, suspects)) store_.DropIfDamaged(key);
     leases_.Release(id);
     return absl::OkStatus();
@@ -219,7 +220,7 @@ void RmaService::DoCommit(const v1::CommitPutRequest& request, v1::PutChunksResp
       state->Release(durable ? on_disk : absl::OkStatus());
     });
     if (!result.ok()) {
-      state->Release(result.status());  // of the chunk, whose callback does not come
+      state->Release(result.status());  // for this chunk, whose callback does not run
       status = result.status();
     } else if (*result == TieredStore::PutResult::kStored) {
       response.set_num_stored(response.num_stored() + 1);

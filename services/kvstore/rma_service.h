@@ -1,4 +1,4 @@
-// spl.v1.KvStoreRma: the control half of moving chunks by remote memory access.
+// spl.v1.KvStoreRma: the control half of moving chunks by remote memory access (RMA).
 #pragma once
 
 #include "services/base/trace.h"
@@ -11,8 +11,8 @@
 
 namespace spl::kvstore {
 
-// Borrows all; they outlive the server that runs the service. What may wait for the disk or checksums payloads runs on
-// the pool. Without a transport every call is Unimplemented.
+// Borrows all arguments, which must outlive the server that runs the service. Work that may wait for the disk or
+// checksums payloads runs on the pool. Unimplemented: every call, if there is no transport.
 class RmaService final : public v1::KvStoreRma::CallbackService {
  public:
   RmaService(TieredStore& store, LeaseTable& leases, PutTable& puts, WorkPool& pool,
@@ -37,7 +37,7 @@ class RmaService final : public v1::KvStoreRma::CallbackService {
 
  private:
   absl::Status CheckTransport() const;
-  // Runs `work` on the pool and finishes the call with its status.
+  // Runs `work` on the pool and finishes the call with the status of `work`.
   grpc::ServerUnaryReactor* OnPool(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
   absl::Status DoLease(const v1::LeaseRequest& request, v1::LeaseResponse& response);
   absl::Status DoReserve(const v1::ReservePutRequest& request, v1::ReservePutResponse& response);

@@ -28,7 +28,7 @@ constexpr uint32_t kVersion = 1;
 struct SlabHeader {  // little-endian; the hosts Splice runs on are
   char magic[8];
   uint32_t version;
-  uint32_t crc32c;  // of the header with this field 0
+  uint32_t crc32c;  // checksum of the header with this field 0
   uint64_t slot_bytes;
 };
 static_assert(sizeof(SlabHeader) == 24 && std::endian::native == std::endian::little);
@@ -151,7 +151,7 @@ absl::Status SlabFile::Grow(uint64_t num_slots) {
   if (fallocate(fd_, 0, from, length) != 0) {
     if (errno != EOPNOTSUPP) {
       const absl::Status status = DiskError(path_, "allocate");
-      // A file system may keep what it had found before it ran out. Without it nothing else is lost.
+      // A file system may keep the blocks that it had found before it ran out. If this fails, nothing else is lost.
       [[maybe_unused]] const int ignored = ftruncate(fd_, from);
       return status;
     }

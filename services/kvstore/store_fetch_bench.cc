@@ -1,5 +1,5 @@
-// What a fetch and a put through the store reach, beside the transport alone and gRPC streams, measured in turns so
-// that they share the machine's moods. The ratios are medians of each round's own.
+// Rates of a fetch and a put through the store, beside the transport alone and gRPC streams. They are measured in
+// turns, so that all see the same state of the machine; the ratios are medians of the ratios of each round.
 //
 //   splice_store_fetch_bench [--bytes 1GiB] [--chunk-bytes 768KiB] [--rounds 5] [--carrier shm|tcp]
 //

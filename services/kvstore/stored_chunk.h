@@ -23,7 +23,7 @@ struct StoredChunk {
 
 using StoredChunkRef = std::shared_ptr<const StoredChunk>;
 
-// The payload stands in the slot: writes header and padding around it, and shares it. Does not verify.
+// Makes a shared chunk of a slot that has the payload: writes header and padding around it. Does not verify.
 StoredChunkRef FinishChunk(std::shared_ptr<ChunkRecord> record, const chunk::ChunkHeader& header, SlotBuffer slot);
 
 }  // namespace spl::kvstore

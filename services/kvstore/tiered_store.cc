@@ -45,7 +45,7 @@ struct TieredStore::Handles {
   prometheus::Counter &evicted_memory, &evicted_disk, &write_dropped;
   prometheus::Gauge &chunks_memory, &chunks_disk, &used_memory, &used_disk, &queue;
   prometheus::Histogram &read_seconds, &write_seconds;
-  std::mutex update_mutex;  // counters are moved up to what the tiers count
+  std::mutex update_mutex;  // counters are raised to the tiers' counts
 };
 
 namespace {
@@ -151,7 +151,7 @@ bool TieredStore::DropIfDamaged(const chunk::ChunkKey& key) {
 bool TieredStore::DropIfDamaged(const StoredChunkRef& chunk) {
   const absl::Status status = chunk::VerifyPayload(chunk->header, chunk->payload());
   if (status.ok()) return false;
-  if (!memory_tier_->EraseCopy(chunk)) return true;  // somebody else saw it too, and counted it
+  if (!memory_tier_->EraseCopy(chunk)) return true;  // another caller has dropped and counted it
   log::Warning("kvstore.chunk_dropped", log::F("tier", "memory"), log::F("cause", status));
   num_damaged_in_memory_.fetch_add(1);
   UpdateGauges();
@@ -176,7 +176,7 @@ absl::StatusOr<StoredChunkRef> TieredStore::ReadDisk(const chunk::ChunkKey& key,
   return chunk;
 }
 
-// A chunk that found no room in the region when it came and waits for the disk. Null: there is none now either.
+// Moves a chunk into the region that found no room there when it came and still waits for the disk. Null: no room now.
 StoredChunkRef TieredStore::MoveToRegion(const StoredChunkRef& chunk) {
   std::optional<SlotBuffer> slot = memory_tier_->TakeSlot(chunk->header.payload_bytes);
   if (!slot.has_value()) return nullptr;
@@ -229,7 +229,7 @@ absl::StatusOr<TieredStore::PutResult> TieredStore::Put(const chunk::Chunk& chun
   return Publish(std::move(put), std::move(durable));
 }
 
-// Makes a verified chunk visible. Of two puts of one chunk the second finds it existing.
+// Makes a verified chunk visible. If two puts bring one chunk, the second finds it existing.
 absl::StatusOr<TieredStore::PutResult> TieredStore::Publish(PreparedPut put, WriteBehind::Durable durable) {
   StoredChunkRef chunk;
   bool in_memory = false;
@@ -289,7 +289,7 @@ size_t TieredStore::RemoveAll(const std::vector<std::shared_ptr<ChunkRecord>>& r
     for (const std::shared_ptr<ChunkRecord>& record : batch) memory_tier_->Erase(*record);
     if (disk_ == nullptr) continue;
     if (const absl::Status status = disk_->Remove(batch); !status.ok()) {
-      // They are dead by their namespace, so nobody gets them; the next sweep tries again.
+      // They are dead with their namespace, so no reader gets them; the next sweep tries again.
       log::Warning("kvstore.remove_failed", log::F("chunks", batch.size()), log::F("cause", status));
     }
   }

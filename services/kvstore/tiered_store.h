@@ -1,4 +1,4 @@
-// The store itself: memory in front of disk, write-behind between them, namespaces and pins over both.
+// The store: memory in front of disk, write-behind between them, namespaces and pins over both.
 #pragma once
 
 #include <atomic>
@@ -24,85 +24,88 @@ struct TieredStoreOptions {
   uint64_t memory_bytes = 1ull << 30;
   std::string data_dir;  // empty: memory only
   uint64_t disk_bytes = 16ull << 30;
-  bool reset_damaged_index = false;  // as DiskTierOptions says
-  Watermarks watermarks;             // of both tiers
-  // Chunks that wait for the disk. A full queue leaves a new chunk in memory only: it may be lost to eviction.
+  bool reset_damaged_index = false;  // see DiskTierOptions
+  Watermarks watermarks;             // for both tiers
+  // Limit of chunks that wait for the disk. If the queue is full, a new chunk stays in memory only and may be lost to
+  // eviction.
   size_t write_queue_chunks = 4096;
   uint64_t write_queue_bytes = 256ull << 20;
-  // Registers the memory tier for RMA; null: plain memory. Borrowed.
+  // Registers the memory tier for RMA. Borrowed. Null: plain memory.
   transport::KvTransport* transport = nullptr;
-  bool require_registered = false;  // no plain memory when it cannot be registered
+  bool require_registered = false;  // true: fail if memory cannot be registered
   const Clock* clock = &Clock::Real();
 };
 
-// First half of a put: a chunk that is admitted and has its room, but that nobody can see. Dropping it takes it back.
+// First half of a put: a chunk that is admitted and has its room, but is not visible yet. Destroying it undoes the put.
 struct PreparedPut {
   std::shared_ptr<ChunkRecord> record;
   chunk::ChunkHeader header;
   chunk::PutOptions options;
-  std::optional<SlotBuffer> slot;  // none: the chunk is stored already
+  std::optional<SlotBuffer> slot;  // nothing: the chunk is stored already
 
   std::byte* payload() const { return slot->data() + chunk::kEncodedHeaderBytes; }
-  // DataLoss: what stands in the slot is not what the header says.
+  // DataLoss: the contents of the slot do not match the header.
   absl::Status Verify() const;
 };
 
-// Any thread may call. A published chunk never changes; readers hold references. Stop() before destruction, after every
-// reference is gone.
+// Any thread may call. A published chunk never changes; readers hold references. Call Stop() before destruction, after
+// all references are gone.
 class TieredStore {
  public:
   static absl::StatusOr<std::unique_ptr<TieredStore>> Open(const TieredStoreOptions& options, Metrics& metrics);
   ~TieredStore();
 
   bool Contains(const chunk::ChunkKey& key);
-  // Null: a miss; so is a chunk whose namespace's TTL has passed, which is removed. Blocks on the disk when memory does
-  // not have it. Unavailable: the disk failed. With `in_region` the chunk stands in the registered memory, or
-  // ResourceExhausted when there is no room for it.
+  // Null: a miss; a chunk whose namespace's TTL has passed is removed and counts as a miss. Waits for the disk if
+  // memory does not have the chunk. Unavailable: the disk failed. With `in_region` the chunk lies in the registered
+  // memory. ResourceExhausted: no room there.
   absl::StatusOr<StoredChunkRef> Get(const chunk::ChunkKey& key, bool in_region = false);
 
-  // Looks at these bytes, which a Get has given, and when they have changed drops them from memory, counted once
-  // however many look. True: they are not to be used, even when somebody else dropped them first; the disk may have a
+  // Verifies bytes that a Get has returned. If they have changed, drops them from memory and counts that once, however
+  // many callers notice. True: do not use the bytes, even if another caller dropped them first; the disk may have a
   // good copy.
   bool DropIfDamaged(const StoredChunkRef& chunk);
   // The same for the copy in memory, if there is one.
   bool DropIfDamaged(const chunk::ChunkKey& key);
 
-  // The two halves of a put. Neither waits for the disk. Prepare: ResourceExhausted: no room (larger than the memory
-  // tier can hold and no place in the write queue), or a quota, which it names; NotFound: the namespace is required and
-  // does not exist; FailedPrecondition: durable without a disk, or the key belongs to a chunk of another model or
-  // layout. With `in_region` the slot lies in the registered memory.
+  // The two halves of a put. Neither waits for the disk.
+  //
+  // Prepare: with `in_region` the slot lies in the registered memory. ResourceExhausted: no room (larger than the
+  // memory tier can hold, and no place in the write queue), or a quota, which the message names. NotFound: the
+  // namespace is required and does not exist. FailedPrecondition: durable without a disk, or the key belongs to a
+  // chunk of another model or layout.
   absl::StatusOr<PreparedPut> Prepare(const chunk::ChunkHeader& header, const chunk::PutOptions& options,
                                       bool in_region);
   enum class PutResult { kStored, kExisting };
-  // The payload is in the slot and verified. ResourceExhausted: durable, pinned hard or not in memory, and the write
-  // queue is full. After an OK, `durable` (may be null) runs once: with options.durable
-  // when the chunk is on disk, synced (OK), or cannot be; otherwise before the return, and says whether it is. After an
-  // error it does not run.
+  // Publish: the payload is in the slot and verified. ResourceExhausted: the write queue is full, and the chunk is
+  // durable, hard-pinned or not in memory. After an OK, `durable` (may be null) runs once. With options.durable it runs
+  // when the chunk is on disk and synced (OK), or cannot be; otherwise it runs before the return and says whether the
+  // chunk is on disk. After an error it does not run.
   absl::StatusOr<PutResult> Publish(PreparedPut put, WriteBehind::Durable durable);
-  // Both at once, for a payload that is verified.
+  // Both halves at once, for a payload that is verified.
   absl::StatusOr<PutResult> Put(const chunk::Chunk& chunk, const chunk::PutOptions& options = {},
                                 WriteBehind::Durable durable = nullptr);
 
   NamespaceTable& namespaces() { return namespaces_; }
-  // Ends the namespace and removes its chunks; what it had when it ended.
+  // Ends the namespace and removes its chunks; returns its state at the end.
   absl::StatusOr<Namespace::Stat> DeleteNamespace(const chunk::Digest& id);
   struct Pinned {
     size_t num_changed = 0;
     size_t num_missing = 0;
   };
   absl::StatusOr<Pinned> SetPin(std::span<const chunk::ChunkKey> keys, chunk::Pin pin);
-  // All chunks there are, and (as the namespace's setting) all to come. NotFound.
+  // Pins all existing chunks and (as the namespace's setting) all new ones. NotFound: no such namespace.
   absl::StatusOr<Pinned> SetNamespacePin(const chunk::Digest& id, chunk::Pin pin);
 
-  // Removes what has expired and, every tenth time, saves counts of use. To be called every second or so.
+  // Removes expired chunks and, every tenth time, saves counts of use. Call it about once a second.
   void Maintain();
-  // Returns when everything accepted is on disk, or at the deadline (false).
+  // Returns true when everything accepted is on disk, false at the deadline.
   bool Drain(std::chrono::steady_clock::time_point deadline);
-  // Writes what is queued, joins the writer, saves counts of use.
+  // Writes the queued chunks, joins the writer, saves counts of use.
   void Stop();
 
   bool has_disk() const { return disk_ != nullptr; }
-  // Where records outlive the process; null without a disk.
+  // Persistent storage for records. Null: no disk.
   RecordStorage* record_storage() { return disk_ == nullptr ? nullptr : &disk_->record_storage(); }
   const PayloadMemory& memory() const { return *memory_; }
 
@@ -125,7 +128,7 @@ class TieredStore {
   bool Visible(const chunk::ChunkKey& key) const;
   absl::StatusOr<StoredChunkRef> ReadDisk(const chunk::ChunkKey& key, bool in_region);
   StoredChunkRef MoveToRegion(const StoredChunkRef& chunk);
-  // The record when it lives; a dead one is removed from the tiers.
+  // Returns the record if it is alive; removes a dead one from the tiers.
   std::shared_ptr<ChunkRecord> FindLive(const chunk::ChunkKey& key);
   size_t RemoveAll(const std::vector<std::shared_ptr<ChunkRecord>>& records);
   absl::StatusOr<Pinned> ApplyPin(const std::vector<std::shared_ptr<ChunkRecord>>& records, chunk::Pin pin);
@@ -134,7 +137,7 @@ class TieredStore {
   void UpdateGauges();
 
   const TieredStoreOptions options_;
-  // In order of dependence: slots point into the memory, records into the catalogue.
+  // Declared in order of dependence: slots point into the memory, records into the catalogue.
   std::unique_ptr<PayloadMemory> memory_;
   NamespaceTable namespaces_;
   ChunkCatalog catalog_;

@@ -1,4 +1,4 @@
-// Threads for work that may wait for a disk, so that gRPC's own never do.
+// Threads for work that may wait for a disk, so that gRPC's own threads never do.
 #pragma once
 
 #include <functional>
@@ -9,12 +9,12 @@
 
 namespace spl::kvstore {
 
-// Runs tasks on `num_threads` threads. Stop() runs what was accepted, then joins.
+// Runs tasks on `num_threads` threads. Stop() runs all accepted tasks, then joins.
 class WorkPool {
  public:
   WorkPool(int num_threads, size_t capacity);
   ~WorkPool();
-  // False when the queue is full or stopped: refuse the caller.
+  // False: the queue is full or stopped; refuse the caller.
   [[nodiscard]] bool Submit(std::function<void()> task) { return queue_.TryPush(std::move(task)); }
   void Stop();
 

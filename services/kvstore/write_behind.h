@@ -1,4 +1,4 @@
-// What is accepted and not yet on disk: a queue with one writer that commits in groups.
+// Chunks that are accepted and not yet on disk: a queue with one writer, which commits in groups.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ struct WriteBehindOptions {
   uint64_t max_bytes = 256ull << 20;
 };
 
-// Owns the writer thread. Any thread may call. Stop() before destruction: it writes what was accepted.
+// Owns the writer thread. Any thread may call. Call Stop() before destruction; it writes all accepted chunks.
 class WriteBehind {
  public:
   // `on_batch` runs on the writer after each group commit, before the durable callbacks of its chunks.
@@ -32,15 +32,15 @@ class WriteBehind {
   WriteBehind(DiskTier& disk, const WriteBehindOptions& options, std::function<void(const Batch&)> on_batch);
   ~WriteBehind();
 
-  // False: full or stopped. `durable` (may be null) runs once, on the writer: OK when the chunk is on disk, synced;
-  // else why it is not. A chunk that waits already is not queued again.
+  // False: full or stopped. `durable` (may be null) runs once, on the writer. OK: the chunk is on disk and synced;
+  // otherwise the reason why it is not. A chunk that already waits is not queued again.
   using Durable = std::function<void(absl::Status)>;
   [[nodiscard]] bool Push(const StoredChunkRef& chunk, Durable durable);
-  // A chunk on its way, or null.
+  // Returns a queued chunk. Null: none.
   StoredChunkRef Find(const chunk::ChunkKey& key) const;
   size_t size() const;
 
-  // Returns when everything accepted is dealt with, or at the deadline (false).
+  // Returns true when all accepted chunks have been handled, false at the deadline.
   bool Drain(std::chrono::steady_clock::time_point deadline);
   void Stop();
 

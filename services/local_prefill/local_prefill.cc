@@ -13,12 +13,12 @@
 namespace spl::local_prefill {
 namespace {
 
-// What ends on its own when the engine has stopped: a push's last copies, and a call inside the process.
+// Limit for work that ends by itself after the engine has stopped: a push's last copies, and a call inside the process.
 constexpr std::chrono::seconds kEndTimeout{15};
 
 }  // namespace
 
-// What of the prefill service a decode worker serves; the rest is Unimplemented.
+// The part of the prefill service that a decode worker serves; the rest is Unimplemented.
 class LocalPrefill::Service final : public v1::Prefill::CallbackService {
  public:
   explicit Service(LocalPrefill& owner) : owner_(owner) {}
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   if (!num_pages.ok()) return Annotate(num_pages.status(), "local prefill");
   const bool on_host = model.backend().host_memory();
   if (on_host) {
-    // Registered, so that what the store sends can land in it.
+    // Registered, so that the store can write into it.
     SPLICE_ASSIGN_OR_RETURN(local->memory_,
                             host.transport.Allocate(static_cast<uint64_t>(*num_pages) * model.page_bytes()));
   } else {
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   engine.executor.max_rows = options.slice_tokens;
   engine.executor.num_threads = options.num_threads;
   engine.turns = host.turns;
-  engine.canonical_prefill = false;  // what nobody waits for is not done beside running sequences
+  engine.canonical_prefill = false;  // background work that no client waits for must not run beside decoding sequences
   engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;
@@ -150,7 +150,7 @@ void LocalPrefill::UpdateGauges() {
 void LocalPrefill::Drain(std::chrono::steady_clock::time_point deadline) {
   draining_ = true;
   engine_->WaitIdle(deadline);
-  engine_->Stop();  // ends what is left; its releases still reach the worker's service
+  engine_->Stop();  // ends the remaining work; its releases still reach the worker's service
   pushes_->WaitIdle(std::chrono::steady_clock::now() + kEndTimeout);
   cache_streams_->Close();
 }

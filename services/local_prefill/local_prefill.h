@@ -1,6 +1,6 @@
-// The prefill that a decode worker does itself: short prompts, between the steps of its running sequences, so that they
-// need not queue behind long ones of the prefill pool. The same engine and the same code as a prefill worker's
-// (prefill_core); its KV reaches the tickets' pages by a copy inside the process.
+// Prefill on a decode worker: short prompts, computed between the steps of its running sequences, so that they need not
+// queue behind long prompts of the prefill pool. Engine and code are those of a prefill worker (prefill_core); the KV
+// reaches the tickets' pages by a copy inside the process.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -29,29 +29,29 @@
 namespace spl::local_prefill {
 
 struct LocalPrefillOptions {
-  // Tokens of a prompt without KV that are computed here at most; 0: no prompt is.
+  // Longest prompt to compute here, in tokens that have no KV yet; 0: none.
   uint32_t max_new_tokens = 0;
-  // Of a page pool of its own: prompts while they are computed, and then their prefixes for later ones.
+  // Bytes of a page pool of its own, for prompts while they are computed, and then for their prefixes.
   uint64_t kv_bytes = 256ull << 20;
-  int32_t slice_tokens = 128;  // between two decode steps: how long running sequences wait for one slice
+  int32_t slice_tokens = 128;  // rows between two decode steps: running sequences wait for one slice
   int32_t num_threads = 0;     // 0: one per core
-  std::string store_address;   // as of a prefill worker; empty: none
+  std::string store_address;   // as for a prefill worker; empty: none
 };
 
-// The decode worker that it is part of. All but the strings outlive it.
+// The decode worker that hosts it. Everything except the strings must outlive it.
 struct DecodeHost {
   std::shared_ptr<const engine::Model> model;
   transport::KvTransport& transport;  // for the store, and to register the pages
   std::shared_ptr<engine::StepTurns> turns;
   Metrics& metrics;
   const Tracer& tracer;
-  std::shared_ptr<const PeerTls> tls;  // of calls to the store
+  std::shared_ptr<const PeerTls> tls;  // for calls to the store
   std::string worker_id;
   uint64_t epoch = 0;
 };
 
-// Owns engine, pages and threads. Stop() before destruction. Order at the end: Drain while the worker's server still
-// answers (what is under way releases its tickets there), then the server, then Stop.
+// Owns engine, pages and threads. Call Stop() before destruction. Order at the end: Drain while the worker's server
+// still answers (running prompts release their tickets there), then stop the server, then Stop.
 class LocalPrefill {
  public:
   // InvalidArgument: a pool that holds fewer tokens than max_new_tokens.
@@ -59,16 +59,17 @@ class LocalPrefill {
                                                               const DecodeHost& host);
   ~LocalPrefill();
 
-  // To be registered with the worker's server: Prefill.Run, RevokeTicket and WatchCache.
+  // Register it with the worker's server: Prefill.Run, RevokeTicket and WatchCache.
   grpc::Service& service();
 
-  // Before the first Run: the way to the worker's pages, `memory` being what `endpoint` describes, and to its service.
+  // Call before the first Run. Connects to the worker's pages (`memory` is the memory that `endpoint` describes) and to
+  // its service.
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, std::span<std::byte> memory,
                        std::shared_ptr<grpc::Channel> decode);
 
   void Describe(v1::LocalPrefill& info) const;  // any thread
   void UpdateGauges();
-  // Refuses new prompts, lets what is under way end until the deadline, then ends it. Returns when every Run is
+  // Refuses new prompts, lets running ones finish until the deadline, then ends them. Returns when every Run is
   // answered.
   void Drain(std::chrono::steady_clock::time_point deadline);
   void Stop();  // idempotent
@@ -82,14 +83,14 @@ class LocalPrefill {
   const LocalPrefillOptions options_;
   const DecodeHost host_;
   const std::string worker_id_;
-  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, of a model on the host
-  std::optional<engine::KvMemory> device_memory_;        // of a model on GPUs
+  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages of a model on the host
+  std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   prefill::CacheEvents cache_events_;
   std::unique_ptr<prefill::CacheStreams> cache_streams_;
-  prefill::TicketGuard tickets_{{}, Clock::Real()};  // held by what engine and push thread have
+  prefill::TicketGuard tickets_{{}, Clock::Real()};  // referenced by the engine and by the push thread
   std::unique_ptr<engine::PrefillEngine> engine_;
-  std::span<std::byte> own_memory_;                // of Connect
-  std::shared_ptr<grpc::Channel> decode_channel_;  // likewise
+  std::span<std::byte> own_memory_;                // set by Connect
+  std::shared_ptr<grpc::Channel> decode_channel_;  // set by Connect
   std::unique_ptr<prefill::PeerTable> peers_;
   std::unique_ptr<prefill::PushWorker> pushes_;
   std::unique_ptr<prefill::PrefillCore> core_;

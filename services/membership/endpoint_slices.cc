@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Never throws: what is not there or of another type is null.
+// Never throws: a member that is missing or has another type is null.
 const json& At(const json& object, const char* key) {
   static const json kNull;
   if (!object.is_object()) return kNull;

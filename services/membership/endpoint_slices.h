@@ -9,24 +9,24 @@
 
 namespace spl::membership {
 
-// The slices of the two services, as lists and watch events tell them. One thread.
+// The slices of the two services, built from lists and watch events. Used by one thread.
 class EndpointSlices {
  public:
   EndpointSlices(std::string service, std::string port_name)
       : service_(std::move(service)), port_name_(std::move(port_name)) {}
 
-  // Takes over what another one of the same service holds.
+  // Takes over the slices of another object for the same service.
   void Replace(EndpointSlices&& other) { slices_ = std::move(other.slices_); }
-  // An object of kind EndpointSlice, new or changed. InvalidArgument says what it lacks; it then counts as empty.
+  // Adds or replaces an object of kind EndpointSlice. InvalidArgument says what it lacks; it then counts as empty.
   absl::Status Put(const nlohmann::json& slice);
   void Remove(const nlohmann::json& slice);
-  // A pod that is in slices of both address types is one member, by its IPv4 address.
+  // Returns the members. A pod that is in slices of both address types is one member, by its IPv4 address.
   Members members() const;
 
  private:
   struct Endpoint {
     Member member;
-    std::string pod;  // empty: not told
+    std::string pod;  // empty: unknown
     bool ipv6 = false;
   };
 

@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kPruneEvery{200};
 
 std::string MembersPrefix(const EtcdOptions& options) { return options.prefix + "/members/"; }
 
-// The first key behind all that begin with `prefix`, which ends in a slash.
+// The first key after all keys that begin with `prefix`, which ends in a slash.
 std::string RangeEnd(std::string prefix) {
   ++prefix.back();
   return prefix;
@@ -181,7 +181,7 @@ class EtcdDiscovery final : public Discovery {
     std::map<std::string, SteadyClock::time_point> absent;
     for (const auto& [key, member] : members_) {
       if (listed.contains(key)) continue;
-      // Already on its way out: not prolonged by one more list.
+      // Already being removed: another list does not extend its time.
       const auto known = absent_.find(key);
       absent[key] = known == absent_.end() ? keep_until : known->second;
       listed.emplace(key, member);

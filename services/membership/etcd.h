@@ -1,17 +1,18 @@
-// Membership in etcd, by the gRPC services KV, Lease and Watch of its version 3 API. Members are the keys
+// Membership in etcd, through the gRPC services KV, Lease and Watch of its version 3 API. Members are the keys
 //   PREFIX/members/ROLE/WORKER_ID → member_json.h
 // under leases of a few seconds.
 //
-// Reading. One list, then a watch from the revision behind it. A watch that breaks is resumed at another address from
-// the last revision seen; when that revision is compacted, or the store is not the one that it was (another cluster id,
-// or a revision that went back), the list is read anew. Members that such a new list has no more are kept for
-// `absent_grace`: an etcd that has lost its data must not cost the routers their workers, who register again within a
-// lease. Writing. A worker that cannot reach etcd goes on trying at every address in turn; when its lease is gone it
-// makes another.
+// Reading: one list, then a watch from the next revision. A broken watch resumes at another address from the last
+// revision seen. If that revision is compacted, or the store is not the same (another cluster id, or a revision that
+// went back), the list is read again. Members missing from such a new list are kept for `absent_grace`: an etcd that
+// has lost its data must not cost the routers their workers, which register again within a lease.
 //
-// A user's token that etcd knows no more is replaced by another one, and the call made again.
+// Writing: a worker that cannot reach etcd keeps trying every address in turn. When its lease is gone, it makes
+// another.
 //
-// Every call has a deadline; a watch is cut by HTTP/2 pings or by etcd itself when it has no leader.
+// If etcd no longer knows a user's token, the client gets another one and repeats the call.
+//
+// Every call has a deadline. A watch ends by HTTP/2 pings, or by etcd itself when it has no leader.
 #pragma once
 
 #include "services/membership/etcd_access.h"
@@ -25,12 +26,12 @@ struct EtcdOptions {
   EtcdAccessOptions access;
   std::chrono::milliseconds call_timeout{2'000};
   std::chrono::milliseconds retry_pause{250};  // before the next address is tried
-  std::chrono::seconds lease_ttl{5};           // renewed three times in it; etcd grants 2 s at least
+  std::chrono::seconds lease_ttl{5};           // renewed three times within it; etcd grants at least 2 s
   std::chrono::milliseconds absent_grace{10'000};
 };
 
 std::unique_ptr<Discovery> MakeEtcdDiscovery(EtcdOptions options);
-// `member` has a worker_id.
+// `member` must have a worker_id.
 std::unique_ptr<Registration> MakeEtcdRegistration(EtcdOptions options, Member member);
 
 }  // namespace spl::membership

@@ -65,7 +65,8 @@ std::string TextAt(const json& object, const char* outer, const char* key) {
   return found != object[outer].end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// One HTTPS connection at a time, on the calling thread; Cancel from any thread ends what runs and all that would.
+// One HTTPS connection at a time, on the calling thread. Cancel, from any thread, ends the running call and all later
+// ones.
 class ApiClient {
  public:
   explicit ApiClient(KubernetesOptions options, HostPort server)

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxBytes = 16384;  // many times what a member takes
+constexpr size_t kMaxBytes = 16384;  // many times the size of a member
 
 absl::Status Read(const json& object, const char* name, std::string* value) {
   const auto found = object.find(name);

@@ -1,5 +1,5 @@
-// A member as the text that stands in etcd, readable with etcdctl. Fields that a reader does not know are ignored,
-// those that are not there keep their defaults: versions of Splice may share a list.
+// A member as text in etcd, readable with etcdctl. Unknown fields are ignored and missing ones keep their defaults:
+// versions of Splice may share a list.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace spl::membership {
 
 std::string ToJson(const Member& member);
-// InvalidArgument: not JSON, a field of the wrong type, no known role, or an address that is none.
+// InvalidArgument: not JSON, a field of the wrong type, an unknown role, or a malformed address.
 absl::StatusOr<Member> MemberFromJson(std::string_view text);
 
 }  // namespace spl::membership

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxEndpoints = 16;
 
-// What a DNS label may have; the names become part of a URL.
+// True for a DNS label; the names become part of a URL.
 bool IsLabel(const std::string& text) {
   if (text.empty() || text.size() > 63) return false;
   return std::all_of(text.begin(), text.end(),

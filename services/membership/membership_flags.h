@@ -1,4 +1,4 @@
-// --discovery and what belongs to it, for routers and workers alike.
+// --discovery and its related flags, for routers and workers.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -14,16 +14,15 @@ struct MembershipFlags {
   std::string discovery = "static";
   uint32_t lease_seconds = 5;
   EtcdAccessOptions etcd;
-  // Of Kubernetes. Empty: where Kubernetes tells pods that its API is (KUBERNETES_SERVICE_HOST, …_PORT).
+  // Address of the Kubernetes API. Empty: the address that Kubernetes gives to pods (KUBERNETES_SERVICE_HOST, …_PORT).
   std::string kubernetes_api;
   std::string kubernetes_credentials = "/var/run/secrets/kubernetes.io/serviceaccount";
 
   void Register(CLI::App& app);
 
-  // Null for "static". InvalidArgument: the flag says something else, or Kubernetes' or etcd's credentials cannot be
-  // read.
+  // Null: "static". InvalidArgument: the flag is malformed, or the credentials of Kubernetes or etcd cannot be read.
   absl::StatusOr<std::shared_ptr<Discovery>> MakeDiscovery() const;
-  // Puts a worker on the list, which only etcd needs: null for the others.
+  // Registers a worker. Null: the back end needs no registration (only etcd does).
   absl::StatusOr<std::unique_ptr<Registration>> MakeRegistration(const Member& member) const;
 };
 

@@ -1,4 +1,4 @@
-// Members that are known when the program starts, and never change.
+// Members that are known at the start of the program and never change.
 #pragma once
 
 #include "services/membership/membership.h"

@@ -1,4 +1,4 @@
-// What the caches of prefixes and segments have gained and lost, in order and numbered, for the routers that watch.
+// Numbered log of what the prefix and segment caches have gained and lost, for the routers that watch them.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace spl::prefill {
 
-// Keeps the last `capacity` events, and the keys that are there now: as many as the two caches have chunks.
-// Thread-safe; the engine reports from inside its indexes, so nothing here waits or calls out.
+// Keeps the last `capacity` events and the keys present now, of which there are as many as the two caches have chunks.
+// Thread-safe. The engine reports from inside its indexes, so nothing here waits or calls out.
 class CacheEvents {
  public:
   explicit CacheEvents(size_t capacity = 65'536) : capacity_(capacity) {}
@@ -24,10 +24,10 @@ class CacheEvents {
     bool stored = false;
     chunk::ChunkKey key;
   };
-  // Events from number `next` on, at most `max`. False: they are forgotten, or there were never as many; start over
-  // with a snapshot.
+  // Returns events from number `next` on, at most `max`. False: they are forgotten or do not exist; start over with a
+  // snapshot.
   bool Read(uint64_t next, size_t max, std::vector<Event>* events) const;
-  // What is there now, and the number of the first event that it does not contain.
+  // Returns the keys present now, and the number of the first event that they do not include.
   uint64_t Snapshot(std::vector<chunk::ChunkKey>* keys) const;
 
  private:

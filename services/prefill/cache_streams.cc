@@ -36,7 +36,7 @@ class CacheStreams::Stream final : public grpc::ServerWriteReactor<v1::CacheEven
     StartWrite(&message_);
   }
 
-  // A write that is on its way ends first.
+  // A running write ends first.
   void End(const grpc::Status& status) {
     {
       std::lock_guard lock(mutex_);
@@ -66,7 +66,7 @@ class CacheStreams::Stream final : public grpc::ServerWriteReactor<v1::CacheEven
     owner_.Remove(keep);
   }
 
-  // Puts what comes next into message_; false: nothing does.
+  // Puts the next events into message_. False: there are none.
   bool PrepareLocked() {
     message_.Clear();
     message_.set_epoch(owner_.epoch_);
@@ -100,11 +100,11 @@ class CacheStreams::Stream final : public grpc::ServerWriteReactor<v1::CacheEven
   std::mutex mutex_;  // guards the rest; message_ belongs to gRPC while writing_
   v1::CacheEvents message_;
   uint64_t next_ = 0;
-  std::vector<chunk::ChunkKey> snapshot_;  // what of it has not been sent
+  std::vector<chunk::ChunkKey> snapshot_;  // the part that has not been sent
   bool in_snapshot_ = false;
   bool writing_ = false;
   bool ending_ = false;
-  grpc::Status status_;  // of the end
+  grpc::Status status_;  // status at the end
 };
 
 CacheStreams::CacheStreams(const CacheEvents& events, uint64_t epoch)

@@ -1,4 +1,4 @@
-// The routers that watch the caches: one gRPC stream each.
+// Streams of cache events to the routers that watch: one gRPC stream each.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,7 +13,7 @@
 
 namespace spl::prefill {
 
-// Borrows the events. Looks for new ones every 20 ms, so that a burst is one message. Thread-safe; Close before
+// Borrows the events. Looks for new ones every 20 ms, so that a burst is one message. Thread-safe; call Close before
 // destruction.
 class CacheStreams {
  public:
@@ -21,7 +21,7 @@ class CacheStreams {
   ~CacheStreams();
 
   grpc::ServerWriteReactor<v1::CacheEvents>* Open(const v1::WatchCacheRequest& request);
-  // Ends all streams; later ones are refused.
+  // Ends all streams and refuses later ones.
   void Close();
 
  private:

@@ -1,4 +1,4 @@
-// A gRPC call that ends when the engine is done with it.
+// A gRPC call that ends when the engine has finished its work.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -15,8 +15,8 @@
 
 namespace spl::prefill {
 
-// Lives until gRPC is done with the call, which is after End; End is called exactly once, when the call is refused or
-// by the engine's on_done (of a Run through the push when there is something to undo). Any thread.
+// Lives until gRPC has finished the call, which is after End. End is called exactly once: when the call is refused, or
+// by the engine's on_done (for a Run with something to undo, by way of the push). Any thread may call.
 template <typename Request, typename Response>
 class EngineCall final : public grpc::ServerUnaryReactor {
  public:
@@ -31,14 +31,14 @@ class EngineCall final : public grpc::ServerUnaryReactor {
     span.Set("splice.worker", worker_id);
   }
 
-  // Instead of Finish.
+  // Call it instead of Finish.
   void End(const absl::Status& status) {
     span.SetStatus(status);
     span.End();
     this->Finish(ToGrpcStatus(status));
   }
 
-  // Ends a call that `started` refuses, with a word on when to come back.
+  // Ends a call that `started` refuses; the trailer says when to try again.
   EngineCall* EndUnless(const absl::Status& started) {
     constexpr std::chrono::milliseconds kRetryAfter{200};
     if (started.ok()) return this;

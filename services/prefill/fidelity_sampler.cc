@@ -24,7 +24,7 @@ void FidelitySampler::Watch(engine::PrefillRequest& request) {
                         const absl::Status& status, engine::PrefillOutcome outcome) mutable {
     const std::string method = outcome.stats.policy;
     const bool compare = status.ok() && !outcome.stats.exact;
-    // Of methods that choose lines the attention measures it, on rows that did not choose.
+    // For methods that select lines, attention itself measures this, on rows that took no part in the selection.
     if (compare && outcome.stats.lines.held_out_heads > 0)
       state->metrics.ObserveKeptMass(method, outcome.stats.lines.held_out_share());
     std::vector<float> logits;

@@ -1,4 +1,5 @@
-// Computes a share of the prompts exactly, too, behind everything else, and compares the logits of the first token.
+// Computes a share of the prompts a second time, exactly and at low priority, and compares the logits of the first
+// token.
 #pragma once
 
 #include <atomic>
@@ -11,18 +12,19 @@
 
 namespace spl::prefill {
 
-// Any thread. The engine outlives what was watched: Stop() it first.
+// Any thread may call. Watched requests outlive the sampler and refer to the engine: Stop() the engine before it goes.
 class FidelitySampler {
  public:
-  // `share`: of the prompts whose policy is not exact.
+  // `share`: share of the prompts whose policy is not exact.
   FidelitySampler(engine::PrefillEngine& engine, double share, Metrics& metrics)
       : state_(std::make_shared<State>(engine, metrics)), share_(share), random_(std::random_device{}()) {}
 
-  // Before Submit. By lot the request's on_done also orders the exact run; what the request itself gets is unchanged.
+  // Call before Submit. For a random share of requests, on_done also orders the exact run; the request's own result is
+  // unchanged.
   void Watch(engine::PrefillRequest& request);
 
  private:
-  static constexpr int kMaxPending = 2;  // exact runs that wait or run: more are skipped, and counted
+  static constexpr int kMaxPending = 2;  // exact runs that wait or run; further ones are skipped and counted
   struct State {
     State(engine::PrefillEngine& engine, Metrics& metrics) : engine(engine), metrics(metrics, "prefill") {}
     engine::PrefillEngine& engine;

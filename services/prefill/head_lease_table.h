@@ -1,5 +1,5 @@
-// What a prefill worker keeps of a prompt whose decode worker has less: the pages that the holes of local heads leave
-// out, for a while (docs/methods/provenance.md P5, 6.4).
+// KV that a prefill worker keeps for a while after the push: the pages in the holes of local heads, which the decode
+// worker lacks (docs/methods/provenance.md P5, 6.4).
 #pragma once
 
 #include <chrono>
@@ -17,16 +17,16 @@
 
 namespace spl::prefill {
 
-// A share of the pages in the holes of some head streams. Immutable; gives the shares back when destroyed.
+// Shared ownership of the pages in the holes of some head streams. Immutable; the destructor releases the pages.
 class LeasedHeads {
  public:
   struct Head {
     int32_t stream = 0;  // layer * num_kv_heads + head
     int32_t first_page = 0;
-    std::vector<int32_t> pages;  // of the prefill worker's pool
+    std::vector<int32_t> pages;  // pages of the prefill worker's pool
   };
-  // Of every local head that was not restored (`restored`: ascending streams) and has a hole; null: there is none.
-  // `channel_id`: of the peer that may fetch them, over no other channel.
+  // Shares the pages of every local head that has a hole and was not restored (`restored`: ascending streams). Null:
+  // there are none. `channel_id`: the peer that may fetch them, over this channel only.
   static std::shared_ptr<const LeasedHeads> Share(const engine::SequenceKv& kv, const engine::StreamClasses& classes,
                                                   std::span<const int32_t> restored, uint64_t channel_id = 0);
   ~LeasedHeads();
@@ -34,7 +34,7 @@ class LeasedHeads {
   LeasedHeads& operator=(const LeasedHeads&) = delete;
 
   std::span<const Head> heads() const { return heads_; }  // ascending
-  const Head* Find(int32_t stream) const;                 // null: is not kept
+  const Head* Find(int32_t stream) const;                 // null: not kept
   engine::PagePool& pool() const { return pool_; }
   uint64_t num_bytes() const;
   uint64_t channel_id() const { return channel_id_; }
@@ -48,31 +48,30 @@ class LeasedHeads {
 };
 
 struct HeadLeaseOptions {
-  uint64_t max_bytes = 256ull << 20;  // under lease in all; 0: no leases are given
+  uint64_t max_bytes = 256ull << 20;  // limit of bytes under all leases; 0: no leases are given
   std::chrono::milliseconds ttl{20'000};
 };
 
-// Any thread may call. Pages go back to the pool outside of the lock, and when the last fetch that reads them has
-// ended.
+// Any thread may call. Pages return to the pool outside the lock, once the last fetch that reads them has ended.
 class HeadLeaseTable {
  public:
   HeadLeaseTable(const HeadLeaseOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
 
   // ResourceExhausted: the budget is used up. Unavailable: closed.
   absl::StatusOr<RandomId> Give(std::shared_ptr<const LeasedHeads> heads);
-  // From now on for ttl. NotFound: expired, released, reclaimed or never given.
+  // Extends the lease by ttl from now. NotFound: expired, released, reclaimed or never given.
   absl::StatusOr<std::shared_ptr<const LeasedHeads>> Renew(const RandomId& id);
-  void Release(const RandomId& id);  // of an unknown one: nothing
-  // Ends those whose time has come; true when there were any. Renew finds them ended without.
+  void Release(const RandomId& id);  // does nothing for an unknown lease
+  // Ends the leases whose time is over; true if there were any. Renew treats them as ended even before.
   bool Expire();
-  // Ends the one that would expire first, for somebody who needs its pages; false: there is none.
+  // Ends the lease that would expire first, to free its pages. False: there is none.
   bool ReclaimOne();
-  void Close();  // ends all, gives no more
+  void Close();  // ends all leases and gives no more
 
   std::chrono::milliseconds ttl() const { return options_.ttl; }
   struct Stats {
     uint64_t num_leases = 0, bytes = 0;                                          // now
-    uint64_t num_given = 0, num_denied = 0, num_expired = 0, num_reclaimed = 0;  // ever
+    uint64_t num_given = 0, num_denied = 0, num_expired = 0, num_reclaimed = 0;  // since the start
   };
   Stats stats() const;
 

@@ -42,7 +42,7 @@ struct Fetch {
     else if (absl::IsDeadlineExceeded(status) || absl::IsAborted(status))
       done(status);
     else
-      done(absl::UnavailableError(MessageOf(status)));  // part of it may be on its way
+      done(absl::UnavailableError(MessageOf(status)));  // some writes may be in flight
     worker.PushEnded();
   }
 };

@@ -202,7 +202,7 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
     all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
   }
   if (all.local.empty()) return;
-  if (fault.drop) {  // what a lost write looks like: the checksums are right, the bytes never leave
+  if (fault.drop) {  // simulates a lost write: the checksums are right, the bytes never leave
     all.crcs.resize(all.local.size());
     if (!ready.kv->pool().ChecksumPages(all.local, all.crcs.data()).ok()) return;
   } else if (const absl::Status posted = Send(ready.kv, all); !posted.ok()) {
@@ -221,7 +221,7 @@ engine::PageHole KvPush::HoleOf(int32_t stream) const {
   return {static_cast<int32_t>(ticket_.hole_begin(stream)), static_cast<int32_t>(ticket_.hole_end(stream))};
 }
 
-// What of the pages is kept of a stream, and where it goes.
+// The stream's pages to send, and their target pages.
 void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const {
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
   const std::vector<int32_t>& local = ready.kv->streams()[static_cast<size_t>(stream)];
@@ -250,7 +250,7 @@ absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, P
   return posted;
 }
 
-// Restored heads are known behind the last layer: what their holes have left out goes to the spare pages.
+// Restored heads are known after the last layer: the KV in their holes goes to the spare pages.
 absl::Status KvPush::SendRestored() {
   if (ticket_.hole_begin().empty() || commit_.restored_heads().empty()) return absl::OkStatus();
   if (Clock::now() >= lease_end_) {
@@ -329,7 +329,7 @@ void KvPush::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushL
   }
 }
 
-// While the last writes are on their way.
+// Runs while the last writes are in flight.
 void KvPush::DescribeLease() {
   if (lease_ == nullptr) return;
   v1::HeadLease& lease = *commit_.mutable_lease();

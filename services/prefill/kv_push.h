@@ -1,4 +1,4 @@
-// The push of one request's KV into the pages of its ticket, layer by layer while the rest is being computed.
+// Pushes one request's KV into the pages of its ticket, layer by layer while later layers are being computed.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@
 
 namespace spl::prefill {
 
-// InvalidArgument when the ticket does not describe a sequence of this model, this many tokens, and pages inside the
-// peer's pool, or keeps less than the head classes (null: none) of the request do.
+// InvalidArgument: the ticket is not for a sequence of this model, for this number of tokens, and for pages inside the
+// peer's pool; or it keeps less than the head classes of the request do (`classes`; null: none).
 absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& endpoint, const engine::Model& model,
                             int64_t num_tokens, const engine::StreamClasses* classes);
 
@@ -40,41 +40,42 @@ struct PushMetrics {
 
 class PushWorker;
 
-// What is kept for the decode worker, and told to it with the commit.
+// Pages that are kept for the decode worker, announced with the commit.
 struct PushLease {
   std::shared_ptr<const LeasedHeads> heads;
-  v1::HeadLease lease;            // but for the summaries, which the push thread makes
-  std::function<void()> release;  // the decode worker will never hear of it; any thread
+  v1::HeadLease lease;            // without the summaries, which the push thread makes
+  std::function<void()> release;  // called if the decode worker will never hear of the lease; any thread
 };
 
-// One request. Calls come in this order: OnLayer*, then Commit or Abort once. Checksums and writes happen on the push
-// worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
-// What lies in a hole of the ticket is not sent, but that of restored heads, when they are known: with the commit; nor
-// are pages without a kept token (LayerReady::kept), or behind a prompt of which less is left
-// (PrefillOutcome::only), whose places the decode worker takes back with the commit.
+// The push of one request. Call OnLayer any number of times, then Commit or Abort once. Checksums and writes run on the
+// push worker's thread, so that the engine thread only enqueues. No write starts after the ticket's lease has run out.
+//
+// Not sent: pages in a hole of the ticket, except those of restored heads, which are sent with the commit; pages
+// without a kept token (LayerReady::kept); pages past the end of a shortened prompt (PrefillOutcome::only), which the
+// decode worker takes back with the commit.
 class KvPush : public std::enable_shared_from_this<KvPush> {
  public:
-  // ResourceExhausted: the only way to this decode worker leads through landing pages, and the ticket has none.
-  // `classes`: of the request, null: none. `hold`: ends when the last write has been flushed.
+  // ResourceExhausted: the only path to this decode worker leads through landing pages, and the ticket has none.
+  // `classes`: head classes of the request; null: none. `hold` ends when the last write has been flushed.
   static absl::StatusOr<std::shared_ptr<KvPush>> Create(PushWorker& worker, std::shared_ptr<const Peer> peer,
                                                         const v1::Ticket& ticket, const engine::Model& model,
                                                         std::shared_ptr<const engine::StreamClasses> classes,
                                                         std::unique_ptr<TicketGuard::Hold> hold,
                                                         std::string request_id);
 
-  // Before the first call: spans of what is behind the last layer are children of `trace`. The tracer outlives this.
+  // Call first. Spans of the work after the last layer become children of `trace`. The tracer must outlive this.
   void SetTrace(const Tracer& tracer, const TraceContext& trace) {
     tracer_ = &tracer;
     trace_ = trace;
   }
   void OnLayer(const engine::LayerReady& ready);
-  // Everything was computed: flush, then commit at the decode worker with the first tokens. Keeps the KV until then.
-  // `lease`: may be null.
+  // Call when everything was computed: flushes, then commits at the decode worker with the first tokens. Keeps the KV
+  // until then. `lease` may be null.
   void Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease = nullptr);
-  // Something failed: make sure that no write is on its way, tell the decode worker, then call `done`.
+  // Call after a failure: makes sure that no write is in flight, tells the decode worker, then calls `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 
-  // What the whole push moves; of restored heads, and without pages that hold nothing that is kept, from Commit on.
+  // Bytes of the whole push. From Commit on they include restored heads and exclude pages without a kept token.
   int64_t num_bytes() const;
   const Peer& peer() const { return *peer_; }
 
@@ -82,7 +83,7 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket, const engine::Model& model,
          std::shared_ptr<const engine::StreamClasses> classes, std::unique_ptr<TicketGuard::Hold> hold,
          std::string request_id);
-  // Of one stream.
+  // Pages of one stream.
   struct Pages {
     std::vector<int32_t> local;
     std::vector<uint32_t> remote;
@@ -118,18 +119,18 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
   const Tracer* tracer_ = &Tracer::None();
   TraceContext trace_;
 
-  // Push thread only.
+  // Used by the push thread only.
   const std::unique_ptr<PageSender> sender_;
-  // Where the stream's first kept page stands in the ticket's list. [num_streams]
+  // [num_streams]: index of the stream's first kept page in the ticket's list.
   std::vector<int32_t> first_target_;
-  std::vector<uint32_t> crc_;  // [layer][kv_head], joined page by page
+  std::vector<uint32_t> crc_;  // [layer][kv_head]: checksums joined page by page
   v1::CommitRequest commit_;
-  std::shared_ptr<PushLease> lease_;  // until it is told
+  std::shared_ptr<PushLease> lease_;  // until it is announced
   std::shared_ptr<const engine::SequenceKv> kv_;
-  std::chrono::steady_clock::time_point computed_;  // when the last layer was there
-  Span push_span_, commit_span_;                    // from then until the commit is answered; the call of it
+  std::chrono::steady_clock::time_point computed_;  // when the last layer was complete
+  Span push_span_, commit_span_;                    // from then until the commit is answered; the call itself
 
-  // What the commit adds, and what was left out; written before it is queued.
+  // Pages that the commit adds, and pages that were left out; written before the commit is queued.
   int64_t restored_pages_ = 0, left_out_pages_ = 0;
   mutable std::mutex mutex_;  // guards status_
   absl::Status status_;
@@ -138,11 +139,11 @@ class KvPush : public std::enable_shared_from_this<KvPush> {
 // Owns the push thread of a prefill worker. Any thread may enqueue.
 class PushWorker {
  public:
-  // `on_pages_back` runs when a push has given its pages back.
+  // `on_pages_back` runs when a push has released its pages.
   PushWorker(const engine::Model& model, Metrics& metrics, std::function<void()> on_pages_back);
   ~PushWorker();
 
-  // False when the queue is full or closed.
+  // False: the queue is full or closed.
   bool Enqueue(std::function<void()> task) { return tasks_.TryPush(std::move(task)); }
   void WaitIdle(std::chrono::steady_clock::time_point deadline);
   void Stop();

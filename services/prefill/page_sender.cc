@@ -73,7 +73,7 @@ class HostSender final : public PageSender {
   const bool to_landing_pages_;
 };
 
-// Counts what is on its way for one Send and tells its `done` when all of it has ended.
+// Counts the writes of one Send in flight, and calls its `done` when all have ended.
 class Progress {
  public:
   explicit Progress(std::function<void(absl::Status)> done) : done_(std::move(done)) {}

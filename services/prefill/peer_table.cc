@@ -89,7 +89,7 @@ void PeerTable::Loop() {
   }
 }
 
-// What another thread already connects waits for that thread, which takes it over.
+// A connect to a worker that another thread is connecting waits for that thread, which takes it over.
 void PeerTable::ConnectInTurn(Task task) {
   const std::string id = task.endpoint.worker_id();
   {
@@ -236,7 +236,8 @@ absl::StatusOr<std::unique_ptr<RemotePool>> PeerTable::Import(const v1::DecodeEn
   return pool;
 }
 
-// Reads the peer's pool back into memory of our own: what is in it stays as it is. Of the slowest pair of GPUs.
+// Measures by reading the peer's pool into our own memory, which leaves its contents unchanged. Returns the cost of the
+// slowest pair of GPUs.
 absl::StatusOr<transport::WriteCost> PeerTable::DeviceSelfTest(const RemotePool& pool) {
   transport::WriteCost slowest;
   for (size_t rank = 0; rank < pool.parts.size(); ++rank) {

@@ -29,61 +29,63 @@ namespace spl::prefill {
 struct Peer {
   v1::DecodeEndpoint endpoint;
   std::shared_ptr<transport::KvChannel> channel;
-  uint64_t channel_id = 0;  // random: a ticket that was reserved for another channel is not written over this one
+  uint64_t channel_id = 0;  // random; a ticket reserved for another channel is never written over this one
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
-  // Measured when it was connected, on the way that is used: the rate of large writes, and what each write adds.
+  // Measured at connection, on the path that is used: the rate of large writes, and the additional cost of each write.
   double bytes_per_s = 0;
   double write_s = 0;
-  // Ways that are not the plain one from host memory.
-  StagingPages* staging = nullptr;           // of a prefill worker on a GPU
-  std::unique_ptr<PinnedPeerMemory> mapped;  // likewise, of a decode worker on this host
-  std::unique_ptr<RemotePool> device_pool;   // the decode worker's pool on GPUs, when ours reach it
+  // Paths other than the plain one from host memory.
+  StagingPages* staging = nullptr;           // for a prefill worker on a GPU
+  std::unique_ptr<PinnedPeerMemory> mapped;  // the same, with a decode worker on this host
+  std::unique_ptr<RemotePool> device_pool;   // the decode worker's pool on GPUs, if ours can reach it
 
-  // A push over it could not be flushed: its table closes it, so that the decode worker sees that the writes are over.
+  // Set when a push could not be flushed: the table then closes the peer, so that the decode worker sees the end of the
+  // writes.
   mutable std::atomic<bool> given_up{false};
 
   bool usable() const { return !given_up && channel->status().ok(); }
   std::unique_ptr<PageSender> MakeSender() const;
   std::string carrier() const { return MakeSender()->carrier(); }
-  // Once nothing new is sent; no write is on its way when it returns. The channel of a device pool closes with the last
-  // owner of this instead: copies between devices do not go through it, and the decode worker takes its close for the
-  // end of all writes.
+  // Call when nothing new is sent; no write is in flight when it returns. The channel of a device pool closes only with
+  // the last owner of this object: copies between devices do not go through it, and the decode worker takes its end for
+  // the end of all writes.
   void Close() const;
-  // Empty where this worker writes past the channel and the decode worker could take its end for that of the writes.
+  // Empty if this worker writes past the channel, and the decode worker could mistake the channel's end for that of the
+  // writes.
   std::string channel_address() const;
 };
 
 struct PeerOptions {
-  StagingPages* staging = nullptr;     // needed when the model is on a GPU; outlives the table
-  bool use_device = true;              // write a pool on a GPU directly where that is possible
-  bool require_device = false;         // and refuse every other way
-  std::shared_ptr<const PeerTls> tls;  // of the calls (Commit, Release); null: without
-  double min_bytes_per_s = 0;          // a slower way is an error when the decode worker is connected
-  // Ways to a decode worker in the same process: into its memory, and to its server. Null: over the transport, and to
-  // the address that it says.
+  StagingPages* staging = nullptr;     // needed if the model is on a GPU; must outlive the table
+  bool use_device = true;              // write a pool on a GPU directly if possible
+  bool require_device = false;         // refuse every other path
+  std::shared_ptr<const PeerTls> tls;  // for the calls (Commit, Release); null: no TLS
+  double min_bytes_per_s = 0;          // a slower path makes connecting the decode worker fail
+  // Paths to a decode worker in the same process: into its memory, and to its server. Null: through the transport, and
+  // to the address that it advertises.
   std::function<absl::StatusOr<std::unique_ptr<transport::KvChannel>>(const transport::RemoteMemory&)> open_memory;
   std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> open_calls;
 };
 
-// Owns the channels and a few threads that connect and close, because both may take seconds and a decode worker that
-// hangs must not delay others. Connects to one worker run one after the other. Any thread may call.
+// Owns the channels and a few threads that connect and close. Both may take seconds, and a hung decode worker must not
+// delay others. Connects to one worker run one after the other. Any thread may call.
 //
-// A peer is one life of a decode worker: the same id with another epoch is another peer, and does not replace the
-// first, which goes when its channel is lost. Anybody can claim an id; only the end of a connection proves the end of a
-// process.
+// A peer is one life of a decode worker. The same id with another epoch is another peer and does not replace the first,
+// which goes when its channel is lost: any process can claim an id, and only the end of a connection proves the end of
+// a process.
 class PeerTable {
  public:
   PeerTable(transport::KvTransport& transport, std::shared_ptr<const engine::Model> model,
             const PeerOptions& options = {});
   ~PeerTable();  // Stop() must have been called
 
-  // Connects in the background and calls `done` on one of the table's threads. A live connection to the same epoch is
-  // kept. FailedPrecondition: another page layout, other head classes, or no way that the options allow.
-  // ResourceExhausted: too many connects wait, or there are too many peers.
+  // Connects in the background and calls `done` on one of the table's threads. Keeps a live connection to the same
+  // epoch. FailedPrecondition: another page layout, other head classes, or no path that the options allow.
+  // ResourceExhausted: too many connects wait, or too many peers.
   using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Peer>>)>;
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, Done done);
 
-  // Unavailable when there is no live connection to that worker and epoch: the router connects it and tries again.
+  // Unavailable: no live connection to that worker and epoch. The router then connects it and tries again.
   absl::StatusOr<std::shared_ptr<const Peer>> Find(const std::string& worker_id, uint64_t epoch) const;
   struct Connected {
     std::string worker_id;
@@ -113,7 +115,7 @@ class PeerTable {
   BoundedQueue<Task> tasks_;
   mutable std::mutex mutex_;  // guards the next two
   std::map<PeerKey, std::shared_ptr<const Peer>> peers_;
-  std::map<std::string, std::deque<Task>> connecting_;  // by worker id: those that wait for the one that runs
+  std::map<std::string, std::deque<Task>> connecting_;  // by worker id: connects that wait for the running one
   std::vector<std::thread> threads_;
 };
 

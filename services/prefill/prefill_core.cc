@@ -24,7 +24,7 @@ prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
                          {{"kind", kind}});
 }
 
-// Shares near 1 are what a method promises, small ones what it saves.
+// Shares near 1 show what methods promise, small ones what they save.
 std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
 
 prometheus::Histogram& StageHistogram(Metrics& metrics, const char* stage) {
@@ -142,14 +142,14 @@ grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext*
   }
   tickets_.Revoke(*id, std::chrono::milliseconds(request->ttl_ms()),
                   [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
-  engine_.Wake();  // what was cancelled ends at once
+  engine_.Wake();  // cancelled work ends at once
   return reactor;
 }
 
 absl::Status PrefillCore::Start(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
-  // First: whatever happens below, nobody asks in vain whether something is being written.
+  // First, so that a RevokeTicket gets its answer whatever happens below.
   SPLICE_ASSIGN_OR_RETURN(const RandomId ticket_id, RandomId::FromBytes(request.ticket().ticket_id()));
   SPLICE_ASSIGN_OR_RETURN(auto hold, tickets_.Begin(ticket_id, call.cancelled));
   SPLICE_ASSIGN_OR_RETURN(const auto peer, peers_.Find(request.ticket().worker_id(), request.ticket().epoch()));
@@ -231,7 +231,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
   return status;
 }
 
-// What the engine did for a prompt, as spans.
+// Records the engine's work for a prompt as spans.
 void PrefillCore::TraceStages(const TraceContext& run, const TraceContext& fetch,
                               const engine::PrefillStats& stats) const {
   if (!tracer_.Records(run)) return;

@@ -1,6 +1,6 @@
-// What a worker does with one prompt that a router sends: checks ticket and request, computes, pushes the KV into the
-// ticket's pages while it computes, answers with the first tokens and the receipt. splice-prefill has one, and so has a
-// decode worker that prefills short prompts by itself (services/local_prefill).
+// Handles one prompt from a router: checks ticket and request, computes, pushes the KV into the ticket's pages
+// meanwhile, and answers with the first tokens and the receipt. Used by splice-prefill, and by decode workers that
+// prefill short prompts themselves (services/local_prefill).
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -22,30 +22,30 @@
 namespace spl::prefill {
 
 struct PrefillCoreOptions {
-  std::string worker_id;  // in receipts, spans and errors
+  std::string worker_id;  // for receipts, spans and errors
   uint64_t epoch = 0;
-  double fidelity_share = 0;        // of the prompts that are not exact: also computed exactly, and compared
-  int64_t max_computed_tokens = 0;  // of one prompt (engine::PrefillRequest); 0: any number
+  double fidelity_share = 0;        // share of the approximate prompts that are also computed exactly and compared
+  int64_t max_computed_tokens = 0;  // limit per prompt (engine::PrefillRequest); 0: none
 };
 
-// Raises a counter to what somebody else has counted.
+// Raises a counter to a value that was counted elsewhere.
 void RaiseTo(prometheus::Counter& counter, uint64_t value);
 
 // Borrows everything. gRPC threads only validate and enqueue.
 class PrefillCore {
  public:
-  // Keeps what a decode worker leaves out; null: there is nothing to keep, or no room for it.
+  // Keeps the KV that a decode worker leaves out. Null result: there is nothing to keep, or no room for it.
   using GiveLease = std::function<std::unique_ptr<PushLease>(const engine::PrefillOutcome&,
                                                              const engine::StreamClasses&, const Peer&)>;
 
-  // `give_lease`: null where heads are never restored while decoding.
+  // `give_lease` null: heads are never restored while decoding.
   PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
               PrefillCoreOptions options, GiveLease give_lease, Metrics& metrics, const Tracer& tracer);
 
-  // Prefill.Run; refused with Unavailable when the worker is draining.
+  // Handles Prefill.Run. Unavailable: the worker is draining.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                 v1::PrefillResponse* response, bool draining);
-  // Prefill.RevokeTicket.
+  // Handles Prefill.RevokeTicket.
   grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request);
   void UpdateGauges();
 

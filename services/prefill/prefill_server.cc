@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
   const bool on_host = model->backend().host_memory();
   const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
-  // Registered, so that the transport need not pin or copy what it sends.
+  // Registered, so that the transport need not pin or copy the pages that it sends.
   SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
   PeerOptions peer_options{.use_device = options.use_device_transfer,
                            .require_device = options.require_device_transfer,
@@ -105,9 +105,9 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
 
 PrefillServer::~PrefillServer() { Stop(); }
 
-// Intake and drain, then the engine (ends what is left), the pushes it started, the channels, the transport.
+// Stops intake and drains, then stops the engine (ending the remaining work), the pushes, the channels, the transport.
 void PrefillServer::Stop() {
-  if (registration_) registration_->Stop();  // first: nothing new is sent while what runs is finished
+  if (registration_) registration_->Stop();  // first, so that nothing new is sent while running prompts finish
   if (gauges_) gauges_->Stop();
   if (host_) host_->Stop();
   if (cache_streams_) cache_streams_->Close();

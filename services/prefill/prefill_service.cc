@@ -285,7 +285,7 @@ absl::Status PrefillService::DoFetchHeads(const v1::FetchHeadsRequest& request,
   SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.lease_id()));
   SPLICE_ASSIGN_OR_RETURN(auto heads, leases_.Renew(id));
   auto peer = peers_.Find(request.worker_id(), request.epoch());
-  // Nothing is on its way: not the Unavailable that says otherwise.
+  // No write is in flight, so this must not be Unavailable, which means the opposite.
   if (!peer.ok()) return absl::FailedPreconditionError(MessageOf(peer.status()));
   if ((*peer)->channel_id != heads->channel_id())
     return Errorf(absl::StatusCode::kFailedPrecondition, "the lease was given over an earlier KV connection to '{}'",

@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<TicketGuard::Hold>> TicketGuard::Begin(const Rand
     return absl::AbortedError("the ticket was revoked before this call arrived: reserve another one");
   }
   const bool is_new = writing_.try_emplace(ticket, Writer{std::move(cancelled), {}}).second;
-  // Not the Aborted that says that nothing is on its way.
+  // AlreadyExists, not Aborted: Aborted means that no write is in flight.
   if (!is_new) return absl::AlreadyExistsError("another call is writing to the ticket's pages");
   return std::make_unique<Hold>(*this, ticket);
 }

@@ -1,4 +1,4 @@
-// Whether the public APIs may listen where they were told to.
+// Checks whether the public APIs may listen on the configured addresses.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ struct OpenAddresses {
   bool insecure_open = false;  // --insecure-open
 };
 
-// InvalidArgument: an address is not loopback, there are no keys, and nobody has said that it shall be so. Cheap: for
-// the start of a program, before models are loaded.
+// InvalidArgument: an address is not loopback, there are no keys, and insecure_open is not set. Cheap: call it at the
+// start of a program, before models are loaded.
 absl::Status CheckOpenAddresses(const OpenAddresses& addresses);
 
 }  // namespace spl::router

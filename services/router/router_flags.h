@@ -1,4 +1,4 @@
-// The command line of splice-router → RouterOptions.
+// The command line of splice-router, turned into RouterOptions.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -12,11 +12,11 @@
 
 namespace spl::router {
 
-// Holds what CLI11 parses into; must live as long as the app parses.
+// The targets of CLI11's parsing; must live as long as the app parses.
 struct RouterFlags {
   void Register(CLI::App& app);
-  // InvalidArgument: an address is malformed, a value is out of range, or the files of --tls-… or
-  // --public-tls-… do not hold what they should.
+  // InvalidArgument: an address is malformed, a value is out of range, or a file of --tls-… or --public-tls-… has the
+  // wrong contents.
   absl::StatusOr<RouterOptions> ToOptions() const;
 
   std::string log_level = "info";

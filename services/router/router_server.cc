@@ -37,7 +37,7 @@ constexpr size_t kAdminQueue = 256;
 constexpr size_t kProbeQueue = 64;
 // Freed by requests and answers since the allocator was last asked to give memory back.
 constexpr size_t kWorthTrimming = 32 << 20;
-// Of one connection to the gRPC API: a client opens another when it wants more at once.
+// Limits per connection to the gRPC API: a client opens another one when it wants more at once.
 constexpr int kMaxGrpcStreams = 256;
 constexpr std::chrono::minutes kGrpcIdle{5};
 constexpr std::chrono::hours kGrpcAge{1};
@@ -217,8 +217,8 @@ class Server final : public RouterServer {
     }
   }
 
-  // What large requests and answers took does not stay with the allocator. Its cost, some milliseconds, is for a thread
-  // on which nobody waits.
+  // Returns memory of large requests and answers from the allocator to the system. That takes some milliseconds, so it
+  // runs on a thread on which no request waits.
   void TrimMemory() {
     const size_t peak = http_->TakePeakBytes();
     if (peak < http_->buffered_bytes() + kWorthTrimming) return;

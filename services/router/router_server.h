@@ -1,5 +1,5 @@
-// The router as one object: both front doors, the fleet, the dispatch core. splice-router's main is flags around it,
-// and `splice serve` hosts it beside the workers.
+// The router as one object: both front ends, the fleet, the dispatch core. splice-router's main wraps it in flags;
+// `splice serve` hosts it beside the workers.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,14 @@
 namespace spl::router {
 
 struct RouterOptions {
-  // Hugging Face folder: tokenizer, chat template, context length. No weights are read. Empty: the model has no text
-  // side; requests send token ids, answers carry no text, and served_model_name must be given.
+  // Hugging Face folder: tokenizer, chat template, context length. Weights are not read. Empty: the model has no text
+  // side: requests send token ids, answers carry no text, and served_model_name must be given.
   std::string model_dir;
-  // The name in requests; empty: the folder's name.
+  // The model's name in requests; empty: the folder's name.
   std::string served_model_name;
-  // Until a worker says it; 0: what config.json in model_dir says.
+  // Used until a worker reports it; 0: from config.json in model_dir.
   uint32_t max_context = 0;
-  // HTTP API; its listen address is part of it. `tls` and `on_handshake` are the server's own.
+  // HTTP API, including its listen address. The server sets `tls` and `on_handshake` itself.
   HttpServerOptions http;
   // Certificate of the HTTP and gRPC APIs (not of metrics_listen).
   PublicTlsOptions public_tls;
@@ -31,43 +31,44 @@ struct RouterOptions {
   // HOST:PORT of /metrics, /healthz, /readyz for operators; empty: only on the HTTP API.
   std::string metrics_listen;
   DispatchOptions dispatch;
-  // "key [name]" lines; empty: no authentication.
+  // File of "key [name]" lines; empty: no authentication.
   std::string api_keys_file;
-  // Without keys the HTTP and gRPC APIs must listen on loopback, unless this says that everybody may use them.
+  // Without keys the HTTP and gRPC APIs must listen on loopback, unless this allows open access.
   bool insecure_open = false;
-  // Of the gRPC API: messages that are read, and what belongs to its connections.
+  // gRPC API: limit of memory for messages being read and for its connections.
   size_t grpc_memory_bytes = 256 << 20;
-  // Secret that namespaces are derived from; see NamespaceKeys.
+  // Secret from which namespaces are derived; see NamespaceKeys.
   std::string secret_file;
-  // Knowledge bases and the namespaces API; without store addresses they are refused.
+  // Knowledge bases and the namespaces API; refused without store addresses.
   KnowledgeBaseOptions knowledge_bases;
   TraceOptions trace;
   bool special_tokens_in_text = false;  // see ServedModel::Load
-  int admin_threads = 4;                // calls of the admin API that wait for the stores
+  int admin_threads = 4;                // calls of the admin API that may wait for the stores
   int publish_threads = 2;              // knowledge bases that are published at once; more wait
   int io_threads = 2;                   // sockets, timers and all request logic; nothing on them blocks
   int work_threads = 2;                 // parsing and tokenizing
-  size_t work_queue = 1024;             // requests of one caller that wait for one of those; more get 429
+  size_t work_queue = 1024;             // requests of one caller that may wait for a work thread; more get 429
   std::chrono::milliseconds drain_timeout{30'000};
 };
 
-// Thread-safe but for Stop, which one thread calls.
+// Thread-safe, except Stop, which one thread calls.
 class RouterServer {
  public:
   // Loads the model folder, binds all addresses and serves. Workers may come later: requests get 503 until a pair is
-  // connected. InvalidArgument/NotFound name the file; Unavailable the address. InvalidArgument: an address that is not
-  // loopback, no keys, and not insecure_open.
+  // connected. InvalidArgument, NotFound name the file; Unavailable names the address. InvalidArgument: an address is
+  // not loopback, there are no keys, and insecure_open is not set.
   static absl::StatusOr<std::unique_ptr<RouterServer>> Start(RouterOptions options);
   virtual ~RouterServer() = default;
 
   virtual std::string http_address() const = 0;  // HOST:PORT, with the real ports
   virtual std::string grpc_address() const = 0;
-  virtual bool tls() const = 0;                     // both speak TLS only
-  virtual std::string metrics_address() const = 0;  // "" without it
+  virtual bool tls() const = 0;                     // both APIs speak TLS only
+  virtual std::string metrics_address() const = 0;  // "" without one
   virtual bool ready() const = 0;                   // a pair of workers is connected
   virtual Dispatcher& dispatcher() = 0;
 
-  // Not ready → no new connections and requests → running streams finish, drain_timeout at most → closed. Idempotent.
+  // Becomes not ready, refuses new connections and requests, lets running streams finish for at most drain_timeout,
+  // closes. Idempotent.
   virtual void Stop() = 0;
 };
 

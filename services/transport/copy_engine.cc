@@ -81,7 +81,7 @@ void CopyEngine::Loop() {
     jobs_.pop_front();
     lock.unlock();
     job.done(RunCopy(job));
-    job = CopyJob();  // what the job holds is released outside the lock
+    job = CopyJob();  // the job's resources are released outside the lock
     lock.lock();
   }
 }

@@ -1,5 +1,5 @@
-// Writes into, and reads from, memory of a peer on the same host, which is mapped here: one memcpy per operation, on a
-// thread of its own.
+// Copies to and from memory of a peer on the same host, which is mapped here: one memcpy per operation, on a thread of
+// its own.
 #pragma once
 
 #include <condition_variable>
@@ -16,18 +16,18 @@
 namespace spl::transport {
 
 struct CopyJob {
-  std::byte* remote = nullptr;  // where remote_offset 0 is mapped
-  bool is_get = false;          // from there, not to it
+  std::byte* remote = nullptr;  // address at which remote_offset 0 is mapped
+  bool is_get = false;          // true: copies from there; false: to it
   std::vector<RmaOp> ops;       // empty: a marker that only keeps its place in the order
-  Copier copier;                // of a write; null: memcpy
+  Copier copier;                // for writes; null: memcpy
   LeaseEnd lease_end = kNoLease;
-  std::function<absl::Status()> late;  // called when a piece would start after lease_end; ends the job with its answer
-  // Asked just before each piece of at most 1 MiB: anything but OK ends the job with that status.
+  std::function<absl::Status()> late;  // called when a piece would start after lease_end; the job ends with its status
+  // Called just before each piece of at most 1 MiB; any status but OK ends the job with that status.
   std::function<absl::Status()> interrupted;
   std::function<void(absl::Status)> done;  // on the engine's thread
 };
 
-// Jobs run in the order they were pushed. Bounded: Push is false when 4096 jobs wait. Stop() runs what was pushed.
+// Runs jobs in the order of Push. Push returns false when 4096 jobs wait. Stop() first runs all accepted jobs.
 class CopyEngine {
  public:
   CopyEngine();

@@ -16,11 +16,12 @@
 namespace spl::transport {
 
 struct TransportOptions {
-  // "auto": shared memory to a peer on the same host, TCP or RDMA to others. "shm", "tcp": only that.
+  // "auto": shared memory to a peer on the same host, TCP or RDMA to others. "shm", "tcp": only that carrier.
   std::string carriers = "auto";
   std::string listen_host = "127.0.0.1";  // address of the listener; port 0 picks a free one
   uint16_t listen_port = 0;
-  std::string advertise_host;  // what peers are told instead, as when listen_host is 0.0.0.0; empty: listen_host
+  // address that peers are told, for example when listen_host is 0.0.0.0; empty: listen_host
+  std::string advertise_host;
 };
 
 // Memory that peers may write and read. Zeroed, page-aligned, at a fixed address. Must not outlive its transport.
@@ -32,7 +33,7 @@ class RegisteredMemory {
   virtual const std::string& packed_rkey() const = 0;  // opaque bytes for RemoteMemory.rkey
 };
 
-// What a writer needs to know of a peer's memory. Travels in protos.
+// A peer's memory as a writer needs it. Travels in protos.
 struct RemoteMemory {
   std::string address;  // "host:port" of the peer's listener
   std::string rkey;
@@ -41,7 +42,7 @@ struct RemoteMemory {
   std::string host_id;  // HostId() of the peer
 };
 
-// Until when the pieces of a write may start (decision 0002).
+// Time until which the pieces of a write may start (decision 0002).
 using LeaseEnd = std::chrono::steady_clock::time_point;
 inline constexpr LeaseEnd kNoLease = LeaseEnd::max();
 
@@ -51,7 +52,7 @@ struct PutOp {
   size_t bytes = 0;
 };
 
-// A write whose source only a copier can read: memory of a device.
+// A write whose source only a copier can read: device memory.
 struct MappedWrite {
   std::byte* to = nullptr;  // in the peer's memory, mapped here
   const std::byte* from = nullptr;
@@ -65,33 +66,33 @@ struct GetOp {
   size_t bytes = 0;
 };
 
-// A connection to one peer's memory. Any thread may call; calls are queued to the transport's progress thread (a queue
-// of bounded length: a full one makes Put return ResourceExhausted).
+// A connection to one peer's memory. Any thread may call. Calls go to a bounded queue of the transport's progress
+// thread; if it is full, Put returns ResourceExhausted.
 class KvChannel {
  public:
   virtual ~KvChannel() = default;
 
-  // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread, with OK
-  // when the source memory may be reused (not yet: the bytes are visible; see Flush), or Unavailable when the peer is
-  // lost. InvalidArgument (returned, done does not run): an op outside the remote memory.
+  // Starts the writes; `local` must stay unchanged until done runs. done runs once, on the progress thread. OK: the
+  // source memory may be reused (the bytes need not be visible yet; see Flush). Unavailable: the peer is lost.
+  // InvalidArgument (returned; done does not run): an op outside the remote memory.
   //
-  // `lease_end` is checked for each piece just before that piece is written or posted. A late piece and the rest of its
-  // job are dropped, done gets DeadlineExceeded, and the channel is lost: a process that was paused long enough to miss
-  // a lease has other late writes queued behind it.
+  // `lease_end` is checked for each piece, just before it is written or posted. A late piece and the rest of its job
+  // are dropped, done gets DeadlineExceeded, and the channel is lost: a process that was paused long enough to miss a
+  // lease has other late writes queued after it.
   virtual absl::Status Put(std::vector<PutOp> ops, std::function<void(absl::Status)> done,
                            LeaseEnd lease_end = kNoLease) = 0;
 
-  // The peer's memory where this process can write it itself (shared memory), or nothing. For page-locking; written
-  // only through the two Puts, and gone with Close.
+  // The peer's memory if this process can write it directly (shared memory); otherwise empty. For page-locking only:
+  // write it through the two Puts. Invalid after Close.
   virtual std::span<std::byte> mapped_memory() const = 0;
-  // As Put, with sources that only `copier` can read: it runs on the transport's copy thread in turn with other writes
-  // and returns when the bytes are written. FailedPrecondition without mapped memory.
+  // As Put, for sources that only `copier` can read. copier runs on the transport's copy thread, in turn with other
+  // writes, and returns when the bytes are written. FailedPrecondition: no mapped memory.
   virtual absl::Status PutThrough(Copier copier, std::vector<PutOp> ops, std::function<void(absl::Status)> done,
                                   LeaseEnd lease_end = kNoLease) = 0;
 
-  // Starts the reads; nothing but the channel may touch `local` until done runs, which it does once, on the progress
-  // thread: OK when the bytes are there, Unavailable when the peer is lost (some may be there). What a peer writes at
-  // the same time is read in any mixture: agree on who owns the bytes first, and checksum them. InvalidArgument as Put.
+  // Starts the reads. Only the channel may touch `local` until done runs, once, on the progress thread. OK: the bytes
+  // are there. Unavailable: the peer is lost, and some bytes may be there. Bytes that the peer writes at the same time
+  // arrive in any mixture: agree on who owns the bytes first, and checksum them. InvalidArgument as for Put.
   virtual absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done) = 0;
 
   // done runs when every earlier Put of this channel is complete and visible in the peer's memory.
@@ -100,13 +101,13 @@ class KvChannel {
   // Blocking form of Flush with a deadline. DeadlineExceeded leaves the channel usable.
   virtual absl::Status FlushAndWait(std::chrono::nanoseconds timeout) = 0;
 
-  // Closes and returns only when no write of this channel can reach the peer any more (writer provably quiet) and no
-  // read can reach local memory, or DeadlineExceeded. Pending done callbacks run with Cancelled first.
+  // Closes the channel. OK: no write of this channel can reach the peer any more (the writer is provably quiet), and no
+  // read can reach local memory. DeadlineExceeded: not yet. Pending done callbacks run first, with Cancelled.
   virtual absl::Status Close(std::chrono::nanoseconds timeout) = 0;
 
   virtual std::string carrier() const = 0;  // "shm", "tcp", "rdma"
-  // "host:port" from which the connection was made: what the peer's transport knows it by, unless something between the
-  // two rewrites addresses. Empty: there is no connection.
+  // "host:port" from which the connection was made. The peer's transport knows the channel by it, unless something in
+  // between rewrites addresses. Empty: no connection.
   virtual std::string local_address() const = 0;
   virtual absl::Status status() const = 0;  // Unavailable once the peer is lost
 };
@@ -120,24 +121,24 @@ class KvTransport {
 
   virtual absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) = 0;
   virtual std::string listen_address() const = 0;  // "host:port" for peers, the real port
-  // Unavailable / DeadlineExceeded when the peer cannot be reached within the timeout; FailedPrecondition when the only
-  // carrier that works is not one the options allow.
+  // Unavailable, DeadlineExceeded: the peer cannot be reached within the timeout. FailedPrecondition: the only carrier
+  // that works is not allowed by the options.
   virtual absl::StatusOr<std::unique_ptr<KvChannel>> Connect(const RemoteMemory& remote,
                                                              std::chrono::nanoseconds timeout) = 0;
 
-  // Connections that were opened at this transport before `opened_before` and over which the channel with that
-  // local_address may still write its memory. None left proves that no write of the channel can arrive, if one was
-  // there before: that of a live peer counts until the peer has closed it behind its last write, that of a dead one
-  // until the kernel has closed it. An empty address: those of all peers.
+  // Connections that were opened at this transport before `opened_before`, and over which the channel with the given
+  // local_address may still write its memory. Empty address: those of all peers. If there was a connection before, none
+  // left proves that no write of the channel can arrive any more. A connection of a live peer counts until the peer has
+  // closed it after its last write, one of a dead peer until the kernel has closed it.
   struct WriterConnections {
     size_t over_network = 0;  // CutWriter ends them
-    size_t mapped = 0;        // the peer has the memory mapped: only the peer's own close, or its death, ends them
-    bool known = false;       // there is or was one with that address, as far as 4,096 that ended are remembered
+    size_t mapped = 0;        // the peer has mapped the memory: only its own close, or its death, ends them
+    bool known = false;       // such a connection exists or existed; the last 4,096 ended ones are remembered
     size_t all() const { return over_network + mapped; }
   };
   virtual WriterConnections ConnectionsOf(const std::string& channel_address,
                                           std::chrono::steady_clock::time_point opened_before) const = 0;
-  // Begins to tear down those over the network. ConnectionsOf counts them until nothing of them can arrive.
+  // Starts to tear down those over the network. ConnectionsOf counts them until nothing from them can arrive.
   virtual void CutWriter(const std::string& channel_address, std::chrono::steady_clock::time_point opened_before) = 0;
 
   virtual void Stop() = 0;

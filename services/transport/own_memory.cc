@@ -48,7 +48,7 @@ class OwnMemoryChannel final : public KvChannel {
 
   absl::Status FlushAndWait(std::chrono::nanoseconds) override { return status(); }
 
-  // What is being copied ends first.
+  // Running copies end first.
   absl::Status Close(std::chrono::nanoseconds) override {
     std::unique_lock lock(mutex_);
     closed_ = true;

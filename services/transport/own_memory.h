@@ -1,4 +1,4 @@
-// A channel into memory of this process: writes without a wire, behind the interface that all others have.
+// A channel into memory of this process: writes without a wire, behind the common interface.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,9 @@
 
 namespace spl::transport {
 
-// `memory` outlives the channel. Copies on the calling thread, where `done` runs, too, before Put or Get returns; a
-// write is visible when Put returns, so that Flush has nothing to wait for. Any thread may call; two calls at once must
-// not write the same bytes. Carrier "memory".
+// `memory` must outlive the channel. Copies on the calling thread, where `done` also runs, before Put or Get returns. A
+// write is visible when Put returns, so Flush has nothing to wait for. Any thread may call; two concurrent calls must
+// not write the same bytes. The carrier is "memory".
 std::unique_ptr<KvChannel> MakeOwnMemoryChannel(std::span<std::byte> memory);
 
 }  // namespace spl::transport

@@ -13,7 +13,7 @@ constexpr size_t kChecksumAt = sizeof(kMagic);
 constexpr size_t kPortAt = kChecksumAt + sizeof(uint64_t);  // the checksum covers everything from here on
 constexpr size_t kPackedAt = kPortAt + sizeof(uint16_t);
 
-// FNV-1a: against accidents, not against forgers; whoever may send an rkey may write the memory.
+// FNV-1a: protects against accidents, not forgery; a peer that may send an rkey may write the memory anyway.
 uint64_t Checksum(const std::string& framed) {
   uint64_t hash = 0xcbf29ce484222325;
   for (size_t i = kPortAt; i < framed.size(); ++i) hash = (hash ^ static_cast<uint8_t>(framed[i])) * 0x100000001b3;

@@ -1,4 +1,4 @@
-// UCX trusts the bytes of a packed rkey, so they travel in a frame that a damaged or foreign string does not pass.
+// Frames packed rkeys: UCX trusts the bytes of an rkey, and the frame refuses damaged or foreign strings.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 namespace spl::transport {
 
 struct RkeyFrame {
-  std::string packed;       // UCX's bytes
+  std::string packed;       // port on 127.0.0.1 of the peer's listener for shared memory; 0: none
   uint16_t local_port = 0;  // on 127.0.0.1: the peer's listener for shared memory; 0 when it has none
 };
 
 std::string FrameRkey(const RkeyFrame& frame);
-// InvalidArgument when `framed` was not made by FrameRkey.
+// InvalidArgument: `framed` was not made by FrameRkey.
 absl::StatusOr<RkeyFrame> UnframeRkey(const std::string& framed);
 
 }  // namespace spl::transport

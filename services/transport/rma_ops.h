@@ -1,4 +1,4 @@
-// Lists of writes or reads: checked against the remote memory, and made short before they are posted.
+// Lists of writes or reads: checked against the remote memory, and shortened before they are posted.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace spl::transport {
 
-// What both kinds of op have; the channel knows which kind a list is, and never writes through `local` of a put.
+// Fields common to both kinds of op. The channel knows which kind a list is, and never writes through `local` of a put.
 struct RmaOp {
   std::byte* local = nullptr;
   uint64_t remote_offset = 0;
@@ -17,11 +17,11 @@ struct RmaOp {
 std::vector<RmaOp> ToRmaOps(const std::vector<PutOp>& ops);
 std::vector<RmaOp> ToRmaOps(const std::vector<GetOp>& ops);
 
-// InvalidArgument naming the first op that leaves [0, remote_size), or has bytes but no local address.
+// InvalidArgument names the first op that leaves [0, remote_size), or has bytes but no local address.
 absl::Status CheckRmaOps(const std::vector<RmaOp>& ops, uint64_t remote_size);
 
-// Joins neighbours that continue each other on both sides and drops empty ops, keeping the order. Posting costs the
-// same for 16 KiB as for 16 MiB, and a sequence's pages are usually adjacent.
+// Joins neighbours that are contiguous on both sides and drops empty ops; keeps the order. Posting costs the same for
+// 16 KiB as for 16 MiB, and a sequence's pages are usually adjacent.
 std::vector<RmaOp> CoalesceRmaOps(std::vector<RmaOp> ops);
 
 }  // namespace spl::transport

@@ -1,4 +1,4 @@
-// What the transport moves, beside a bare memcpy of the same bytes in the same run.
+// Rates of the transport, beside a bare memcpy of the same bytes in the same run.
 //
 //   splice_transport_bench                    (one process; the receiving transport has its own threads)
 #include <benchmark/benchmark.h>

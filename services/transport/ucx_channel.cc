@@ -144,7 +144,7 @@ absl::Status UcxChannel::Put(std::vector<PutOp> put_ops, std::function<void(absl
   if (put_fault.armed()) {
     const FaultOutcome fault = put_fault.Hit();
     SPLICE_RETURN_IF_ERROR(fault.status);
-    if (fault.drop) ops.clear();  // claims success and moves nothing: what the receiver's checksum must catch
+    if (fault.drop) ops.clear();  // claims success and moves nothing: the receiver's checksum must detect this
   }
   return Start({std::move(ops), false, lease_end, std::move(copier)}, std::move(done));
 }
@@ -215,8 +215,8 @@ void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status sta
   worker_.PostAlways([self] { self->AdvanceClose(); });
 }
 
-// What the late job ends with. The channel is lost with another code, because whoever hears of that one can go on over
-// a new channel, with another ticket.
+// The status of a late job. The channel gets another code, because a caller that sees that one can continue over a new
+// channel, with another ticket.
 absl::Status UcxChannel::MissLease() {
   const std::string what = "a write to " + remote_.address + " was about to start after the end of its lease";
   log::Warning("transport.lease_missed", log::F("peer", remote_.address), log::F("carrier", carrier_));
@@ -342,13 +342,13 @@ void UcxChannel::OnError(void* arg, ucp_ep_h, ucs_status_t status) {
   channel->Lose(StatusFromUcs(status, "lost the KV memory at " + channel->remote_.address));
 }
 
-// UCX often fails an operation on its way before it reports the peer lost. Whoever hears of the failed operation must
-// see the channel lost.
+// UCX often fails an operation before it reports the peer lost. A caller that sees the failed operation must see the
+// channel lost.
 void UcxChannel::MarkLost(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kUnavailable) return;
   {
     std::lock_guard lock(mutex_);
-    if (!status_.ok() || closing_) return;  // what closing cancelled is no loss
+    if (!status_.ok() || closing_) return;  // operations cancelled by closing are no loss
     status_ = status;
   }
   EndSoon();
@@ -403,7 +403,7 @@ void UcxChannel::Abandon() {
   const auto self = shared_from_this();
   worker_.PostAlways([self] {
     self->Lose(absl::UnavailableError("the transport is stopped"));
-    // The endpoint of a mapping tells its owner that nothing is being copied: it goes behind the last copy.
+    // The end of a mapping's endpoint says that no copy is running, so it closes after the last copy.
     self->mapped_ == nullptr ? self->CloseEndpoint() : self->AdvanceClose();
   });
 }
@@ -480,8 +480,7 @@ void UcxChannel::FinishClose() {
     if (!closing_ || closed_ || num_pending_ > 0) return;
     closed_ = true;
   }
-  if (rkey_ != nullptr)
-    ucp_rkey_destroy(std::exchange(rkey_, nullptr));  // unmaps shared memory: nobody copies any more
+  if (rkey_ != nullptr) ucp_rkey_destroy(std::exchange(rkey_, nullptr));  // unmaps shared memory: no copy runs any more
   alive_until_closed_.reset();
   changed_.notify_all();
 }

@@ -20,18 +20,18 @@
 
 namespace spl::transport {
 
-// The state behind a KvChannel, shared by its owner, the transport and the jobs on their way. Methods marked [progress]
-// run on the progress thread only; the others on any thread.
+// The state behind a KvChannel, shared by its owner, the transport and running jobs. Methods marked [progress] run on
+// the progress thread only; any thread may call the others.
 //
-// Life: Open → connected → (lost) → closing → closed. Every accepted job ends before closed: an operation that UCX or
-// the copy engine has begun is waited for, never abandoned, because both read the caller's memory until it ends.
+// Life: Open → connected → (lost) → closing → closed. Every accepted job ends before closed. An operation that UCX or
+// the copy engine has begun is waited for, never abandoned, because both access the caller's memory until it ends.
 class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  public:
   UcxChannel(UcxWorker& worker, CopyEngine& copies, RemoteMemory remote);
   ~UcxChannel();
 
-  // [progress] Starts to connect. kPeer reports a lost peer on every lane but never uses shared memory (UCX 1.13);
-  // kNone does, and is used for mapping the peer's memory only, never for a UCX data operation.
+  // [progress] Starts to connect. kPeer reports a lost peer on every lane but never uses shared memory (UCX 1.13).
+  // kNone uses shared memory; it serves only to map the peer's memory, never for a UCX data operation.
   void Open(const std::string& address_bytes, ucp_err_handling_mode_t mode);
   absl::Status WaitConnected(std::chrono::steady_clock::time_point deadline);
 
@@ -40,9 +40,9 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   absl::Status Get(std::vector<GetOp> ops, std::function<void(absl::Status)> done);
   absl::Status Flush(std::function<void(absl::Status)> done);
   absl::Status Close(std::chrono::nanoseconds timeout);
-  // Begins to close and does not wait.
+  // Starts to close; does not wait.
   void CloseSoon();
-  // Gives up on the peer: what is in flight over the network ends with an error instead of being waited for.
+  // Gives up on the peer: network operations in flight end with an error instead of being waited for.
   void Abandon();
   bool WaitClosed(std::chrono::steady_clock::time_point deadline);
 
@@ -91,8 +91,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   void MarkLost(const absl::Status& status);                                 // [progress]
   absl::Status Interruption() const;
   absl::Status MissLease();  // any thread
-  // Ends what is queued, and by closing the endpoint what is in flight. Any thread; from a task, because UCX may report
-  // a loss from inside the very call by which Pump posts the first of queued_.
+  // Ends queued jobs, and (by closing the endpoint) those in flight. Any thread may call. Runs as a task, because UCX
+  // may report a loss from inside the very call by which Pump posts the first of queued_.
   void EndSoon();
 
   static void OnError(void* arg, ucp_ep_h ep, ucs_status_t status);
@@ -105,7 +105,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   CopyEngine& copies_;
   const RemoteMemory remote_;
 
-  // Of the progress thread.
+  // Used by the progress thread only.
   ucp_ep_h ep_ = nullptr;
   ucp_err_handling_mode_t mode_ = UCP_ERR_HANDLING_MODE_NONE;
   ucp_rkey_h rkey_ = nullptr;
@@ -113,7 +113,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   std::vector<std::unique_ptr<Job>> posted_;  // fully posted, waiting for UCX
   size_t num_in_flight_ = 0;
   bool flushing_for_close_ = false;
-  // Calls that UCX still owes with this object as their argument: a forced close may end before a flush it cancelled.
+  // Callbacks that UCX still owes with this object as argument: a forced close may end before a flush that it
+  // cancelled.
   int num_calls_due_ = 0;
   std::shared_ptr<UcxChannel> alive_until_closed_;  // UCX holds a bare pointer to this object
 

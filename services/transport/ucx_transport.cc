@@ -30,7 +30,7 @@ class UcxMemory final : public RegisteredMemory {
   UcxMemory(UcxWorker& worker, uint16_t local_port) : worker_(worker), local_port_(local_port) {}
   ~UcxMemory() override {
     if (handle_ != nullptr && !worker_.Run([&] { ucp_mem_unmap(worker_.context(), handle_); }).ok()) {
-      ucp_mem_unmap(worker_.context(), handle_);  // the progress thread has ended: nobody else uses the context
+      ucp_mem_unmap(worker_.context(), handle_);  // the progress thread has ended, so the context has no other user
     }
   }
 
@@ -79,7 +79,7 @@ absl::Status UcxMemory::MapOnThread(size_t bytes) {
   return absl::OkStatus();
 }
 
-// What the owner of a channel holds: begins the close when it lets go.
+// The handle that a channel's owner holds; its destruction begins the close.
 class ChannelHandle final : public KvChannel {
  public:
   explicit ChannelHandle(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
@@ -159,7 +159,7 @@ class UcxTransport final : public KvTransport {
  private:
   // An endpoint over which a peer writes here.
   struct Accepted {
-    std::string address;  // of the peer's end: KvChannel::local_address there
+    std::string address;  // address of the peer's end: its KvChannel::local_address
     std::chrono::steady_clock::time_point opened;
     bool maps = false;
     bool closing = false;
@@ -289,7 +289,7 @@ void UcxTransport::OnPeerError(void* arg, ucp_ep_h ep, ucs_status_t) {
   (void)self->worker_->PostAlways([self, ep] { self->ClosePeer(ep); });
 }
 
-// The endpoint counts until its close is complete: until then UCX may still put down what has come over it.
+// The endpoint counts until its close is complete: until then UCX may still write data that came over it.
 void UcxTransport::ClosePeer(ucp_ep_h ep) {
   {
     std::lock_guard lock(mutex_);

@@ -16,23 +16,23 @@
 
 namespace spl::transport {
 
-// Owns context, worker and progress thread. The thread sleeps in epoll on UCX's event descriptor when nothing moves:
-// busy polling on a loaded machine costs milliseconds per round trip, not microseconds. Post may be called from any
-// thread, everything that takes a ucp handle only from a posted task or a UCX callback.
+// Owns context, worker and progress thread. The thread sleeps in epoll on UCX's event descriptor when nothing moves: on
+// a loaded machine busy polling costs milliseconds per round trip, not microseconds. Any thread may call Post. Calls
+// that take a ucp handle are made only from a posted task or a UCX callback.
 class UcxWorker {
  public:
   // carriers as in TransportOptions.
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(const std::string& carriers);
   ~UcxWorker();
 
-  // Runs `task` soon on the progress thread, in order. False when the bounded queue is full or the thread has ended.
+  // Runs `task` soon on the progress thread, in order. False: the bounded queue is full, or the thread has ended.
   [[nodiscard]] bool Post(std::function<void()> task);
-  // The same without the bound, for what follows from work that was accepted: completions, closes. False after Stop.
+  // The same without the bound, for work that follows from accepted work: completions, closes. False: after Stop.
   bool PostAlways(std::function<void()> task);
-  // Runs `task` there and waits for it. Unavailable after Stop. Not to be called on the progress thread.
+  // Runs `task` there and waits for it. Unavailable: after Stop. Must not be called on the progress thread.
   absl::Status Run(const std::function<void()>& task);
 
-  // Runs what is posted, ends the thread, destroys the worker. Idempotent.
+  // Runs all posted tasks, ends the thread, destroys the worker. Idempotent.
   void Stop();
 
   ucp_context_h context() const { return context_; }

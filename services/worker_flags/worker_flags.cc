@@ -140,7 +140,7 @@ absl::Status CheckAddresses(const WorkerFlags& flags) {
 
 namespace {
 
-// `rank` devices behind the one of that name.
+// The device `rank` places after the named one.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeRankBackend(const std::string& wanted, int32_t rank) {
   std::string name = wanted;
   if (const char* set = std::getenv("SPLICE_BACKEND"); wanted == "auto" && set != nullptr && *set != '\0') name = set;
@@ -188,7 +188,7 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp) {
-  // A wrong source is told before a device is looked for.
+  // Reports a wrong source before it looks for a device.
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
   engine::RandomModel random;

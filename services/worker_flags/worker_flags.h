@@ -1,4 +1,4 @@
-// What the two worker programs share on the command line, and the shape of their main.
+// Command-line flags that the two worker programs share, and the frame of their main.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@
 
 namespace spl {
 
-// The model that a program runs: exactly one of the two.
+// The model that a program runs; set exactly one of dir and random_weights.
 struct ModelSource {
   std::string dir;                    // Hugging Face folder
   std::string random_weights;         // "SHAPE[:SEED]", see services/engine/model/random_weights.h
@@ -38,19 +38,19 @@ struct WorkerFlags {
   membership::MembershipFlags membership;
   PeerTlsOptions tls_files;
   TraceOptions trace;
-  std::shared_ptr<const PeerTls> tls;  // loaded from them by RunWorker
+  std::shared_ptr<const PeerTls> tls;  // loaded by RunWorker from the flags
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string log_level = "info";
   std::string store;  // HOST:PORT[,HOST:PORT…] of splice-kvstores
   std::vector<std::string> faults;
   int32_t tp = 1;
-  uint64_t kv_bytes = 1ull << 30;  // of all ranks together
+  uint64_t kv_bytes = 1ull << 30;  // for all ranks together
   int32_t num_threads = 0;
   int32_t max_sequences = 64;                      // decode only
   uint32_t local_prefill_tokens = 0;               // decode only
   uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
-  uint64_t parked_bytes = 4ull << 30;              // likewise
+  uint64_t parked_bytes = 4ull << 30;              // decode only
   int32_t local_prefill_slice_tokens = 128;        // decode only
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only
@@ -75,21 +75,21 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source);
 // The same as a group of which exactly one must be given.
 void RequireModelSource(CLI::App& app, ModelSource& source);
 
-// auto: what SPLICE_BACKEND says, or else the first GPU when there is one that can be used, or else the CPU (the log
-// says why). cpu, cuda, cuda:N: that one or an error. cuda+deterministic: a row's result does not depend on what else
-// is in its batch, as on the CPU; slower.
+// auto: the value of SPLICE_BACKEND, otherwise the first usable GPU, otherwise the CPU (the log says why). cpu, cuda,
+// cuda:N: that one, or an error. cuda+deterministic: a row's result does not depend on the rest of its batch, as on the
+// CPU; slower.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string& name);
-// For `tp` ranks: the CPU that many times, or GPUs N to N + tp - 1. InvalidArgument: there are fewer.
+// Devices for `tp` ranks: the CPU `tp` times, or GPUs N to N + tp - 1. InvalidArgument: there are fewer.
 absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp);
 
-// InvalidArgument: --discovery is none, or nobody could reach what --listen and --advertise say.
+// InvalidArgument: --discovery is malformed, or no other program could reach the addresses of --listen and --advertise.
 absl::Status CheckAddresses(const WorkerFlags& flags);
 
-// The backend by name and the model from its source. InvalidArgument names the flag or file.
+// Makes the backend by name and loads the model from its source. InvalidArgument names the flag or file.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp = 1);
 
-// Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, stops.
+// Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, and stops.
 // Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
 template <typename StartServer>
 int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, const std::string& name,

@@ -64,7 +64,7 @@ absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, Pr
                               .first_row = b.num_rows - last_rows,
                               .end_row = rows->num_empty};
     if (absl::Status s = ToStatus(WriteEmptyRows(empty, session.stream()), "rows that see nothing"); !s.ok()) return s;
-    // Attention runs the rows behind those: a tile of rows that see nothing is not for all of its variants.
+    // Attention runs only the later rows: not all of its variants can run a tile of rows that see nothing.
     args.last_rows = std::min(last_rows, b.num_rows - rows->num_empty);
     if (args.last_rows == 0) continue;
     args.positions = reinterpret_cast<const int32_t*>((*staged)[1]);

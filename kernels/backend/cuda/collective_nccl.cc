@@ -45,7 +45,7 @@ absl::StatusOr<Nccl> LoadNccl() {
   // A program that fails in NVLink multicast can put all GPUs of its host out of service; the few ranks of a worker do
   // without. Set before the library reads its environment.
   (void)setenv("NCCL_NVLS_ENABLE", "0", 1);
-  // What it reports when asked to (NCCL_DEBUG) would otherwise stand on stdout, where programs say that they are ready.
+  // NCCL's reports (NCCL_DEBUG) must not go to stdout, where programs say that they are ready.
   (void)setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
   auto library = OpenCudaLibrary("libnccl.so.2", "nccl");
   if (!library.ok())

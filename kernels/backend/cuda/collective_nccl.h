@@ -10,7 +10,7 @@
 
 namespace spl::kernels::cuda {
 
-// Rank i is GPU devices[i]. NCCL is opened at run time (cuda_libraries.h) and told not to use NVLink multicast.
+// Rank i is GPU devices[i]. Opens NCCL at run time (cuda_libraries.h), with NVLink multicast switched off.
 // Unimplemented: built without nccl.h. NotFound: no libnccl.so.2. InvalidArgument: one GPU twice.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(std::span<const int> devices);
 

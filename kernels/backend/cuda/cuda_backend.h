@@ -58,12 +58,12 @@ class CudaBackend final : public Backend {
 
  private:
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties);
-  // f16 is always widened: its products may leave the range of f16, and bf16 would drop bits of the weights.
+  // f16 weights are always widened: their products may leave the range of f16, and bf16 would drop bits of the weights.
   DType PlainType(DType dtype) const {
     return dtype == DType::kBF16 && gemm_ != GemmCompute::kF32 ? DType::kBF16 : DType::kF32;
   }
   absl::StatusOr<std::unique_ptr<Buffer>> Plain(std::unique_ptr<Buffer> data, DType dtype, int64_t count) const;
-  // Lets this GPU write memory of another one of the process.
+  // Lets this GPU write memory of another GPU of the process.
   absl::Status EnablePeer(const char (&gpu)[16]) const;
 
   const int device_;

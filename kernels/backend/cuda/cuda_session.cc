@@ -13,8 +13,8 @@ namespace {
 
 constexpr int32_t kMinKvBucket = 1024;
 
-// What a recorded step of sequences up to `longest` is sized for: eight sizes per power of two, so that a step just
-// above one is not launched for twice its length.
+// The length for which a recorded step of sequences up to `longest` is sized: eight sizes per power of two, so that a
+// step just above one is not launched for twice its length.
 int32_t KvBucket(int32_t longest) {
   longest = std::max(longest, 1);
   const auto octave = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
@@ -34,7 +34,7 @@ class EventFence final : public Fence {
   const cudaEvent_t event_;
 };
 
-// An event that could not be recorded: whoever waits hears why.
+// An event that could not be recorded: waiting for it returns the error.
 class FailedFence final : public Fence {
  public:
   explicit FailedFence(absl::Status status) : status_(std::move(status)) {}
@@ -169,8 +169,8 @@ absl::StatusOr<int32_t> CudaSession::SlotFor(uint64_t kv_id, std::span<const Bat
   return index;
 }
 
-// Of this rank's heads in all layers, the pages of `tables` from `known` on, which is `num_pages` then. A table that is
-// shorter is filled up with kNoPage.
+// Copies the new pages of this rank's heads in all layers: pages [known, num_pages) of `tables`; `known` is num_pages
+// then. A shorter table is filled up with kNoPage.
 absl::Status CudaSession::CopyNewPages(std::span<const std::vector<int32_t>> tables, int32_t num_pages, int32_t* to,
                                        int64_t stride, int32_t& known) {
   if (num_pages <= known) return absl::OkStatus();
@@ -230,8 +230,7 @@ bool CudaSession::HasPlan(uint64_t kv_id, uint64_t plan_key) const {
   return slot.has_plan && slot.plan_key == plan_key;
 }
 
-// What heads see stays on the device beside the page tables of a sequence: it travels once. Every sequence has its
-// slot.
+// Visibility stays on the device beside the page tables of a sequence, so it travels once. Every sequence has its slot.
 absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
   const size_t plan_size = static_cast<size_t>(options_.num_layers) * static_cast<size_t>(options_.num_kv_heads);
   if (plans_ == nullptr) {
@@ -283,7 +282,7 @@ absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot
   if (selection.compact_tables.size() != options_.num_layers * table_heads)
     return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
                                                    " head streams, the model has ", options_.num_layers * table_heads));
-  // At least the entry that says a stream has none, over what a sequence before this one left in the slot.
+  // Copies at least the entry that says that a stream has no pages, over an earlier sequence's entries in the slot.
   size_t num_pages = 1;
   for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
   if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
@@ -519,7 +518,7 @@ absl::StatusOr<std::vector<std::byte*>> CudaSession::StageChangedArrays(
     now.bytes.insert(now.bytes.end(), array.begin(), array.end());
   }
   if (now.sizes == last.sizes && now.bytes == last.bytes) return last.staged;
-  last = {};  // what is on the device is neither, should the copy fail
+  last = {};  // the contents of the device are unknown if the copy fails
   auto staged = StageArrays(use, 0, arrays);
   if (!staged.ok()) return staged.status();
   now.staged = *staged;

@@ -1,4 +1,4 @@
-// One engine thread's use of one GPU: a stream, the staged batch, recorded steps.
+// One engine thread's use of one GPU: a stream, the staged batch, recorded steps (CUDA graphs).
 #pragma once
 
 #include <cublasLt.h>
@@ -17,7 +17,7 @@
 
 namespace spl::kernels::cuda {
 
-// The batch where kernels read it: device pointers that stay the same for the life of the session, so that a recorded
+// The staged batch where kernels read it. The pointers stay the same for the life of the session, so that a recorded
 // step finds the next batch in the place of the last one.
 struct DeviceBatch {
   const int32_t* tokens = nullptr;        // [num_rows]
@@ -31,21 +31,21 @@ struct DeviceBatch {
   int64_t layer_stride = 0;
   const Band* plans = nullptr;           // [slots][layers][kv_heads]; null until a batch had plans
   const int64_t* plan_offset = nullptr;  // [num_sequences], elements into plans
-  // Of a batch in which some sequence chooses its tokens; null until a batch had one.
+  // Set once a batch had a sequence that chooses its tokens; null before.
   const StagedSequence* selecting = nullptr;    // [num_sequences]
   const StagedStep* selection_steps = nullptr;  // [layers][max_sequences]
   const int32_t* compact_tables = nullptr;      // [slots][layers][kv_heads][compact_stride]
   int64_t compact_stride = 0;
   int64_t steps_stride = 0;  // elements of selection_steps between layers
   bool selects = false;      // some sequence of this batch has a selection
-  bool listed = false;       // and some layer of one is listed
+  bool listed = false;       // some layer of such a sequence is listed
   int32_t num_rows = 0;
   int32_t num_sequences = 0;
-  int32_t max_kv_len = 0;  // at least as long as every sequence: what a recorded step is sized for
+  int32_t max_kv_len = 0;  // upper bound of every kv_len; recorded steps are sized for it
 };
 
-// A point behind everything that `stream` of the current device was given so far; of a point that could not be set,
-// Wait says why. A thread that sleeps until then costs no core and hears of it some 20 us late.
+// Records a point after all work given to `stream` of the current device so far. If that fails, Wait returns the error.
+// kSleeps: the waiting thread costs no core, but wakes some 20 us late.
 enum class Waiting : uint8_t { kSleeps, kSpins };
 std::shared_ptr<const Fence> RecordEvent(cudaStream_t stream, Waiting waiting);
 
@@ -68,8 +68,8 @@ class CudaSession final : public Session {
   static constexpr size_t kGemmWorkspaceBytes = 64 << 20;
   void* gemm_workspace() const { return gemm_workspace_->data(); }
 
-  // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid, since
-  // recorded steps point into them.
+  // Device memory of at least `bytes`, zeroed when first given out; one block per use. Earlier blocks stay valid,
+  // because recorded steps point into them.
   enum class Use : uint8_t {
     kPrefillAttention,
     kDecodeAttention,
@@ -77,30 +77,30 @@ class CudaSession final : public Session {
     kColumnScores,
     kSelectTokens,
     kQueryWindow,
-    kPrefillLists,  // lists of positions, and what attention reads beside them
-    kListedPages,   // K and V of such a list
+    kPrefillLists,  // lists of positions, and the data that attention reads with them
+    kListedPages,   // K and V of listed positions
     kFuseRows,
     kNumUses
   };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
-  // Device copies of host arrays, each 16-byte aligned, behind `reserved` bytes at the start of the block of `use`;
-  // the block is the same at every call unless it must grow.
+  // Copies host arrays to the device, each 16-byte aligned, after `reserved` bytes at the start of the block of `use`.
+  // The block is the same at every call unless it must grow.
   absl::StatusOr<std::vector<std::byte*>> StageArrays(Use use, size_t reserved,
                                                       std::initializer_list<std::span<const std::byte>> arrays);
-  // The same without anything reserved; nothing is copied where the last call with `use` had equal arrays.
+  // The same with nothing reserved. Copies nothing if the last call with `use` had equal arrays.
   absl::StatusOr<std::vector<std::byte*>> StageChangedArrays(Use use,
                                                              std::initializer_list<std::span<const std::byte>> arrays);
-  // A device copy of host ids for the operations that follow.
+  // Copies host ids to the device, for the operations that follow.
   absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
 
  private:
   struct Slot {
     uint64_t kv_id = 0;
-    int32_t num_pages = 0;  // of every stream, already on the device
+    int32_t num_pages = 0;  // per stream, already on the device
     uint64_t last_used = 0;
-    bool has_plan = false;  // on the device
+    bool has_plan = false;  // already on the device
     uint64_t plan_key = 0;
-    int32_t num_compact_pages = 0;  // of every stream, already on the device
+    int32_t num_compact_pages = 0;  // per stream, already on the device
   };
 
   CudaSession(int device, const SessionOptions& options) : device_(device), options_(options) {}
@@ -112,7 +112,7 @@ class CudaSession final : public Session {
                             int64_t stride, int32_t& known);
   absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
-  // Host memory whose last copy to the device is complete.
+  // Returns page-locked host memory whose last copy to the device is complete.
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
   absl::Status PinnedUsed();
 
@@ -127,14 +127,14 @@ class CudaSession final : public Session {
   std::unique_ptr<Buffer> ids_;
   std::unique_ptr<Buffer> tables_;
   std::unique_ptr<Buffer> plans_;
-  std::unique_ptr<Buffer> selection_;  // what changes every step: sequences, then steps
+  std::unique_ptr<Buffer> selection_;  // data that changes every step: sequences, then steps
   std::unique_ptr<Buffer> compact_tables_;
 
   std::vector<Slot> slots_;
   std::unordered_map<uint64_t, int32_t> slot_of_;
   uint64_t pass_ = 0;
 
-  // A ring of two: filling one while the other is still being copied.
+  // Ring of two: one is filled while the other is still being copied.
   struct Staging {
     std::unique_ptr<Buffer> memory;
     cudaEvent_t copied = nullptr;

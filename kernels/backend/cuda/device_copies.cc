@@ -21,7 +21,7 @@ bool IsPinned(const void* host) {
   return attributes.type == cudaMemoryTypeHost;
 }
 
-constexpr size_t kCopyChunkBytes = 32 << 20;  // of pinned memory; two of them keep disk, memory and link busy
+constexpr size_t kCopyChunkBytes = 32 << 20;  // size of a pinned buffer; two of them keep disk, memory and link busy
 
 }  // namespace
 

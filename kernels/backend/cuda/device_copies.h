@@ -1,4 +1,5 @@
-// Copies of one GPU on a stream of their own, through page-locked memory where the host's side is not page-locked.
+// Copies to, from and within one GPU, on a stream of their own. Host memory that is not page-locked goes through
+// page-locked memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +14,7 @@
 
 namespace spl::kernels::cuda {
 
-// Threads: any; copies run one behind the other.
+// Threads: any. Copies run one after the other.
 class DeviceCopies {
  public:
   explicit DeviceCopies(int device) : device_(device) {}
@@ -22,9 +23,9 @@ class DeviceCopies {
 
   // Complete on return.
   absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops);
-  // The host's sides are page-locked; complete once the fence has been waited for.
+  // Starts copies whose host sides are page-locked; complete once the fence has been waited for.
   absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops);
-  // Runs launch(stream) behind the copies so far; complete on return. `what` is for the error.
+  // Runs launch(stream) after all copies so far; returns when it is complete. `what` names it in errors.
   template <typename Launch>
   absl::Status Run(const Launch& launch, const char* what) {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// Device memory by a handle: for this process and for the others of the host.
+// Handles to device memory, for this process and for other processes of the host.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -12,7 +12,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-// What Export makes: where the memory is for its own process, and CUDA's handle for the others of the host.
+// The bytes that Export returns: where the memory is (for its own process), and CUDA's handle (for other processes).
 struct MemoryHandle {
   uint64_t process[2] = {};
   uint64_t address = 0;

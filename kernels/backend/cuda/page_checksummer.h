@@ -20,7 +20,7 @@ class PageChecksummer {
   ~PageChecksummer();
   absl::Status Init();
 
-  // Backend::PageChecksums.
+  // Implements Backend::PageChecksums.
   absl::Status Run(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out);
 
  private:

@@ -20,7 +20,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-// A batch in which nobody selects was staged, or one of these is null.
+// Checks that the staged batch has a selection and that none of the pointers is null.
 absl::Status NeedSelection(const DeviceBatch& b, const char* op, const void* in, const void* out, const void* other) {
   if (in == nullptr || out == nullptr || other == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("cuda: ", op, " with a null tensor"));

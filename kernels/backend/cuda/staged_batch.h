@@ -1,4 +1,4 @@
-// Arguments of launchers from the batch that a session has staged.
+// Builds the arguments of launchers from the batch that a session has staged.
 #pragma once
 
 #include "kernels/attention/attention_cuda.h"
@@ -10,7 +10,7 @@ namespace spl::kernels::cuda {
 inline AttentionHeads Heads(const AttentionShape& s) {
   return {s.num_qo_heads, s.num_kv_heads, s.head_dim, s.sm_scale};
 }
-// As the staged page tables name its pages.
+// The pool as staged page tables number its pages: from 0.
 inline KvPoolView DevicePool(KvPoolView pool) {
   pool.first_page = 0;
   return pool;
@@ -32,8 +32,8 @@ inline RopeBatch Rows(const DeviceBatch& b, int32_t layer) {
           .num_rows = b.num_rows};
 }
 
-// Appends the rules of one sequence's heads to `rules`; those of the later sequences must be the same. With `listed`,
-// heads of rule kList are taken as kFull, and named there. Unimplemented: a rule that the launchers lack.
+// Appends the rules of one sequence's heads to `rules`; later sequences must have the same ones. With `listed`,
+// heads of rule kList are entered as kFull and marked there, bit by bit. Unimplemented: a rule that the launchers lack.
 absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, bool has_lists, HeadRules& rules,
                        uint64_t* listed = nullptr);
 

@@ -1,4 +1,4 @@
-// How far freshly computed values are from the cached ones: CacheBlend's score (docs/methods/baselines.md).
+// Distance between freshly computed values and the cached ones: CacheBlend's score (docs/methods/baselines.md).
 //
 //   dev_i = Σ_{KV heads} Σ_{dims} (V_new[i] - V_cached[p_i])²
 #pragma once
@@ -18,7 +18,7 @@ struct ValueDeviationArgs {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   KvPoolView pool;
-  RopeSequence rows;  // CUDA reads the staged batch instead: `sequence` is the number there
+  RopeSequence rows;  // CUDA reads the staged batch instead, where `sequence` is the number
   int32_t sequence = 0;
   int32_t layer = 0;
   float* scores = nullptr;  // [rows.row_end - rows.row_begin], device memory; overwritten

@@ -8,7 +8,7 @@
 
 namespace spl::kernels::cuda {
 
-// Asynchronous on `stream`; reads `batch` instead of args.rows but for the row numbers. qkv is f32.
+// Asynchronous on `stream`; reads `batch` instead of args.rows, except for the row numbers. qkv is f32.
 cudaError_t ValueDeviation(const ValueDeviationArgs& args, const RopeBatch& batch, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

@@ -1,4 +1,4 @@
-// Where the CUDA line selection keeps what it needs between its kernels, inside LinePlan::scratch.
+// Layout of LinePlan::scratch: the data that the CUDA line selection keeps between its kernels.
 #pragma once
 
 #include <algorithm>
@@ -9,28 +9,28 @@
 
 namespace spl::kernels {
 
-inline constexpr int32_t kLineChunkKeys = 512;  // per partial log-sum-exp
+inline constexpr int32_t kLineChunkKeys = 512;  // keys per partial log-sum-exp
 inline constexpr int32_t kLinesPerSumBlock = 256;
 
 struct LineChunkLse {
-  float max = 0, sum = 0;  // base 2: the chunk's part is sum · 2^max
+  float max = 0, sum = 0;  // base 2: the chunk contributes sum · 2^max
 };
 
 struct alignas(16) LineEntry {
   float weight = 0, largest = 0;
-  int32_t cells = 0;  // among the computed rows
+  int32_t cells = 0;  // number of its cells in the computed rows
   int32_t line = 0;
 };
 
 struct LineScratch {
   LineChunkLse* chunk_lse = nullptr;  // [num_kv_heads, chunks, samples · group]
   float* lse = nullptr;               // [num_kv_heads, samples · group], in log2
-  float* line = nullptr;              // [num_kv_heads, 2, num_keys]: w_v, then w_s, of what is left
-  float* line_max = nullptr;          // the same: the largest cell
-  float* block_sums = nullptr;        // [num_kv_heads, sum_blocks]: of w_v
-  float* block_totals = nullptr;      // the same, before any line was taken
+  float* line = nullptr;              // [num_kv_heads, 2, num_keys]: remaining w_v, then remaining w_s
+  float* line_max = nullptr;          // same shape: the largest cell
+  float* block_sums = nullptr;        // [num_kv_heads, sum_blocks]: sums of w_v
+  float* block_totals = nullptr;      // same shape, before any line was taken
   LineEntry* sorted = nullptr;        // [num_kv_heads, 2, kMaxLines]: the heaviest lines, descending
-  int32_t* num_sorted = nullptr;      // [num_kv_heads, 2]; -1 - n: n, and there are more
+  int32_t* num_sorted = nullptr;      // [num_kv_heads, 2]; -1 - n: n entries, and there are more lines
   uint32_t* chosen = nullptr;         // [num_kv_heads, 2, chosen_words]: bits of columns, then of offsets
   int32_t* done = nullptr;            // [num_kv_heads]: LineDone
   int32_t chunks = 0, sum_blocks = 0, chosen_words = 0;

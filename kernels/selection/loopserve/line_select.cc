@@ -136,7 +136,7 @@ class Selection {
       const auto cells_v = static_cast<float>(std::max(
           1, v < columns.size() ? rows - std::max(0, columns.line[v] - rows_.first_position) - num_offsets : 1));
       const bool slash = gain_s * cells_v >= gain_v * cells_s;
-      // What the other line would be worth if nothing of it were counted twice.
+      // The gain of the other line if nothing of it were counted twice.
       const float worth = slash ? (v < columns.size() ? columns.weight[v] : 0) * cells_s
                                 : (s < offsets.size() ? offsets.weight[s] : 0) * cells_v;
       if (!last_round && 2 * (slash ? gain_s * cells_v : gain_v * cells_s) < worth) break;

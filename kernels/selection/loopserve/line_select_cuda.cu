@@ -1,11 +1,10 @@
 // The greedy of line_select.h and the tiles of line_tiles.h, KV head by KV head, without the host.
 //
-// A round is three kernels. Sums: one thread a line, over the samples in ascending order, leaving out cells of lines
-// taken before. Sort: one block for the lines of a kind of a head: a radix select of the heaviest kLinesPerRound, then
-// a bitonic sort in shared memory. Greedy: one block a head brings both lists into shared memory, one of its threads
-// walks them (its decisions depend on one another; a step is some 20 ns). All rounds are launched; those of a head that
-// is done return at once. Sums of blocks are joined in ascending order by whoever needs them, so that no sum depends on
-// timing.
+// A round is three kernels. Sums: one thread per line, over the samples in ascending order, leaving out cells of lines
+// that were taken before. Sort: one block per head and kind of line: a radix select of the heaviest kLinesPerRound,
+// then a bitonic sort in shared memory. Greedy: one block per head brings both lists into shared memory, and one of its
+// threads walks them (its decisions depend on one another; a step is some 20 ns). All rounds are launched; those of a
+// finished head return at once. Sums of blocks are always joined in ascending order, so that no sum depends on timing.
 #include <cmath>
 
 #include "kernels/attention/attention_cuda_common.h"
@@ -89,7 +88,7 @@ __device__ LineSum SumLine(const Head& head, int line) {
   const bool exists = line < head.keys();
   const bool taken = !exists || (head.chosen(kKind)[line / 32] >> (line % 32) & 1) != 0;
   const float* weights = head.p.job.plan.weights + int64_t{head.id} * sizes.num_samples * sizes.weight_stride();
-  // Samples in front of the warp's first line have no cell in any of its lines.
+  // Samples before the warp's first line have no cell in any of its lines.
   int first = 0;
   for (int base = 0; base < sizes.num_samples; base += 32) {
     const bool before =
@@ -140,7 +139,7 @@ constexpr int kHeld = 32;
 struct Weights {
   const float* from;
   int n;
-  uint32_t held[kHeld];  // bits of the thread's; 0 where there is none
+  uint32_t held[kHeld];  // bits of this thread's values; 0: none
 
   __device__ Weights(const float* weights, int count) : from(weights), n(count) {
 #pragma unroll
@@ -166,7 +165,7 @@ struct Weights {
 // Weights are not negative: their bits order as they do.
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kCopies = 4;  // of the histogram: weights crowd in few digits
+constexpr int kCopies = 4;  // copies of the histogram: weights crowd in few digits
 
 struct SortMemory {
   uint64_t key[kMaxLines];
@@ -321,7 +320,7 @@ __global__ void __launch_bounds__(kSortThreads) SortKernel(const __grid_constant
   if (more && count > 0) threshold = Threshold(weights, count, m);
   if (threadIdx.x == 0) m.num_keys = 0;
   __syncthreads();
-  // Of those at the threshold the first ones: in any order when all of them are wanted.
+  // At the threshold the first ones are taken; in any order if all of them are wanted.
   const bool all_ties = more && count > 0 && m.above + m.num_ties == count;
   if (count > 0) {
     weights.ForEach([&](uint32_t x, int line) {
@@ -364,11 +363,11 @@ struct GreedyMemory {
 // One kind of line as the walk sees it.
 struct Side {
   const LineEntry* entry;
-  int count;      // of the list
+  int count;      // lines in the list
   bool more;      // lines than the list has
   bool full;      // the list is all there is room for
-  int taken = 0;  // of the list
-  int lines = 0;  // of this kind so far, with those of earlier rounds
+  int taken = 0;  // lines taken from the list
+  int lines = 0;  // lines of this kind taken so far, including earlier rounds
   float overlap = 0;
 
   __device__ LineEntry At(int i) const { return i < count ? entry[i] : LineEntry{0, 0, 1, 0}; }
@@ -383,7 +382,7 @@ __device__ int TakeRun(Side& mine, const Side& other, bool slash, bool last_roun
   const int lane = threadIdx.x % 32;
   const LineEntry e = mine.At(mine.taken + lane), o = other.At(other.taken);
   const float gain = fmaxf(0.0f, e.weight - other.overlap);
-  float gains = gain, overlaps = e.largest;  // of this lane and those below
+  float gains = gain, overlaps = e.largest;  // sums over this lane and those below
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const float g = __shfl_up_sync(0xffffffffu, gains, d), m = __shfl_up_sync(0xffffffffu, overlaps, d);
@@ -596,7 +595,7 @@ __global__ void __launch_bounds__(kTileThreads) TilesKernel(const __grid_constan
   for (int i = used / 32 + threadIdx.x; i < 2 * sizes.column_words(); i += kTileThreads) masks[i] = 0;
 }
 
-// One block for 64 columns of a head: their K and V side by side; zeros behind the last one.
+// One block per 64 columns of a head: puts their K and V side by side, with zeros after the last one.
 __global__ void __launch_bounds__(256) GatherKernel(const __grid_constant__ Params p) {
   LetNextStart();
   const Head head{p, p.job.head[blockIdx.y]};

@@ -1,4 +1,4 @@
-// The log-sum-exp of the sampled rows by PrefillAttention over their queries alone, then one task for each (KV head,
+// PrefillAttention over the queries of the sampled rows gives their log-sum-exp. Then there is one task per (KV head,
 // page): it widens the page's keys once and runs all samples at or past it.
 #include <algorithm>
 #include <numeric>

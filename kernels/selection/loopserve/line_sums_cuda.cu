@@ -1,5 +1,6 @@
-// The weights of sampled rows. Two passes over the keys: log-sum-exps of chunks of keys, which a small kernel joins in
-// ascending order, then the weights, summed over the query heads of a KV head in registers.
+// Computes the weights of sampled rows in two passes over the keys. The first gives log-sum-exps of chunks of keys,
+// which a small kernel joins in ascending order; the second gives the weights, summed over the query heads of a KV head
+// in registers.
 //
 // In the tensor-core passes a CTA keeps the queries of 64 samples and all heads of a group in shared memory and streams
 // a chunk of keys past them. A warp has 16 samples as the left operand of mma m16n8k16 and half of the keys of a page;
@@ -15,7 +16,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kSamples = 64;  // of a CTA
+constexpr int kSamples = 64;  // samples per CTA
 constexpr int kThreads = 256;
 constexpr int kChunkPages = kLineChunkKeys / kPageTokens;
 
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kDim* kGroup <= 512 ? 2 : 1)
     row[r] = tile * 16 + g + 8 * r;
     position[r] = row[r] < num_samples ? sizes.first_position + p.job.sample[first_sample + row[r]] : -1;
   }
-  const int tile_last = min(tile * 16 + 15, num_samples - 1);  // of the tile, if it has any
+  const int tile_last = min(tile * 16 + 15, num_samples - 1);  // last sample of the tile, if it has any
   const int32_t tile_position =
       tile * 16 < num_samples ? sizes.first_position + p.job.sample[first_sample + tile_last] : -1;
   // Where the lane's operands of step 0 lie: those of a step are step * 32 bytes away, swizzled (rows are 256 or 128

@@ -12,7 +12,7 @@ struct LinePage {
   const float* q = nullptr;     // [num_rows, head_dim], scaled by sm_scale · log2(e)
   const float* lse = nullptr;   // [num_rows], in log2
   const float* keys = nullptr;  // [head_dim, 64]
-  float* weights = nullptr;     // [num_rows, 64]: 2^(score - lse), causality not looked at
+  float* weights = nullptr;     // [num_rows, 64]: 2^(score - lse), for any order of row and key
   int32_t num_rows = 0;
   int32_t head_dim = 0;
 };

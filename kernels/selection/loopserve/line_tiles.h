@@ -1,6 +1,6 @@
-// Chosen lines to what attention walks (LineVisibility): slashes become whole 64 x 64 tiles, columns that no such tile
-// holds are computed one by one (MInference's kernel; docs/methods/loopserve.md, "cost"). More is computed than was
-// chosen, never less: a tile is set when a slash has a cell in it for some row of the row tile.
+// Turns chosen lines into the form that attention walks (LineVisibility). Slashes become whole 64 x 64 tiles; columns
+// outside such tiles are computed one by one (MInference's kernel; docs/methods/loopserve.md, "cost"). More is computed
+// than was chosen, never less: a tile is set if a slash has a cell in it for some row of the row tile.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace spl::kernels {
 
-// 64-bit words of a row tile in LineVisibility::tiles.
+// 64-bit words per row tile in LineVisibility::tiles.
 inline int32_t LineTileWords(int32_t num_keys) { return (num_keys + 64 * 64 - 1) / (64 * 64); }
 
 // Writes num_row_tiles x tile_words and num_row_tiles x column_words words. dense: every causal tile, no columns.

@@ -22,8 +22,8 @@ namespace {
 constexpr int kQoHeads = 32, kKvHeads = 8, kDim = 128, kPlantedSlashes = 5;
 
 struct Planting {
-  float column_share;  // of the columns
-  float tail;          // of the mass
+  float column_share;  // share of the columns
+  float tail;          // share of the mass
   int32_t slash[kKvHeads][kPlantedSlashes];
 };
 

@@ -69,7 +69,7 @@ absl::Status ValidateQueryWindow(const QueryWindowArgs& a) {
                          window.list_tokens(), ", their stride is ", a.lists.stride);
     if (s.step.selects && s.step.refresh && a.scores_stride < s.kv_len)
       return InvalidCall(kOp, ": scores_stride ", a.scores_stride, " is too short for kv_len ", s.kv_len);
-    // What is kept may be all that is resident.
+    // Without a choice in this step, only the kept positions need be resident.
     const bool reads_keys = s.step.selects && s.step.refresh;
     status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, window.num_pages(), reads_keys);
     if (!status.ok()) return status;

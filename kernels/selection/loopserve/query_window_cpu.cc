@@ -1,5 +1,5 @@
-// The kept queries are a short prompt: their log-sum-exp by prefill attention, then what each key gets by column
-// scores. Of a stream that is listed, both over the list: what was recorded is behind all of it.
+// The kept queries are treated as a short prompt: prefill attention gives their log-sum-exp, then column scores give
+// each key its weight. For a listed stream both run over the list: the recorded queries come after all of it.
 #include <algorithm>
 #include <numeric>
 #include <vector>

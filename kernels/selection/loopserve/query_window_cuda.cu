@@ -1,7 +1,7 @@
-// Scores of a choice in two passes over K. The first finds each query's maximum and sum, of every split of the keys and
-// then, by the last block of a stream, of all; the second adds up what the queries pay to a key, and goes through the
-// keys backwards, since the last ones read are still in the second-level cache. How keys are split depends on kv_len
-// alone, and all sums have a fixed order: a stream's scores are the same bits in every batch and recording.
+// Scores a choice in two passes over K. The first finds each query's maximum and sum for every split of the keys; the
+// last block of a stream joins the splits. The second adds up the weights that the queries give to a key. It goes
+// through the keys backwards, because the last ones read are still in the second-level cache. The splits depend on
+// kv_len alone and all sums have a fixed order: a stream's scores are the same bits in every batch and recording.
 //
 // Products by mma m16n8k16, 16 queries against 8 keys over 16 dimensions. A lane loads 16 bytes of a key's row, 8
 // dimensions, and pairs words 0 and 1, then 2 and 3, for two products: the dimensions of a product may be any as long
@@ -27,7 +27,7 @@ constexpr float kLowest = -3.0e38f;  // below every score, and finite: a differe
 constexpr int kSplitKeys = 256;
 constexpr int kMaxSplits = 32;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTileKeys = 32;     // of a warp at a time: four right operands, never across two pages
+constexpr int kTileKeys = 32;     // keys per warp at a time: four right operands, never across two pages
 constexpr int kChunkRows = 64;    // queries whose statistics a block keeps in registers
 constexpr int kMaxMmaRows = 512;  // queries that fit in a block's shared memory
 constexpr int kGenericThreads = 128;
@@ -48,7 +48,7 @@ struct Params {
   int64_t page_bytes;
   int32_t num_kv_heads, group, head_dim, window, rows;
   int32_t rows_per_page, query_pages, entries_per_page;  // QueryWindow
-  int32_t query_bytes;                                   // of an element
+  int32_t query_bytes;                                   // bytes of a query element
   float scale;                                           // sm_scale · log2(e)
 };
 
@@ -82,7 +82,7 @@ struct Stream {
     return p.batch.pool.base + compact[row / p.rows_per_page] * p.page_bytes +
            static_cast<int64_t>(row % p.rows_per_page) * p.head_dim * p.query_bytes;
   }
-  // Candidates that query `row` sees: all in front of its own position and that; none where no query was recorded yet.
+  // Number of candidates that query `row` sees: those up to its own position; 0 if no query was recorded yet.
   __device__ int sees(const Params& p, int row) const {
     if (row >= p.rows) return 0;
     const int age = (step.compact_len % p.window - row / p.group + p.window) % p.window;
@@ -99,7 +99,7 @@ struct Stream {
   }
 };
 
-// Entry i of what a stream keeps; entry 0 is the number of positions.
+// Entry i of the stream's kept positions; entry 0 is their number.
 __device__ __forceinline__ int32_t& Entry(const Params& p, const int32_t* compact, int32_t i) {
   return reinterpret_cast<int32_t*>(p.batch.pool.base + compact[p.query_pages + i / p.entries_per_page] *
                                                             p.page_bytes)[i % p.entries_per_page];
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__
   WaitForPrevious();
   if (!s.has(StagedStep::kRecords) || s.compact[0] == kNoPage) return;
   const int t = static_cast<int>(threadIdx.x);
-  const int words = p.head_dim * p.query_bytes / 4;  // of a row
+  const int words = p.head_dim * p.query_bytes / 4;  // words per row
   const auto* q = static_cast<const std::byte*>(p.q) +
                   (s.sequence * p.q_row_stride + static_cast<int64_t>(s.head) * p.group * p.head_dim) * p.query_bytes;
   for (int i = t; i < p.group * words; i += kThreads) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) RecordKernel(const __grid_constant__
   }
 }
 
-// One block a stream: what was chosen is kept for the steps that join.
+// One block per stream: keeps the chosen positions for the steps that join.
 __global__ void __launch_bounds__(kThreads) KeepKernel(const __grid_constant__ Params p) {
   LetNextStart();
   const Stream s(p, static_cast<int>(blockIdx.x));
@@ -239,10 +239,10 @@ __global__ void __launch_bounds__(kGenericThreads) GenericScoresKernel(const __g
 }
 
 // ---- bf16, tensor cores ---------------------------------------------------------------------------------------------
-// Queries [first, first + count) of the window, count a multiple of 16; zeros behind the last one, and for one that was
-// not recorded. Of each four chunks of a row, which lie in four lanes' keys, the words of equal number are put side by
-// side: what ldmatrix then gives a lane is the word of the dimensions that its keys have there. sees [count]: as
-// Stream::sees.
+// Loads queries [first, first + count) of the window, count a multiple of 16; writes zeros past the last one, and for
+// queries that were not recorded. For each four chunks of a row, which lie in four lanes' keys, words of equal number
+// are put side by side: ldmatrix then gives a lane the word of the dimensions that its keys have there. sees [count]:
+// as Stream::sees.
 template <int kDim>
 __device__ __forceinline__ void LoadQueries(const Params& p, const Stream& s, int first, int count, uint8_t* to,
                                             int32_t* sees) {
@@ -278,7 +278,7 @@ struct Keys {
     }
   }
 
-  // Of candidates from `first` on: rows that lie anywhere.
+  // Loads candidates from `first` on: rows that lie anywhere.
   __device__ __forceinline__ void LoadListed(const __nv_bfloat16* pool, const Stream& s, int first) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
     const int64_t mine = s.KeyRow(first + lane);  // 32 keys, one a lane
@@ -448,7 +448,7 @@ __global__ void __launch_bounds__(kThreads, 2) ScoresKernel(const __grid_constan
     }
     const int first = tiles.key(i);
     const bool plain = first + kTileKeys <= s.own.count - p.window;
-    float sums[8] = {};  // of keys 8 (k / 2) + 2 c + k % 2
+    float sums[8] = {};  // sums of keys 8 (k / 2) + 2 c + k % 2
 #pragma unroll 2
     for (int tile = 0; tile < query_tiles; ++tile) {
       float out[4][4];
@@ -506,7 +506,7 @@ cudaError_t LaunchGeneric(const Params& p, int splits, int streams, cudaStream_t
 }
 
 int32_t Rows(const QueryWindowArgs& a) { return a.window * (a.shape.num_qo_heads / a.shape.num_kv_heads); }
-// The counters lie in front, where launches of other shapes with the same scratch do not write.
+// The counters come first, where launches of other shapes with the same scratch do not write.
 size_t CounterBytes(int32_t max_streams) { return (static_cast<size_t>(max_streams) * 4 + 255) / 256 * 256; }
 
 }  // namespace
@@ -575,7 +575,7 @@ cudaError_t ChooseByQueryWindow(const QueryWindowArgs& a, const QueryWindowLaunc
   // Lists of the sequences that choose; those of the others are RecordKernel's.
   SelectionBatch choosing = launch.selection;
   choosing.flags = StagedStep::kSelects | StagedStep::kRefresh;
-  // What all queries pay is one each, so that the k-th largest of a stream is at most their number over k.
+  // Each query's weights add up to one, so the k-th largest of a stream is at most their number over k.
   const TopTokensArgs top{.scores = a.scores,
                           .scores_stride = a.scores_stride,
                           .granularity = 1,

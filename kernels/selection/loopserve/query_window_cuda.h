@@ -1,11 +1,12 @@
-// ChooseByQueryWindow on a device; what is computed is query_window.h's.
+// ChooseByQueryWindow on a device; query_window.h defines what is computed.
 //
 // Everything that changes from step to step (kv_len, steps, tables, budgets) is read from device memory, so that a
-// recorded launch serves later steps with other values; the shape of the launch follows from the arguments alone. A
-// step in which no sequence chooses is one launch that records queries and joins positions; one in which some do
-// (QueryWindowArgs::chooses) is five: record and join, statistics, scores, choice, keep. Both are recorded apart: a
-// choice is due in one of `window` steps, and blocks that only look and leave would still cost the others four launches
-// a layer.
+// recorded launch serves later steps with other values. The shape of the launch follows from the arguments alone.
+//
+// A step in which no sequence chooses is one launch, which records queries and joins positions. A step in which some do
+// (QueryWindowArgs::chooses) is five: record and join, statistics, scores, choice, keep. The two kinds are recorded
+// separately: a choice is due in one of `window` steps, and four launches per layer whose blocks only look and leave
+// would still cost the others time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,12 +22,12 @@ namespace spl::kernels::cuda {
 struct QueryWindowLaunch {
   PagedBatch batch;
   SelectionBatch selection;
-  int32_t max_kv_len = 0;   // every kv_len, also of later graph replays, is <= this
-  int32_t max_streams = 0;  // of every launch that gets this scratch
+  int32_t max_kv_len = 0;   // every kv_len, also in later graph replays, is <= this
+  int32_t max_streams = 0;  // upper bound for every launch that gets this scratch
   void* scratch = nullptr;  // QueryWindowScratchBytes, 16-byte aligned; zeroed before the first launch
 };
 
-// Of the arguments and the launch but for `scratch` itself; 0 where nobody chooses.
+// Depends on the arguments and on the launch, except `scratch`. 0: no sequence chooses.
 size_t QueryWindowScratchBytes(const QueryWindowArgs& args, const QueryWindowLaunch& launch);
 
 // kGeneric  any shape and types, SIMT.

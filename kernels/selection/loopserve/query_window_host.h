@@ -1,4 +1,4 @@
-// What the host variants of ChooseByQueryWindow share: everything but the scores.
+// Shared by the host variants of ChooseByQueryWindow: everything but the scores.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@
 
 namespace spl::kernels {
 
-// One stream that is to be scored.
+// A stream to be scored.
 struct QueryWindowStream {
   std::span<const int32_t> page_table;
   int32_t kv_len = 0;
   Candidates candidates;  // the positions that are scored
-  // The kept queries [num_queries, group, head_dim], that of position kv_len - 1 last, its neighbours in front of it.
+  // The kept queries [num_queries, group, head_dim] by ascending position; the last is that of position kv_len - 1.
   std::vector<float> queries;
   int32_t num_queries = 0;
-  std::span<float> scores;  // out, of each candidate
+  std::span<float> scores;  // out, one per candidate
 };
 
-// Scores streams, all of one call behind one another.
+// Scores one stream; the streams of a call come one after the other.
 using ScoreStream = std::function<absl::Status(const QueryWindowStream&)>;
 
 absl::Status ChooseByQueryWindow(const QueryWindowArgs& args, const ScoreStream& score);

@@ -1,7 +1,7 @@
 // The steps of SelectLines on a CUDA device: launchers over device pointers. The contract is select_lines.h's.
 //
-// Which rows are sampled is known on the host and travels by value, so that nothing is copied; everything else stays on
-// the device. Asynchronous on `stream`, no allocation; nothing waits for the host.
+// The sampled rows are known on the host and travel by value, so nothing is copied; everything else stays on the
+// device. Asynchronous on `stream`; allocates nothing and never waits for the host.
 // Errors  cudaErrorNotSupported: this variant does not serve the shape, types, alignment or device.
 #pragma once
 
@@ -17,12 +17,12 @@ struct LineJob {
   LinePlan plan;
   LineScratch scratch;
   LineOptions options;
-  PagedBatch batch;  // of one sequence, `sequence` of the tables
+  PagedBatch batch;  // one sequence: number `sequence` of the tables
   int32_t sequence = 0;
   DType q_dtype = DType::kBF16;
-  const void* q = nullptr;   // of the first computed row
+  const void* q = nullptr;   // queries of the first computed row
   int64_t q_row_stride = 0;  // elements
-  int32_t num_heads = 0;     // KV heads to do
+  int32_t num_heads = 0;     // KV heads to compute
   uint8_t head[kMaxKvHeads] = {};
   int32_t sample[kMaxLineSamples] = {};  // rows, relative to the first computed one
 };
@@ -33,7 +33,7 @@ struct LineJob {
 enum class LineVariant : uint8_t { kAuto, kGeneric, kMma };
 
 cudaError_t LineWeights(const LineJob& job, cudaStream_t stream, LineVariant variant = LineVariant::kAuto);
-// From the weights in job.plan to its lines, tiles, masks and column pages.
+// Turns the weights in job.plan into lines, tiles, masks and column pages.
 cudaError_t LineChoiceAndTiles(const LineJob& job, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

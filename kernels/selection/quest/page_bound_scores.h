@@ -2,11 +2,12 @@
 //
 // A *granule* is 16 consecutive positions. For each stream of a sequence whose step selects in this layer:
 //   update   min_c and max_c over the keys of every granule that holds a position of [compact_len, kv_len); with
-//            `first` of all granules. The last granule covers what has been written of it.
+//   `first`,
+//            of all granules. The last granule covers the positions that have been written.
 //   scores   score = max over the query heads h of the group of sm_scale Σ_c max(q_h,c min_c, q_h,c max_c), f32.
-// The maximum over the group, as in Quest's ports to grouped queries: a granule that one head needs is read for all of
-// them, and a sum would let the head with the longest query decide for the others.
-// Of a stream that is listed, positions are its candidates (candidates.h).
+// The maximum over the group is that of Quest's ports to grouped queries: a granule that one head needs is read for
+// all of them, and a sum would let the head with the longest query decide for the others. For a listed stream,
+// positions are its candidates (candidates.h).
 //
 // Layout    granule i of a stream is at element (i mod 64) 2 head_dim of compact page i / 64: [min | max][head_dim], in
 //           the pool's type (they are elements of K, so nothing is rounded). 1,024 positions a page whatever head_dim,
@@ -35,11 +36,11 @@ struct PageBoundScoresArgs {
   KvPoolView pool;
   ConstActivations q;        // [num_sequences, num_qo_heads, head_dim], rotated, row stride q_row_stride
   int64_t q_row_stride = 0;  // elements
-  // As in SelectTokensArgs; budget, recent, dims, refresh and parity are not looked at.
+  // As in SelectTokensArgs; budget, recent, dims, refresh and parity are ignored.
   std::span<const SelectingSequence> sequences;
   float* scores = nullptr;    // out, device [num_sequences * num_kv_heads, scores_stride]
   int64_t scores_stride = 0;  // elements; at least ceil(kv_len / 16)
-  int32_t layer = 0;          // of the staged batch
+  int32_t layer = 0;          // layer number in the staged batch
   int32_t plan = 0;           // as in SelectTokensArgs
 };
 

@@ -9,7 +9,7 @@ namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMaxPairs = 4;           // of dimensions a lane has: head_dim up to 256
+constexpr int kMaxPairs = 4;           // pairs of dimensions per lane: head_dim up to 256
 constexpr int kGranulesPerBlock = 32;  // four a warp
 
 struct Params {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
 #pragma unroll
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
-        float2 x16[kBoundTokens];  // all on their way at once
+        float2 x16[kBoundTokens];  // all loads in flight at once
 #pragma unroll
         for (int j = 0; j < kBoundTokens; ++j) {
           const Kv* const key = pool + __shfl_sync(0xffffffffu, key_at, j);

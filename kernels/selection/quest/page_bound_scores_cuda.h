@@ -9,7 +9,7 @@
 
 namespace spl::kernels::cuda {
 
-// Every kv_len, also of later graph replays, is <= max_kv_len. Asynchronous on `stream`.
+// Every kv_len, also in later graph replays, is <= max_kv_len. Asynchronous on `stream`.
 cudaError_t PageBoundScores(const PageBoundScoresArgs& args, const PagedBatch& batch, const SelectionBatch& selection,
                             int32_t max_kv_len, cudaStream_t stream);
 

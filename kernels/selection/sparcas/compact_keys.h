@@ -1,4 +1,4 @@
-// Where compact keys lie: chosen dimensions of the keys of one head stream, in pages of the pool that also holds the
+// Layout of compact keys: chosen dimensions of the keys of one head stream, in pages of the pool that also holds the
 // keys themselves (docs/methods/sparcas.md, K_compact).
 #pragma once
 
@@ -20,7 +20,7 @@ struct CompactKeys {
   }
   int32_t page_tokens() const { return kPageTokens * (2 * head_dim / num_dims); }
   int64_t num_pages(int64_t kv_len) const { return (kv_len + page_tokens() - 1) / page_tokens(); }
-  // Element of its page where slot 0 of the position's tile column is; slot i is 64 i further.
+  // Element of its page that holds slot 0 for this position; slot i is 64 i elements further.
   int64_t element(int32_t position) const {
     const int32_t at = position % page_tokens();
     return int64_t{at / kPageTokens} * num_dims * kPageTokens + at % kPageTokens;

@@ -1,4 +1,4 @@
-// One task a stream: gather what is missing, score tile after tile at memory speed, weigh, choose. The scores of a
+// One task per stream: gather what is missing, score tile after tile at memory speed, weigh, choose. The scores of a
 // stream stay in the core's second-level cache up to some 32K positions and 4 query heads.
 #include <algorithm>
 #include <limits>

@@ -1,9 +1,9 @@
-// One cluster of blocks a stream: a block has consecutive tiles of 64 positions, scores them and takes its part in the
-// choice. Each key is read once and each exponential taken once: the terms 2^(score - maximum of the tile) stay in
-// shared memory, and what does not fit there in scratch memory, until the factors of the tiles are known, by which they
-// add up to weights. A multiprocessor's shared memory holds the terms of some 13,000 positions of four query heads, so
-// a cluster should be just large enough that all streams run at once. What of the compact keys was there before this
-// step is on its way into registers while the kernel in front still runs.
+// One cluster of blocks per stream: a block has consecutive tiles of 64 positions, scores them and takes its part in
+// the choice. Each key is read once, and each exponential is taken once. The terms 2^(score - maximum of the tile) stay
+// in shared memory, and those that do not fit there in scratch memory, until the factors of the tiles are known with
+// which they add up to weights. A multiprocessor's shared memory holds the terms of some 13,000 positions of four query
+// heads, so a cluster should be just large enough that all streams run at once. Compact keys that existed before this
+// step are loaded into registers while the previous kernel still runs.
 //
 // The sums of exponentials are taken over units of tiles, in an order that follows from kv_len alone: clusters of
 // different sizes make the same bits.
@@ -32,7 +32,7 @@ constexpr int kMaxDim = 256;
 constexpr int kMmaDims = 16;
 constexpr int kUnits = 64;                  // at most, of a stream
 constexpr int64_t kSmemSums = 32 << 10;     // bytes of a block's sums of tiles; more of them are in scratch memory
-constexpr int64_t kReservedSmem = 1 << 10;  // of each block, by the system
+constexpr int64_t kReservedSmem = 1 << 10;  // bytes of each block that the system takes
 
 struct Params {
   PagedBatch batch;
@@ -45,11 +45,11 @@ struct Params {
   float* weights;
   int64_t weights_stride;
   float* scratch;          // see Storage
-  int64_t scratch_stride;  // of a block, floats
+  int64_t scratch_stride;  // floats per block
   int64_t dims_offset;
   int32_t num_kv_heads, group, head_dim, num_dims;
   int32_t block_tiles;  // the most of a block
-  int32_t smem_tiles;   // of them in shared memory
+  int32_t smem_tiles;   // tiles in shared memory
   bool smem_sums;
   float scale;  // sm_scale · log2(e)
   bool early;
@@ -61,7 +61,7 @@ __device__ __forceinline__ float Load(const __nv_bfloat16* p) { return __bfloat1
 template <int kBlocks, int kThreads>
 struct alignas(16) Smem {
   typename TokenChoice<kBlocks, kThreads>::Smem choice;
-  float2 heads[kMaxGroup];  // of the stream: maximum of the scores, 1 / sum of 2^(score - maximum)
+  float2 heads[kMaxGroup];  // per head of the stream: maximum of the scores, 1 / sum of 2^(score - maximum)
   int32_t dims[kMaxDim];    // valid in this step
   int32_t changed[kMaxDim];
   float size[kMaxDim];
@@ -69,16 +69,16 @@ struct alignas(16) Smem {
   int num_changed;
 };
 
-// What a block keeps of its tiles between the passes.
+// The data of its tiles that a block keeps between the passes.
 template <bool kAllInSmem>
 struct Storage {
   float2* units;       // [group, kUnits], of all blocks: maximum and sum; shared memory
   float2* all_sums;    // [tiles, group]: of a tile
   float* smem_terms;   // [smem_tiles, group, kTile]
-  float* other_terms;  // of the tiles after them
+  float* other_terms;  // terms of the tiles that do not fit there
   int32_t smem_tiles, tile_floats, group;
 
-  // raw: what follows Smem.
+  // raw: the memory after Smem.
   __device__ __forceinline__ Storage(const Params& p, char* raw, int64_t block)
       : units(reinterpret_cast<float2*>(raw)),
         all_sums(units + p.group * kUnits),
@@ -259,7 +259,7 @@ __device__ __forceinline__ int TermSwizzle(int head) {
 // A stream's step as its block sees it.
 template <typename Q>
 struct Stream {
-  const Q* q;  // of its group
+  const Q* q;  // queries of its group
   const int32_t* table;
   const int32_t* compact;
   const int32_t* dims_before;
@@ -269,8 +269,8 @@ struct Stream {
   int32_t gathered, first_tile, end_tile;
 };
 
-// Steps (a) and (b) but for a position or a few at the end: leaves s.dims. All threads; what a step seldom does is kept
-// apart from what it always does, and from its registers. stage: as GatherTile's, of each warp.
+// Steps (a) and (b), except for a position or a few at the end; sets s.dims. Called by all threads. Kept apart from the
+// code of every step, so that it does not cost that code registers. stage: as for GatherTile, one per warp.
 template <int kThreads, bool kListed, typename SmemT, typename Q, typename Kv>
 __device__ __noinline__ void Gather(const Params& p, SmemT& s, const Stream<Q>& x, char* stage) {
   const int t = threadIdx.x, warp = t / 32;
@@ -327,7 +327,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   const bool scores_wanted = !everything || p.weights != nullptr;
   if (scores_wanted) {
     Choice::Clear(s.choice);
-    C::Arrive();  // waited for in front of the first word for another block, which must have started
+    C::Arrive();  // waited for before the first write to another block, which must have started
   }
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, g = lane / 4, c = lane % 4;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
@@ -351,7 +351,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   // A step as most are: the positions to append are all in the last tile, whose other ones are there already.
   const bool plain = kMma && !refresh && gathered >= (num_tiles - 1) * kTile;
 
-  uint32_t keys[kTiles][4][4];  // of this lane's dimension and word
+  uint32_t keys[kTiles][4][4];  // keys of this lane's dimension and word
   // `i` as a type, so that keys stay in registers.
   const auto load = [&](auto i, int32_t tile) {
     if constexpr (kMma) {
@@ -408,7 +408,7 @@ __device__ __forceinline__ void Select(const Params& p) {
                  CompactTile(p, compact, tile, tiles_per_page, page_elements);
       const auto* page = reinterpret_cast<const unsigned short*>(pool) + int64_t{last_page} * page_elements;
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {  // of this lane's positions
+      for (int n = 0; n < 8; ++n) {  // this lane's positions
         const int slot = 8 * g + n;
         if (tile * kTile + slot < gathered || tile * kTile + slot >= kv_len) continue;
         const auto* key = page + slot * p.head_dim;
@@ -454,7 +454,7 @@ __device__ __forceinline__ void Select(const Params& p) {
         if (tile < first_tile) return;
         float2* sums = tile_sums(tile);
         float* terms = storage.tile(tile - first_tile);
-        const int32_t left = kv_len - tile * kTile - 8 * g;  // of this lane's positions
+        const int32_t left = kv_len - tile * kTile - 8 * g;  // how many positions are left for this lane
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
           float x[2][8];  // products of positions 8 g + n and query heads 8 h + 2 c + k
@@ -633,7 +633,7 @@ __device__ __forceinline__ void Select(const Params& p) {
     *reinterpret_cast<uint4*>(terms) = uint4{key[0], key[1], key[2], key[3]};
   }
   if (everything) return;
-  // Found out anew: all of it would be too many registers over what lies between.
+  // Computed again: keeping it would take too many registers until here.
   const Candidates listed_ones =
       listed ? p.selection.CandidatesOf(sequence, head, p.batch.kv_len[sequence]) : Candidates{.count = kv_len};
   Choice::Choose(
@@ -670,7 +670,7 @@ cudaError_t Find(Device& d) {
   return e;
 }
 
-// How blocks keep their tiles. A function of what is launched alone.
+// How blocks keep their tiles; depends on the launch arguments only.
 struct Layout {
   int32_t block_tiles = 0, smem_tiles = 0;
   bool smem_sums = false;
@@ -710,7 +710,7 @@ cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t 
   p.smem_sums = l.smem_sums;
   p.scratch_stride = l.scratch_stride;
   if (l.scratch_stride > 0 && p.scratch == nullptr) return cudaErrorInvalidValue;
-  // What serves lists serves the others, too, at 3 to 6 % of the time: where none is listed, without.
+  // A kernel that serves lists also serves the other sequences, but takes 3 to 6 % longer: used only if one is listed.
   auto kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, false, true, Q, Kv>;
   if constexpr (kMma) {
     if (!a.listed) kernel = SelectKernel<kBlocks, kThreads, kTiles, kMma, kHeads, false, false, Q, Kv>;
@@ -736,7 +736,7 @@ SelectForm AutoForm(const SelectArgs& a, const Device& d) {
   return {2, 512, 2};
 }
 
-// body<kBlocks, kThreads, kTiles, kHeads>() with the form for the arguments; false: there is none.
+// Calls body<kBlocks, kThreads, kTiles, kHeads>() with the form for the arguments. False: no form fits.
 template <typename Body>
 bool WithForm(const SelectArgs& a, const Device& d, SelectForm f, const Body& body) {
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;

@@ -17,7 +17,7 @@ struct Params {
   int64_t q_row_stride;
   const float* lse;
   PagedBatch batch;
-  const int32_t* positions;  // of the sequence's rows
+  const int32_t* positions;  // positions of the sequence's rows
   int32_t row_begin, sequence;
   int32_t num_qo_heads, group, head_dim;
   float scale;  // sm_scale · log2(e)
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kPageTokens) GenericKernel(Params p) {
 // pages share the queries of a block, which arrive in a ring of two tiles.
 constexpr int kPages = 4, kWarps = 2 * kPages, kThreads = 32 * kWarps;
 constexpr int kPairs = 64;      // (probe, head) pairs in a tile
-constexpr int kWarpSlots = 32;  // of a page, two left operands of 16
+constexpr int kWarpSlots = 32;  // slots of a page per warp: two left operands of 16
 
 template <int kDim>
 struct TileMemory {
@@ -88,7 +88,7 @@ struct TileMemory {
 
 template <int kDim>
 __device__ __forceinline__ void LoadTile(const Params& p, int kv_head, int tile, int stage, TileMemory<kDim>& memory) {
-  constexpr int kChunks = kDim / 8;  // of 16 bytes
+  constexpr int kChunks = kDim / 8;  // chunks of 16 bytes
   const int num_pairs = p.tables.num_probes * p.group;
   const uint32_t base = SmemAddress(memory.q[stage]);
   for (int i = threadIdx.x; i < kPairs * kChunks; i += kThreads) {

@@ -15,7 +15,7 @@ struct ColumnPart {
   int32_t page = 0;  // logical
   int32_t first_slot = 0;
   int32_t num_slots = 0;
-  int32_t offset = 0;  // of its first score
+  int32_t offset = 0;  // offset of its first score
 };
 
 struct ColumnTables {
@@ -26,11 +26,12 @@ struct ColumnTables {
   int32_t num_kv_heads = 0;
   int32_t num_parts = 0;
   int32_t num_scores = 0;
-  void* scratch = nullptr;  // device memory, 16-byte aligned, ColumnScratchBytes(); of one launch at a time
-  HeadRules rules;          // of all KV heads of the model
+  void* scratch = nullptr;  // device memory, 16-byte aligned, ColumnScratchBytes(); used by one launch at a time
+  HeadRules rules;          // rules of all KV heads of the model
 };
 
-// Sums of each KV head and, for kSm90, the queries of the probes: 0.5 KiB per probe and query head of 128.
+// Bytes for the sums of each KV head and, for kSm90, the queries of the probes: 0.5 KiB per probe and query head of
+// head_dim 128.
 size_t ColumnScratchBytes(const AttentionShape& shape, int32_t num_probes, int32_t num_kv_heads, int32_t num_scores);
 
 // kGeneric  any shape and types, SIMT.
@@ -39,12 +40,12 @@ size_t ColumnScratchBytes(const AttentionShape& shape, int32_t num_probes, int32
 // kAuto     the fastest of these that serves the arguments.
 enum class ColumnVariant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
-// Asynchronous on `stream`; positions and page tables come from `batch` (positions: of all rows of the pass).
+// Asynchronous on `stream`. Positions (of all rows of the pass) and page tables come from `positions` and `batch`.
 // cudaErrorNotSupported: the variant does not serve the arguments.
 cudaError_t ColumnScores(const ColumnScoresArgs& args, const PagedBatch& batch, const int32_t* positions,
                          const ColumnTables& tables, cudaStream_t stream, ColumnVariant variant = ColumnVariant::kAuto);
 
-// Part of kSm90: the sums of each KV head, to the start of tables.scratch.
+// Part of kSm90: writes the sums of each KV head to the start of tables.scratch.
 cudaError_t ColumnPartialsSm90(const ColumnScoresArgs& args, const PagedBatch& batch, const int32_t* positions,
                                const ColumnTables& tables, cudaStream_t stream);
 size_t ColumnPackBytes(const AttentionShape& shape, int32_t num_probes, int32_t num_kv_heads);

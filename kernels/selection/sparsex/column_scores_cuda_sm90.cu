@@ -1,11 +1,11 @@
 // Column scores for Hopper: wgmma with the keys as the left operand in registers, queries by TMA.
 //
-// A first kernel gathers the queries of the probes head by head, so that a tile of 128 (probe, head) pairs is one box,
-// with what else a pair needs beside it. The second is persistent: one CTA an SM takes items (256 columns of one KV
-// head). A loader warp brings the item's keys and a ring of query tiles; each of two consumer warpgroups keeps 128 keys
-// in registers as two left operands of 64 and runs all tiles past them. While the weights exp2(...) of one half are
-// taken the product of the other half is on the tensor cores: for heads of 128 a product and its exponentials cost the
-// same number of cycles, so neither may wait for the other.
+// A first kernel gathers the queries of the probes head by head, with the other data of a pair beside them, so that a
+// tile of 128 (probe, head) pairs is one box. The second kernel is persistent: one CTA per SM takes items (256
+// columns of one KV head). A loader warp brings the item's keys and a ring of query tiles. Each of two consumer
+// warpgroups keeps 128 keys in registers as two left operands of 64 and runs all tiles past them. While the weights
+// exp2(...) of one half are computed, the product of the other half is on the tensor cores: for heads of 128 a product
+// and its exponentials cost the same number of cycles, so neither may wait for the other.
 //
 // A column is a row of the left operand: its sum stays in one register of each of four lanes until the item ends.
 // Tiles and pairs add up in ascending order, whatever the schedule.
@@ -32,8 +32,8 @@ constexpr int kPackThreads = 256;
 [[maybe_unused]] constexpr int kProducerRegisters = 40;
 [[maybe_unused]] constexpr int kConsumerRegisters = 232;
 
-// What a tile's pairs need beside their queries. Pair n stands at PairIndex(n): a lane of an accumulator holds columns
-// 8 i + 2 c and 8 i + 2 c + 1, and finds those of blocks i and i + 1 in 16 bytes.
+// The data of a tile's pairs beside their queries. Pair n stands at PairIndex(n): a lane of an accumulator holds
+// columns 8 i + 2 c and 8 i + 2 c + 1, and finds those of blocks i and i + 1 in 16 bytes.
 struct PairTile {
   float minus_lse[kTilePairs];   // in log2; -infinity: no such pair
   int32_t position[kTilePairs];  // ascending with the pair; past the last pair, the last one's
@@ -44,7 +44,7 @@ struct PackParams {
   const __nv_bfloat16* q;
   int64_t q_row_stride;
   const float* lse;
-  const int32_t* positions;  // of the sequence's rows
+  const int32_t* positions;  // positions of the sequence's rows
   const int32_t* probes;
   const int32_t* kv_heads;
   int32_t row_begin, num_qo_heads, group, num_pairs, num_tiles;
@@ -57,7 +57,7 @@ template <int kHeadDim>
 __global__ void __launch_bounds__(kPackThreads) PackKernel(const __grid_constant__ PackParams p) {
   LetNextStart();
   WaitForPrevious();
-  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
+  constexpr int kChunks = kHeadDim / 8;  // chunks of 16 bytes
   const int tile = blockIdx.x, head = p.kv_heads[blockIdx.y] * p.group;
   const int64_t at = static_cast<int64_t>(blockIdx.y) * p.num_tiles + tile;
   uint4* out = p.packed + at * kTilePairs * kChunks;
@@ -100,8 +100,8 @@ struct Params {
 
 struct Work {
   int32_t num_tiles;               // >= 1
-  int32_t whole_begin, whole_end;  // of these tiles every pair sees every column of the item's pages
-  int32_t head;                    // of the list
+  int32_t whole_begin, whole_end;  // in these tiles every pair sees every column of the item's pages
+  int32_t head;                    // head number in the list
   Band band;
   ColumnPart part[kItemParts];  // num_slots 0: none
   bool present[kItemParts];     // the page is resident
@@ -125,7 +125,7 @@ struct alignas(1024) Smem {
 constexpr int kPoolRowsPerPage = 2 * kPageTokens;  // K, then V
 
 struct TileRanges {
-  int32_t begin, end;              // have a pair that sees a column; never empty: what nobody sees is masked
+  int32_t begin, end;              // tiles in which a pair sees a column; never empty: unseen columns are masked
   int32_t whole_begin, whole_end;  // see all of them
 };
 

@@ -1,5 +1,5 @@
-// Lets a score speak for its neighbours before the best are chosen: a token that a question points at stands in a
-// phrase, and all of the phrase is wanted (SnapKV pools its scores so, section 4.2 there; SparseX does not).
+// Raises each score to the best of its neighbours before the best are chosen: a token that a question points at stands
+// in a phrase, and the whole phrase is wanted. (SnapKV pools its scores this way, section 4.2 there; SparseX does not.)
 //
 //   out_i = max { in_j : |i - j| <= radius, 0 <= j < num_scores }
 #pragma once

@@ -17,9 +17,9 @@ absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta);
 // InvalidArgument: not 32 bytes.
 absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes);
 
-// At most 65,536 keys (4 M tokens). InvalidArgument: more, or one that is not 32 bytes.
+// At most 65,536 keys (4 M tokens). InvalidArgument: more, or a key that is not 32 bytes.
 absl::StatusOr<std::vector<ChunkKey>> KeysFromWire(const google::protobuf::RepeatedPtrField<std::string>& keys);
-// No bytes are the default namespace. InvalidArgument: neither none nor 32.
+// Empty bytes mean the default namespace. InvalidArgument: neither 0 nor 32 bytes.
 absl::StatusOr<Digest> NamespaceFromBytes(const std::string& bytes);
 
 v1::PutOptions PutOptionsToWire(const PutOptions& options);
@@ -32,7 +32,7 @@ class ChunkCutter {
  public:
   explicit ChunkCutter(const Chunk& chunk) : ChunkCutter(chunk.header, chunk.payload) {}
   ChunkCutter(const ChunkHeader& header, std::span<const std::byte> payload) : header_(header), payload_(payload) {}
-  // False after the last part.
+  // Fills the next part. False: the last part was already given.
   bool Next(v1::ChunkPart& part);
 
  private:
@@ -42,14 +42,14 @@ class ChunkCutter {
   bool started_ = false;
 };
 
-// Puts parts together again and verifies each finished payload against its header. Memory grows with what arrived, not
-// with what a header claims.
+// Joins parts and verifies each finished payload against its header. Memory grows with the bytes that arrived, not with
+// the size that a header claims.
 class ChunkAssembler {
  public:
-  // A chunk when `part` was its last one. InvalidArgument: parts out of order, more bytes than announced, a field out
-  // of range. DataLoss: the payload is not what its header says.
+  // Returns the chunk if `part` was its last one. InvalidArgument: parts out of order, more bytes than announced, a
+  // field out of range. DataLoss: the payload does not match its header.
   absl::StatusOr<std::optional<Chunk>> Add(const v1::ChunkPart& part);
-  // A chunk has begun and not ended.
+  // True while a chunk has begun and not ended.
   bool pending() const { return pending_; }
 
  private:

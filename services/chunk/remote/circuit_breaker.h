@@ -1,4 +1,4 @@
-// Stops asking a peer that does not answer.
+// Stops calls to a peer that does not answer.
 #pragma once
 
 #include <chrono>
@@ -9,22 +9,23 @@
 namespace spl::chunk {
 
 struct CircuitBreakerOptions {
-  int timeouts_to_open = 2;  // in a row; a refused or lost connection opens at once
+  int timeouts_to_open = 2;  // in a row; a refused or lost connection opens it at once
   std::chrono::milliseconds min_backoff{500};
-  std::chrono::milliseconds max_backoff{30'000};  // doubled with every failed probe up to here
+  std::chrono::milliseconds max_backoff{30'000};  // doubles with every failed probe, up to this
 };
 
-// Closed: calls go out. Open: they do not; a prober, not a request, tries again after the backoff. Any thread may call.
+// Closed: calls are made. Open: none are made; after the backoff a prober, not a request, tries again. Any thread may
+// call.
 class CircuitBreaker {
  public:
   CircuitBreaker(const CircuitBreakerOptions& options, const Clock& clock) : options_(options), clock_(clock) {}
 
   bool closed() const;
-  // True when that closed it.
+  // True: this success closed the breaker.
   bool Succeeded();
-  // `timed_out`: no answer within the caller's time, which may have been short. True when that opened it.
+  // `timed_out`: no answer within the caller's time, which may have been short. True: this failure opened the breaker.
   bool Failed(bool timed_out);
-  // Open, and the backoff is over: true once for each probe.
+  // True if the breaker is open and the backoff is over; once for each probe.
   bool TakeProbe();
 
  private:

@@ -22,7 +22,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 constexpr std::chrono::milliseconds kProbePeriod{100};
 constexpr size_t kPinnedCopies = 2;
 
-// About the member, not about what was asked of it.
+// True for failures of the member, as opposed to failures of the request.
 bool IsLoss(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
 }
@@ -63,11 +63,11 @@ class Cluster final : public ClusterChunkStore {
   using Shares = std::map<size_t, std::vector<size_t>>;  // node → indices of its keys, in order
 
   std::vector<size_t> UsableRanking(const ChunkKey& key, const Lost& lost) const;
-  // Indices from `from` on by the node that is asked for them; those that nobody can be asked for are left out, with
-  // all behind them.
+  // Groups the indices from `from` on by the node to ask. If no node can be asked for an index, it and all later ones
+  // are left out.
   Shares ShareOut(std::span<const ChunkKey> keys, size_t from, const Lost& lost) const;
-  // Runs `work` for every node, in parallel. What is lost is noted in `lost` and for the breaker; the first other
-  // failure that is no miss is returned.
+  // Runs `work` for every node, in parallel. Records lost nodes in `lost` and for the breaker. Returns the first
+  // failure that is neither a loss nor a miss.
   absl::Status RunAll(const Shares& shares, Lost& lost, Deadline deadline,
                       const std::function<absl::Status(Node&, const std::vector<size_t>&)>& work);
   void Note(Node& node, const absl::Status& status, bool could_have_answered);
@@ -201,7 +201,7 @@ absl::StatusOr<size_t> Cluster::CountLeading(std::span<const ChunkKey> keys, Dea
   }
 }
 
-// What the nodes of one fetch share. A chunk that arrives early waits here, in its caller's memory, for its turn.
+// Shared by the nodes of one fetch. A chunk that arrives early waits for its turn here, in its caller's memory.
 class FetchOrder {
  public:
   FetchOrder(size_t from, size_t end, const ChunkStore::PlaceFn& place, const ChunkStore::FetchedFn& sink)
@@ -227,7 +227,7 @@ class FetchOrder {
     }
     return index < end_;
   }
-  // Nothing at `index` or behind it is wanted.
+  // Ends the order: nothing from `index` on is wanted.
   void End(size_t index) {
     std::lock_guard lock(mutex_);
     EndLocked(index);
@@ -236,7 +236,7 @@ class FetchOrder {
     std::lock_guard lock(mutex_);
     return next_;
   }
-  // The order can go on from next(): nobody said that something is missing there.
+  // True if the order can go on from next(): no node has reported a missing chunk there.
   bool open() const {
     std::lock_guard lock(mutex_);
     return next_ < end_;
@@ -270,7 +270,7 @@ absl::StatusOr<size_t> Cluster::FetchLeading(std::span<const ChunkKey> keys, Dea
       if (fetched.ok() && num_fetched == 0 && std::chrono::steady_clock::now() >= deadline) {
         return Errorf(absl::StatusCode::kDeadlineExceeded, "nothing came in time");  // the breaker counts it
       }
-      // Of a lost node it is not known what it has: its keys are asked for elsewhere.
+      // A lost node may have its chunks or not: other nodes are asked for its keys.
       if (fetched.ok() && num_fetched < indices.size()) order.End(indices[num_fetched]);
       if (IsMiss(fetched.status())) order.End(indices[0]);
       return fetched.status();

@@ -21,19 +21,21 @@ struct ClusterStoreOptions {
   const Clock* clock = &Clock::Real();
 };
 
-// Every chunk lives on the member that rendezvous hashing ranks first, a pinned one also on the second. A member that
-// does not answer is left out (its circuit breaker opens, one line is logged) and its keys go to their next choice,
-// where pinned chunks are found and others are misses; a thread of its own tries it again. So a lost member costs hits,
-// never a request: with all of them lost every call is a miss, and only Put says Unavailable. The other failures are
-// those of the members; DataLoss of one counts as a miss. Members are asked in parallel. Any thread may call.
+// Every chunk lives on the member that rendezvous hashing ranks first; a pinned chunk also on the second.
+//
+// A member that does not answer is left out: its circuit breaker opens, one line is logged, and a background thread
+// tries it again. Its keys go to their next choice, where pinned chunks are found and others are misses. A lost member
+// therefore costs hits, never a request. With all members lost, every call is a miss and only Put returns Unavailable.
+// Other failures are those of the members; DataLoss from one counts as a miss. Members are asked in parallel. Any
+// thread may call.
 class ClusterChunkStore : public ChunkStore {
  public:
   struct Member {
-    std::string name;  // what is hashed: the same in every client
+    std::string name;  // the name that is hashed: the same in every client
     std::unique_ptr<ChunkStore> store;
   };
   static std::unique_ptr<ClusterChunkStore> Create(std::vector<Member> members, const ClusterStoreOptions& options);
-  // `addresses`: "HOST:PORT" or "HOST:PORT,HOST:PORT,…". InvalidArgument: malformed, none, or one twice.
+  // `addresses`: "HOST:PORT" or "HOST:PORT,HOST:PORT,…". InvalidArgument: malformed, empty, or an address twice.
   static absl::StatusOr<std::unique_ptr<ClusterChunkStore>> Connect(const std::string& addresses,
                                                                     const RemoteStoreOptions& remote,
                                                                     const ClusterStoreOptions& options);

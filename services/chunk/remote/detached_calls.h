@@ -1,4 +1,4 @@
-// gRPC calls whose answers nobody waits for.
+// Fire-and-forget gRPC calls.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -11,9 +11,9 @@
 
 namespace spl::chunk {
 
-// Owns the calls until they have ended and cancels what is left at destruction, which waits for that. A context is
-// never destroyed inside its own call's callback: it may be the last to hold its channel, and gRPC 1.51 aborts when a
-// channel ends on its own completion thread. Any thread may call.
+// Owns the calls until they have ended. The destructor cancels the remaining ones and waits for them. A context is
+// never destroyed inside its own call's callback: it may hold the last reference to its channel, and gRPC 1.51 aborts
+// when a channel ends on its own completion thread. Any thread may call.
 class DetachedCalls {
  public:
   ~DetachedCalls() {
@@ -25,7 +25,7 @@ class DetachedCalls {
     });
   }
 
-  // `fill(context, request)` prepares the call, `start(context, request, response, done)` begins it.
+  // `fill(context, request)` prepares the call, `start(context, request, response, done)` starts it.
   template <typename Request, typename Response, typename Fill, typename Start>
   void Run(const Fill& fill, const Start& start) {
     auto owned = std::make_unique<TypedCall<Request, Response>>();

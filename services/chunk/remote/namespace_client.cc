@@ -42,7 +42,7 @@ NamespaceInfo FromWire(const v1::Namespace& wire) {
   return info;
 }
 
-// The same namespace on one more member: use adds up, and whoever created it knows its settings.
+// Merges the same namespace from one more member: use adds up; settings come from a member on which it was created.
 void Merge(const v1::Namespace& wire, std::optional<NamespaceInfo>& into) {
   NamespaceInfo info = FromWire(wire);
   if (!into.has_value()) {

@@ -16,7 +16,7 @@ namespace {
 
 using Stub = v1::KvStoreRecords::Stub;
 
-constexpr int kMaxMessageBytes = 20 << 20;  // a record of 16 MiB and what is around it
+constexpr int kMaxMessageBytes = 20 << 20;  // a record of 16 MiB and its envelope
 
 bool IsLoss(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
@@ -63,7 +63,7 @@ class GrpcRecordClient final : public RecordClient {
     const bool missing = first.status().code() == absl::StatusCode::kNotFound;
     if (first.ok() || at.second == nullptr || !(missing || IsLoss(first.status()))) return first;
     absl::StatusOr<StoredRecord> second = GetFrom(*at.second, owner, name, deadline);
-    if (!second.ok()) return first;  // what the first one says, or that it does not say anything
+    if (!second.ok()) return first;  // the first member's answer, or its failure to answer
     if (missing) {
       const absl::Status moved = PutCopy(*at.first, owner, *second, deadline);
       if (!moved.ok()) log::Warning("records.not_moved", log::F("node", at.first->address), log::F("cause", moved));
@@ -125,7 +125,8 @@ class GrpcRecordClient final : public RecordClient {
     const Member* second;  // null: there is only one store
   };
 
-  // By the owner, not by the record: what belongs together is there or away together, and is listed in one place.
+  // Ranks by the owner, not by the record: all records of an owner are available or unavailable together, and listed in
+  // one place.
   Choices ChoicesOf(const Digest& owner) const {
     const std::vector<size_t> ranking = rendezvous_.Rank(ChunkKey{owner});
     return {&members_[ranking[0]], ranking.size() > 1 ? &members_[ranking[1]] : nullptr};

@@ -1,4 +1,4 @@
-// Records of the chunk stores: small named documents, see proto/spl/v1/kvstore_records.proto.
+// Records of the chunk stores: small named documents; see proto/spl/v1/kvstore_records.proto.
 #pragma once
 
 #include <chrono>
@@ -23,36 +23,37 @@ struct StoredRecord {
 };
 
 // The records of one owner live on the member that rendezvous hashing ranks first for the owner, with a copy on the
-// second. The first one decides (compare-and-swap happens there): while it does not answer, nothing can be changed, and
-// reads come from the copy, which may lack what was put while its own store was away. A deletion needs both, so that
-// what was deleted does not come back with the copy. A record that is only on the second, because a member was added,
-// is brought to the first by the next read.
+// second.
 //
-// Blocking; any thread may call. Unavailable and DeadlineExceeded name the store; a change that ends so may have
-// happened.
+// The first member decides (compare-and-swap happens there). While it does not answer, nothing can be changed, and
+// reads come from the copy, which may lack records put while its own store was away. A deletion needs both members, so
+// that a deleted record does not come back with the copy. A record that exists only on the second, because a member was
+// added, is copied to the first by the next read.
+//
+// Blocking; any thread may call. Unavailable and DeadlineExceeded name the store; the change may have happened then.
 class RecordClient {
  public:
   // `addresses`: "HOST:PORT" or "HOST:PORT,HOST:PORT,…". Does not wait for connections. InvalidArgument: malformed,
-  // none, or one twice. `tls` as MakePeerChannel takes it.
+  // empty, or an address twice. `tls` as for MakePeerChannel.
   static absl::StatusOr<std::unique_ptr<RecordClient>> Connect(const std::string& addresses,
                                                                const PeerTls* tls = nullptr);
   virtual ~RecordClient() = default;
 
   using Deadline = std::chrono::steady_clock::time_point;
-  // NotFound.
+  // NotFound: no such record.
   virtual absl::StatusOr<StoredRecord> Get(const Digest& owner, const std::string& name, Deadline deadline) = 0;
   struct PutOptions {
-    // Aborted unless the record has this revision; 0: does not exist.
+    // Aborted unless the record has this revision. 0: the record must not exist.
     std::optional<uint64_t> expected_revision;
     bool durable = true;  // FailedPrecondition from a store without a disk
   };
-  // The new revision. InvalidArgument: more than 16 MiB.
+  // Returns the new revision. InvalidArgument: more than 16 MiB.
   virtual absl::StatusOr<uint64_t> Put(const Digest& owner, const std::string& name, const std::string& value,
                                        const PutOptions& options, Deadline deadline) = 0;
-  // NotFound; Aborted as for Put.
+  // NotFound: no such record. Aborted as for Put.
   virtual absl::Status Delete(const Digest& owner, const std::string& name, std::optional<uint64_t> expected_revision,
                               Deadline deadline) = 0;
-  // All whose names begin with `prefix`, by name, without values.
+  // Returns all records whose names begin with `prefix`, by name, without values.
   virtual absl::StatusOr<std::vector<StoredRecord>> List(const Digest& owner, const std::string& prefix,
                                                          Deadline deadline) = 0;
 };

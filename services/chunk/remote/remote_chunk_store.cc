@@ -109,7 +109,7 @@ absl::StatusOr<size_t> GrpcChunkStore::GetLeading(std::span<const ChunkKey> keys
 absl::StatusOr<size_t> GrpcChunkStore::FetchLeading(std::span<const ChunkKey> keys, Deadline deadline,
                                                     const PlaceFn& place, const FetchedFn& sink) {
   absl::Status foreign;
-  std::deque<Pieces> unused;  // of chunks that were placed by a path that did not bring them
+  std::deque<Pieces> unused;  // pieces of chunks that were placed by a path that did not deliver them
   size_t accepted = 0;
   const auto checked_place = [&](size_t index, const ChunkHeader& header) -> Pieces {
     foreign = CheckModel(header);
@@ -130,7 +130,7 @@ absl::StatusOr<size_t> GrpcChunkStore::FetchLeading(std::span<const ChunkKey> ke
       return accepted;
     }
   }
-  // By stream, into what was placed for the other path already.
+  // Fetches by stream, into pieces that were placed for the other path.
   absl::Status problem;
   size_t index = accepted;
   const auto copy = [&](Chunk&& chunk) {
@@ -180,7 +180,7 @@ absl::StatusOr<size_t> GrpcChunkStore::StreamLeading(std::span<const ChunkKey> k
     if (!problem.ok()) break;
     enough = !sink(std::move(**chunk));
     if (!enough) ++accepted;
-    // What stands in the receive buffers must not be delivered after the deadline.
+    // Data left in the receive buffers must not be delivered after the deadline.
     enough = enough || std::chrono::steady_clock::now() >= deadline;
   }
   if (enough || !problem.ok()) context.TryCancel();

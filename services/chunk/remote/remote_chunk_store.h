@@ -1,4 +1,4 @@
-// The chunk store behind a splice-kvstore.
+// A chunk store in a splice-kvstore process.
 #pragma once
 
 #include <memory>
@@ -12,11 +12,11 @@
 namespace spl::chunk {
 
 struct RemoteStoreOptions {
-  // Payloads travel by RMA where the store has registered memory that this transport reaches, else as gRPC streams.
-  // Borrowed; null: streams only.
+  // Payloads travel by RMA if the store has registered memory that this transport reaches, otherwise as gRPC streams.
+  // Borrowed. Null: streams only.
   transport::KvTransport* transport = nullptr;
-  std::shared_ptr<const PeerTls> tls;  // of the gRPC channel; null: without
-  // Chunks of another model or page layout end a call with FailedPrecondition, which names both.
+  std::shared_ptr<const PeerTls> tls;  // for the gRPC channel; null: no TLS
+  // The reader's model: chunks of another model or page layout end a call with FailedPrecondition, which names both.
   struct Model {
     Digest fingerprint{};
     Digest layout_digest{};
@@ -24,16 +24,17 @@ struct RemoteStoreOptions {
   std::optional<Model> model;
 };
 
-// Blocking calls over one gRPC channel, which connects when first used and again after a loss. Any thread may call.
-// A key that is not stored is an answer; Unavailable, DeadlineExceeded (CountLeading and Put), ResourceExhausted,
-// FailedPrecondition and DataLoss (bytes that are not what their header says, or not the chunk asked for) are failures.
+// Blocking calls over one gRPC channel, which connects at first use and reconnects after a loss. Any thread may call. A
+// missing key is an answer, not a failure. Failures: Unavailable, DeadlineExceeded (CountLeading and Put),
+// ResourceExhausted, FailedPrecondition, and DataLoss (bytes that do not match their header, or not the requested
+// chunk).
 class RemoteChunkStore : public ChunkStore {
  public:
   // `address` is HOST:PORT. Does not wait for the connection. InvalidArgument: malformed address.
   static absl::StatusOr<std::unique_ptr<RemoteChunkStore>> Connect(const std::string& address,
                                                                    const RemoteStoreOptions& options = {});
 
-  // How payloads travelled last: "shm", "tcp", "rdma", or "grpc".
+  // How payloads last travelled: "shm", "tcp", "rdma", or "grpc".
   virtual std::string data_path() const = 0;
 };
 

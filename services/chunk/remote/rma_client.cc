@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kConnectTimeout{2};
 constexpr std::chrono::seconds kRetryAfterFailure{5};
-// Of one lease: a few milliseconds of copying, so that the next lease is there in time and little is held at once.
+// Limit per lease: a few milliseconds of copying, so that the next lease arrives in time and little is held at once.
 constexpr uint64_t kLeaseBytes = 32 << 20;
 constexpr int kLeaseKeys = 1024;
 // Copies that are posted and not yet verified: the copying goes on while a chunk is verified, also when the verifying
@@ -151,7 +151,7 @@ class RmaClient::FetchRun {
       return false;
     }
     if (status.code() == absl::StatusCode::kDeadlineExceeded) {
-      result_.finished = true;  // what came in time is what there is
+      result_.finished = true;  // there is nothing beyond the chunks that came in time
       return false;
     }
     if (!status.ok()) return Stop(status);
@@ -174,7 +174,7 @@ class RmaClient::FetchRun {
       if (num_chunks == 0) return Stop(Errorf(absl::StatusCode::kResourceExhausted, "nothing was leased"));
       StartLease();
     }
-    if (pending_ == nullptr) result_.finished = true;  // no further lease: the copies on their way are the last
+    if (pending_ == nullptr) result_.finished = true;  // no further lease: the running copies are the last
     return num_chunks > 0;
   }
 
@@ -250,7 +250,7 @@ class RmaClient::FetchRun {
     return false;
   }
 
-  // Copies that nobody waits for any more still write into the caller's memory: end them before the return.
+  // Ends the copies that no call waits for any more: they still write into the caller's memory.
   void Quiesce() {
     if (copies_.empty()) return;
     if (Clock::now() >= deadline_) {

@@ -1,4 +1,4 @@
-// The client half of moving chunks by remote memory access: leases, reservations, and the transfers between them.
+// Client half of moving chunks by remote memory access (RMA): leases, reservations, and the transfers between them.
 #pragma once
 
 #include <chrono>
@@ -16,34 +16,34 @@
 
 namespace spl::chunk {
 
-// One store's memory as this process reaches it: connected when first used and again after a loss, at most every few
-// seconds. Borrows the transport. Any thread may call; calls share the channel.
+// Access to one store's memory: connects at first use and again after a loss, at most every few seconds. Borrows the
+// transport. Any thread may call; calls share the channel.
 class RmaClient {
  public:
   RmaClient(const std::shared_ptr<grpc::ChannelInterface>& channel, transport::KvTransport& transport,
             std::string address);
 
-  // What a call has done, and why it did not do more. Unless `finished`, the caller goes on by other means from
-  // `accepted` on: `status` is then about the path, not about the chunks.
+  // Progress of a call. Unless `finished`, the caller continues with chunk `accepted` by other means; `status` then
+  // describes the path, not the chunks.
   struct Fetched {
     size_t accepted = 0;
     bool finished = false;
     absl::Status status;
   };
-  // FetchLeading of ChunkStore. Nothing is written to the pieces after it has returned.
+  // As ChunkStore::FetchLeading. Nothing is written to the pieces after it has returned.
   Fetched Fetch(std::span<const ChunkKey> keys, std::chrono::steady_clock::time_point deadline,
                 const ChunkStore::PlaceFn& place, const ChunkStore::FetchedFn& sink);
 
   struct Stored {
     PutReport report;
-    size_t num_done = 0;  // of the chunks, from the first on
+    size_t num_done = 0;  // leading chunks that are done
     bool finished = false;
     absl::Status status;
   };
   Stored Put(std::span<const Chunk* const> chunks, const PutOptions& options,
              std::chrono::steady_clock::time_point deadline);
 
-  std::string carrier() const;  // of the channel: "shm", "tcp", "rdma"; "" while there is none
+  std::string carrier() const;  // the channel's: "shm", "tcp", "rdma"; "" while there is none
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -54,7 +54,7 @@ class RmaClient {
   class FetchRun;
 
   absl::StatusOr<std::shared_ptr<Connection>> Connect(Deadline deadline);
-  // Not to be used again: closed when the last call lets go of it.
+  // Retires the connection: it closes when the last call releases it.
   void Drop(const std::shared_ptr<Connection>& connection);
   absl::Status PutWindow(std::span<const Chunk* const> chunks, const PutOptions& options, Deadline deadline,
                          Stored& stored);
@@ -65,9 +65,9 @@ class RmaClient {
   const std::string address_;
   mutable std::mutex mutex_;  // guards all below
   std::shared_ptr<Connection> connection_;
-  Deadline not_before_{};  // after a failure
+  Deadline not_before_{};  // earliest time of the next attempt after a failure
   bool failure_logged_ = false;
-  DetachedCalls calls_;  // releases and aborts on their way; last, so that it ends first
+  DetachedCalls calls_;  // running releases and aborts; last member, so that it ends first
 };
 
 }  // namespace spl::chunk

@@ -115,7 +115,7 @@ std::function<void()> Admission::NextLocked() {
   return std::move(next.start);
 }
 
-// A place frees up every mean_seconds / running; whoever comes now stands behind the whole queue.
+// A place frees up every mean_seconds / running; a new request stands behind the whole queue.
 absl::Status Admission::FullLocked() const {
   rejections_.Increment();
   const double running = static_cast<double>(std::max<size_t>(running_.size(), 1));

@@ -47,7 +47,7 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
-// True: the word is a limit. InvalidArgument: it looks like one, and its value is none.
+// True: the word is a limit. InvalidArgument: it has the form of a limit, but a malformed value.
 absl::StatusOr<bool> ReadLimit(std::string_view word, double* weight, CallerLimits* limits) {
   const size_t equals = word.find('=');
   if (equals == std::string_view::npos) return false;
@@ -90,7 +90,7 @@ absl::StatusOr<std::shared_ptr<const ApiKeys::Holders>> ApiKeys::Read(const std:
     const std::string_view key = entry.substr(0, space);
     entry = space == std::string_view::npos ? std::string_view() : Trim(entry.substr(space));
     Holder holder;
-    // From the end: what stands in front of the last limit is the name, which may have spaces.
+    // Reads from the end: the words before the first limit are the name, which may have spaces.
     while (!entry.empty()) {
       const size_t last = entry.find_last_of(" \t");
       const std::string_view word = last == std::string_view::npos ? entry : entry.substr(last + 1);
@@ -116,7 +116,7 @@ absl::StatusOr<std::shared_ptr<const ApiKeys::Holders>> ApiKeys::Read(const std:
   return std::shared_ptr<const Holders>(std::move(holders));
 }
 
-// Mounted secrets change through a link: the file behind it is another one then.
+// Mounted secrets change through a symbolic link, which then points to another file.
 std::string ApiKeys::StampOf(const std::string& path) {
   struct stat info {};
   if (stat(path.c_str(), &info) != 0) return "";
@@ -210,8 +210,8 @@ chunk::Digest NamespaceKeys::DeriveKnowledgeBase(const Caller& caller, std::stri
 
 chunk::Digest NamespaceKeys::DeriveOwner(const Caller& caller) const { return DeriveFields(caller, "/owner", {}); }
 
-// The first field is a trust domain with the kind behind it, so inputs of two kinds differ there already; those of
-// namespaces are what they were before there were kinds.
+// The first field is a trust domain followed by the kind, so inputs of two kinds already differ there. Inputs for
+// namespaces are the same as before kinds were introduced.
 chunk::Digest NamespaceKeys::DeriveFields(const Caller& caller, std::string_view kind,
                                           std::initializer_list<std::string_view> fields) const {
   const auto domain = [&](const char* name) { return std::string(name).append(kind); };

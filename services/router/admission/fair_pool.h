@@ -1,5 +1,5 @@
-// A few threads for the work of many callers: parsing, tokenizing. Each caller has a queue of its own, and the queues
-// take turns, so that what one has waiting costs another at most one piece of work a turn.
+// A few threads for the work of many callers: parsing, tokenizing. Each caller has its own queue and the queues take
+// turns, so that one caller's backlog costs another at most one piece of work per turn.
 #pragma once
 
 #include <condition_variable>
@@ -14,8 +14,8 @@
 
 namespace spl::router {
 
-// TryPost from any thread. Stop (explicitly, before destruction) runs what is queued and joins. Memory: what is queued;
-// a caller with nothing waiting has no queue.
+// Any thread may call TryPost. Stop (call it before destruction) runs the queued work and joins. Memory: the queued
+// work; a caller with nothing waiting has no queue.
 class FairPool {
  public:
   FairPool(int num_threads, size_t max_queued_each) : max_queued_each_(max_queued_each) {
@@ -23,7 +23,7 @@ class FairPool {
   }
   ~FairPool() { Stop(); }
 
-  // False when as much of this caller waits as may: the caller is refused, others are not.
+  // False: this caller's queue is full. Only this caller is refused.
   [[nodiscard]] bool TryPost(const std::string& caller, std::function<void()> work) {
     {
       std::lock_guard lock(mutex_);
@@ -73,8 +73,8 @@ class FairPool {
   const size_t max_queued_each_;
   std::mutex mutex_;  // guards all below but threads_
   std::condition_variable wake_;
-  Queues queues_;                      // of callers with something waiting
-  std::list<Queues::iterator> turns_;  // the same; the one whose turn it is first
+  Queues queues_;                      // callers with waiting work
+  std::list<Queues::iterator> turns_;  // the same callers; next turn first
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };

@@ -57,7 +57,7 @@ std::optional<QueuedRequest> FairQueue::Displace(const std::string& tenant) {
   return Take(longest, std::prev(longest->waiting.end()));
 }
 
-// A tenant that has nothing waiting leaves the ring with its deficit: what it did not use is not saved up.
+// A tenant with nothing waiting leaves the ring and loses its deficit: unused shares are not saved up.
 std::optional<QueuedRequest> FairQueue::Take(Ring::iterator tenant, std::map<Place, QueuedRequest>::iterator place) {
   QueuedRequest request = std::move(place->second);
   where_.erase(request.id);

@@ -1,4 +1,4 @@
-// What one API key may do: requests and tokens per minute, requests at once.
+// Limits of one API key: requests and tokens per minute, and concurrent requests.
 #pragma once
 
 #include <chrono>
@@ -15,17 +15,17 @@
 
 namespace spl::router {
 
-// Buckets that fill evenly over a minute and hold a minute's worth. A request takes one from the requests and is let in
-// while there are tokens; its prompt and its output are taken when they are known, so that a bucket can be in debt: the
-// key then waits for it to fill up. Nothing is estimated. Thread-safe.
+// Token buckets that fill evenly and hold a minute's worth. A request takes one from the request bucket, and is
+// admitted while the token bucket is positive. Its prompt and output tokens are taken when they are known, so a bucket
+// can be in debt; the key's requests are then refused until it has filled up. Nothing is estimated. Thread-safe.
 //
-// Keys are counted by name: keys of one name in the key file share what they may do. Memory: one entry for each name
-// that has limits.
+// Counted by the name of a key: keys with the same name in the key file share limits. Memory: one entry per name that
+// has limits.
 class RateLimits : public std::enable_shared_from_this<RateLimits> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A request that was let in; counts as one at once while it lives. Movable.
+  // An admitted request; counts as concurrent while it lives. Movable.
   class Lease {
    public:
     Lease() = default;
@@ -41,10 +41,11 @@ class RateLimits : public std::enable_shared_from_this<RateLimits> {
     std::string name_;
   };
 
-  // ResourceExhausted names the limit, with code rate_limit_exceeded and the time until it lets one more in.
+  // ResourceExhausted names the limit, with code rate_limit_exceeded and the time until it admits one more.
   absl::StatusOr<Lease> Admit(const Caller& caller, Clock::time_point now);
 
-  // x-ratelimit-{limit,remaining,reset}-{requests,tokens} as OpenAI's API has them; of the limits that the caller has.
+  // Headers x-ratelimit-{limit,remaining,reset}-{requests,tokens} as in OpenAI's API, for the limits that the caller
+  // has.
   using Headers = std::vector<std::pair<std::string, std::string>>;
   Headers HeadersFor(const Caller& caller, Clock::time_point now);
 

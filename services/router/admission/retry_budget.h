@@ -1,4 +1,4 @@
-// How many retries the router makes in all: a cluster that fails many requests must not be given several times as many.
+// Limits all retries of the router: a cluster in which many requests fail must not get several times as many.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@ namespace spl::router {
 
 struct RetryBudgetOptions {
   double per_request = 0.2;  // retries that every new request adds to the budget …
-  double per_second = 10;    // … and every second, so that a quiet router retries, too
-  double most = 1000;        // it starts with as many: one lost worker's requests all move at once
+  double per_second = 10;    // … and every second, so that a quiet router can retry too
+  double most = 1000;        // size of the budget, full at the start: one lost worker's requests all move at once
 };
 
 // A bucket of retries. Thread-safe.

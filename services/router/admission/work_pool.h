@@ -9,7 +9,7 @@
 
 namespace spl::router {
 
-// TryPost from any thread. Stop (explicitly, before destruction) runs what is queued and joins.
+// Any thread may call TryPost. Stop (call it before destruction) runs the queued work and joins.
 class WorkPool {
  public:
   WorkPool(int num_threads, size_t queue_capacity) : queue_(queue_capacity) {
@@ -17,7 +17,7 @@ class WorkPool {
   }
   ~WorkPool() { Stop(); }
 
-  // False when the queue is full: the caller refuses its own caller.
+  // False: the queue is full; refuse the caller.
   [[nodiscard]] bool TryPost(std::function<void()> work) { return queue_.TryPush(std::move(work)); }
 
   void Stop() {

@@ -1,5 +1,5 @@
-// Everything that requests share: the model, the fleet, placement, admission, metrics. The two front doors hand it
-// plain requests; it knows neither HTTP nor the public gRPC API.
+// State shared by all requests: the model, the fleet, placement, admission, metrics. The two front ends pass plain
+// requests; this knows neither HTTP nor the public gRPC API.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -38,58 +38,62 @@ struct DispatchOptions {
   FleetOptions fleet;
   PlacementOptions placement;
   PrefixIndexOptions prefix_index;
-  bool has_store = false;  // the prefill workers keep chunks in a store behind them all
+  bool has_store = false;  // the prefill workers share a chunk store
   AdmissionOptions admission;
   PlannerOptions planner;
   std::chrono::milliseconds plan_interval{15'000};
-  uint32_t max_attempts = 3;    // prefills started before the first token
-  uint32_t max_migrations = 3;  // moves to another decode worker after it
-  // A request is refused when as many workers were lost while it was there: it may be what kills them.
+  uint32_t max_attempts = 3;    // limit of prefills started before the first token
+  uint32_t max_migrations = 3;  // limit of moves to another decode worker after it
+  // A request is refused after this many workers were lost while serving it: it may be the cause.
   uint32_t max_kills = 2;
-  std::chrono::milliseconds fate_timeout{1'000};  // how long it waits to hear whether a worker that broke off is lost
+  // wait for the fleet to say whether a worker whose call broke off is lost
+  std::chrono::milliseconds fate_timeout{1'000};
   RetryBudgetOptions retry_budget;
   CircuitBreakerOptions breaker;
   CacheViewOptions cache_view;
-  // Of a worker whose cache is known, the router's own guess counts only this long: until what was sent there is
+  // For a worker with a known cache, the router's own guess counts only this long: until the prompt sent there has been
   // computed and reported.
   std::chrono::seconds guess_ttl{10};
-  std::chrono::milliseconds retry_backoff{100};  // times the attempt's number, when no other worker is left
-  // How long a request waits, retry_backoff at a time, until a pair of workers can take it: about a restart's time.
+  std::chrono::milliseconds retry_backoff{100};  // times the attempt's number, if no other worker is left
+  // Longest wait of a request, in steps of retry_backoff, until a pair of workers can take it: about the time of a
+  // restart.
   std::chrono::milliseconds worker_wait{5'000};
   std::chrono::milliseconds reserve_timeout{2'000};
   std::chrono::milliseconds release_timeout{5'000};
-  // Until a prefill worker has said that nothing more is written to a ticket that was given up: a slice's time, and
-  // that of the flush.
+  // Longest wait for a prefill worker to confirm that nothing more is written to a ticket that was given up: a slice's
+  // time, and that of the flush.
   std::chrono::milliseconds revoke_timeout{30'000};
-  // Applies when the client gives none, and bounds what it gives.
+  // Applies if the client gives none, and limits the client's.
   std::chrono::milliseconds request_timeout{600'000};
-  // How long a decode worker keeps pages for a prompt that does not come: this, and the time that placement expects it
-  // to take as often as this. A long queue must not cost a request its pages; the worker has an upper bound of its own.
+  // How long a decode worker keeps pages for a prompt that does not arrive: ticket_ttl plus ticket_ttl_per_expected
+  // times the time that placement expects. A long queue must not cost a request its pages. The worker has an upper
+  // limit of its own.
   std::chrono::milliseconds ticket_ttl{60'000};
   double ticket_ttl_per_expected = 4;
 };
 
-// Thread-safe. Must outlive its generations: Drain or CancelAll before destruction, then stop the io_context.
+// Thread-safe. Must outlive its generations: call Drain or CancelAll before destruction, then stop the io_context.
 class Dispatcher {
  public:
   Dispatcher(boost::asio::io_context& io, DispatchOptions options, const ServedModel& model,
              const NamespaceKeys& namespace_keys, Metrics& metrics, const Tracer& tracer);
 
   void Start();
-  // Refuses new requests and waits for the running ones; those left at `deadline` are cancelled. Blocks.
+  // Refuses new requests and waits for the running ones; cancels the rest at `deadline`. Blocks.
   void Drain(std::chrono::steady_clock::time_point deadline);
-  // Cancels what is left and waits until no call to a worker is open: nothing runs on gRPC's threads for us afterwards.
+  // Cancels the remaining requests and waits until no call to a worker is open: gRPC's threads run nothing for us
+  // afterwards.
   void Stop();
 
-  // The request's place in a trace: that of the client's traceparent, or a new one.
+  // Sets the request's place in a trace: that of the client's traceparent, or a new trace.
   void BeginTrace(GenerationRequest& request, std::string_view traceparent, std::string_view tracestate) const;
-  // Counts a request against its caller's limits before anything of it is parsed. ResourceExhausted: see RateLimits.
+  // Counts a request against its caller's limits, before any of it is parsed. ResourceExhausted: see RateLimits.
   absl::StatusOr<RateLimits::Lease> Admit(const Caller& caller);
-  // InvalidArgument: more tokens than are counted or written out for a caller, four contexts.
+  // InvalidArgument: more than four contexts' tokens, the limit for counting and detokenizing.
   absl::Status CheckCounted(size_t num_tokens, const std::string& param) const;
 
-  // Makes a generation, which holds `lease` while it lives; call its Start to run it. Clamps the deadline, draws
-  // request id and seed and begins a trace where unset.
+  // Makes a generation, which holds `lease` while it lives; call its Start to run it. Clamps the deadline; draws
+  // request id and seed and begins a trace if they are unset.
   std::shared_ptr<Generation> Create(GenerationRequest request, std::shared_ptr<GenerationSink> sink,
                                      RateLimits::Lease lease);
 
@@ -107,29 +111,30 @@ class Dispatcher {
   RequestLog& requests() { return requests_; }
   const Placement& placement() const { return placement_; }
   LoadTracker& loads() { return *loads_; }
-  // What each of these workers would not have to compute: of leading chunks and of segments as it says itself, and what
-  // was just sent there; of those that do not say, and of the store, as this router guesses.
+  // Tokens that each of these workers would not have to compute. Combines the worker's own report (leading chunks and
+  // segments) with prompts just sent there; for workers that do not report, and for the store, uses this router's
+  // guess.
   std::vector<PredictedReuse> PredictReuse(const PromptKeys& keys, std::span<const PrefixIndex::Holder> holders);
-  // The prompt was sent there (PrefixIndex::Insert).
+  // Records that the prompt was sent there (PrefixIndex::Insert).
   void NoteSent(const PromptKeys& keys, const PrefixIndex::Holder& holder, uint32_t exact_tokens);
   CircuitBreakers& breakers() { return breakers_; }
   RetryBudget& retry_budget() { return retry_budget_; }
   RouterMetrics& metrics() { return metrics_; }
   const Tracer& tracer() const { return tracer_; }
 
-  // The longest context that is served: the workers' word, else the model folder's.
+  // Longest context that is served: from the workers, otherwise from the model folder.
   uint32_t max_context() const;
-  // A request would be taken: the fleet serves and the router is not draining.
+  // True if a request would be accepted: the fleet serves and the router is not draining.
   bool ready() const { return !admission_.closed() && fleet_->snapshot()->Serves(); }
   size_t num_active() const;
-  // Ends the requests of this id that are under way (clients may name two alike); how many these were.
+  // Cancels the running requests with this id (clients may use one twice) and returns their number.
   size_t Cancel(const std::string& request_id, const absl::Status& reason);
 
  private:
   friend class Generation;
-  // The request's work is over, its result not handed over yet …
+  // The request's work is over, but its result has not been delivered yet …
   void OnFinished(uint64_t id);
-  // … and now it is: Drain need not wait for it any more.
+  // … and now it has: Drain no longer waits for it.
   void OnDelivered(uint64_t id);
   std::vector<std::shared_ptr<Generation>> Active() const;
 

@@ -1,4 +1,4 @@
-// What the prefill workers say that they have cached: the same for every router, whoever sent the prompts.
+// Cache contents as the prefill workers report them: the same for every router, whichever router sent the prompts.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 namespace spl::router {
 
 struct CacheViewOptions {
-  // Of all workers together, about 60 bytes each. A worker that would go beyond is not known from then on, and
-  // placement goes by its own guess for it.
+  // Limit of keys over all workers, about 60 bytes each. A worker that would exceed it is no longer known, and
+  // placement uses its own guess for that worker.
   size_t max_keys = 2'000'000;
 };
 
@@ -27,22 +27,23 @@ class CacheView {
  public:
   CacheView(const CacheViewOptions& options, Metrics& metrics);
 
-  // Where a watch of this life goes on; 0: from a snapshot.
+  // Sequence number from which a watch of this life continues; 0: start with a snapshot.
   uint64_t NextSequence(const std::string& worker_id, uint64_t epoch) const;
-  // A snapshot begins: what was known of the worker is void, and it is not known until the snapshot is whole.
-  // `with_segments`: the worker tells of segments, too.
+  // Starts a snapshot: earlier knowledge of the worker is void, and the worker is unknown until the snapshot is
+  // complete. `with_segments`: the worker also reports segments.
   void BeginSnapshot(const std::string& worker_id, uint64_t epoch, bool with_segments = true);
   // `keys`: 32 bytes each.
   void AddToSnapshot(const std::string& worker_id, uint64_t epoch, std::string_view keys);
   void EndSnapshot(const std::string& worker_id, uint64_t epoch, uint64_t next_sequence);
-  // Events from number `sequence` on. False: there is a gap, or the view holds no snapshot; the watch must start over.
+  // Applies events from number `sequence` on. False: there is a gap, or there is no snapshot; the watch must start
+  // over.
   bool Apply(const std::string& worker_id, uint64_t epoch, uint64_t sequence, bool stored, std::string_view keys);
   void Forget(const std::string& worker_id);
 
-  // For each segment how many of its leading tokens the worker has. False: it is not known.
+  // Returns for each segment how many of its leading tokens the worker has. False: unknown.
   bool CountSegments(const std::string& worker_id, uint64_t epoch, std::span<const SegmentKey> segments,
                      std::vector<uint32_t>* tokens) const;
-  // How many leading keys the worker has. False: it is not known.
+  // Returns how many leading keys the worker has. False: unknown.
   bool CountLeading(const std::string& worker_id, uint64_t epoch, std::span<const chunk::ChunkKey> keys,
                     size_t* count) const;
   size_t size() const;
@@ -50,10 +51,11 @@ class CacheView {
  private:
   struct Cache {
     uint64_t epoch = 0;
-    uint64_t next_sequence = 0;  // 0: no whole snapshot
+    uint64_t next_sequence = 0;  // 0: no complete snapshot
     bool too_large = false;
     bool with_segments = false;
-    std::unordered_set<chunk::ChunkKey, chunk::ChunkKeyHash> keys;  // of both kinds, which never are the same
+    // chunk keys of prefixes and segments, which never coincide
+    std::unordered_set<chunk::ChunkKey, chunk::ChunkKeyHash> keys;
   };
   Cache* FindLocked(const std::string& worker_id, uint64_t epoch);
   const Cache* FindKnownLocked(const std::string& worker_id, uint64_t epoch) const;

@@ -1,4 +1,4 @@
-// Reads Prefill.WatchCache of one worker into the router's view.
+// Reads one worker's Prefill.WatchCache into the router's view.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace spl::router {
 
-// Owns itself until the call is over: when it breaks, when the router stops (CallTracker), or at a gap.
+// Owns itself until the call ends: when it breaks, when the router stops (CallTracker), or at a gap.
 class CacheWatch : public grpc::ClientReadReactor<v1::CacheEvents> {
  public:
   // `on_end` runs once, on a gRPC thread.

@@ -1,11 +1,10 @@
-// Which workers are left alone for a while because calls to them keep failing, although they answer polls.
+// Keeps requests away from workers whose calls keep failing although they answer polls.
 //
-//   closed ── `failures_to_open` failures in a row ──► open ── after `open_time` ──► half open ── probe succeeds ──►
-//   closed
-//                                                       ▲                                │
-//                                                       └──── probe fails: twice as long ┘
+//   closed ── N failures in a row ──► open ── after `open_time` ──► half open ── probe succeeds ──► closed
+//                                      ▲                                │
+//                                      └──── probe fails: twice as long ┘
 //
-// Half open: one request at a time may go there.
+// N is failures_to_open. Half open: one request at a time may go there.
 #pragma once
 
 #include <chrono>
@@ -25,23 +24,24 @@ struct CircuitBreakerOptions {
   std::chrono::milliseconds open_time_max{30'000};
 };
 
-// By worker id. Thread-safe; nothing blocks. Workers that have not failed take no memory.
+// By worker id. Thread-safe; never blocks. Workers that have not failed take no memory.
 class CircuitBreakers {
  public:
   using Clock = std::chrono::steady_clock;
 
   CircuitBreakers(const CircuitBreakerOptions& options, Metrics& metrics);
 
-  // Workers that nothing may be sent to now: those open, and those half open whose probe is under way.
+  // Workers that must get no requests now: open ones, and half-open ones whose probe is running.
   std::set<std::string> Blocked(Clock::time_point now) const;
-  // A request is sent there; a half-open worker then waits for what becomes of it.
+  // Call when a request is sent there; a half-open worker then waits for its outcome.
   void OnSent(const std::string& worker_id, Clock::time_point now);
   void OnSuccess(const std::string& worker_id);
-  // The worker's fault: it broke off, answered nonsense, failed inside. Not: it was full, or the request was wrong.
+  // Call for a fault of the worker: it broke off, answered nonsense, or failed inside. Not if it was full or the
+  // request was wrong.
   void OnFailure(const std::string& worker_id, Clock::time_point now);
-  // The request ended without a word about the worker (its client left, another worker failed).
+  // Call when the request ended without information about the worker (its client left, another worker failed).
   void OnNeither(const std::string& worker_id);
-  // The worker was restarted or is gone: what its last life did counts no more.
+  // Call when the worker was restarted or is gone: failures of its last life no longer count.
   void Forget(const std::string& worker_id);
 
  private:

@@ -45,18 +45,18 @@ constexpr size_t kLostLives = 1024;  // remembered
 template <typename Worker, typename Info>
 struct Slot {
   std::string address;
-  // False: no longer a member. It gets nothing new and is polled on while it answers and has work, so that what runs
-  // there ends well, or is moved when it dies.
+  // False: no longer a member. It gets nothing new, and is polled as long as it answers and has work, so that its
+  // running requests finish, or are moved when it dies.
   bool listed = true;
   std::shared_ptr<Worker> worker;
-  std::shared_ptr<PrefillWorker> local_prefill;  // of a decode worker that prefills, once it has said so
+  std::shared_ptr<PrefillWorker> local_prefill;  // for a decode worker that prefills, once it has reported it
   std::unique_ptr<boost::asio::steady_timer> timer;
   bool alive = false;
   bool suspect = false;            // alive by the last poll, but a call has failed since
   bool silent = false;             // its last poll was not answered in time
-  bool watched = false;            // of a worker that prefills: a watch of its cache is open
-  uint64_t unwatchable_epoch = 0;  // of an older program, which has no such call
-  bool polling = false;            // a poll is on its way; otherwise the timer runs
+  bool watched = false;            // for workers that prefill: a watch of the cache is open
+  uint64_t unwatchable_epoch = 0;  // epoch of an older program, which lacks the call
+  bool polling = false;            // a poll is running; otherwise the timer runs
   Clock::time_point answered;      // when the last poll that it answered was sent
   int unanswered = 0;              // polls in a row while not alive
   ClockEstimate clock;
@@ -75,10 +75,10 @@ struct Connection {
   PeerLink link;
 };
 
-// A member that has not answered so many polls (two seconds by default) is worth a line: it may be starting until then.
+// A member that has not answered this many polls (two seconds by default) is logged; before that it may be starting.
 constexpr int kPollsBeforeWarning = 10;
 
-// Of a worker that says something else: nothing.
+// Empty if global_heads does not fit num_kv_heads.
 std::vector<std::string> HeadMapOf(const v1::ModelIdentity& model) {
   const std::string& heads = model.global_heads();
   std::vector<std::string> map;
@@ -262,7 +262,7 @@ class PollingFleet final : public Fleet {
     });
   }
 
-  // What `worker`, a prefill worker or what a decode worker prefills, says that it has cached.
+  // Watches the cache of `worker`, a prefill worker or the local prefill of a decode worker.
   template <typename S>
   void WatchCache(const std::shared_ptr<S>& slot, const std::shared_ptr<PrefillWorker>& worker,
                   const std::string& worker_id) {
@@ -337,7 +337,7 @@ class PollingFleet final : public Fleet {
     silence_.Observe(silence_s);
     ForgetLife(slot);
     ForgetCaches(slot.info);
-    // One that was about to end was not killed by anybody's request.
+    // A worker that was about to end was not killed by a request.
     if (!slot.info.draining()) {
       std::lock_guard lock(lives_mutex_);
       lost_.emplace_back(slot.info.worker_id(), slot.info.epoch());
@@ -613,7 +613,7 @@ class PollingFleet final : public Fleet {
   std::shared_ptr<membership::Discovery> discovery_;
   using Life = std::pair<std::string, uint64_t>;  // worker_id, epoch
   mutable std::mutex lives_mutex_;                // guards the two below
-  std::map<Life, Clock::time_point> answered_;    // of those alive: when the last answered poll was sent
+  std::map<Life, Clock::time_point> answered_;    // for living workers: when the last answered poll was sent
   std::deque<Life> lost_;
   // All below: strand_ only.
   std::vector<std::shared_ptr<PrefillSlot>> prefill_;

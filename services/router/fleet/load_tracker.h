@@ -1,5 +1,5 @@
-// What this router has sent to each worker and not yet seen finished. Between two polls it is the only truth: a request
-// that was routed and has not arrived yet is load.
+// Load that this router has sent to each worker and not yet seen finished. Between two polls it is the only truth: a
+// request that was routed and has not arrived yet is load.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct WorkerLoad {
 // Thread-safe.
 class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
  public:
-  // Counts while it lives; movable, releases once.
+  // Counts while it lives. Movable; releases once.
   class Hold {
    public:
     Hold() = default;
@@ -40,7 +40,7 @@ class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
 
  private:
   mutable std::mutex mutex_;  // guards loads_
-  // Looked up several times for each worker of the fleet in every decision.
+  // Looked up several times per worker in every placement decision.
   absl::flat_hash_map<std::string, WorkerLoad> loads_;
 };
 

@@ -140,7 +140,7 @@ std::vector<PredictedReuse> PrefixIndex::Predict(const PromptKeys& keys, std::sp
     for (size_t i = 0; i < holders.size(); ++i) {
       const bool is_known = !known.empty() && known[i].segments.has_value();
       const uint32_t own = is_known ? (*known[i].segments)[s] : held[i] != 0 ? segment.end - segment.begin : 0;
-      // Of a segment that is fetched what is here already is not.
+      // If the worker fetches a segment, the part that it has already is not fetched.
       const uint32_t own_end = segment.begin + own, end = stored && holders[i].reads_store ? segment.end : own_end;
       const uint32_t begin = std::max(segment.begin, reuse[i].prefix_tokens);
       if (end <= begin) continue;

@@ -1,4 +1,4 @@
-// What the router knows about its workers at one moment. Immutable once published: readers hold a shared_ptr and never
+// The router's knowledge of its workers at one moment. Immutable once published: readers hold a shared_ptr and never
 // lock.
 #pragma once
 
@@ -18,13 +18,13 @@ namespace spl::router {
 class PrefillWorker;
 class DecodeWorker;
 
-// A KV connection that a prefill worker has to one life of a decode worker.
+// A KV connection from a prefill worker to one life of a decode worker.
 struct PeerLink {
   uint64_t decode_epoch = 0;
   std::string transport;
   double bytes_per_s = 0;
-  double write_s = 0;   // what one write more costs
-  v1::KvWriter writer;  // for reservations, as it was told
+  double write_s = 0;   // cost of each additional write
+  v1::KvWriter writer;  // for reservations, as the prefill worker reported it
 };
 
 struct PrefillView {
@@ -34,12 +34,12 @@ struct PrefillView {
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
   double tokens_per_s = 0;
-  uint64_t max_prompt_tokens = 0;  // 0: not told
+  uint64_t max_prompt_tokens = 0;  // 0: unknown
   bool draining = false;
-  std::optional<ClockOffset> clock;       // of its clock from ours
+  std::optional<ClockOffset> clock;       // its clock relative to ours
   std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only
-  bool reads_store = true;                // what is in the chunk store need not be computed
-  // Of a decode worker that prefills short prompts itself (FleetSnapshot::local); its one peer is that worker.
+  bool reads_store = true;                // chunks in the store need not be computed
+  // Set for a decode worker that prefills short prompts itself (FleetSnapshot::local); that worker is its only peer.
   struct Local {
     std::string decode_id;
     uint32_t max_new_tokens = 0;
@@ -47,7 +47,7 @@ struct PrefillView {
   };
   std::optional<Local> local;
 
-  // The worker that calls go to, and that is lost when they break.
+  // The worker that receives the calls, and that is lost when they break.
   const std::string& process_id() const { return local.has_value() ? local->decode_id : worker_id; }
 };
 
@@ -62,11 +62,11 @@ struct DecodeView {
   uint64_t free_pages = 0;
   uint64_t total_pages = 0;
   double step_seconds = 0;
-  uint64_t max_sequence_tokens = 0;  // 0: not told
-  uint64_t kv_bytes_per_token = 0;   // 0: not told
+  uint64_t max_sequence_tokens = 0;  // 0: unknown
+  uint64_t kv_bytes_per_token = 0;   // 0: unknown
   bool draining = false;
-  bool replays = false;              // it takes up an answer by its tokens (ReserveRequest.replay_token_ids)
-  std::optional<ClockOffset> clock;  // of its clock from ours
+  bool replays = false;              // it can continue an answer from its tokens (ReserveRequest.replay_token_ids)
+  std::optional<ClockOffset> clock;  // its clock relative to ours
 };
 
 struct FleetModel {
@@ -76,27 +76,27 @@ struct FleetModel {
   std::string layout_digest;
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
-  std::string default_reuse;  // what the policy "auto" means for prompts with segments
-  // By layer, a letter for each KV head: 'g' keeps everything while decoding, 'l' a window. Empty: no head classes.
+  std::string default_reuse;  // meaning of the policy "auto" for prompts with segments
+  // Per layer, one letter per KV head: 'g' keeps everything while decoding, 'l' keeps a window. Empty: no head classes.
   std::vector<std::string> head_map;
 };
 
-// Only workers that answer and agree on the model are listed.
+// Lists only workers that answer and agree on the model.
 struct FleetSnapshot {
   FleetModel model;
   std::vector<PrefillView> prefill;
   std::vector<DecodeView> decode;
-  // Decode workers as places for short prompts. Counted behind `prefill`: place i is prefill[i], or local[i - size].
+  // Decode workers as places for short prompts, numbered after `prefill`: place i is prefill[i], or local[i - size].
   std::vector<PrefillView> local;
 
   size_t num_places() const { return prefill.size() + local.size(); }
   const PrefillView& place(size_t i) const { return i < prefill.size() ? prefill[i] : local[i - prefill.size()]; }
-  bool had_pair = false;  // this snapshot or one before it
+  bool had_pair = false;  // true of this snapshot or an earlier one
 
-  // At least one prefill worker is connected to a decode worker, and neither is draining.
+  // True if a prefill worker is connected to a decode worker, and neither is draining.
   bool HasUsablePair() const;
-  // A request would be taken: there is such a pair. Or there was one and now a decode worker prefills short prompts
-  // itself, which is better than to serve none; before there was one, the others are about to come.
+  // True if a request would be accepted: there is such a pair; or there was one, and now a decode worker prefills short
+  // prompts itself, which is better than serving none. Before there was a pair, the other workers are about to come.
   bool Serves() const;
 };
 

@@ -21,15 +21,18 @@
 
 namespace spl::router {
 
-// One HTTP/2 connection per worker for all requests; reconnects within a second. `tls` as MakePeerChannel takes it.
+// Makes the one HTTP/2 connection to a worker, for all requests; it reconnects within a second. `tls` as for
+// MakePeerChannel.
 std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, const PeerTls* tls);
 
-// The calls that are open, so that a stopping router can end them all before what they report to is gone. Thread-safe.
+// The open calls, so that a stopping router can end them all before the objects that they report to are gone.
+// Thread-safe.
 class CallTracker {
  public:
   void Add(grpc::ClientContext* context);
-  void Remove(grpc::ClientContext* context);  // after the call's last callback
-  // Cancels what is open and waits until nothing is; calls added later are cancelled at once. False after `timeout`.
+  void Remove(grpc::ClientContext* context);  // call it after the call's last callback
+  // Cancels all open calls and waits for their end; calls added later are cancelled at once. False: `timeout` passed
+  // first.
   bool CancelAllAndWait(std::chrono::milliseconds timeout);
 
  private:
@@ -64,7 +67,7 @@ class DecodeWorker : public Worker<v1::Decode> {
   using Worker::Worker;
 };
 
-// Everything a unary call needs until it is over; kept alive by the completion callback. `done` runs on a gRPC thread.
+// The data of a unary call, kept alive by the completion callback until the call is over. `done` runs on a gRPC thread.
 template <typename Request, typename Response>
 struct UnaryCall {
   using Deadline = std::chrono::steady_clock::time_point;
@@ -73,7 +76,7 @@ struct UnaryCall {
   Request request;
   Response response;
 
-  // The method of the stub that takes a callback (the other overload takes a reactor).
+  // The overload of the stub's method that takes a callback (the other one takes a reactor).
   template <typename Async>
   using Method = void (Async::*)(grpc::ClientContext*, const Request*, Response*, std::function<void(grpc::Status)>);
 
@@ -92,11 +95,12 @@ struct UnaryCall {
   void Cancel() { context.TryCancel(); }
 };
 
-// Reads Decode.Stream one chunk at a time: the next one is fetched only when ReadNext is called, so that a slow client
-// holds back the decode worker and not the router's memory. Owns itself until the call is over. Any thread.
+// Reads Decode.Stream one chunk at a time. The next chunk is fetched only when ReadNext is called: a slow client holds
+// back the decode worker instead of filling the router's memory. Owns itself until the call is over. Any thread may
+// call.
 class TokenStream : public grpc::ClientReadReactor<v1::StreamChunk> {
  public:
-  // Both run on gRPC threads, one at a time; on_done runs exactly once, last.
+  // Both run on gRPC threads, one at a time. on_done runs exactly once, last.
   struct Callbacks {
     std::function<void(v1::StreamChunk)> on_chunk;
     std::function<void(absl::Status)> on_done;

@@ -108,7 +108,7 @@ class PublishReactor final : public grpc::ServerWriteReactor<v1::PublishKnowledg
     progress.set_tokens_done(p.tokens_done);
     progress.set_tokens(p.tokens);
     std::lock_guard lock(mutex_);
-    // What a slow reader has not been sent yet is out of date.
+    // Messages that a slow reader has not got yet are out of date.
     while (pending_.size() > 1) pending_.pop_back();
     pending_.push_back(std::move(response));
     AdvanceLocked();

@@ -1,4 +1,4 @@
-// spl.v1.Admin: the admin API by gRPC.
+// spl.v1.Admin: the admin API over gRPC.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace spl::router {
 
-// gRPC's threads only authenticate and enqueue; see AdminApi for the pools. Borrows everything it is given.
+// gRPC's threads only authenticate and enqueue; see AdminApi for the pools. Borrows all arguments.
 class AdminService final : public v1::Admin::CallbackService {
  public:
   // `loopback`: the server listens on this machine only (CheckAdmin).
@@ -54,7 +54,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                             v1::DeleteTenantNamespaceResponse* response) override;
 
  private:
-  // What a call is in the audit log; without a name it changes nothing and is not written there.
+  // Description of a call for the audit log. A call without a name changes nothing and is not logged.
   struct Audited {
     const char* call = "";
     std::string target = {};

@@ -10,13 +10,13 @@
 
 namespace spl::router {
 
-// Owns itself until gRPC is done with it. Thread-safe: output comes from the generation's strand, completions and
+// Owns itself until gRPC has finished the call. Thread-safe: output comes from the generation's strand, completions and
 // cancellation from gRPC's threads.
 class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateResponse>, public GenerationSink {
  public:
   static std::shared_ptr<GenerateReactor> Create(grpc::CallbackServerContext* context);
 
-  // Cancels the generation if the call has ended already. Once.
+  // Cancels the generation if the call has already ended. Call once.
   void Attach(const std::shared_ptr<Generation>& generation);
 
   // GenerationSink
@@ -37,7 +37,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
   std::shared_ptr<GenerateReactor> self_;
   std::mutex mutex_;  // guards all below
   std::weak_ptr<Generation> generation_;
-  std::deque<v1::GenerateResponse> pending_;  // the front one is being written when writing_
+  std::deque<v1::GenerateResponse> pending_;  // the front one is being written if writing_
   bool writing_ = false;
   bool paused_ = false;
   bool cancelled_ = false;

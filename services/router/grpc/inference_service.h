@@ -12,7 +12,7 @@
 
 namespace spl::router {
 
-// Callback service: gRPC's threads only enqueue. Borrows everything it is given.
+// A callback service: gRPC's threads only enqueue. Borrows all arguments.
 class InferenceService final : public v1::Inference::CallbackService {
  public:
   InferenceService(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool)
@@ -26,7 +26,7 @@ class InferenceService final : public v1::Inference::CallbackService {
                                        v1::ListModelsResponse* response) override;
 
  private:
-  // Calls `done` once; `request` and `response` live until then.
+  // Calls `done` once; `request` and `response` must live until then.
   void Count(const Caller& caller, const v1::CountTokensRequest& request, v1::CountTokensResponse* response,
              std::function<void(const absl::Status&)> done) const;
   absl::Status CountResolved(const v1::CountTokensRequest& request, const Prompt& prompt,

@@ -26,16 +26,16 @@ namespace spl::router {
 
 inline constexpr char kAdminPrefix[] = "/admin/v1/";
 
-// Handle may be called from any thread and returns at once: everything else happens on the two pools, whose threads may
-// wait for the stores (`calls`) and for the workers (`publishes`). Borrows everything it is given.
+// Any thread may call Handle, which returns at once. The work runs on the two pools, whose threads may wait for the
+// stores (`calls`) and for the workers (`publishes`). Borrows all arguments.
 class AdminApi {
  public:
   // `loopback`: the server listens on this machine only (CheckAdmin).
   AdminApi(KnowledgeBases& bases, const ApiKeys& keys, bool loopback, WorkPool& calls, WorkPool& publishes);
 
-  // Looks at a request's header: the answer to one that may not be made (HttpGate). Writes the audit log of those.
+  // Checks a request's header (HttpGate): returns the answer to a forbidden request and writes it to the audit log.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
-  // Of a request that was not refused, and of a path that begins with kAdminPrefix.
+  // Handles a request that Refuse let pass and whose path begins with kAdminPrefix.
   void Handle(std::shared_ptr<HttpExchange> exchange);
 
  private:
@@ -43,17 +43,17 @@ class AdminApi {
   struct Call {
     ExchangePtr exchange;
     Caller caller;
-    std::vector<std::string> names;            // what stands for the {…} of the route, decoded
+    std::vector<std::string> names;            // values of the route's {…}, decoded
     std::map<std::string, std::string> query;  // decoded
-    std::string target;                        // what it is about, for the audit log
+    std::string target;                        // object of the call, for the audit log
   };
   using Answer = absl::StatusOr<OrderedJson>;
   struct Route {
     std::string method;
     std::vector<std::string> path;     // "{}" takes any name
     std::function<Answer(Call&)> run;  // null: publish
-    std::vector<std::string> query;    // parameters it takes
-    const char* audit = "";            // what the audit log calls it; empty: it changes nothing
+    std::vector<std::string> query;    // accepted parameters
+    const char* audit = "";            // its name in the audit log; empty: it changes nothing
   };
 
   const Route* Find(const std::string& method, const std::vector<std::string>& path, std::vector<std::string>* names,

@@ -1,4 +1,4 @@
-// Bodies of the admin API: JSON ↔ plain structs. Pure.
+// Bodies of the admin API: JSON ↔ plain structs. Pure functions.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ struct PublishBody {
   PublishInput input;
   bool stream = false;
 };
-// All InvalidArgument with the field as param; an unknown member is refused.
+// All return InvalidArgument with the field as param; unknown members are refused.
 absl::StatusOr<PublishBody> ParsePublishBody(std::string_view body);
 absl::StatusOr<uint64_t> ParseSwapBody(std::string_view body);  // {"version": N}
 absl::StatusOr<CallerNamespace> ParseCreateNamespaceBody(std::string_view body);
 absl::StatusOr<CallerNamespaceChange> ParseUpdateNamespaceBody(std::string_view body);
-// "12" → 12; `field` names it.
+// "12" → 12. `field` names it in errors.
 absl::StatusOr<uint64_t> ParseVersionNumber(const std::string& text, const std::string& field);
 
 OrderedJson VersionJson(const KbVersion& version, bool current);

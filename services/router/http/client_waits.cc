@@ -98,7 +98,7 @@ void ClientWaits::HoldLocked(Entry& entry, size_t bytes) {
   peak_bytes_ = std::max(peak_bytes_, held_bytes_);
 }
 
-// What was evicted holds nothing any more, so that less may be left than its owner knows of.
+// An evicted connection holds nothing any more, so less may be left than its owner knows.
 void ClientWaits::DropLocked(Entry& entry, size_t bytes) {
   const size_t dropped = std::min(bytes, entry.bytes);
   entry.bytes -= dropped;

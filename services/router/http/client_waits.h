@@ -1,5 +1,5 @@
-// Which connections wait for their clients, since when, and what they hold in memory meanwhile. Decides who has to go
-// when there is no room: the one whose client has kept us waiting longest.
+// Tracks which connections wait for their clients, since when, and how much memory they hold. If there is no room,
+// evicts the one whose client has kept the server waiting longest.
 #pragma once
 
 #include <chrono>
@@ -10,23 +10,23 @@
 
 namespace spl::router {
 
-// One table for a server. Thread-safe. Cost of a call: constant; when there is no room, the connections in front of the
-// one that goes.
+// One table per server. Thread-safe. Cost: constant per call; with no room, also the connections before the evicted
+// one.
 //
-// A client that works as it should sends its request and reads its answer in far less than `min_age`, so only those
-// that have kept the server waiting that long are evicted. When everybody is younger the newcomer is refused instead.
+// A well-behaved client sends its request and reads its answer in far less than `min_age`, so only connections that
+// have waited at least that long are evicted. If all are younger, the newcomer is refused.
 class ClientWaits {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Wait {
-    kNone,     // for the server itself: never evicted
-    kIdle,     // for the next request
-    kRequest,  // for the rest of a request, or of a handshake
-    kAnswer,   // for the client to read
+    kNone,     // waits for the server itself: never evicted
+    kIdle,     // waits for the next request
+    kRequest,  // waits for the rest of a request, or of a handshake
+    kAnswer,   // waits for the client to read
   };
-  // Why a connection has to go.
+  // Why a connection must go.
   enum class Need { kBytes, kConnection };
-  // Runs on the thread that needed the room, outside the lock; must only post.
+  // Runs on the thread that needs the room, outside the lock; must only post.
   using Evict = std::function<void(Need)>;
 
  private:
@@ -39,7 +39,7 @@ class ClientWaits {
   using Entries = std::list<Entry>;
 
  public:
-  // A connection's place in the table; gives back what it holds when it goes.
+  // A connection's entry in the table; releases its memory when destroyed.
   class Client {
    public:
     Client(std::shared_ptr<ClientWaits> table, Evict evict);
@@ -48,9 +48,9 @@ class ClientWaits {
     Client& operator=(const Client&) = delete;
 
     void WaitFor(Wait wait);
-    // False: there is no room for so many more bytes, and nobody could be evicted for them.
+    // Counts `bytes`. False: there is no room for them, and no connection could be evicted.
     [[nodiscard]] bool Hold(size_t bytes);
-    // The same without asking: for what is bounded in another way. Counts all the same.
+    // Counts `bytes` without asking, for memory that is limited in another way.
     void HoldAnyway(size_t bytes);
     void Drop(size_t bytes);
     void DropAll();
@@ -62,11 +62,11 @@ class ClientWaits {
 
   ClientWaits(size_t max_bytes, Clock::duration min_age) : max_bytes_(max_bytes), min_age_(min_age) {}
 
-  // Evicts one connection that is idle, else one whose request is not complete. False: nobody has waited long enough.
+  // Evicts one idle connection, or else one whose request is incomplete. False: none has waited long enough.
   bool EvictConnection();
 
   size_t held_bytes() const;
-  // The most that was held since the last call.
+  // The peak of held bytes since the last call.
   size_t TakePeakBytes();
 
  private:
@@ -76,7 +76,7 @@ class ClientWaits {
   const size_t max_bytes_;
   const Clock::duration min_age_;
   mutable std::mutex mutex_;  // guards all below
-  Entries entries_;           // those that wait, in the order in which they began to; the others anywhere
+  Entries entries_;           // waiting connections in the order in which they began to wait; others in any place
   size_t held_bytes_ = 0;     // sum of entries_
   size_t peak_bytes_ = 0;
 };

@@ -47,7 +47,7 @@ OrderedJson ClockJson(const std::optional<ClockOffset>& clock) {
   return {{"offset_seconds", clock->seconds}, {"bound_seconds", clock->bound_s}};
 }
 
-// "a/b/cancel" behind `prefix` → "a/b", or nothing.
+// "a/b/cancel" after `prefix` → "a/b", or nothing.
 std::string_view NameBetween(std::string_view path, std::string_view prefix, std::string_view suffix) {
   if (path.size() <= prefix.size() + suffix.size() || !path.starts_with(prefix) || !path.ends_with(suffix)) return {};
   return path.substr(prefix.size(), path.size() - prefix.size() - suffix.size());

@@ -1,6 +1,6 @@
-// The routes of operators: what the cluster does, and a few switches. They show requests of all callers (never their
-// text), so with API keys they take the key of an operator only, and without keys they are served on loopback alone.
-// Requests that a web page of another origin makes are refused (http/browser_guard.h).
+// The routes of operators: the state of the cluster, and a few switches. They show requests of all callers (never their
+// text). With API keys they require an operator's key; without keys they are served on loopback only. Requests made by
+// a web page of another origin are refused (http/browser_guard.h).
 //
 //   GET  /control/v1/status                     the router, the model, the two pools
 //   GET  /control/v1/workers                    every worker with its load and its KV connections
@@ -25,16 +25,16 @@
 
 namespace spl::router {
 
-// Thread-safe; nothing blocks. Borrows what it is given.
+// Thread-safe; never blocks. Borrows all arguments.
 class ControlApi {
  public:
   // `loopback`: the server listens on this machine only.
   ControlApi(Dispatcher& core, const ApiKeys& keys, bool loopback);
 
   static bool Serves(const std::string& path);
-  // Looks at a request's header: the answer to one that may not be made (HttpGate). Writes the audit log of those.
+  // Checks a request's header (HttpGate): returns the answer to a forbidden request and writes it to the audit log.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
-  // Of a request that was not refused.
+  // Handles a request that Refuse let pass.
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
  private:

@@ -22,9 +22,9 @@ constexpr size_t kReadChunk = 8 << 10;
 constexpr size_t kMaxPiece = 16 << 10;
 // Bytes of a chunked body in all, for each byte of content and besides: a chunk of one byte takes six.
 constexpr size_t kFramingPerByte = 8, kFramingBesides = 64 << 10;
-// Of a body or an answer, what is not worth to be refused: it is bounded by the number of connections.
+// Bytes of a body or an answer that are never refused: the number of connections limits them.
 constexpr size_t kSmall = 16 << 10;
-// What a client that was refused may still send before the connection is cut: closing with unread bytes resets the
+// Bytes that a refused client may still send before the connection is cut: closing with unread bytes resets the
 // connection and can destroy the response on its way.
 constexpr size_t kMaxLingerBytes = 64 << 20;
 constexpr std::chrono::milliseconds kLingerTimeout{2'000};
@@ -92,7 +92,7 @@ size_t CountedBytes(size_t body_bytes) { return body_bytes - std::min(body_bytes
 
 }  // namespace
 
-// The handler's view of a response. Its own mutex guards what handler threads and the strand share.
+// The handler's view of a response. Its own mutex guards the state that handler threads and the strand share.
 class HttpConnection::Exchange final : public HttpExchange, public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(std::shared_ptr<HttpConnection> connection, HttpRequest request, ResponseForm form)
@@ -322,7 +322,7 @@ void HttpConnection::OnHandshake(const ErrorCode& error) {
   DoClose();
 }
 
-// The stream is still plain text, and so is the answer; to what may be a request only.
+// Answers in plain text, since the stream is still plain; only to bytes that may be a request.
 void HttpConnection::RefusePlainText(char first) {
   const bool request = first >= 'A' && first <= 'Z';
   core_->OnHandshake(request ? HandshakeResult::kPlainText : HandshakeResult::kFailed);
@@ -341,7 +341,7 @@ void HttpConnection::BeIdle() {
 
 // ---- reading
 
-// Between requests, and while a response is under way.
+// Reads between requests, and while a response is being sent.
 void HttpConnection::Watch() {
   if (watching_ || state_ == State::kClosed) return;
   watching_ = true;
@@ -464,7 +464,7 @@ void HttpConnection::OnReadError(const ErrorCode& error) {
   Reject(400, "the request is not valid HTTP: " + error.message());
 }
 
-// Answers outside of any exchange and closes: what follows in the input cannot be trusted, or is not wanted.
+// Answers outside any exchange and closes: the rest of the input cannot be trusted, or is not wanted.
 void HttpConnection::Reject(int status, const std::string& message) {
   Answer({.status = status, .body = core_->error_body(status, message)}, false);
 }
@@ -570,7 +570,7 @@ void HttpConnection::ArmWriteTimer() {
 
 void HttpConnection::CloseIdle() { stream_.is_tls() ? Linger() : DoClose(); }
 
-// Sends the end of the response and reads what the client still sends, a bounded while, before the socket is closed.
+// Sends the end of the response and reads the client's remaining bytes for a limited time before the socket is closed.
 void HttpConnection::Linger() {
   state_ = State::kLingering;
   ArmReadTimer(kLingerTimeout);

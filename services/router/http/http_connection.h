@@ -33,7 +33,7 @@ struct HttpServerCore {
   std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
   std::mutex mutex;                   // guards num_responding
   std::condition_variable responded;
-  size_t num_responding = 0;  // requests read whose response has not been sent whole
+  size_t num_responding = 0;  // requests that were read and whose response is not completely sent
 
   void AddResponding(int change) {
     std::lock_guard lock(mutex);
@@ -47,29 +47,29 @@ struct HttpServerCore {
 
 struct ResponseForm {
   bool keep_alive = false;
-  bool chunked = false;  // a body of unknown length comes in chunks; else the connection's end is its end
-  bool head = false;     // no body follows
+  bool chunked = false;  // a body of unknown length comes in chunks; otherwise the connection's end is its end
+  bool head = false;     // true: no body follows
 };
 
-// All state is touched on the socket's strand only, but for what the exchange shares (see Exchange). Keeps itself alive
-// while an operation is pending.
+// All state is touched on the socket's strand only, except the state that the exchange shares (see Exchange). Keeps
+// itself alive while an operation is pending.
 //
-// While a response is under way one read stays pending: that is how a client that leaves is noticed at once. What it
-// reads (a pipelined request) is kept for later.
+// While a response is being sent, one read stays pending: it notices a client that leaves at once. The bytes that it
+// reads (a pipelined request) are kept for later.
 //
-// With TLS a connection waits for the client's first byte, which tells a handshake from a request in plain text, then
-// for the handshake; handshake_timeout bounds both. An end that we choose is announced (close_notify).
+// With TLS a connection waits for the client's first byte, which distinguishes a handshake from a plain-text request,
+// then for the handshake; handshake_timeout limits both. Ends that the server chooses are announced (close_notify).
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
   HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpServerCore> core);
   ~HttpConnection();
 
   void Start();
-  // The server has no room: 503, then close; with TLS no handshake is spent on it.
+  // Answers 503 for lack of room, then closes; with TLS no handshake is spent on it.
   void Refuse();
   void Close();                        // posts
   void Evict(ClientWaits::Need need);  // posts
-  void CloseIfIdle();                  // posts; with the core draining
+  void CloseIfIdle();                  // posts; used while the core drains
 
  private:
   class Exchange;
@@ -101,7 +101,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Watch();
   void OnWatched(const ErrorCode& error, size_t num_bytes);
 
-  // From the exchange, on the strand.
+  // Called by the exchange, on the strand.
   void Send(std::string bytes, bool last);
   void WriteNext();
   void OnWritten(const ErrorCode& error);
@@ -121,14 +121,14 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   const std::shared_ptr<HttpServerCore> core_;
   boost::asio::steady_timer read_timer_;
   boost::asio::steady_timer write_timer_;
-  boost::beast::flat_buffer buffer_;             // bounded: all that the parser wants in one piece must fit
+  boost::beast::flat_buffer buffer_;             // bounded: everything that the parser wants in one piece must fit
   std::unique_ptr<ClientWaits::Client> client_;  // set by Start and Refuse
-  size_t wire_bytes_ = 0;                        // of the body that is read: all bytes, framing included
-  size_t held_body_bytes_ = 0;                   // of the body that is read: what is counted
+  size_t wire_bytes_ = 0;                        // bytes of the body being read, framing included
+  size_t held_body_bytes_ = 0;                   // counted bytes of the body being read
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   std::shared_ptr<Exchange> exchange_;
   State state_ = State::kIdle;
-  bool evicted_ = false;  // while the rest of a request is awaited: it gets 503
+  bool evicted_ = false;  // while waiting for the rest of a request, which gets 503
   bool head_ = false;     // the request is HEAD
   bool keep_alive_ = true;
   bool chunked_ = true;    // false for HTTP/1.0: the end of the connection ends the stream
@@ -136,7 +136,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool writing_ = false;
   bool last_queued_ = false;  // the response is complete once the queue is empty
   bool close_after_response_ = false;
-  std::string queued_;  // to be written next; bounded by the exchange's back-pressure
+  std::string queued_;  // to be written next; limited by the exchange's back-pressure
   std::string in_flight_;
   size_t lingered_bytes_ = 0;
 };

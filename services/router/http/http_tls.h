@@ -1,4 +1,4 @@
-// The certificate of the HTTP API, which may be replaced while it serves.
+// The certificate of the HTTP API; it may be replaced while serving.
 #pragma once
 
 #include <memory>
@@ -14,15 +14,15 @@ namespace spl::router {
 // Thread-safe.
 class HttpTls {
  public:
-  // InvalidArgument as of ReadCertificateFiles and MakeHttpsServerContext.
+  // InvalidArgument as ReadCertificateFiles and MakeHttpsServerContext.
   static absl::StatusOr<std::shared_ptr<HttpTls>> Load(const CertificateFiles& files);
 
-  // What a new connection is made with.
+  // The TLS context for new connections.
   std::shared_ptr<TlsContext> context() const;
   std::chrono::system_clock::time_point valid_until() const;
 
-  // Reads the files again; true when they hold another certificate that is used from now on. An error, told once for
-  // every new reason, leaves the certificate as it was. Reads two small files; one caller at a time.
+  // Reads the files again. True: they hold another certificate, which is used from now on. An error, returned once per
+  // new reason, leaves the certificate as it was. Cost: reads two small files. One caller at a time.
   absl::StatusOr<bool> ReloadIfChanged();
 
  private:
@@ -30,7 +30,7 @@ class HttpTls {
       : files_(std::move(files)), certificate_(std::move(certificate)), context_(std::move(context)) {}
 
   const CertificateFiles files_;
-  std::string refused_;  // the last error; of ReloadIfChanged alone
+  std::string refused_;  // the last error; used by ReloadIfChanged only
   mutable std::mutex mutex_;
   Certificate certificate_;              // guarded by mutex_
   std::shared_ptr<TlsContext> context_;  // guarded by mutex_

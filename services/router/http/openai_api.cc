@@ -119,7 +119,7 @@ const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
   return request.path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
 }
 
-// Nobody has a body read without a key: what needs none has none.
+// No body is read without a key: routes that need no key have no body.
 std::optional<HttpResponse> OpenAiApi::Refuse(const HttpRequest& header) const {
   const Route* const route = FindRoute(header);
   const bool authenticated = route != nullptr && route->authenticated && header.method == route->method;

@@ -17,15 +17,15 @@
 
 namespace spl::router {
 
-// Handle may be called from any thread and returns at once: requests with a body are worked on by the pool, after they
-// have been counted against their caller's limits. Borrows everything it is given.
+// Any thread may call Handle, which returns at once. The pool works on requests with a body, after they have been
+// counted against their caller's limits. Borrows all arguments.
 class OpenAiApi {
  public:
   // `pool` parses and tokenizes, `probes` renders the metrics.
   OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
             Metrics& metrics);
 
-  // Looks at a request's header: the answer to one without a valid key (HttpGate).
+  // Checks a request's header (HttpGate): returns the answer to a request without a valid key.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
   void Handle(std::shared_ptr<HttpExchange> exchange);
   static std::string ErrorBodyFor(int status, const std::string& message);
@@ -37,13 +37,13 @@ class OpenAiApi {
   enum class Place {
     kHere,
     kPool,    // reads a body; counts against the caller's limits
-    kProbes,  // takes long, and must not wait for requests
+    kProbes,  // slow, but must not wait for requests
   };
   struct Route {
     const char* method;
     bool authenticated;
     Place place;
-    Handler handler;  // the lease is null but for kPool
+    Handler handler;  // the lease is null except for kPool
   };
 
   const Route* FindRoute(const HttpRequest& request) const;

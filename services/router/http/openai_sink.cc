@@ -6,7 +6,7 @@ namespace spl::router {
 
 namespace {
 
-constexpr size_t kLogprobBytes = 96;  // of one alternative as JSON
+constexpr size_t kLogprobBytes = 96;  // JSON bytes of one alternative
 
 }  // namespace
 
@@ -55,7 +55,7 @@ void StreamSink::OnError(const absl::Status& status) {
 }
 
 bool WholeSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
-  if (collected_bytes_ > kMaxWholeBytes) return true;  // given up: what still comes is dropped
+  if (collected_bytes_ > kMaxWholeBytes) return true;  // given up: further output is dropped
   formatter_.Add(deltas);
   for (const Delta& delta : deltas) {
     collected_bytes_ += delta.text.size();

@@ -11,18 +11,19 @@
 
 namespace spl::router {
 
-// The API's error object for `status`, the right HTTP status, Retry-After where known.
+// The API's error object for `status`, with the matching HTTP status, and Retry-After if known.
 HttpResponse ErrorResponse(const absl::Status& status, const std::string& request_id = "",
                            const RateLimits::Headers& headers = {});
-// Answers that on the exchange.
+// Sends ErrorResponse on the exchange.
 void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
                   const RateLimits::Headers& headers = {});
 void RespondJson(HttpExchange& exchange, const OrderedJson& json);
 
-// What the response says of the caller's limits at its start.
+// Returns the caller's rate-limit headers at the start of the response.
 using HeaderFn = std::function<RateLimits::Headers()>;
 
-// One event per output; the response starts with the first one, so that failures before it get their own HTTP status.
+// Sends one event per output. The response starts with the first one, so that earlier failures get their own HTTP
+// status.
 class StreamSink final : public GenerationSink {
  public:
   StreamSink(std::shared_ptr<HttpExchange> exchange, OpenAiFormatter formatter, std::string request_id,
@@ -43,8 +44,8 @@ class StreamSink final : public GenerationSink {
   bool started_ = false;
 };
 
-// The whole answer at the end. One that takes more memory than kMaxWholeBytes until then is given up: `give_up` ends
-// the generation with the reason.
+// Sends the whole answer at the end. If it takes more memory than kMaxWholeBytes, `give_up` ends the generation with
+// the reason.
 class WholeSink final : public GenerationSink {
  public:
   static constexpr size_t kMaxWholeBytes = 32 << 20;
@@ -58,7 +59,7 @@ class WholeSink final : public GenerationSink {
 
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
-  // Before the first output.
+  // Call before the first output.
   void SetGiveUp(GiveUp give_up) { give_up_ = std::move(give_up); }
 
  private:
@@ -67,7 +68,7 @@ class WholeSink final : public GenerationSink {
   const std::string request_id_;
   const HeaderFn headers_;
   GiveUp give_up_;
-  size_t collected_bytes_ = 0;  // about
+  size_t collected_bytes_ = 0;  // approximate
 };
 
 }  // namespace spl::router

@@ -1,4 +1,4 @@
-// The page behind /ui: fleet, pools and requests, read from /control/v1/. One file without anything from elsewhere.
+// The page behind /ui: fleet, pools and requests, read from /control/v1/. One self-contained file.
 #pragma once
 
 #include <string_view>

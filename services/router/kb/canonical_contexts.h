@@ -1,5 +1,5 @@
-// How the documents of a knowledge base are put into the contexts that they are computed in: a list of the documents of
-// each context.
+// Groups the documents of a knowledge base into contexts in which they are computed: a list of document indices per
+// context.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace spl::router {
 
-// Each document in a context of its own.
+// Puts each document into a context of its own.
 std::vector<std::vector<size_t>> SeparateContexts(size_t num_documents);
 
-// Documents in the order given, one behind the other, as many as fit; the next one opens a new context (next fit). The
-// order is kept because neighbours then stay neighbours: a document has seen those that stand before it.
+// Puts documents one after the other in the given order, as many as fit; the next one opens a new context (next fit).
+// The order is kept so that neighbours stay neighbours: a document has seen those before it in its context.
 //
-// `lengths` are tokens of each document, `prefix` of what stands in front of every context, `limit` of a whole context;
-// every prefix + lengths[i] <= limit. Cost: linear.
+// `lengths`: tokens of each document; `prefix`: tokens in front of every context; `limit`: tokens of a whole context.
+// REQUIRES: prefix + lengths[i] <= limit for every i. Cost: linear.
 std::vector<std::vector<size_t>> PackContexts(std::span<const uint64_t> lengths, uint64_t prefix, uint64_t limit);
 
 }  // namespace spl::router

@@ -61,13 +61,14 @@ std::optional<KbCache::Found> KbCache::KnownLocked(Entry& entry, Time now) {
   const bool was_in_use = entry.used_at + options_.idle_after > now;
   entry.used_at = now;
   if (entry.current != nullptr) {
-    // The poller looks every interval; what it has not looked at for two is not in its care, or it waits for the store.
+    // The poller looks every interval. An entry that it has missed twice is not polled, or the poller waits for the
+    // store.
     if (entry.looked_at >= now - 2 * options_.poll_interval) return entry.current;
     if (!breaker_.closed() || (entry.is_loading && was_in_use)) return entry.current;
     return std::nullopt;
   }
   if (!breaker_.closed()) return lost_;
-  // "There is none" is worth a look sooner: it may be published any moment. A store that did not answer is not.
+  // Look again sooner after "there is none": it may be published at any moment. A store that did not answer can wait.
   const Time fresh_since = now - (IsLoss(entry.status) ? 2 * options_.poll_interval : options_.poll_interval / 5);
   if (entry.looked_at >= fresh_since) return entry.status;
   return std::nullopt;
@@ -79,7 +80,7 @@ void KbCache::Refresh(const chunk::Digest& owner, const std::string& name) {
   {
     std::lock_guard lock(mutex_);
     const auto found = entries_.find(key);
-    if (found == entries_.end()) return;  // nobody has asked; the first who does reads the store
+    if (found == entries_.end()) return;  // no request has asked; the first one that does reads the store
     entry = found->second;
   }
   // The store has just taken the change: it answers, whatever is remembered.
@@ -114,8 +115,8 @@ void KbCache::Load(const Key& key, Entry& entry, Time not_before, bool probe) {
   entry.status = status;
 }
 
-// What a caller is told of it: a store that does not answer is the cluster's fault, whatever it did not answer with,
-// and its address is the operator's.
+// The status for callers. A store that does not answer is the cluster's fault, whatever its error; its address is for
+// operators only.
 absl::Status KbCache::NoteAnswer(const absl::Status& status) {
   const bool timed_out = status.code() == absl::StatusCode::kDeadlineExceeded;
   if (!timed_out && status.code() != absl::StatusCode::kUnavailable) {

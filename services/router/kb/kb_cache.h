@@ -1,4 +1,4 @@
-// The current versions of the knowledge bases that requests name, kept in memory.
+// Current versions of the knowledge bases that requests name, kept in memory.
 #pragma once
 
 #include <chrono>
@@ -18,40 +18,41 @@
 
 namespace spl::router {
 
-// One version as requests read it. Immutable: whoever holds it keeps it, whatever becomes of the version.
+// One version as requests read it. Immutable: a holder keeps it even after the version is gone.
 struct KbCurrent {
   uint64_t version = 0;
   std::shared_ptr<const KbContent> content;
-  std::unordered_map<std::string_view, const KbDocument*> by_id;  // into content
+  std::unordered_map<std::string_view, const KbDocument*> by_id;  // points into content
 };
 
 struct KbCacheOptions {
   std::chrono::milliseconds poll_interval{500};
-  // A knowledge base that no request has named for this long is not looked after; its next request waits for the store.
+  // A knowledge base that no request has named for this long is no longer polled; its next request waits for the store.
   std::chrono::milliseconds idle_after{60'000};
   size_t max_entries = 4096;
-  uint64_t max_text_bytes = 256 << 20;  // of documents; the least recently used go
-  // A store that does not answer once is not asked again for as long as this; the thread that polls tries again then.
+  uint64_t max_text_bytes = 256 << 20;  // limit of document text; the least recently used are evicted
+  // After one missing answer the store is not asked for this long; then the polling thread tries again.
   chunk::CircuitBreakerOptions breaker{.timeouts_to_open = 1,
                                        .min_backoff = std::chrono::milliseconds(1'000),
                                        .max_backoff = std::chrono::milliseconds(5'000)};
 };
 
-// A thread asks the store every poll_interval for newer heads of what is in use, so that requests find their version
-// without waiting: only the first request for a knowledge base (or the first after a while) reads the store itself.
-// While the store does not answer, what is known is served on, and what is not known is refused at once. Any thread may
-// call.
+// A thread asks the store every poll_interval for newer heads of the knowledge bases in use, so that requests find
+// their version without waiting. Only the first request for a knowledge base (or the first after a while) reads the
+// store itself. While the store does not answer, known versions are still served, and requests for unknown ones are
+// refused at once. Any thread may call.
 class KbCache {
  public:
   KbCache(const KbStore& store, const KbCacheOptions& options);
   ~KbCache() { Stop(); }
 
   using Found = absl::StatusOr<std::shared_ptr<const KbCurrent>>;
-  // NotFound. FailedPrecondition: no version is current. Unavailable: the store does not answer.
+  // NotFound: no such knowledge base. FailedPrecondition: no version is current. Unavailable: the store does not
+  // answer.
   Found Current(const chunk::Digest& owner, const std::string& name);
-  // What Current would say without asking the store; nothing when it would.
+  // The result of Current if it needs no call to the store; nothing otherwise.
   std::optional<Found> Known(const chunk::Digest& owner, const std::string& name);
-  // After a change by this process: every Current from now on sees it, or what is newer.
+  // Call after a change by this process: every later Current sees it, or something newer.
   void Refresh(const chunk::Digest& owner, const std::string& name);
   void Stop() { poller_->Stop(); }
 
@@ -59,21 +60,22 @@ class KbCache {
   using Time = std::chrono::steady_clock::time_point;
   using Key = std::pair<chunk::Digest, std::string>;
   struct Entry {
-    std::mutex loading;  // held while the store is asked, so that it is asked once
+    std::mutex loading;  // held while the store is asked, so that only one thread asks
     // Guarded by mutex_:
     std::shared_ptr<const KbCurrent> current;
     absl::Status status;    // why there is none
-    uint64_t revision = 0;  // of the head
-    std::string uid;        // of the version
+    uint64_t revision = 0;  // revision of the head
+    std::string uid;        // uid of the version
     uint64_t text_bytes = 0;
     bool is_loading = false;
-    Time looked_at{};  // last answer of the store, or attempt to get one
+    Time looked_at{};  // time of the store's last answer, or of the last attempt
     Time used_at{};
   };
 
   std::shared_ptr<Entry> Find(const Key& key);
   std::optional<Found> KnownLocked(Entry& entry, Time now);
-  // Asks the store unless somebody has since `not_before`, or it is known not to answer. `probe`: even then.
+  // Asks the store, unless another thread has since `not_before`, or it is known not to answer. `probe`: asks even
+  // then.
   void Load(const Key& key, Entry& entry, Time not_before, bool probe = false);
   absl::Status LoadCurrent(const Key& key, Entry& entry);
   absl::Status NoteAnswer(const absl::Status& status);
@@ -84,10 +86,10 @@ class KbCache {
   const KbStore& store_;
   const KbCacheOptions options_;
   chunk::CircuitBreaker breaker_;
-  const absl::Status lost_;  // of what is asked for while the store does not answer
-  std::mutex mutex_;         // guards entries_ and what is said above; never held during calls
+  const absl::Status lost_;  // status while the store does not answer
+  std::mutex mutex_;         // guards entries_ and the fields named above; never held during calls
   std::map<Key, std::shared_ptr<Entry>> entries_;
-  std::unique_ptr<Periodic> poller_;  // last: starts when the rest is there
+  std::unique_ptr<Periodic> poller_;  // last member: starts when the others exist
 };
 
 }  // namespace spl::router

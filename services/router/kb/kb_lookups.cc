@@ -30,7 +30,7 @@ void KbLookups::Stop() {
   threads_.clear();
 }
 
-// The caller behind the last one, in the order of the map, that may begin something; end(): none.
+// The next caller after the last one, in the order of the map, that may begin something; end(): none.
 KbLookups::Callers::iterator KbLookups::NextLocked() {
   auto it = callers_.upper_bound(last_);
   for (size_t i = 0; i < callers_.size(); ++i, ++it) {

@@ -1,4 +1,4 @@
-// Threads for requests that wait for a store to tell them of a knowledge base: nobody else waits with them.
+// Threads for requests that wait for a store to describe a knowledge base, so that no other request waits with them.
 #pragma once
 
 #include <condition_variable>
@@ -14,15 +14,15 @@
 
 namespace spl::router {
 
-// Callers take turns, and one alone never has more than half of the threads. Any thread may call.
+// Callers take turns; one alone never uses more than half of the threads. Any thread may call.
 class KbLookups {
  public:
   KbLookups(int num_threads, size_t max_waiting_per_caller);
   ~KbLookups() { Stop(); }
 
-  // False: as many of this caller's wait as may, or Stop was called.
+  // False: the caller's queue is full, or Stop was called.
   [[nodiscard]] bool TryPost(const chunk::Digest& caller, std::function<void()> work);
-  // Runs what waits and joins. Idempotent, but for one thread at a time.
+  // Runs the waiting work and joins. Idempotent; one thread at a time.
   void Stop();
 
  private:
@@ -40,7 +40,7 @@ class KbLookups {
   std::mutex mutex_;  // guards all below but threads_
   std::condition_variable changed_;
   Callers callers_;
-  chunk::Digest last_{};  // whose turn it was
+  chunk::Digest last_{};  // caller of the last turn
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -31,7 +31,7 @@ absl::Status TakenOver(const std::string& name, const KbVersion& version) {
                       "publish_in_progress");
 }
 
-// The version as its publisher left it; null: somebody else took it away.
+// The version as its publisher left it. Null: another process took it away.
 KbVersion* Mine(KbHead& head, const KbVersion& version) {
   KbVersion* const found = head.Find(version.version);
   return found != nullptr && found->uid == version.uid && found->state == KbState::kPublishing ? found : nullptr;
@@ -69,13 +69,13 @@ absl::Status CheckPublishInput(const PublishInput& input) {
   return absl::OkStatus();
 }
 
-// What is to be computed, and the manifest of it.
+// The contexts to compute, and their manifest.
 struct KbPublisher::Prepared {
   struct Context {
     std::vector<uint32_t> token_ids;
     std::vector<std::pair<uint32_t, uint32_t>> segments;  // [begin, end) of each document
   };
-  std::string fingerprint;  // of the model, hex
+  std::string fingerprint;  // model fingerprint, hex
   KbContent content;
   std::vector<Context> contexts;
   PublishProgress total;  // with nothing done
@@ -91,7 +91,7 @@ struct KbPublisher::Result {
 absl::StatusOr<KbPublisher::Prepared> KbPublisher::Prepare(const PublishInput& input,
                                                            const FleetSnapshot& fleet) const {
   if (!fleet.model.known) return Errorf(absl::StatusCode::kUnavailable, "no prefill worker is connected");
-  // As long as a request's prompt may be: the context less one token of output, and what some worker can hold.
+  // As long as a request's prompt may be: the context minus one output token, and at most the capacity of some worker.
   uint64_t limit =
       std::max<uint64_t>(fleet.model.max_context > 0 ? fleet.model.max_context : model_.max_context(), 1) - 1;
   uint64_t room = 0;
@@ -217,7 +217,7 @@ absl::StatusOr<KbVersion> KbPublisher::Claim(const chunk::Digest& owner, const P
   return mine;
 }
 
-// Failed versions of earlier publishes, with what they stored.
+// Drops failed versions of earlier publishes, with their stored data.
 absl::Status KbPublisher::Collect(const Caller& caller, const std::string& name) const {
   const chunk::Digest owner = keys_.DeriveOwner(caller);
   absl::StatusOr<KbStore::Loaded> loaded = store_.Load(owner, name);
@@ -303,7 +303,7 @@ class KbPublisher::ContextRun {
   };
 
   absl::Status Run() {
-    size_t next = 0;  // of prepared_.contexts
+    size_t next = 0;  // index into prepared_.contexts
     while (progress_.contexts_done < progress_.contexts) {
       SPLICE_RETURN_IF_ERROR(control_.cancelled());
       const Time now = std::chrono::steady_clock::now();
@@ -344,8 +344,8 @@ class KbPublisher::ContextRun {
     return absl::OkStatus();
   }
 
-  // Tries once more, later, what found a worker unavailable (`worker_id`; "": there was none). Any other error is
-  // final.
+  // Retries once more, later, a context that found a worker unavailable (`worker_id`; "": there was none). Any other
+  // error is final.
   absl::Status AgainAfter(const absl::Status& status, const std::string& worker_id, Waiting what) {
     if (status.code() != absl::StatusCode::kUnavailable || what.attempts >= options_.max_attempts) return status;
     log::Warning("router.kb_context_retry", log::F("attempt", what.attempts), log::F("cause", status));
@@ -546,7 +546,7 @@ absl::StatusOr<KbVersion> KbPublisher::Publish(const Caller& caller, const Publi
   SPLICE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(input, *fleet));
   SPLICE_RETURN_IF_ERROR(control.cancelled());
   SPLICE_ASSIGN_OR_RETURN(const KbVersion version, Claim(owner, input, prepared));
-  // What is claimed is ours to clean up: nobody else publishes now, and an abandoned version is marked as failed.
+  // We clean up what is claimed: no other publisher is at work, and an abandoned version is marked as failed.
   const absl::Status collected = Collect(caller, input.name);
   absl::StatusOr<Result> result =
       collected.ok() ? Compute(caller, input, prepared, version, control) : absl::StatusOr<Result>(collected);

@@ -1,4 +1,4 @@
-// Knowledge bases at the chunk stores: heads and contents as records, and the namespaces of the versions.
+// Knowledge bases in the chunk stores: heads and contents as records, and the namespaces of the versions.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace spl::router {
 
-// Blocking calls, each bounded by `timeout`; any thread. NotFound carries the code "knowledge_base_not_found" and says
-// the caller's name of it; Unavailable names the store.
+// Blocking calls, each limited by `timeout`; any thread may call. NotFound has the code "knowledge_base_not_found" and
+// the caller's name for it. Unavailable names the store.
 class KbStore {
  public:
   KbStore(std::unique_ptr<chunk::RecordClient> records, std::unique_ptr<chunk::NamespaceClient> namespaces,
@@ -27,27 +27,27 @@ class KbStore {
     uint64_t revision = 0;
   };
   absl::StatusOr<Loaded> Load(const chunk::Digest& owner, const std::string& name) const;
-  // By name. One that is damaged is left out and logged.
+  // Returns heads by name. A damaged one is left out and logged.
   absl::StatusOr<std::vector<KbHead>> List(const chunk::Digest& owner) const;
   absl::StatusOr<size_t> Count(const chunk::Digest& owner) const;
 
-  // Reads the head, lets `change` have it, and writes it back unless somebody else was faster: then all again. With
-  // `create` a head that does not exist is a new one. What `change` refuses is returned as it is. Aborted: somebody was
-  // faster again and again.
+  // Reads the head, applies `change` to it, and writes it back; starts again if another writer was faster. `create`: a
+  // missing head starts as a new one. Returns errors of `change` unchanged. Aborted: another writer was faster every
+  // time.
   using ChangeFn = std::function<absl::Status(KbHead& head)>;
   absl::StatusOr<KbHead> Change(const chunk::Digest& owner, const std::string& name, bool create,
                                 const ChangeFn& change) const;
   absl::Status DeleteHead(const chunk::Digest& owner, const std::string& name, uint64_t revision) const;
 
-  // DataLoss: what is stored is not this version's.
+  // DataLoss: the stored content belongs to another version.
   absl::StatusOr<std::shared_ptr<const KbContent>> LoadContent(const chunk::Digest& owner, const std::string& name,
                                                                const KbVersion& version) const;
   absl::Status SaveContent(const chunk::Digest& owner, const std::string& name, uint64_t version, bool durable,
                            const KbContent& content) const;
 
-  // The namespace of a version, on all stores; it may exist.
+  // Creates the namespace of a version on all stores; it may already exist.
   absl::Status CreateNamespace(const chunk::Digest& id, const chunk::NamespaceSettings& settings) const;
-  // Drops a version's chunks and content; what is not there is no error.
+  // Drops a version's chunks and content. Missing ones are not an error.
   absl::StatusOr<chunk::NamespaceClient::Deleted> DropVersion(const chunk::Digest& owner, const std::string& name,
                                                               uint64_t version,
                                                               const chunk::Digest& namespace_id) const;
@@ -63,7 +63,7 @@ class KbStore {
   const std::chrono::milliseconds timeout_;
 };
 
-// NotFound with the code that clients look for.
+// NotFound, with the code that clients look for.
 absl::Status NoKnowledgeBase(const std::string& name);
 absl::Status NoVersion(const std::string& name, uint64_t version);
 

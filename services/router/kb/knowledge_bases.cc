@@ -279,7 +279,7 @@ absl::StatusOr<KbView> KnowledgeBases::Get(const Caller& caller, const std::stri
   if (shown == nullptr) return view;
   view.shown_version = shown->version;
   absl::StatusOr<std::shared_ptr<const KbContent>> content = store_->LoadContent(owner, name, *shown);
-  // Of a version that is not ready there may be none.
+  // A version that is not ready may have no content.
   if (!content.ok() && (shown->state == KbState::kReady || content.status().code() != absl::StatusCode::kNotFound)) {
     return content.status();
   }

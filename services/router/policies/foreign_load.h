@@ -1,5 +1,5 @@
-// What others than this router have waiting at the prefill workers. A poll's count is old by the time of a decision,
-// but most of it is this router's own, of which it knows every moment: only the rest has to be taken from the poll.
+// Tokens that other routers have waiting at the prefill workers. A poll's count is old by the time of a decision, but
+// most of it is this router's own load, which it knows at every moment: only the rest must be taken from the poll.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace spl::router {
 // Thread-safe.
 class ForeignLoad {
  public:
-  // Call when a poll has brought news: compares each worker's new count with what this router has there now. A count
-  // that did not change is taken for the old one.
+  // Call when a poll has brought news: compares each worker's new count with this router's load there now. An unchanged
+  // count is treated as the old one.
   void Update(std::shared_ptr<const FleetSnapshot> fleet, const LoadTracker& loads);
 
-  // Tokens, one per place of the fleet (FleetSnapshot::place); null when `fleet` is not the snapshot of the last
+  // Returns tokens, one per place of the fleet (FleetSnapshot::place). Null: `fleet` is not the snapshot of the last
   // Update.
   std::shared_ptr<const std::vector<uint64_t>> Of(const FleetSnapshot& fleet) const;
 
@@ -32,7 +32,7 @@ class ForeignLoad {
     uint64_t foreign_tokens = 0;
   };
   mutable std::mutex mutex_;          // guards all below
-  std::map<std::string, Seen> seen_;  // by worker_id, of the last snapshot
+  std::map<std::string, Seen> seen_;  // by worker_id, from the last snapshot
   std::shared_ptr<const FleetSnapshot> fleet_;
   std::shared_ptr<const std::vector<uint64_t>> tokens_;
 };

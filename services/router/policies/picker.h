@@ -1,13 +1,13 @@
-// Chooses among scored pairs.
+// Chooses one of the scored pairs.
 #pragma once
 
 #include "services/router/policies/policy.h"
 
 namespace spl::router {
 
-// Temperature 0: the cheapest; among equals (within 1 µs) one at random, so that idle workers share the load.
-// Above 0: pair i with probability ∝ exp(-(cost_i - cost_min) / (temperature · scale)), scale being the mean cost above
-// the minimum: it spreads herds of equal requests and is free of units.
+// Temperature 0: the cheapest; among equals (within 1 µs) a random one, so that idle workers share the load. Above 0:
+// pair i with probability ∝ exp(-(cost_i - cost_min) / (temperature · scale)). scale is the mean cost above the
+// minimum; this spreads herds of equal requests and is independent of units.
 class SoftmaxPicker final : public Picker {
  public:
   explicit SoftmaxPicker(double temperature) : temperature_(temperature) {}

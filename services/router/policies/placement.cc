@@ -74,7 +74,8 @@ Placement::Placement(const PlacementOptions& options)
       random_(options.seed != 0 ? options.seed : std::random_device()()) {
   filters_.push_back(std::make_unique<NotDrainingFilter>());
   filters_.push_back(std::make_unique<FitsFilter>());
-  filters_.push_back(std::make_unique<ShortEnoughFilter>());  // in front of advice: what cannot serve is no way out
+  // before the advisory filters: a worker that cannot serve is no fallback
+  filters_.push_back(std::make_unique<ShortEnoughFilter>());
   filters_.push_back(std::make_unique<NotLeavingFilter>());
   filters_.push_back(std::make_unique<NotFailedFilter>());
   room_filters_.push_back(std::make_unique<NotFullFilter>());
@@ -166,7 +167,7 @@ std::vector<Candidate> Placement::Pairs(const PlacementQuery& query, Sides sides
       }
     }
   } else {
-    // Equals come in random order: what is cut off is not always the same.
+    // Equals come in random order, so that it is not always the same ones that are cut off.
     {
       std::lock_guard lock(mutex_);
       std::shuffle(sides.prefill.begin(), sides.prefill.end(), random_);
@@ -222,7 +223,7 @@ void Placement::JoinLocal(const Sides& sides, std::vector<Candidate>* pairs) {
   }
 }
 
-// The worker whose turn it is costs nothing, those behind it one second more each.
+// The worker whose turn it is costs nothing, each later one a second more.
 void Placement::TakeTurn(Sides* sides) const {
   std::lock_guard lock(mutex_);
   const uint64_t turn = turn_++;

@@ -6,7 +6,7 @@ namespace spl::router {
 namespace {
 
 constexpr double kWeight = 1.0 / 8;
-constexpr uint32_t kFewTokens = 256;  // below, fixed costs drown what is learned
+constexpr uint32_t kFewTokens = 256;  // below this, fixed costs hide the costs per token
 constexpr uint64_t kFewBytes = 1ull << 20;
 
 std::string KeyOf(const v1::ReuseOptions& reuse) {

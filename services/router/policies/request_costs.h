@@ -1,5 +1,5 @@
-// What requests really cost, learned from the receipts of those that were served: the numbers of the placement cost
-// that no worker reports.
+// Actual costs of requests, learned from the receipts of served ones: the inputs of the placement cost that no worker
+// reports.
 #pragma once
 
 #include <map>
@@ -11,13 +11,12 @@
 namespace spl::router {
 
 struct RequestCost {
-  double wire_share = 1;  // of the prompt's dense KV that goes from prefill to decode
-  double aligned_cost =
-      0.25;  // of an aligned token, in tokens that are computed in full (docs/segments.md: ℓ*/L and k)
+  double wire_share = 1;         // share of the prompt's dense KV that goes from prefill to decode
+  double aligned_cost = 0.25;    // cost of an aligned token, in fully computed tokens (docs/segments.md: ℓ*/L and k)
   double fetch_bytes_per_s = 0;  // from the chunk store; 0: no fetch was seen yet
 };
 
-// Smoothed (a receipt counts one eighth), per reuse policy; the store's rate is one for all. Thread-safe.
+// Smoothed (a receipt counts one eighth), per reuse policy; the store's rate is shared by all. Thread-safe.
 class RequestCosts {
  public:
   static constexpr size_t kMaxPolicies = 64;
@@ -25,8 +24,8 @@ class RequestCosts {
   RequestCost Of(const v1::ReuseOptions& reuse) const;
 
   struct Worker {
-    double tokens_per_s = 0;          // of the prefill worker that served it; 0: not known
-    uint64_t kv_bytes_per_token = 0;  // 0: not known
+    double tokens_per_s = 0;          // speed of the prefill worker that served it; 0: unknown
+    uint64_t kv_bytes_per_token = 0;  // 0: unknown
   };
   void Observe(const v1::ReuseOptions& reuse, const RequestReceipt& receipt, const Worker& worker);
 

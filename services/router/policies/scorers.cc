@@ -15,15 +15,15 @@ double StepSeconds(const ScorerOptions& options, const DecodeView& decode) {
   return decode.step_seconds > 0 ? decode.step_seconds : options.default_step_seconds;
 }
 
-// Every worker of a fleet serves the same model: whoever tells it first.
+// Every worker of a fleet serves the same model, so the first one's answer counts.
 double KvBytesPerToken(const FleetSnapshot& fleet) {
   return fleet.decode.empty() ? 0 : static_cast<double>(fleet.decode.front().kv_bytes_per_token);
 }
 
 }  // namespace
 
-// Of a decode worker the tracker counts the prompts of the sequences there: between two polls the pages that the worker
-// reported would draw all requests to the same one.
+// For a decode worker, the tracker's prefill_tokens are the prompts of its sequences. Between two polls, reported pages
+// alone would draw all requests to the same worker.
 double PageLoad(const PlacementQuery& query, const DecodeView& decode) {
   if (decode.total_pages == 0) return 0;
   const double used = 1.0 - static_cast<double>(decode.free_pages) / static_cast<double>(decode.total_pages);

@@ -1,4 +1,4 @@
-// The terms of the placement cost. All are seconds, so that queueing, compute and bytes add up honestly:
+// The terms of the placement cost. All are in seconds, so that queueing, compute and bytes can be added:
 //
 //   cost(p, d) = queue(p) + compute(p) + fetch(p) + wire(p, d) + slowdown(p, d) + pressure(d)
 #pragma once
@@ -11,22 +11,22 @@ struct ScorerOptions {
   double default_prefill_tokens_per_s = 2'000;  // until a worker has measured itself
   double default_bytes_per_s = 1e9;             // until a connection has been measured
   double default_fetch_bytes_per_s = 1e9;       // until a fetch from the chunk store has been seen
-  double transfer_overlap = 0.8;  // share of the wire time hidden behind prefill compute (layer-wise push)
+  double transfer_overlap = 0.8;  // share of the wire time that is hidden behind prefill compute (layer-wise push)
   double default_step_seconds = 0.01;
-  double pressure_tokens = 16;  // decode steps of delay that a half-full worker is worth
-  // Spreading of hot prompts: what a hit saves counts 1 / (1 + decay · x) at a worker whose queue is longer than the
-  // fleet's mean by x times the computation of this prompt. 0: a hit counts the same everywhere.
+  double pressure_tokens = 16;  // cost of a half-full worker, in decode steps of delay
+  // Spreads hot prompts: the saving of a hit counts 1 / (1 + decay · x) at a worker whose queue exceeds the fleet's
+  // mean by x times the computation of this prompt. 0: a hit counts the same everywhere.
   double credit_decay = 4;
-  // Of each second that a running sequence waits for a prompt computed beside it, what counts: its reader has text in
-  // hand, whoever waits for a first token has none.
+  // Weight of each second that a running sequence waits for a prompt computed beside it: its reader already has text,
+  // while a client that waits for a first token has none.
   double slowdown_share = 0.25;
 };
 
-// Share of d's pages in use when this request is there, too. 0: the worker did not tell its size.
+// Share of d's pages in use with this request included. 0: the worker does not report its size.
 double PageLoad(const PlacementQuery& query, const DecodeView& decode);
 
-// Prompt tokens that stand before this one at p: what this router has under way there, and what others have. Where the
-// latter is not known, the worker's own count when that is more. Candidate::queue_s.
+// Prompt tokens ahead of this one at p: this router's load there, plus that of others. If the latter is unknown, the
+// worker's own count, if that is larger. Sets Candidate::queue_s.
 class QueueScorer final : public Scorer {
  public:
   explicit QueueScorer(const ScorerOptions& options) : options_(options) {}
@@ -37,15 +37,14 @@ class QueueScorer final : public Scorer {
   const ScorerOptions options_;
 };
 
-// Prompt tokens that p would have to compute after predicted hits: those without any KV in full, those of aligned
-// segments for their share. The last token is always computed. What hits save is less for an overloaded holder
-// (credit_decay).
+// Prompt tokens that p would have to compute after predicted hits: tokens without KV count fully, tokens of aligned
+// segments by their share. The last token is always computed. An overloaded holder's hits save less (credit_decay).
 class ComputeScorer final : public Scorer {
  public:
   explicit ComputeScorer(const ScorerOptions& options) : options_(options) {}
   CostSide side() const override { return CostSide::kPrefill; }
   double Seconds(const PlacementQuery& query, const Candidate& candidate) const override;
-  // Without the decay: what is really expected. 0 ≤ returned ≤ prompt_tokens.
+  // Without the decay: the expected amount. 0 ≤ result ≤ prompt_tokens.
   static double TokensToCompute(const PlacementQuery& query, size_t prefill_idx);
 
  private:
@@ -63,7 +62,7 @@ class FetchScorer final : public Scorer {
   const ScorerOptions options_;
 };
 
-// KV bytes of the prompt from p to d, of the heads that are sent, less what overlaps with prefill.
+// KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill.
 class WireScorer final : public Scorer {
  public:
   explicit WireScorer(const ScorerOptions& options) : options_(options) {}
@@ -74,8 +73,8 @@ class WireScorer final : public Scorer {
   const ScorerOptions options_;
 };
 
-// Of a prompt that d computes itself, between its steps of decoding: its slices wait for a step each, and so does every
-// sequence there for each slice.
+// For a prompt that d computes itself between its decode steps: each of its slices waits for a step, and every sequence
+// there waits for each slice.
 class SlowdownScorer final : public Scorer {
  public:
   explicit SlowdownScorer(const ScorerOptions& options) : options_(options) {}
@@ -86,7 +85,7 @@ class SlowdownScorer final : public Scorer {
   const ScorerOptions options_;
 };
 
-// Grows with the fuller of d's batch and d's pages, without bound towards full: load / (1 - load).
+// Grows with the fuller of d's batch and d's pages, without limit as they fill up: load / (1 - load).
 class PressureScorer final : public Scorer {
  public:
   explicit PressureScorer(const ScorerOptions& options) : options_(options) {}

@@ -1,5 +1,5 @@
-// The router as an external scaler of KEDA (proto/externalscaler): one metric per pool, the planner's desired replicas,
-// with a target of 1 for each replica, so that the autoscaler's quotient is that number.
+// The router as an external scaler of KEDA (proto/externalscaler). There is one metric per pool, the planner's desired
+// number of replicas, with a target of 1 per replica, so that the autoscaler's quotient is that number.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,19 +9,19 @@
 
 namespace spl::router {
 
-// Serves on the router's gRPC port. Any thread; nothing blocks. Errors: INVALID_ARGUMENT for a pool that is neither
-// "prefill" nor "decode" (metadata "pool" of the trigger), UNAVAILABLE before the first plan: KEDA then leaves the pool
-// as it is. No API key is asked for (KEDA sends none): the numbers say how many workers there are, nothing else.
-// Whoever must not know that must not reach the port (network policies).
+// Serves on the router's gRPC port. Any thread may call; never blocks. INVALID_ARGUMENT: a pool that is neither
+// "prefill" nor "decode" (metadata "pool" of the trigger). UNAVAILABLE: before the first plan; KEDA then leaves the
+// pool as it is. No API key is required (KEDA sends none): the numbers reveal only how many workers there are. To hide
+// even that, restrict access to the port (network policies).
 class ExternalScaler final : public externalscaler::ExternalScaler::CallbackService {
  public:
   explicit ExternalScaler(const LivePlanner& planner) : planner_(planner) {}
 
-  // The pools are always active: scaling to zero is the operator's (minReplicaCount), not ours.
+  // The pools are always active: the operator decides about scaling to zero (minReplicaCount).
   grpc::ServerUnaryReactor* IsActive(grpc::CallbackServerContext* context,
                                      const externalscaler::ScaledObjectRef* request,
                                      externalscaler::IsActiveResponse* response) override;
-  // One message, then open until the caller leaves: there is never another answer.
+  // Sends one message, then stays open until the caller leaves: the answer never changes.
   grpc::ServerWriteReactor<externalscaler::IsActiveResponse>* StreamIsActive(
       grpc::CallbackServerContext* context, const externalscaler::ScaledObjectRef* request) override;
   grpc::ServerUnaryReactor* GetMetricSpec(grpc::CallbackServerContext* context,

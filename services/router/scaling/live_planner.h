@@ -1,4 +1,4 @@
-// The planner on what this router sees: collects the intervals' numbers, plans, publishes.
+// Runs the planner on this router's observations: collects each interval's numbers, plans, publishes.
 #pragma once
 
 #include <chrono>
@@ -16,25 +16,25 @@
 
 namespace spl::router {
 
-// Thread-safe. Every router plans by what passes through it: with several, the one that KEDA or `splice ctl` asks sees
-// its share of the demand only, but all of the workers' load (docs/operating.md).
+// Thread-safe. Every router plans from its own traffic. With several routers, the one that KEDA or `splice ctl` asks
+// sees only its share of the demand, but all of the workers' load (docs/operating.md).
 class LivePlanner {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t kMaxSamples = 4096;  // of an interval's latencies; further ones replace the oldest
+  static constexpr size_t kMaxSamples = 4096;  // latencies per interval; further ones replace the oldest
 
   LivePlanner(const PlannerOptions& options, std::chrono::milliseconds interval, Metrics& metrics);
 
   void OnPlaced(double tokens_to_compute);
   void OnTtft(double seconds);
   void OnTpot(double seconds);
-  // Plans when an interval has passed since the last time. Call as often as you like.
+  // Plans if an interval has passed since the last time. Call it as often as you like.
   void Tick(const FleetSnapshot& fleet, const LoadTracker& loads, uint64_t waiting, Clock::time_point now);
 
-  // Of the last interval; empty before the first.
+  // The plan of the last interval; empty before the first.
   std::map<Pool, PoolPlan> plan() const;
-  // Workers that the plan takes away: nothing new is sent there while there are others. None without
-  // PlannerOptions::drain. Never null.
+  // Workers that the plan takes away: they get nothing new while there are others. Empty without PlannerOptions::drain.
+  // Never null.
   std::shared_ptr<const std::set<std::string>> leaving() const;
 
  private:
@@ -42,7 +42,7 @@ class LivePlanner {
     std::vector<double> values;
     size_t next = 0;
     void Add(double value);
-    double P95() const;  // 0 of nothing
+    double P95() const;  // 0 if empty
   };
   void PublishLocked(const std::map<Pool, PoolPlan>& plan);
 

@@ -8,7 +8,7 @@ namespace {
 
 uint32_t CeilOf(double value) { return static_cast<uint32_t>(std::clamp(std::ceil(value - 1e-9), 0.0, 1e6)); }
 
-// The number behind the last '-', as pods of a StatefulSet have it; -1 without one.
+// The number after the last '-', as in names of a StatefulSet's pods; -1: none.
 int64_t OrdinalOf(const std::string& id) {
   const size_t dash = id.rfind('-');
   if (dash == std::string::npos || dash + 1 == id.size() || id.size() - dash > 10) return -1;
@@ -16,8 +16,8 @@ int64_t OrdinalOf(const std::string& id) {
   return std::stoll(id.substr(dash + 1));
 }
 
-// Those that go first come first: the highest ordinals, because that is what a StatefulSet takes away; without
-// ordinals the least loaded.
+// Sorts workers in the order in which they leave: the highest ordinals first, because a StatefulSet removes those;
+// without ordinals, the least loaded first.
 std::vector<const PlannedWorker*> InOrderOfLeaving(const std::vector<PlannedWorker>& workers) {
   std::vector<const PlannedWorker*> order;
   for (const PlannedWorker& w : workers) order.push_back(&w);
@@ -73,7 +73,7 @@ PoolPlan Planner::Settle(const PlannerInput& input, Pool pool, Wanted wanted, bo
   PoolState& state = states_[pool];
   const auto current = static_cast<uint32_t>(workers.size());
   if (missed) {
-    // What was added for the last miss must have had the time to help.
+    // Workers added for the last miss must have had time to help.
     if (input.now - state.raised_at >= options_.up_again_after || state.raised_to == 0) {
       state.raised_at = input.now;
       state.raised_to = current + std::max(1u, current / 10);
@@ -94,7 +94,7 @@ PoolPlan Planner::Settle(const PlannerInput& input, Pool pool, Wanted wanted, bo
     state.leaving.clear();
     return plan;
   }
-  // Down. Not below what was wanted a moment ago, and one step at a time: a tenth of the pool.
+  // Scales down, but not below the recently wanted number, and one step at a time: a tenth of the pool.
   uint32_t target = std::max(highest, current - std::max(1u, current / 10));
   if (!relaxed || target >= current || input.now - began_ < options_.down_after) {
     state.leaving.clear();

@@ -1,16 +1,16 @@
-// How many workers each pool should have: from what is demanded after reuse, from how full KV pools are, and from
-// whether the targets for TTFT and TPOT are kept.
+// Computes how many workers each pool should have, from the demand after reuse, from the use of KV pools, and from
+// whether the targets for TTFT and TPOT are met.
 //
 //   prefill  ⌈tokens to compute per second / (tokens per second of a worker × utilization)⌉
 //   decode   ⌈workers × their mean KV load / KV target⌉
 //
-// are floors: with them queues stay short. A target that is missed although the floor is there adds a tenth of the
-// pool, one worker at least. The demand is what is left of prompts after prefix, segment and store hits: a fleet that
-// reuses nine tenths of its tokens needs a tenth of the workers that its prompts would.
+// are lower limits: they keep queues short. If a target is missed although the limit is met, a tenth of the pool is
+// added, at least one worker. The demand is the part of prompts left after prefix, segment and store hits: a fleet that
+// reuses nine tenths of its tokens needs a tenth of the workers.
 //
-// Up at once; down only to the most that was wanted during the last `down_after`, only while the latency is well below
-// its target, and only when the workers to go have nothing left: they are named first (leaving), nothing new is sent
-// there, and when their streams and leases have ended the lower number is published.
+// Scales up at once. Scales down only to the maximum wanted during the last `down_after`, only while the latency is
+// well below its target, and only when the workers to remove are idle: they are named first (leaving), get nothing new,
+// and when their streams and leases have ended the lower number is published.
 #pragma once
 
 #include <chrono>
@@ -36,41 +36,41 @@ struct PlannerOptions {
   double ttft_target_s = 1.0;  // 95th percentile
   double tpot_target_s = 0.05;
   double prefill_utilization = 0.7;
-  double kv_target = 0.75;   // share of a decode worker's pages, or of its sequences where these are scarcer
-  double sensitivity = 0.7;  // down only while the latency is below this share of its target
+  double kv_target = 0.75;   // share of a decode worker's pages, or of its sequences if these are scarcer
+  double sensitivity = 0.7;  // scales down only while the latency is below this share of its target
   double smoothing_s = 60;   // time constant of demand and load
   std::chrono::seconds down_after{300};
-  // Somebody follows the numbers: nothing new is sent to workers that leave, and the lower number waits until they have
-  // nothing left. Without, they are named all the same, the number goes down at once, and every worker is used.
+  // True: an autoscaler follows the numbers. Workers that leave then get nothing new, and the lower number waits until
+  // they are idle. False: workers are named all the same, the number falls at once, and every worker stays in use.
   bool drain = false;
-  // A target that is missed adds workers once in this time: as long as a new one takes until it serves.
+  // A missed target adds workers once per this time: as long as a new worker takes until it serves.
   std::chrono::seconds up_again_after{120};
   PoolLimits prefill, decode;
 };
 
 struct PlannedWorker {
   std::string worker_id;
-  double load = 0;    // of any unit; the least loaded leave first
+  double load = 0;    // in any unit; the least loaded leave first
   bool busy = false;  // it has a prompt, a sequence, a reservation or a lease
 };
 
-// What was seen since the last look.
+// Observations since the last plan.
 struct PlannerInput {
   std::chrono::steady_clock::time_point now;
   double interval_s = 0;
-  double tokens_to_compute = 0;    // of prompts placed in the interval, after predicted reuse
-  double worker_tokens_per_s = 0;  // mean over prefill workers; 0: not known
+  double tokens_to_compute = 0;    // for prompts placed in the interval, after predicted reuse
+  double worker_tokens_per_s = 0;  // mean over prefill workers; 0: unknown
   double decode_load = 0;          // 0 to 1, mean over decode workers: the fuller of pages and batch
   double ttft_p95_s = 0;           // 0: none seen
   double tpot_p95_s = 0;
-  uint64_t waiting = 0;                        // requests that no decode worker has room for
-  std::vector<PlannedWorker> prefill, decode;  // that serve now
+  uint64_t waiting = 0;                        // requests for which no decode worker has room
+  std::vector<PlannedWorker> prefill, decode;  // workers that serve now
 };
 
 struct PoolPlan {
   uint32_t current = 0;
   uint32_t desired = 0;  // to be published
-  uint32_t wanted = 0;   // what the formulas say now; below `desired` while scaling down waits
+  uint32_t wanted = 0;   // result of the formulas now; below `desired` while scaling down waits
   std::string reason;    // "demand", "ttft", "kv", "tpot", "queue", "holding", "draining", "minimum", "maximum"
   std::vector<std::string> leaving;  // workers that would go; with `drain` they get nothing new
 };
@@ -88,7 +88,7 @@ class Planner {
     std::string reason;
   };
   struct PoolState {
-    std::deque<std::pair<std::chrono::steady_clock::time_point, uint32_t>> history;  // of what was wanted
+    std::deque<std::pair<std::chrono::steady_clock::time_point, uint32_t>> history;  // wanted numbers by time
     std::chrono::steady_clock::time_point raised_at{};
     uint32_t raised_to = 0;
     std::set<std::string> leaving;
@@ -102,7 +102,8 @@ class Planner {
   double demand_tokens_per_s_ = 0;
   double decode_workers_full_ = 0;  // decode load summed over workers
   bool seen_ = false;
-  std::chrono::steady_clock::time_point began_{};  // of the first look: nothing goes down before down_after of these
+  // time of the first plan: nothing goes down before down_after of these
+  std::chrono::steady_clock::time_point began_{};
   std::map<Pool, PoolState> states_;
 };
 

@@ -1,5 +1,5 @@
-// The audit log: one line router.audit for every call that changes something for others than one request, or that was
-// refused. Who is the name of the API key, never the key.
+// The audit log: one line router.audit for every call that affects more than one request, or that was refused. It names
+// the API key, never shows it.
 //
 //   router.audit caller=first-service api=grpc call=DeleteNamespace target=docs result=OK
 #pragma once
@@ -11,10 +11,10 @@
 namespace spl::router {
 
 struct AuditEntry {
-  std::string_view caller;  // empty: nobody known
+  std::string_view caller;  // empty: unknown
   std::string_view api;     // "http" or "grpc"
-  std::string_view call;    // as the gRPC method is called, for both
-  std::string_view target;  // what it was about; empty: not known
+  std::string_view call;    // name of the gRPC method, for both APIs
+  std::string_view target;  // object of the call; empty: unknown
   absl::Status result;
 };
 

@@ -37,7 +37,7 @@ struct RouterMetrics {
   Metrics& all;
   std::array<prometheus::Histogram*, kNumTtftStages> ttft_stages;  // in the order of TtftStage
 
-  // Of a request that has its first token; stages that took no time, too.
+  // Call for a request that has its first token; includes stages that took no time.
   void ObserveStages(const TtftStages& stages);
 
   // splice_router_prefills_total
