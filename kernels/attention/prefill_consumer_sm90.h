@@ -17,7 +17,7 @@ namespace spl::kernels::cuda {
 
 inline constexpr int kConsumers = 2;           // warpgroups
 inline constexpr int kConsumerRows = 64;       // query rows of a warpgroup
-inline constexpr int kStages = 3;              // of the K ring and of the V ring
+inline constexpr int kStages = 3;              // stages of the K ring and of the V ring
 inline constexpr int kProducerRegisters = 40;  // a thread of the producer warpgroup
 inline constexpr int kConsumerRegisters = 232;
 
@@ -53,9 +53,9 @@ struct alignas(1024) PrefillSmem {
 
 // The rows of one warpgroup.
 struct ConsumerTile {
-  int32_t row;       // of the batch: the work item's first
+  int32_t row;       // first row of the work item, in the batch
   int32_t first;     // the warpgroup's first row, counted from there
-  int32_t num_rows;  // of the work item; 0: nothing is written
+  int32_t num_rows;  // rows of the work item; 0: nothing is written
   int32_t qo_head;
   int32_t kv_len;
 };
@@ -118,6 +118,75 @@ __device__ void WriteRows(const ConsumerTile& tile, int row0, const float (&o)[k
   }
 }
 
+// A warpgroup's accumulators, in registers, and the products that fill them. The products are asynchronous: a caller
+// waits (WgmmaWait) and pins what it reads.
+template <int kHeadDim>
+struct Accumulators {
+  float s[64];                 // scores of the current stage
+  float o[kHeadDim / 2] = {};  // sums of weighted values
+  uint32_t weights[32];        // the stage before, as A operand
+  RowState state;
+  float shrink[2];
+
+  // S = Q K^T over a K stage. q: 16 rows of each warp as A operand.
+  __device__ void IssueScores(const uint32_t (&q)[kHeadDim / 16][4], uint32_t k_address) {
+    WgmmaPin(s);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
+                  step != 0);
+    }
+    WgmmaCommit();
+  }
+  // O += P V over a V stage.
+  __device__ void IssueValues(uint32_t v_address) {
+    constexpr int kBlockBytes = kPageTokens * 128;
+    constexpr int kHalfBytes = kHeadDim / 64 * kBlockBytes;
+    WgmmaPin(o);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step) {
+      WgmmaRs(o, &weights[4 * step],
+              WgmmaDescriptor(v_address + step / 4 * kHalfBytes + step % 4 * (16 * 128), kBlockBytes, 1024), 1);
+    }
+    WgmmaCommit();
+  }
+  // Most stages far into a context raise no row's maximum.
+  __device__ void ShrinkSums() {
+    if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
+  }
+};
+
+// The rings as one warpgroup walks them.
+template <typename Smem>
+struct ConsumerRings {
+  Smem& smem;
+  Ring<1> q;
+  Ring<2> work;
+  Ring<kStages> k, v;
+
+  __device__ explicit ConsumerRings(Smem& s) : smem(s) {}
+  __device__ void WaitKeys() const { MbarrierWait(SmemAddress(&smem.k_full[k.stage]), k.phase); }
+  __device__ void WaitValues() const { MbarrierWait(SmemAddress(&smem.v_full[v.stage]), v.phase); }
+  __device__ void ReleaseKeys() {
+    Release(&smem.k_empty[k.stage]);
+    k.Advance();
+  }
+  __device__ void ReleaseValues() {
+    Release(&smem.v_empty[v.stage]);
+    v.Advance();
+  }
+
+ private:
+  static __device__ void Release(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) MbarrierArrive(SmemAddress(barrier));
+  }
+};
+
 // Runs the consumer warpgroups until a work item says that there is no more. `Keys`, one for each work item:
 //   Keys(work, group)
 //   ConsumerTile tile() const                       the warpgroup's rows
@@ -129,23 +198,13 @@ __device__ void WriteRows(const ConsumerTile& tile, int row0, const float (&o)[k
 // `p` has positions, scale (sm_scale * log2(e)), num_qo_heads, out and lse.
 template <int kHeadDim, typename Keys, typename Smem, typename Params>
 __device__ void Consume(Smem& smem, const Params& p) {
-  constexpr int kBlocks = kHeadDim / 64;
-  constexpr int kBlockBytes = kPageTokens * 128;
   const int group = threadIdx.x / 128 - 1;  // 0 or 1
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
-  Ring<1> q_ring;
-  Ring<2> work_ring;
-  Ring<kStages> k_ring, v_ring;
-
-  const auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane == 0) MbarrierArrive(SmemAddress(barrier));
-  };
-
+  ConsumerRings<Smem> rings(smem);
   for (;;) {
-    MbarrierWait(SmemAddress(&smem.q_full), q_ring.phase);
-    const auto& work = smem.work[work_ring.stage];
+    MbarrierWait(SmemAddress(&smem.q_full), rings.q.phase);
+    const auto& work = smem.work[rings.work.stage];
     if (work.num_rows < 0) break;
     Keys keys(work, group);
     uint32_t q[kHeadDim / 16][4];  // this warp's 16 rows as A operand
@@ -155,96 +214,54 @@ __device__ void Consume(Smem& smem, const Params& p) {
                              Swizzled<128>(warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
     }
     MbarrierArrive(SmemAddress(&smem.q_empty));
-    q_ring.Advance();
-    work_ring.Advance();
+    rings.q.Advance();
+    rings.work.Advance();
     const ConsumerTile tile = keys.tile();
     // Rows past the end have position -1: they are not written.
     const int row0 = tile.first + warp * 16 + lane / 4, row1 = row0 + 8;
     const int32_t position0 = row0 < tile.num_rows ? p.positions[tile.row + row0] : -1;
     const int32_t position1 = row1 < tile.num_rows ? p.positions[tile.row + row1] : -1;
 
-    float s[64], o[kHeadDim / 2];
-    uint32_t weights[32];
-    RowState state;
-    float shrink[2];
-#pragma unroll
-    for (float& x : o) x = 0;
-
-    const auto issue_scores = [&] {
-      const uint32_t k_address = SmemAddress(smem.k[k_ring.stage]);
-      WgmmaPin(s);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
-        WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
-                    step != 0);
-      }
-      WgmmaCommit();
-    };
-    const auto issue_values = [&] {
-      const uint32_t v_address = SmemAddress(smem.v[v_ring.stage]);
-      WgmmaPin(o);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step) {
-        WgmmaRs(
-            o, &weights[4 * step],
-            WgmmaDescriptor(v_address + step / 4 * (kBlocks * kBlockBytes) + step % 4 * (16 * 128), kBlockBytes, 1024),
-            1);
-      }
-      WgmmaCommit();
-    };
-    // Masks the scores, which have arrived, and gives their K stage back.
+    Accumulators<kHeadDim> acc;
+    // Masks the scores, which have arrived, gives their K stage back, and turns them into weights.
     const auto take_scores = [&] {
-      WgmmaPin(s);
-      keys.Mask(s, smem, k_ring.stage, position0, position1);
-      release(&smem.k_empty[k_ring.stage]);
-      k_ring.Advance();
+      WgmmaPin(acc.s);
+      keys.Mask(acc.s, smem, rings.k.stage, position0, position1);
+      rings.ReleaseKeys();
+      Softmax(acc.s, p.scale, acc.state, acc.shrink);
     };
-    const auto release_values = [&] {
-      WgmmaPin(o);
-      release(&smem.v_empty[v_ring.stage]);
-      v_ring.Advance();
-    };
-
-    MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-    issue_scores();
-    keys.Read(smem, k_ring.stage);
+    rings.WaitKeys();
+    acc.IssueScores(q, SmemAddress(smem.k[rings.k.stage]));
+    keys.Read(smem, rings.k.stage);
     WgmmaWait<0>();
     take_scores();
-    Softmax(s, p.scale, state, shrink);
-    PackWeights(s, weights);
-
+    PackWeights(acc.s, acc.weights);
     while (!keys.last()) {
-      MbarrierWait(SmemAddress(&smem.k_full[k_ring.stage]), k_ring.phase);
-      issue_scores();
-      MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-      issue_values();
-      keys.Read(smem, k_ring.stage);
+      rings.WaitKeys();
+      acc.IssueScores(q, SmemAddress(smem.k[rings.k.stage]));
+      rings.WaitValues();
+      acc.IssueValues(SmemAddress(smem.v[rings.v.stage]));
+      keys.Read(smem, rings.k.stage);
       WgmmaWait<1>();
       take_scores();
-      Softmax(s, p.scale, state, shrink);
       // Keeps the assembler from moving the wait for P V in front of the softmax that is to hide it: a branch on the
       // softmax's last result, never taken (row sums are not negative).
-      if (state.l[0] < 0 || state.l[1] < 0) __nanosleep(1);
+      if (acc.state.l[0] < 0 || acc.state.l[1] < 0) __nanosleep(1);
       WgmmaWait<0>();
-      release_values();
-      // Most stages far into a context raise no row's maximum.
-      if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= shrink[i / 2 % 2];
-      }
-      PackWeights(s, weights);
+      WgmmaPin(acc.o);
+      rings.ReleaseValues();
+      acc.ShrinkSums();
+      PackWeights(acc.s, acc.weights);
     }
-
-    MbarrierWait(SmemAddress(&smem.v_full[v_ring.stage]), v_ring.phase);
-    ClearUnwrittenValues(smem, v_ring.stage, keys.begin(), tile.kv_len, group);
-    issue_values();
+    rings.WaitValues();
+    ClearUnwrittenValues(smem, rings.v.stage, keys.begin(), tile.kv_len, group);
+    acc.IssueValues(SmemAddress(smem.v[rings.v.stage]));
     float total[2], inverse[2];
-    SumRows(state, total, inverse);  // meanwhile
+    SumRows(acc.state, total, inverse);  // meanwhile
     WgmmaWait<0>();
-    release_values();
-    WriteRows<kHeadDim>(tile, row0, o, state, total, inverse, p.num_qo_heads, p.out, p.lse);
+    WgmmaPin(acc.o);
+    rings.ReleaseValues();
+    WriteRows<kHeadDim>(tile, row0, acc.o, acc.state, total, inverse, p.num_qo_heads, p.out, p.lse);
   }
 }
 

@@ -1,4 +1,4 @@
-// What a failed call on a worker says: whose fault it is, and what the client is told of it.
+// Classifies failed calls on workers: whose fault they are, and the status for the client.
 #pragma once
 
 #include <cstdint>

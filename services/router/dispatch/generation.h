@@ -88,7 +88,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Fail(const absl::Status& status);
   void Finish(const absl::Status& status);
   void LogLine(const absl::Status& status) const;
-  // What operators see (RequestLog).
+  // State shown to operators (RequestLog).
   void Note(const char* stage);
   void Describe(RequestRecord& record) const;
   FinalInfo MakeFinal() const;

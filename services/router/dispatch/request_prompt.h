@@ -23,7 +23,7 @@ struct RequestPrompt {
   std::vector<TokenId> tokens;
   std::vector<TokenSegment> segments;        // ascending and disjoint
   std::vector<SegmentNamespace> namespaces;  // [segments]
-  chunk::Digest namespace_key{};             // of the text outside of segments
+  chunk::Digest namespace_key{};             // key of the text outside segments
   PromptKeys keys;                           // empty while no worker has told its model
 };
 
