@@ -135,10 +135,10 @@ void Generation::OnPrepared(absl::StatusOr<TokenizedPrompt> tokens) {
   segments_ = std::move(tokens->segments);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   // What "auto" is must be known before pages are reserved: a method with head classes needs fewer.
-  std::string& policy = *request_.reuse.mutable_policy();
-  if ((policy.empty() || policy == "auto") && (!segments_.empty() || request_.reuse.auto_segments()))
-    policy = fleet->model.default_reuse;
-  if (policy.empty() || policy == "exact" || request_.reuse.quality() == "strict") keys_.segments.clear();
+  const std::string_view asked = methods::PolicyOf(request_.reuse.policy(), request_.reuse.quality());
+  const bool reuses = !segments_.empty() || request_.reuse.auto_segments();
+  request_.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, fleet->model.default_reuse)));
+  if (!methods::ReusesSegments(request_.reuse.policy())) keys_.segments.clear();
   const absl::Status checked = CheckAndClamp(*fleet);
   if (!checked.ok()) return Fail(checked);
   for (uint32_t i = 0; i < request_.sampling.n; ++i) {
