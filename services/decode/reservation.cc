@@ -11,6 +11,7 @@
 #include "services/engine/engine.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/methods/selection_methods.h"
+#include "services/methods/methods.h"
 #include "services/wire/convert.h"
 
 namespace spl::decode {
@@ -124,7 +125,7 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
   SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(ticket.decode));
   if (pool.HasFree(wanted.needed)) return wanted;
   engine::DecodeOptions dense = ticket.decode;
-  dense.selector = ticket.classes == nullptr ? "dense" : "head_classes";
+  dense.selector = methods::ResolveSelector(methods::kAuto, ticket.classes != nullptr);
   SPLICE_ASSIGN_OR_RETURN(Choice everything, choice_of(dense));
   everything.falls_back = Most(everything.needed) < Most(wanted.needed) &&
                           (pool.HasFree(everything.needed) || Most(wanted.needed) > pool.view().pages_per_rank());

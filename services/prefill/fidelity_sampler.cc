@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "services/methods/methods.h"
+
 namespace spl::prefill {
 
 void FidelitySampler::Watch(engine::PrefillRequest& request) {
-  if (share_ <= 0 || request.reuse.policy == "exact") return;
+  if (share_ <= 0 || request.reuse.policy == methods::kExact) return;
   {
     std::lock_guard lock(mutex_);
     if (std::uniform_real_distribution<>(0, 1)(random_) >= share_) return;
@@ -14,7 +16,7 @@ void FidelitySampler::Watch(engine::PrefillRequest& request) {
   exact.id = request.id + "/fidelity";
   exact.tokens = request.tokens;
   exact.sampling.temperature = 0;
-  exact.reuse.policy = "exact";
+  exact.reuse.policy = methods::kExact;
   exact.namespace_key = request.namespace_key;
   exact.publish = false;
   exact.background = true;

@@ -10,6 +10,7 @@
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
+#include "services/methods/methods.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"
 
@@ -210,7 +211,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     v1::Receipt& receipt = *call.response->mutable_receipt();
     FillReceipt(outcome.stats, receipt);
     // Another selector chooses among what is kept.
-    receipt.set_decode_selector(outcome.kept != nullptr && selector == "dense" ? "kept_tokens" : selector);
+    receipt.set_decode_selector(outcome.kept != nullptr && selector == methods::kDense ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().carrier());

@@ -6,10 +6,8 @@
 
 namespace spl::tokenizer {
 
-// Whether `text` holds only characters that NFC never changes, wherever they stand. Cost: one pass, no allocation.
-bool IsTriviallyNfc(std::string_view text);
-
-// REQUIRES: valid UTF-8. Characters newer than the tables (their first line says which Unicode) stay as they are.
+// REQUIRES: valid UTF-8. Characters newer than utf8proc's tables (2.8: Unicode 15) stay as they are. Cost: linear, but
+// for runs of combining marks, which are sorted; text below U+0300 is only looked through.
 std::string ToNfc(std::string_view text);
 
 }  // namespace spl::tokenizer

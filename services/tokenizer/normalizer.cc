@@ -19,7 +19,7 @@ using NormalizerOr = absl::StatusOr<std::unique_ptr<Normalizer>>;
 class NfcNormalizer final : public Normalizer {
  public:
   absl::Status Apply(std::string* text) const override {
-    if (!IsTriviallyNfc(*text)) *text = ToNfc(*text);
+    *text = ToNfc(*text);
     return absl::OkStatus();
   }
 };

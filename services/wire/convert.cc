@@ -10,6 +10,7 @@
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/engine/methods/recovery_methods.h"
+#include "services/methods/methods.h"
 
 namespace spl::wire {
 
@@ -73,7 +74,7 @@ engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto) {
 
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   engine::ReuseOptions reuse;
-  reuse.policy = proto.quality() == "strict" ? "exact" : proto.policy();
+  reuse.policy = methods::PolicyOf(proto.policy(), proto.quality());
   ReadOptions<engine::ReuseOptions>(proto, engine::kReuseOptionFields, reuse);
   return reuse;
 }

@@ -18,8 +18,7 @@
 #include <thread>
 
 #include "services/engine/engine.h"
-#include "services/engine/methods/recovery_methods.h"
-#include "services/engine/methods/selection_methods.h"
+#include "services/methods/methods.h"
 #include "spl/v1/common.pb.h"
 #include "tests/cluster/processes.h"
 #include "tests/support/eventually.h"
@@ -66,13 +65,12 @@ std::string NameOf(const Field& field) {
 json ValueOf(const Field& field, Dice& dice) {
   static const std::map<std::string, std::vector<std::string>> kWords = [] {
     std::map<std::string, std::vector<std::string>> words = {
-        {"policy", engine::RecoveryPolicyNames()},
-        {"decode", engine::TokenSelectorNames()},
         {"quality", {"strict", "balanced"}},
         {"recompute", {"samkv", "attended", "sparsex", "none", ""}},
         {"choose", {"recovered", "attention", "means", ""}}};
-    words["policy"].push_back("auto");
-    words["decode"].push_back("auto");
+    words["policy"] = words["decode"] = {"auto"};
+    for (const methods::Policy& policy : methods::Policies()) words["policy"].emplace_back(policy.name);
+    for (const methods::Selector& selector : methods::Selectors()) words["decode"].emplace_back(selector.name);
     return words;
   }();
   constexpr uint32_t kNumbers[] = {0, 1, 2, 3, 8, 11, 12, 13, 16, 64, 128, 256, 1000, UINT32_MAX};

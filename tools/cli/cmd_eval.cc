@@ -9,6 +9,7 @@
 
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/methods/methods.h"
 #include "services/tokenizer/tokenizer.h"
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
@@ -166,7 +167,7 @@ absl::Status RunEval(Flags flags) {
   SPLICE_ASSIGN_OR_RETURN(const EvalRunOptions options, RunOptionsOf(flags));
   const bool needs_cluster =
       flags.keep_history_kv || std::any_of(methods.begin(), methods.end(), [](const EvalMethod& m) {
-        return m.reuse != "exact" || (m.decode != "auto" && m.decode != "dense");
+        return m.reuse != methods::kExact || !methods::IsDense(m.decode);
       });
   SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, needs_cluster));
   EvalRun evaluation(*source->generator, options);

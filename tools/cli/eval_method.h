@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/methods/methods.h"
 
 namespace spl::cli {
 
@@ -25,12 +26,7 @@ struct EvalMethod {
   Provenance provenance = Provenance::kContext;
 
   // The others compute everything behind the exact prefix.
-  bool reuses_segments() const {
-    for (const char* name : {"exact", "redknot", "loopserve", "minference", "a-shape", "tri-shape"}) {
-      if (reuse == name) return false;
-    }
-    return true;
-  }
+  bool reuses_segments() const { return methods::ReusesSegments(reuse); }
 };
 
 // Both "NAME[:OPTION=NUMBER]…", such as "sparsex:dense_layers=2:recompute_share=0.1" and "sparcas:budget=1024" (which

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "services/base/status.h"
+#include "services/methods/methods.h"
 #include "services/wire/convert.h"
 #include "spl/v1/common.pb.h"
 #include "tools/cli/eval_data.h"
@@ -107,7 +108,7 @@ Sum SumOf(const std::vector<double>& scores, const PerplexityWindow& window, boo
 
 const PerplexityResult* DenseOf(std::span<const PerplexityResult> results) {
   const auto dense = std::find_if(results.begin(), results.end(),
-                                  [](const PerplexityResult& r) { return r.decode == "dense" || r.decode == "auto"; });
+                                  [](const PerplexityResult& r) { return methods::IsDense(r.decode); });
   return dense == results.end() ? nullptr : &*dense;
 }
 

@@ -63,10 +63,10 @@ void Accumulate(EvalCell& into, const EvalCell& cell) {
 
 // As the tables show it: what it decodes with only where that was chosen.
 std::string MethodName(const std::string& reuse, const std::string& decode) {
-  return decode == "auto" ? reuse : reuse + " / " + decode;
+  return decode == methods::kAuto ? reuse : reuse + " / " + decode;
 }
 
-bool IsOracle(const EvalKey& key) { return key.reuse == "exact" && (key.decode == "auto" || key.decode == "dense"); }
+bool IsOracle(const EvalKey& key) { return key.reuse == methods::kExact && methods::IsDense(key.decode); }
 
 json MethodJson(const EvalKey& key) {
   return {{"task", key.task},
@@ -300,8 +300,8 @@ std::string EvalReport::Plot(int64_t length, const std::string& provenance, Plot
   const auto averages = CoreAverages();
   const auto shown = [&](const EvalKey& key) {
     if (key.length != length || (key.provenance != provenance && key.provenance != "-")) return false;
-    return of == PlotOf::kAll || (of == PlotOf::kPrefill && (key.decode == "auto" || key.decode == "dense")) ||
-           (of == PlotOf::kDecode && key.reuse == "exact");
+    return of == PlotOf::kAll || (of == PlotOf::kPrefill && methods::IsDense(key.decode)) ||
+           (of == PlotOf::kDecode && key.reuse == methods::kExact);
   };
   double most = 0;
   for (const auto& [key, cell] : averages) {

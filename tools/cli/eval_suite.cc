@@ -1,6 +1,7 @@
 #include "tools/cli/eval_suite.h"
 
 #include "services/base/status.h"
+#include "services/methods/methods.h"
 
 namespace spl::cli {
 
@@ -11,8 +12,9 @@ absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name) {
                             "splice", "loopserve:line_min_span=1024", "minference:line_min_span=1024",
                             "a-shape:band_window=1024", "tri-shape:band_window=1024"},
                   .decode = {"auto"}};
-  for (const char* selector : {"sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv", "h2o"})
-    suite.decode.push_back(std::string(selector) + ":context_share=0.0625");
+  for (const methods::Selector& selector : methods::Selectors()) {
+    if (selector.chooses) suite.decode.push_back(std::string(selector.name) + ":context_share=0.0625");
+  }
   return suite;
 }
 

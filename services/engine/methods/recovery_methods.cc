@@ -1,8 +1,7 @@
 #include "services/engine/methods/recovery_methods.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <iterator>
 
 #include "services/base/status.h"
 #include "services/engine/recovery/baselines/band.h"
@@ -16,65 +15,109 @@
 #include "services/engine/recovery/samkv.h"
 #include "services/engine/recovery/sparsex.h"
 #include "services/engine/recovery/splice.h"
+#include "services/methods/methods.h"
 
 namespace spl::engine {
+namespace {
 
-bool UsesHeadClasses(const ReuseOptions& options) {
-  if (options.full_kv) return false;
-  if (options.policy == "loopserve") return options.head_classes;
-  return options.policy == "redknot" || options.policy == "splice" || options.policy == "splice+";
+using methods::HeadClasses;
+using PolicyPtr = std::unique_ptr<RecoveryPolicy>;
+
+// `map` is null unless the policy uses head classes.
+struct Maker {
+  std::string_view name;
+  PolicyPtr (*make)(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map);
+};
+
+template <typename Policy>
+PolicyPtr Plain(const ModelConfig& config, const ReuseOptions&, const HeadClassMap*) {
+  return std::make_unique<Policy>(config);
 }
+template <typename Policy>
+PolicyPtr WithOptions(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+  return std::make_unique<Policy>(config, options);
+}
+template <typename Policy>
+PolicyPtr WithClasses(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map) {
+  return std::make_unique<Policy>(config, *map, options);
+}
+PolicyPtr CacheBlend(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+  return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
+}
+PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+  return std::make_unique<EpicPolicy>(config, options.epic_tokens);
+}
+PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map) {
+  return std::make_unique<LoopServePolicy>(config, options, map);
+}
+
+constexpr Maker kMakers[] = {
+    {"exact", Plain<ExactPolicy>},
+    {"sparsex", WithOptions<SparseXPolicy>},
+    {"splice", WithClasses<SplicePolicy>},
+    {"splice+", WithClasses<SplicePolicy>},
+    {"redknot", WithClasses<RedKnotPolicy>},
+    {"samkv", WithOptions<SamKvPolicy>},
+    {"naive", Plain<NaivePolicy>},
+    {"epic", Epic},
+    {"cacheblend", CacheBlend},
+    {"loopserve", LoopServe},
+    {"minference", WithOptions<MInferencePolicy>},
+    {"a-shape", WithOptions<BandPolicy>},
+    {"tri-shape", WithOptions<BandPolicy>},
+};
+
+bool HasHeadClasses(const ReuseOptions& options) {
+  const methods::Policy* const traits = methods::FindPolicy(options.policy);
+  if (traits == nullptr) return false;
+  return traits->head_classes == HeadClasses::kAlways ||
+         (traits->head_classes == HeadClasses::kOptional && options.head_classes);
+}
+
+absl::Status CheckFullAttention(std::string_view name, const ModelConfig& config) {
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.visibility(layer).rule != kernels::VisibilityRule::kFull)
+      return Errorf(absl::StatusCode::kFailedPrecondition,
+                    "reuse policy '{}' lists the tokens that a layer sees, and layer {} of this model has a sliding "
+                    "window: use sparsex",
+                    name, layer);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool UsesHeadClasses(const ReuseOptions& options) { return !options.full_kv && HasHeadClasses(options); }
 
 bool RunsWholeSpans(const ReuseOptions& options) {
-  return options.policy == "loopserve" || options.policy == "minference";
-}
-
-std::vector<std::string> RecoveryPolicyNames() {
-  return {"exact", "sparsex",    "splice",    "splice+",    "redknot", "samkv",    "naive",
-          "epic",  "cacheblend", "loopserve", "minference", "a-shape", "tri-shape"};
+  const methods::Policy* const traits = methods::FindPolicy(options.policy);
+  return traits != nullptr && traits->runs_whole_spans;
 }
 
 std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
-  return head_classes != nullptr && head_classes->quality().within_contract() ? "splice" : "sparsex";
+  return std::string(head_classes != nullptr && head_classes->quality().within_contract() ? methods::kSplice
+                                                                                          : methods::kSparseX);
 }
 
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
                                                                    const ModelConfig& config,
                                                                    const HeadClassMap* head_classes) {
   SPLICE_RETURN_IF_ERROR(ValidateReuseOptions(options, config));
-  const std::string& name = options.policy;
-  if (name.empty() || name == "auto" || name == "exact") return std::make_unique<ExactPolicy>(config);
-  if (name == "sparsex") return std::make_unique<SparseXPolicy>(config, options);
-  if (name == "naive") return std::make_unique<NaivePolicy>(config);
-  if (name == "cacheblend")
-    return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
-  if (name == "epic") return std::make_unique<EpicPolicy>(config, options.epic_tokens);
-  if (name == "samkv") {
-    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-      if (config.visibility(layer).rule != kernels::VisibilityRule::kFull)
-        return Errorf(
-            absl::StatusCode::kFailedPrecondition,
-            "reuse policy 'samkv' lists the tokens that a layer sees, and layer {} of this model has a sliding "
-            "window: use sparsex",
-            layer);
-    }
-    return std::make_unique<SamKvPolicy>(config, options);
-  }
-  if (name == "minference") return std::make_unique<MInferencePolicy>(config, options);
-  if (name == "a-shape" || name == "tri-shape") return std::make_unique<BandPolicy>(config, options);
-  if (name == "loopserve" && !options.head_classes) return std::make_unique<LoopServePolicy>(config, options, nullptr);
-  if (name == "redknot" || name == "splice" || name == "splice+" || name == "loopserve") {
-    if (head_classes == nullptr)
-      return Errorf(absl::StatusCode::kFailedPrecondition,
-                    "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
-                    "start the workers with --head-classes",
-                    name);
-    if (name == "loopserve") return std::make_unique<LoopServePolicy>(config, options, head_classes);
-    if (name == "redknot") return std::make_unique<RedKnotPolicy>(config, *head_classes, options);
-    return std::make_unique<SplicePolicy>(config, *head_classes, options);
-  }
-  return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
-                fmt::join(RecoveryPolicyNames(), ", "));
+  const std::string_view name = methods::ResolvePolicy(options.policy, false, "");
+  const methods::Policy* const traits = methods::FindPolicy(name);
+  const auto* const maker =
+      std::find_if(std::begin(kMakers), std::end(kMakers), [&](auto& m) { return m.name == name; });
+  if (traits == nullptr || maker == std::end(kMakers))
+    return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
+                  methods::PolicyNames());
+  if (traits->needs_full_attention) SPLICE_RETURN_IF_ERROR(CheckFullAttention(name, config));
+  if (!HasHeadClasses(options)) return maker->make(config, options, nullptr);
+  if (head_classes == nullptr)
+    return Errorf(absl::StatusCode::kFailedPrecondition,
+                  "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
+                  "start the workers with --head-classes",
+                  name);
+  return maker->make(config, options, head_classes);
 }
 
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,

@@ -1,9 +1,8 @@
-// The prefill methods that there are, by name, and what is known of each before a prompt is there.
+// Makes the prefill methods of services/methods/methods.h.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -27,7 +26,6 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
 // prefill worker of this model would refuse.
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes = nullptr);
-std::vector<std::string> RecoveryPolicyNames();
 // The policy that "auto" stands for, of a prompt with segments: splice with a map whose quality was measured and is
 // within the contract, else sparsex.
 std::string DefaultReusePolicy(const HeadClassMap* head_classes);

@@ -1,10 +1,10 @@
 #include "services/engine/methods/selection_methods.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "kernels/selection/sparcas/compact_keys.h"
 #include "services/base/status.h"
 #include "services/engine/selection/baselines/adakv.h"
 #include "services/engine/selection/baselines/h2o.h"
@@ -16,16 +16,81 @@
 #include "services/engine/selection/kept_tokens_selector.h"
 #include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/sparcas.h"
+#include "services/methods/methods.h"
 
 namespace spl::engine {
 namespace {
 
-// Fills in what a method's paper or code has (docs/methods/sparcas.md and docs/methods/baselines.md).
-void FillDefaults(DecodeOptions& options) {
-  const std::string& name = options.selector;
-  if (options.budget < 0) options.budget = name == "sparcas" || name == "quest" || name == "snapkv" ? 2048 : 1024;
-  if (options.window < 0) options.window = name == "snapkv" || name == "adakv" ? 32 : 16;
-  if (options.recent < 0) options.recent = options.selector == "sparcas" ? 64 : 16;
+using methods::HeadClasses;
+using Classes = std::shared_ptr<const StreamClasses>;
+using SelectorPtr = std::unique_ptr<TokenSelector>;
+
+// How a selector is made, and what is checked before. The options have no defaults left to fill in; `classes` is null
+// unless the prompt has head classes.
+struct Maker {
+  std::string_view name;
+  SelectorPtr (*make)(const ModelConfig& config, Classes classes, const DecodeOptions& options);
+  absl::Status (*check)(const ModelConfig& config, const DecodeOptions& options) = nullptr;
+};
+
+template <typename Selector>
+SelectorPtr WithOptions(const ModelConfig& config, Classes, const DecodeOptions& options) {
+  return std::make_unique<Selector>(config, options);
+}
+template <typename Selector>
+SelectorPtr WithClasses(const ModelConfig& config, Classes classes, const DecodeOptions& options) {
+  return std::make_unique<Selector>(config, std::move(classes), options);
+}
+SelectorPtr Dense(const ModelConfig& config, Classes, const DecodeOptions&) {
+  return std::make_unique<DenseSelector>(config);
+}
+SelectorPtr ByHeadClasses(const ModelConfig& config, Classes classes, const DecodeOptions&) {
+  return std::make_unique<HeadClassesSelector>(config, std::move(classes));
+}
+
+absl::Status CheckDims(const ModelConfig& config, const DecodeOptions& o) {
+  if (kernels::CompactKeys{config.head_dim, o.dims}.valid()) return absl::OkStatus();
+  return InvalidArgument("decode_dims is {}, it must be a multiple of 4 that divides {}, at most {}", o.dims,
+                         2 * config.head_dim, config.head_dim);
+}
+
+absl::Status CheckPages(const ModelConfig&, const DecodeOptions& o) {
+  if (o.budget % kernels::kBoundTokens == 0) return absl::OkStatus();
+  return InvalidArgument("decode_budget is {}, quest takes pages of {} tokens: it must be a multiple of that", o.budget,
+                         kernels::kBoundTokens);
+}
+
+absl::Status CheckWindow(const ModelConfig&, const DecodeOptions& o) {
+  if (o.window < o.budget) return absl::OkStatus();
+  return InvalidArgument(
+      "decode_window is {}, {} keeps that many rows of the prompt: it must be less than decode_budget, {}", o.window,
+      o.selector, o.budget);
+}
+
+absl::Status CheckHalves(const ModelConfig&, const DecodeOptions& o) {
+  if (o.budget >= 2) return absl::OkStatus();
+  return InvalidArgument("decode_budget is {}, h2o takes two halves of it: at least 2", o.budget);
+}
+
+constexpr Maker kMakers[] = {
+    {"dense", Dense},
+    {"head_classes", ByHeadClasses},
+    {"sparcas", WithClasses<SparCasSelector>, CheckDims},
+    {"loopserve", WithClasses<LoopServeSelector>},
+    {"quest", WithClasses<QuestSelector>, CheckPages},
+    {"streaming", WithOptions<StreamingSelector>},
+    {"snapkv", WithOptions<SnapKvSelector>, CheckWindow},
+    {"adakv", WithOptions<AdaKvSelector>, CheckWindow},
+    {"h2o", WithOptions<H2oSelector>, CheckHalves},
+};
+
+// The options with the selector's defaults.
+DecodeOptions WithDefaults(DecodeOptions options, const methods::Selector& traits) {
+  options.selector = traits.name;
+  if (options.budget < 0) options.budget = traits.budget;
+  if (options.window < 0) options.window = traits.window;
+  if (options.recent < 0) options.recent = traits.recent;
+  return options;
 }
 
 // Whether some head may attend to less than it could. By the model alone: whatever classes a sequence has, and whatever
@@ -37,63 +102,48 @@ bool LeavesOutAnything(const DecodeOptions& options, const ModelConfig& config) 
   return false;
 }
 
+absl::Status CheckClasses(const methods::Selector& selector, bool has_classes) {
+  if (selector.head_classes == HeadClasses::kNever && has_classes)
+    return InvalidArgument(
+        "decode selector '{}' needs all of the KV, but behind this reuse policy local heads only keep their window: "
+        "set full_kv, or leave the selector out",
+        selector.name);
+  if (selector.head_classes == HeadClasses::kAlways && !has_classes)
+    return InvalidArgument(
+        "decode selector '{}' needs a prompt computed with head classes: reuse policy redknot, splice or splice+, "
+        "without full_kv",
+        selector.name);
+  return absl::OkStatus();
+}
+
 // Behind tokens that were left out; null: a step attends to everything that is kept.
-absl::StatusOr<std::unique_ptr<TokenSelector>> MakeInner(DecodeOptions options, const ModelConfig& config) {
-  if (options.selector.empty() || options.selector == "auto") options.selector = "dense";
+absl::StatusOr<SelectorPtr> MakeInner(const DecodeOptions& options, const ModelConfig& config) {
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
-  if (inner->name() == "dense") inner.reset();
+  if (inner->name() == methods::kDense) inner.reset();
   return inner;
 }
 
 }  // namespace
 
-std::vector<std::string> TokenSelectorNames() {
-  return {"dense", "head_classes", "sparcas", "loopserve", "quest", "streaming", "snapkv", "adakv", "h2o"};
-}
-
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& wanted, const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes) {
-  DecodeOptions options = wanted;
-  if (options.selector.empty() || options.selector == "auto")
-    options.selector = classes == nullptr ? "dense" : "head_classes";
-  SPLICE_RETURN_IF_ERROR(ValidateDecodeOptions(options, config));
-  FillDefaults(options);
-  const std::string& name = options.selector;
-  const bool leaves_out = LeavesOutAnything(options, config);
-  if (!leaves_out && (name == "sparcas" || name == "loopserve" || name == "quest"))
-    options.selector = classes == nullptr ? "dense" : "head_classes";
-  if (name == "sparcas") return std::make_unique<SparCasSelector>(config, std::move(classes), options);
-  if (name == "loopserve") return std::make_unique<LoopServeSelector>(config, std::move(classes), options);
-  if (name == "quest") return std::make_unique<QuestSelector>(config, std::move(classes), options);
-  const bool by_window = name == "snapkv" || name == "adakv", of_prompt = by_window || name == "h2o";
-  if (by_window && options.window >= options.budget)
-    return InvalidArgument(
-        "decode_window is {}, {} keeps that many rows of the prompt: it must be less than decode_budget, {}",
-        options.window, name, options.budget);
-  if (name == "h2o" && options.budget < 2)
-    return InvalidArgument("decode_budget is {}, h2o takes two halves of it: at least 2", options.budget);
-  if (name == "dense" || name == "streaming" || of_prompt) {
-    if (classes != nullptr)
-      return InvalidArgument(
-          "decode selector '{}' needs all of the KV, but behind this reuse policy local heads only keep their "
-          "window: set full_kv, or leave the selector out",
-          name);
-    if (!leaves_out) return std::make_unique<DenseSelector>(config);
-    if (name == "streaming") return std::make_unique<StreamingSelector>(config, options);
-    if (name == "snapkv") return std::make_unique<SnapKvSelector>(config, options);
-    if (name == "adakv") return std::make_unique<AdaKvSelector>(config, options);
-    if (name == "h2o") return std::make_unique<H2oSelector>(config, options);
-    return std::make_unique<DenseSelector>(config);
-  }
-  if (name == "head_classes") {
-    if (classes == nullptr)
-      return InvalidArgument(
-          "decode selector 'head_classes' needs a prompt computed with head classes: reuse policy redknot, splice or "
-          "splice+, without full_kv");
-    return std::make_unique<HeadClassesSelector>(config, std::move(classes));
-  }
-  return Errorf(absl::StatusCode::kUnimplemented, "decode selector '{}' is not served by this build; it has: {}", name,
-                fmt::join(TokenSelectorNames(), ", "));
+  SPLICE_RETURN_IF_ERROR(ValidateDecodeOptions(wanted, config));
+  const bool has_classes = classes != nullptr;
+  const std::string_view name = methods::ResolveSelector(wanted.selector, has_classes);
+  const methods::Selector* const traits = methods::FindSelector(name);
+  const auto find = [](std::string_view n) {
+    return std::find_if(std::begin(kMakers), std::end(kMakers), [&](auto& m) { return m.name == n; });
+  };
+  const Maker* maker = find(name);
+  if (traits == nullptr || maker == std::end(kMakers))
+    return Errorf(absl::StatusCode::kUnimplemented, "decode selector '{}' is not served by this build; it has: {}",
+                  name, methods::SelectorNames());
+  SPLICE_RETURN_IF_ERROR(CheckClasses(*traits, has_classes));
+  const DecodeOptions options = WithDefaults(wanted, *traits);
+  if (maker->check != nullptr) SPLICE_RETURN_IF_ERROR(maker->check(config, options));
+  if (traits->chooses && !LeavesOutAnything(options, config))
+    maker = find(methods::ResolveSelector(methods::kAuto, has_classes));
+  return maker->make(config, std::move(classes), options);
 }
 
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,
@@ -107,7 +157,8 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorBehind(std::string_vi
                                                                   const DecodeOptions& options, const Model& model,
                                                                   std::shared_ptr<const StreamClasses> classes) {
   const ModelConfig& config = model.config();
-  if (policy != "samkv") return MakeTokenSelector(options, config, std::move(classes));
+  const methods::Policy* const traits = methods::FindPolicy(policy);
+  if (traits == nullptr || !traits->leaves_out_tokens) return MakeTokenSelector(options, config, std::move(classes));
   const PositionRange everything{0, static_cast<int32_t>(num_tokens)};
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, config));
   KeptTokens kept{everything.end, std::vector<PositionRanges>(static_cast<size_t>(config.num_layers), {everything})};

@@ -1,10 +1,9 @@
-// The decode methods that there are, by name.
+// Makes the decode methods of services/methods/methods.h.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "services/engine/cache/sequence_kv.h"
@@ -19,7 +18,6 @@ namespace spl::engine {
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& options,
                                                                  const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes);
-std::vector<std::string> TokenSelectorNames();
 
 // MakeTokenSelector for a sequence, which may have left out tokens.
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,

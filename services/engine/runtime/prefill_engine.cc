@@ -14,6 +14,7 @@
 #include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/methods/methods.h"
 
 namespace spl::engine {
 namespace {
@@ -225,9 +226,8 @@ absl::Status PrefillEngine::Submit(PrefillRequest request) {
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
-  if (request.reuse.policy.empty() || request.reuse.policy == "auto")
-    request.reuse.policy =
-        request.segments.empty() && !request.reuse_auto ? "exact" : DefaultReusePolicy(model_->head_classes().get());
+  request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
+                                                DefaultReusePolicy(model_->head_classes().get()));
   auto job = std::make_shared<Job>();
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model_->head_classes().get()));
   if (request.segments.size() > static_cast<size_t>(job->policy->max_segments()))

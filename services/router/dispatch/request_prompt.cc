@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/methods/methods.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -68,10 +69,10 @@ absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const Se
 }
 
 void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet) {
-  std::string& policy = *request.reuse.mutable_policy();
-  if ((policy.empty() || policy == "auto") && (!prompt.segments.empty() || request.reuse.auto_segments()))
-    policy = fleet.model.default_reuse;
-  if (policy.empty() || policy == "exact" || request.reuse.quality() == "strict") prompt.keys.segments.clear();
+  const std::string_view asked = methods::PolicyOf(request.reuse.policy(), request.reuse.quality());
+  const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
+  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, fleet.model.default_reuse)));
+  if (!methods::ReusesSegments(request.reuse.policy())) prompt.keys.segments.clear();
 }
 
 absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prompt, const FleetSnapshot& fleet,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "services/methods/methods.h"
+
 namespace spl::router {
 namespace {
 
@@ -10,7 +12,7 @@ constexpr uint32_t kFewTokens = 256;  // below this, fixed costs hide the costs 
 constexpr uint64_t kFewBytes = 1ull << 20;
 
 std::string KeyOf(const v1::ReuseOptions& reuse) {
-  std::string key = reuse.quality() == "strict" || reuse.policy().empty() ? "exact" : reuse.policy();
+  std::string key(methods::ResolvePolicy(methods::PolicyOf(reuse.policy(), reuse.quality()), false, ""));
   if (reuse.head_classes()) key += "+heads";
   if (reuse.full_kv()) key += "+full";
   return key;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "services/methods/methods.h"
 #include "services/tokenizer/byte_level.h"
 
 namespace spl::router {
@@ -46,7 +47,7 @@ OrderedJson ReceiptJson(const RequestReceipt& r) {
   // Of the methods with head classes.
   if (r.ffn_share < 1 || r.restored_heads > 0)
     out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};
-  if (r.reuse_policy == "samkv")
+  if (const auto* policy = methods::FindPolicy(r.reuse_policy); policy != nullptr && policy->leaves_out_tokens)
     out["samkv"] = {{"kept_share", r.kept_share}, {"summaries_computed", r.summaries_computed}};
   if (r.head_lease)
     out["decode_restore"] = {{"restored_heads", r.decode_restored_heads}, {"restore_misses", r.restore_misses}};

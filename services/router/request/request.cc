@@ -54,13 +54,6 @@ absl::Status ValidateStop(const std::vector<std::string>& stop) {
   return absl::OkStatus();
 }
 
-constexpr std::string_view kReusePolicies[] = {"auto",       "exact",   "sparsex",   "naive",   "cacheblend",
-                                               "epic",       "redknot", "splice",    "splice+", "loopserve",
-                                               "minference", "a-shape", "tri-shape", "samkv"};
-
-constexpr std::string_view kSelectors[] = {"auto",  "dense",     "head_classes", "sparcas", "loopserve",
-                                           "quest", "streaming", "snapkv",       "adakv",   "h2o"};
-
 absl::Status CheckName(const char* field, const std::string& name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
   return ParamError(field, "may have {} bytes at most, got {}", kMaxNameBytes, name.size());
@@ -68,17 +61,15 @@ absl::Status CheckName(const char* field, const std::string& name) {
 
 absl::Status ValidateReuse(const GenerationRequest& request) {
   const v1::ReuseOptions& reuse = request.reuse;
-  if (!reuse.policy().empty() &&
-      std::find(std::begin(kReusePolicies), std::end(kReusePolicies), reuse.policy()) == std::end(kReusePolicies)) {
-    return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}", reuse.policy(),
-                      fmt::join(kReusePolicies, ", "));
+  if (!methods::IsAuto(reuse.policy()) && methods::FindPolicy(reuse.policy()) == nullptr) {
+    return ParamError("splice.reuse", "\"{}\" is not served by this build; it has {}, {}", reuse.policy(),
+                      methods::kAuto, methods::PolicyNames());
   }
-  if (!reuse.decode().empty() &&
-      std::find(std::begin(kSelectors), std::end(kSelectors), reuse.decode()) == std::end(kSelectors)) {
-    return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}", reuse.decode(),
-                      fmt::join(kSelectors, ", "));
+  if (!methods::IsAuto(reuse.decode()) && methods::FindSelector(reuse.decode()) == nullptr) {
+    return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}, {}", reuse.decode(),
+                      methods::kAuto, methods::SelectorNames());
   }
-  if (!reuse.quality().empty() && reuse.quality() != "balanced" && reuse.quality() != "strict") {
+  if (!reuse.quality().empty() && reuse.quality() != methods::kBalanced && reuse.quality() != methods::kStrict) {
     return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality());
   }
   const auto& type = *reuse.GetDescriptor();
@@ -121,8 +112,9 @@ absl::Status ValidateSegments(const Prompt& prompt, std::string_view reuse) {
     }
   }
   if (count > kMaxSegments) return ParamError("splice.segments", "at most {} are served, got {}", kMaxSegments, count);
-  if (reuse == "samkv" && count > kMaxSamKvSegments) {
-    return ParamError("splice.segments", "reuse samkv serves at most {}, got {}", kMaxSamKvSegments, count);
+  const methods::Policy* const policy = methods::FindPolicy(reuse);
+  if (policy != nullptr && count > policy->max_segments) {
+    return ParamError("splice.segments", "reuse {} serves at most {}, got {}", reuse, policy->max_segments, count);
   }
   for (const std::string* name : names) SPLICE_RETURN_IF_ERROR(CheckName("a name in a segment", *name));
   return absl::OkStatus();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "services/base/trace.h"
+#include "services/methods/methods.h"
 #include "services/router/request/segment_marks.h"
 #include "services/tokenizer/chat_template.h"
 #include "services/tokenizer/tokenizer.h"
@@ -56,8 +57,7 @@ inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxSegments = 4096;
-inline constexpr size_t kMaxSamKvSegments = 1024;  // of a request with reuse samkv; workers refuse more, too
-inline constexpr int32_t kMaxPriority = 1000;      // and not below its negative
+inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
 
 struct ChatPrompt {
   std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them
@@ -90,7 +90,8 @@ using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>, Segme
 
 // The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
 inline bool DecodeReadsPrompt(const v1::ReuseOptions& reuse) {
-  return reuse.decode() == "snapkv" || reuse.decode() == "adakv" || reuse.decode() == "h2o";
+  const methods::Selector* const selector = methods::FindSelector(reuse.decode());
+  return selector != nullptr && selector->reads_prompt;
 }
 inline bool Publishes(const v1::ReuseOptions& reuse) { return !reuse.has_publish() || reuse.publish(); }
 

@@ -362,7 +362,7 @@ TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
   ASSERT_EQ(run.segments_size(), 1);
   EXPECT_EQ(run.segments(0).begin(), 1u);
   EXPECT_EQ(run.segments(0).end(), 3u);
-  EXPECT_EQ(run.reuse().policy(), "sparsex");
+  EXPECT_EQ(run.reuse().policy(), "exact") << "strict";
   EXPECT_EQ(run.reuse().dense_layers(), 2u);
   EXPECT_EQ(run.reuse().recompute_share(), 0.25);
   EXPECT_TRUE(run.reuse().auto_segments());

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "services/methods/methods.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
 
@@ -129,9 +130,10 @@ TEST(ParseCompletionBodyTest, SamKvTakesSoManySegments) {
     EXPECT_EQ(ParseCompletionBody(of_text.dump()).status().code(), status.code());
     return status;
   };
-  EXPECT_TRUE(parse(kMaxSamKvSegments, "samkv").ok());
-  EXPECT_TRUE(parse(kMaxSamKvSegments + 1, "sparsex").ok());
-  const absl::Status refused = parse(kMaxSamKvSegments + 1, "samkv");
+  const size_t kSamKvSegments = methods::FindPolicy("samkv")->max_segments;
+  EXPECT_TRUE(parse(kSamKvSegments, "samkv").ok());
+  EXPECT_TRUE(parse(kSamKvSegments + 1, "sparsex").ok());
+  const absl::Status refused = parse(kSamKvSegments + 1, "samkv");
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ParamOf(refused), "splice.segments");
   EXPECT_EQ(refused.message(), "splice.segments: reuse samkv serves at most 1024, got 1025");

@@ -17,7 +17,6 @@ TEST(NfcTest, EqualsPython) {
     const auto nfc = line["nfc"].get<std::string>();
     EXPECT_EQ(ToNfc(text), nfc) << line.dump();
     EXPECT_EQ(ToNfc(nfc), nfc) << "not idempotent: " << line.dump();
-    EXPECT_TRUE(!IsTriviallyNfc(text) || text == nfc) << line.dump();
     num_changed += text != nfc;
   }
   EXPECT_GT(num_changed, 150);
@@ -39,14 +38,13 @@ TEST(NfcTest, EveryHangulSyllableComesBackFromItsParts) {
 
 TEST(NfcTest, PlainTextIsLeftAlone) {
   for (const std::string text : {"", "plain", "Größe 日本語 🙂 Привет"}) {
-    EXPECT_TRUE(IsTriviallyNfc(text));
     EXPECT_EQ(ToNfc(text), text);
   }
 }
 
 TEST(NfcTest, LongRunOfMarks) {
   std::string text = "a";
-  for (int i = 0; i < 20000; ++i) text += i % 2 == 0 ? "\u0301" : "\u0323";
+  for (int i = 0; i < 400000; ++i) text += i % 2 == 0 ? "\u0301" : "\u0323";
   const std::string nfc = ToNfc(text);
   EXPECT_TRUE(nfc.starts_with("\u1EA1\u0323"));  // a with dot below, then the other dots, then the accents
 }

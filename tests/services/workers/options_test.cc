@@ -2,9 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/methods/selection_methods.h"
+#include "services/methods/methods.h"
 #include "services/router/request/openai_request.h"
 #include "services/wire/convert.h"
 
@@ -105,6 +109,63 @@ TEST(OptionTable, SharesAndNumbersHaveTheirRange) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << row.name;
     EXPECT_THAT(std::string(status.message()), HasSubstr(want));
   }
+}
+
+engine::ModelConfig SmallModel() {
+  engine::ModelConfig config;
+  config.num_layers = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 64;
+  config.max_positions = 4096;
+  return config;
+}
+
+TEST(Methods, ThePoliciesAreWhatTheirTraitsSay) {
+  const engine::ModelConfig config = SmallModel();
+  const auto map = engine::HeadClassMap::AllGlobal(config.num_layers, config.num_kv_heads);
+  for (const methods::Policy& traits : methods::Policies()) {
+    const engine::ReuseOptions options{.policy = std::string(traits.name)};
+    const auto policy = engine::MakeRecoveryPolicy(options, config, &map);
+    ASSERT_TRUE(policy.ok()) << policy.status();
+    EXPECT_EQ((*policy)->name(), traits.name);
+    EXPECT_EQ((*policy)->reuses_segments(), traits.reuses_segments) << traits.name;
+    EXPECT_EQ((*policy)->max_segments(), static_cast<int32_t>(std::min<uint32_t>(traits.max_segments, INT32_MAX)))
+        << traits.name;
+    const bool needs_map = traits.head_classes == methods::HeadClasses::kAlways;
+    EXPECT_EQ(engine::MakeRecoveryPolicy(options, config).ok(), !needs_map) << traits.name;
+    EXPECT_EQ(engine::UsesHeadClasses(options), needs_map) << traits.name;
+    EXPECT_FALSE(traits.help.empty()) << traits.name;
+  }
+  engine::ModelConfig windows = config;
+  windows.sliding_windows.assign(4, 64);
+  for (const methods::Policy& traits : methods::Policies())
+    EXPECT_EQ(engine::MakeRecoveryPolicy({.policy = std::string(traits.name)}, windows, &map).ok(),
+              !traits.needs_full_attention)
+        << traits.name;
+}
+
+TEST(Methods, TheSelectorsAreWhatTheirTraitsSay) {
+  const engine::ModelConfig config = SmallModel();
+  for (const methods::Selector& traits : methods::Selectors()) {
+    const engine::DecodeOptions options(std::string(traits.name));
+    const auto selector = engine::MakeTokenSelector(options, config, nullptr);
+    EXPECT_EQ(selector.ok(), traits.head_classes != methods::HeadClasses::kAlways) << selector.status();
+    if (!selector.ok()) continue;
+    EXPECT_EQ((*selector)->name(), traits.name);
+    EXPECT_EQ((*selector)->of_prompt() != nullptr, traits.reads_prompt) << traits.name;
+  }
+}
+
+TEST(Methods, AutoAndStrictAreResolvedInOnePlace) {
+  EXPECT_EQ(methods::PolicyOf("sparsex", "strict"), "exact");
+  EXPECT_EQ(methods::PolicyOf("sparsex", "balanced"), "sparsex");
+  EXPECT_EQ(methods::ResolvePolicy("", true, "splice"), "splice");
+  EXPECT_EQ(methods::ResolvePolicy("auto", false, "splice"), "exact");
+  EXPECT_EQ(methods::ResolvePolicy("naive", true, "splice"), "naive");
+  EXPECT_EQ(methods::ResolvePolicy("auto", true, ""), "") << "the model is not known: a worker resolves it";
+  EXPECT_EQ(methods::ResolveSelector("auto", true), "head_classes");
+  EXPECT_EQ(methods::ResolveSelector("", false), "dense");
+  EXPECT_EQ(methods::ResolveSelector("quest", true), "quest");
 }
 
 }  // namespace

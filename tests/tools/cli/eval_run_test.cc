@@ -6,12 +6,10 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
-#include "services/engine/methods/recovery_methods.h"
-#include "services/engine/methods/selection_methods.h"
-#include "services/engine/recovery/recovery_policy.h"
-#include "services/engine/selection/token_selector.h"
-#include "services/router/request/request.h"
+#include "services/methods/methods.h"
 #include "tools/cli/eval_suite.h"
 
 namespace spl::cli {
@@ -221,20 +219,13 @@ TEST(EvalReportTest, PairsAndRefusals) {
   EXPECT_THAT(html, HasSubstr("decode methods behind an exact prefill"));
 }
 
-// The router refuses names that it does not know, before any worker is asked: its lists must have what the engine has.
-TEST(EvalSuiteTest, TheRouterKnowsTheEnginesMethods) {
-  const auto refusal = [](const std::string& reuse, const std::string& decode) {
-    router::GenerationRequest request;
-    request.prompt = std::string("a prompt");
-    request.reuse.set_policy(reuse);
-    request.reuse.set_decode(decode);
-    return std::string(router::ValidateRequest(request).message());
-  };
-  EXPECT_THAT(refusal("no such method", ""), HasSubstr("not served by this build"));
-  for (const std::string& name : engine::RecoveryPolicyNames())
-    EXPECT_THAT(refusal(name, ""), Not(HasSubstr("not served by this build"))) << name;
-  for (const std::string& name : engine::TokenSelectorNames())
-    EXPECT_THAT(refusal("", name), Not(HasSubstr("not served by this build"))) << name;
+TEST(EvalSuiteTest, EveryMethodThatChoosesIsInTheSuite) {
+  const auto suite = FindEvalSuite("methods");
+  ASSERT_TRUE(suite.ok());
+  std::set<std::string> names;
+  for (const std::string& method : suite->reuse) names.insert(method.substr(0, method.find(':')));
+  for (const methods::Policy& policy : methods::Policies())
+    EXPECT_TRUE(names.contains(std::string(policy.name)) || policy.name == "splice+") << policy.name;
 }
 
 TEST(EvalSuiteTest, NamesAreChecked) {
