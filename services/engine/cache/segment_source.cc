@@ -1,11 +1,24 @@
 #include "services/engine/cache/segment_source.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "services/base/check.h"
 #include "services/engine/cache/segment_summary.h"
 
 namespace spl::engine {
+namespace {
+
+// How much of what a copy has seen may be other text than stands in front of it here, at the far end: the beginning of
+// the instructions, say.
+constexpr size_t kForeignTokensMax = kernels::kPageTokens;
+
+// How many tokens the two end with alike.
+size_t CommonEnd(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return static_cast<size_t>(std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
+}
+
+}  // namespace
 
 SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated,
                              std::shared_ptr<const std::vector<int32_t>> prompt)
@@ -71,6 +84,17 @@ std::shared_ptr<const SegmentSummary> SegmentSource::KeepSummary(SegmentSummary 
   }
   summary_ = std::make_shared<const SegmentSummary>(std::move(part));
   return summary_;
+}
+
+bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy) {
+  if (hit.source->isolated()) return false;
+  const std::optional<std::span<const int32_t>> seen = hit.source->text_in_front();
+  if (!seen.has_value()) return false;
+  const std::span<const int32_t> own = hit.source->tokens().first(static_cast<size_t>(hit.offset));
+  const std::span<const int32_t> here = tokens.first(static_cast<size_t>(hit.target));
+  size_t same = CommonEnd(here, own);
+  if (same == own.size()) same += CommonEnd(here.first(here.size() - own.size()), *seen);
+  return same >= static_cast<size_t>(hit.target - first_copy) && own.size() + seen->size() - same <= kForeignTokensMax;
 }
 
 }  // namespace spl::engine

@@ -80,4 +80,9 @@ struct SegmentHit {
   int32_t distance() const { return target - (source->begin() + offset); }  // how far the keys must turn
 };
 
+// Whether `hit` is known to have seen the text that stands in front of it in `tokens`, token for token, from the
+// prompt's first copy on, and hardly anything else. Positions prove nothing: documents cut to one length stand at the
+// same ones in every prompt.
+bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy);
+
 }  // namespace spl::engine

@@ -22,8 +22,7 @@ class ExactPolicy final : public RecoveryPolicy {
   void TakeQueryMeans(std::vector<float> means) override { means_ = std::move(means); }
   void TakeAttended(std::vector<std::vector<int32_t>> positions) override { attended_ = std::move(positions); }
 
-  // Behind the run: local query and attended tokens of this one of the segments; empty where they were not noted.
-  SegmentSummary LocalSummaryOf(const PositionRange& segment) const {
+  SegmentSummary LocalSummaryOf(const PositionRange& segment) const override {
     SegmentSummary summary;
     const auto at = static_cast<size_t>(std::find(noted_.begin(), noted_.end(), segment) - noted_.begin());
     if (at == noted_.size() || means_.empty()) return summary;

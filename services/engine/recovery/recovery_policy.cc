@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include "services/engine/cache/segment_summary.h"
+
 namespace spl::engine {
+
+SegmentSummary RecoveryPolicy::LocalSummaryOf(const PositionRange& /*segment*/) const { return {}; }
 
 LayerPlan RecoveryPolicy::PlanLayer(int32_t layer) {
   std::fill(visibility_.begin(), visibility_.end(), config_.visibility(layer));

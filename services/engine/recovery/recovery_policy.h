@@ -20,6 +20,8 @@
 
 namespace spl::engine {
 
+struct SegmentSummary;  // services/engine/cache/segment_summary.h
+
 // Which rows of a pass run through a layer's feed-forward.
 struct FfnPlan {
   double mass = 1;                // the most important ones up to this share (RowsByMass); 1: all
@@ -179,6 +181,9 @@ class RecoveryPolicy {
   // Behind a stage with attention_to, likewise: of each of its ranges the positions that get most (MostAttended),
   // ascending.
   virtual void TakeAttended(std::vector<std::vector<int32_t>> /*positions*/) {}
+  // Behind the run of a policy that notes summaries on the way: local query and attended tokens of this segment of the
+  // prompt; empty where it has none.
+  virtual SegmentSummary LocalSummaryOf(const PositionRange& segment) const;
   // Behind a stage that scores and says so, in front of NextStage: of each candidate, in their order.
   virtual void TakeScores(std::vector<float> /*scores*/) {}
   // Behind the last stage, of a policy that leaves tokens out: what each layer keeps of the prompt. [num_layers];

@@ -23,13 +23,10 @@ CanonicalStats CanonicalPrefill::stats() const {
 }
 
 void CanonicalPrefill::Count(const std::function<void(CanonicalStats&)>& change) {
-  {
-    std::lock_guard lock(mutex_);
-    change(stats_);
-    stats_.running = run_.has_value();
-    stats_.num_queued = queue_.size() + (run_.has_value() ? 1 : 0);
-  }
-  options_.on_change();
+  std::lock_guard lock(mutex_);
+  change(stats_);
+  stats_.running = run_.has_value();
+  stats_.num_queued = queue_.size() + (run_.has_value() ? 1 : 0);
 }
 
 void CanonicalPrefill::Add(CanonicalTask task) {

@@ -33,8 +33,6 @@ struct CanonicalPrefillOptions {
   std::function<bool(int64_t num_pages)> make_room;
   // A segment has a source now, which nobody had before.
   std::function<void(const CanonicalTask& task, const std::shared_ptr<const SegmentSource>& source)> on_computed;
-  // stats() has changed.
-  std::function<void()> on_change;
 };
 
 // One thread, but for stats(). Takes pages while a segment is under way.

@@ -12,28 +12,6 @@ namespace {
 
 constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (docs/methods/redknot.md, "Restore")
 
-// How much of what a copy has seen may be other text than stands in front of it here, at the far end: the beginning of
-// the instructions, say.
-constexpr size_t kForeignTokensMax = kernels::kPageTokens;
-
-// How many tokens the two end with alike.
-size_t CommonEnd(std::span<const int32_t> a, std::span<const int32_t> b) {
-  return static_cast<size_t>(std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
-}
-
-// Whether `hit` is known to have seen the text in front of it, token for token, from the prompt's first copy on, and
-// hardly anything else. Positions prove nothing: documents cut to one length stand at the same ones in every prompt.
-bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy) {
-  if (hit.source->isolated()) return false;
-  const std::optional<std::span<const int32_t>> seen = hit.source->text_in_front();
-  if (!seen.has_value()) return false;
-  const std::span<const int32_t> own = hit.source->tokens().first(static_cast<size_t>(hit.offset));
-  const std::span<const int32_t> here = tokens.first(static_cast<size_t>(hit.target));
-  size_t same = CommonEnd(here, own);
-  if (same == own.size()) same += CommonEnd(here.first(here.size() - own.size()), *seen);
-  return same >= static_cast<size_t>(hit.target - first_copy) && own.size() + seen->size() - same <= kForeignTokensMax;
-}
-
 }  // namespace
 
 PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv,
@@ -43,7 +21,6 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
       kv_(kv),
       policy_(policy),
       num_layers_(kv.shape().num_layers),
-      prefix_exact_(kv.exact_tokens() == kv.num_tokens()),
       layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
   int32_t end = layout_.num_prefix;
   for (const SegmentHit& hit : hits_) {
@@ -53,6 +30,8 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     layout_.reused.push_back({hit.target, end});
     layout_.isolated.push_back(!StandsInItsContext(hit, tokens_, hits_.front().target));
   }
+  exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();
+  aligned_tokens_ = reused_tokens();
   if (!policy_.is_exact(layout_)) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
   } else if (!hits_.empty()) {
@@ -345,6 +324,18 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   kv_.set_num_tokens(layout_.num_tokens);
   done_ = true;
   return absl::OkStatus();
+}
+
+void PromptRun::Report(PrefillStats& stats) const {
+  stats.exact = exact_;
+  stats.aligned_tokens = aligned_tokens_;
+  stats.computed_tokens = stats.prompt_tokens - stats.cached_tokens - aligned_tokens_;
+  stats.recomputed_tokens = recomputed_tokens();
+  stats.restored_heads = static_cast<int64_t>(restored_heads().size());
+  stats.ffn_share = ffn_share();
+  stats.kept_share = kept_share();
+  stats.summaries_computed = summaries_computed_;
+  stats.lines = lines();
 }
 
 std::vector<int32_t> PromptRun::restored_heads() const {

@@ -12,6 +12,7 @@
 #include "services/engine/cache/segment_source.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/runtime/prefill_stats.h"
 
 namespace spl::engine {
 
@@ -52,7 +53,10 @@ class PromptRun {
   double remaining_work() const;
   double pass_work() const;  // of the pass that Next described
 
-  bool exact() const { return !reuses() && policy_.is_exact(layout_) && prefix_exact_; }
+  // Fills in all that the run knows: `exact`, aligned and computed tokens from the start, the rest once it is done.
+  void Report(PrefillStats& stats) const;
+
+  bool exact() const { return exact_; }
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
   // Reused tokens whose KV above the dense layers was computed afresh; known when done.
@@ -95,8 +99,9 @@ class PromptRun {
   SequenceKv& kv_;
   RecoveryPolicy& policy_;
   const int32_t num_layers_;
-  const bool prefix_exact_;
   ReuseLayout layout_;
+  bool exact_ = false;          // as a plain prefill
+  int64_t aligned_tokens_ = 0;  // copied by Begin
   PrefillStage stage_;
   int64_t num_rows_ = 0;            // of the stage
   int64_t next_row_ = 0;            // of the stage

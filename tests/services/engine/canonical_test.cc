@@ -1,6 +1,7 @@
 // Segments that no request could make a source, computed by themselves while the engine has nothing else to do.
 #include "services/engine/runtime/canonical_queue.h"
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/background_idle.h"
 #include "tests/support/eventually.h"
 
 namespace spl::engine {
@@ -13,7 +14,7 @@ class CanonicalTest : public EnginesTest {
     options_.canonical_prefill = canonical;
     Start(tokens, 8192, options_);
   }
-  bool WaitBackground() { return prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now() + 60s); }
+  bool WaitBackground() { return test::WaitBackgroundIdle(*prefill_); }
   // [lead][known][text][end], both marked, where `known` has a source and so is copied.
   std::shared_ptr<Outcome> AskBehindACopy(const std::vector<int32_t>& known, const std::vector<int32_t>& text,
                                           bool frozen = false) {
@@ -128,7 +129,7 @@ TEST_F(CanonicalTest, StoppingDoesNotWaitForIt) {
   const auto known = RandomPrompt(random, 150);
   MakeKnown(known);
   (void)AskBehindACopy(known, RandomPrompt(random, 4000));
-  EXPECT_FALSE(prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now()));
+  EXPECT_FALSE(test::BackgroundIdle(*prefill_));
   prefill_->Stop();
   EXPECT_EQ(prefill_->canonical_stats().num_computed, 0u);
 }

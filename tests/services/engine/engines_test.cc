@@ -148,6 +148,31 @@ TEST_F(EnginesTest, OtherPromptsRunWhileOneIsFetched) {
   EXPECT_EQ(waiting->tokens, Expected(slow, Greedy(4)));
 }
 
+// The engine stops while one prompt is with a fetch thread and another one waits for its turn.
+TEST_F(EnginesTest, StoppingEndsWhatIsBeingFetched) {
+  auto store = std::make_shared<FakeStore>();
+  PrefillEngineOptions options{.max_concurrent = 1, .store = store};
+  Start(8192, 8192, options);
+  std::mt19937 random(18);
+  const auto slow = RandomPrompt(random, 300);
+  ASSERT_TRUE(Submit(slow, Greedy(1))->Wait());
+  ASSERT_TRUE(store->WaitForSize(4));
+  Start(8192, 8192, options);
+  store->BlockGetsOf(chunk::MakePrefixKeys(model_->fingerprint(), {}, slow)[0]);
+  const auto fetched = Submit(slow, Greedy(1));
+  ASSERT_TRUE(store->WaitForBlockedGet());
+  const auto waiting = Submit(RandomPrompt(random, 10), Greedy(1));
+  std::thread stopping([&] { prefill_->Stop(); });
+  EXPECT_TRUE(waiting->Wait());
+  EXPECT_EQ(waiting->status.code(), absl::StatusCode::kUnavailable);
+  store->BlockGetsOf(std::nullopt);
+  EXPECT_TRUE(fetched->Wait());
+  EXPECT_EQ(fetched->status.code(), absl::StatusCode::kUnavailable);
+  stopping.join();
+  EXPECT_EQ(prefill_->load().queued_requests, 0u);
+  EXPECT_EQ(prefill_->load().queued_tokens, 0);
+}
+
 // The store keeps what is dear to compute: what chunks say of themselves adds up to about what the prompt took.
 TEST_F(EnginesTest, StoredChunksSayWhatTheyTakeToCompute) {
   auto store = std::make_shared<FakeStore>();

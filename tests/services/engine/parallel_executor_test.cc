@@ -15,6 +15,7 @@
 #include "services/engine/engine.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/selection/dense.h"
+#include "tests/support/background_idle.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
@@ -338,7 +339,7 @@ TEST(ParallelExecutor, AnEngineOfTwoRanksReusesSegments) {
   const auto reused = run(prompt, {{{33, 233}, kDocs}, {{233, 383}, kDocs}}, "sparsex");
   EXPECT_EQ(reused.first.aligned_tokens, 200);
   EXPECT_EQ(reused.first.recomputed_tokens, 200);
-  ASSERT_TRUE((*engine)->WaitBackgroundIdle(std::chrono::steady_clock::now() + std::chrono::seconds(60)));
+  ASSERT_TRUE(test::WaitBackgroundIdle(**engine));
   EXPECT_EQ((*engine)->canonical_stats().num_computed, 1u);
   const auto both = run(join({end, text, lead}), {{{9, 159}, kDocs}}, "naive");
   EXPECT_EQ(both.first.aligned_tokens, 150);

@@ -6,6 +6,7 @@
 #include "services/engine/cache/segment_io.h"
 #include "services/engine/recovery/sparsex.h"
 #include "tests/services/engine/stored_documents_fixture.h"
+#include "tests/support/background_idle.h"
 
 namespace spl::engine {
 namespace {
@@ -198,7 +199,7 @@ TEST_F(QuantizedCopiesTest, DocumentsOfPromptsGetQuantizedCopies) {
       1);
   ASSERT_TRUE(store_->WaitForSize(10 + 10)) << "the segment, and the same text as a prefix";
   EXPECT_EQ(ask(true), 10 * whole) << "the others are nowhere yet";
-  ASSERT_TRUE(prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now() + 30s));
+  ASSERT_TRUE(test::WaitBackgroundIdle(*prefill_));
   // Two more documents and their summaries; and quantized copies of all.
   const size_t all = 10 + 10 + (11 + 1) + (9 + 1) + (10 + 11 + 9);
   ASSERT_TRUE(store_->WaitForSize(all));

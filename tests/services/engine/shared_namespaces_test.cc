@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/services/engine/engines_fixture.h"
+#include "tests/support/background_idle.h"
 #include "tests/support/eventually.h"
 #include "tests/support/seeded_random.h"
 
@@ -54,7 +55,7 @@ class SharedNamespacesTest : public EnginesTest {
   // A first caller uses the documents behind `lead`; then they are computed in the background, for everybody.
   void FirstUse(const std::vector<int32_t>& lead, int32_t extra = 0) {
     (void)AskAbout(lead, "auto", true, extra);
-    EXPECT_TRUE(prefill_->WaitBackgroundIdle(std::chrono::steady_clock::now() + 60s));
+    EXPECT_TRUE(test::WaitBackgroundIdle(*prefill_));
   }
   // Of another caller, by every method.
   std::vector<Said> Answers() {

@@ -1,0 +1,141 @@
+#include "services/engine/runtime/prefill_job.h"
+
+#include <utility>
+
+#include "services/base/fault_point.h"
+#include "services/base/status.h"
+#include "services/engine/cache/session_table.h"
+#include "services/engine/methods/recovery_methods.h"
+#include "services/engine/recovery/exact.h"
+#include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/local_kv.h"
+#include "services/methods/methods.h"
+
+namespace spl::engine {
+namespace {
+
+FaultPoint begin_fault("engine.prefill.begin");
+
+double Seconds(PrefillJob::Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+absl::Status CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseSpan> segments, const Model& model,
+                         int64_t max_tokens) {
+  SPLICE_RETURN_IF_ERROR(ValidatePrompt(tokens, model.config()));
+  const auto length = static_cast<int64_t>(tokens.size());
+  if (length > max_tokens)
+    return InvalidArgument("the prompt has {} tokens; the prefill worker's KV pool holds {}", length, max_tokens);
+  int32_t end = 0;
+  for (const ReuseSpan& segment : segments) {
+    if (segment.range.begin < end || segment.range.size() <= 0 || segment.range.end > length)
+      return InvalidArgument("segment [{}, {}) behind position {} in a prompt of {} tokens", segment.range.begin,
+                             segment.range.end, end, length);
+    end = segment.range.end;
+  }
+  return absl::OkStatus();
+}
+
+PositionRanges RangesOf(std::span<const ReuseSpan> segments) {
+  PositionRanges ranges;
+  for (const ReuseSpan& segment : segments) ranges.push_back(segment.range);
+  return ranges;
+}
+
+}  // namespace
+
+PositionRanges PrefillJob::UnmarkedText(PositionRange within) const {
+  return ComplementOf(RangesOf(request.segments), within);
+}
+
+void PrefillJob::Begin() {
+  started = Clock::now();
+  stats.submitted = submitted;
+  stats.started = started;
+  stats.queue_s = Seconds(started - submitted) - stats.lookup_s - stats.fetch_s;
+}
+
+absl::Status PrefillJob::StartRun(LocalKv& local, ParallelExecutor& executor) {
+  const auto start = Clock::now();
+  run = std::make_unique<PromptRun>(request.tokens, local.FindSegments(*this), *kv, *policy);
+  run->Report(stats);
+  const int64_t most = request.max_computed_tokens;
+  if (most > 0 && stats.computed_tokens > most)
+    return Errorf(absl::StatusCode::kResourceExhausted,
+                  "{} tokens of the prompt have no KV here, this worker computes at most {}", stats.computed_tokens,
+                  most);
+  SPLICE_RETURN_IF_ERROR(begin_fault.Hit().status);
+  SPLICE_RETURN_IF_ERROR(run->Begin(executor));
+  run_lookup_s = Seconds(Clock::now() - start);
+  stats.lookup_s += run_lookup_s;
+  if (request.on_layer && cached() > 0) {
+    for (int32_t layer = 0; layer < kv->shape().num_layers; ++layer)
+      request.on_layer({kv, layer, 0, PagesFor(cached()), nullptr, nullptr});
+  }
+  return absl::OkStatus();
+}
+
+PrefillSlice PrefillJob::NextSlice(int32_t room) {
+  const PrefillSlice slice = run->Next(room);
+  if (const auto layers = run->kept(); !slice.tokens.empty() && !layers.empty() && kept == nullptr)
+    kept = std::make_shared<KeptTokens>(
+        KeptTokens{static_cast<int32_t>(request.tokens.size()), {layers.begin(), layers.end()}});
+  return slice;
+}
+
+void PrefillJob::AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) const {
+  const auto [first, end] = run->final_pages();
+  if (request.on_layer && first < end) request.on_layer({kv, layer, first, end - first, fence, kept});
+}
+
+void PrefillJob::EndRun() {
+  run->Report(stats);
+  restored_heads = run->restored_heads();
+  only = run->only();
+}
+
+PrefillOutcome PrefillJob::TakeOutcome(bool ok) {
+  if (!ok) first_tokens.clear();
+  return {std::move(first_tokens),   std::move(kv),   stats,          std::move(first_logits),
+          std::move(restored_heads), std::move(kept), std::move(only)};
+}
+
+absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, const Model& model, int64_t max_tokens,
+                                                    const SegmentIndex& segments, bool has_store) {
+  const ModelConfig& config = model.config();
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments, model, max_tokens));
+  SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling, config.vocab_size));
+  const int64_t length = static_cast<int64_t>(request.tokens.size());
+  if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
+    return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
+  SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
+  request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
+                                                DefaultReusePolicy(model.head_classes().get()));
+  auto job = std::make_shared<PrefillJob>();
+  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model.head_classes().get()));
+  if (request.segments.size() > static_cast<size_t>(job->policy->max_segments()))
+    return InvalidArgument("segments has {} entries; reuse policy '{}' takes at most {}", request.segments.size(),
+                           job->policy->name(), job->policy->max_segments());
+  job->request = std::move(request);
+  if (has_store && job->policy->reuses_segments()) {
+    for (const ReuseSpan& segment : job->request.segments)
+      job->segment_keys.push_back(segments.KeysOf(segment.namespace_key, job->text_of(segment.range)));
+  }
+  return job;
+}
+
+absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PublishRequest request, const Model& model, int64_t max_tokens) {
+  if (request.segments.empty()) return InvalidArgument("segments is empty: nothing of the context would be stored");
+  SPLICE_RETURN_IF_ERROR(CheckPrompt(request.tokens, request.segments, model, max_tokens));
+  auto job = std::make_shared<PrefillJob>();
+  job->policy = std::make_unique<ExactPolicy>(model.config(), RangesOf(request.segments));
+  job->request.id = request.id;
+  job->request.tokens = std::move(request.tokens);
+  job->request.segments = request.segments;
+  // A context has no namespace of its own; whoever may name its first segment's may share its start.
+  job->request.namespace_key = request.segments[0].namespace_key;
+  job->request.deadline = request.deadline;
+  job->request.cancelled = request.cancelled;
+  job->publish = std::move(request);
+  return job;
+}
+
+}  // namespace spl::engine

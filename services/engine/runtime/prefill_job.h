@@ -1,0 +1,89 @@
+// One prompt on its way through a prefill engine, from Submit or Publish to its last callback.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/engine/cache/segment_index.h"
+#include "services/engine/model/model.h"
+#include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/runtime/prefill_request.h"
+#include "services/engine/runtime/prompt_run.h"
+#include "services/engine/runtime/segment_fetcher.h"
+
+namespace spl::engine {
+
+struct LocalKv;  // local_kv.h
+
+// A shorter copy costs more than it saves: its edges are computed afresh anyway (docs/methods/splice.md, "Who goes with
+// whom": two blocks).
+inline constexpr int32_t kSegmentTokensMin = 32;
+
+// Owned by one thread at a time: the engine's, or the one that fetches for it.
+struct PrefillJob {
+  using Clock = std::chrono::steady_clock;
+
+  PrefillRequest request;
+  std::optional<PublishRequest> publish;                   // a Publish call: `request` has its tokens and segments
+  std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
+  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
+  std::unique_ptr<RecoveryPolicy> policy;
+  FetchedSegments fetched;  // numbers of request.segments
+  std::shared_ptr<SequenceKv> kv;
+  PrefillStats stats;
+  std::vector<SampledToken> first_tokens;
+  std::vector<float> first_logits;
+  std::vector<int32_t> restored_heads;
+  std::shared_ptr<const KeptTokens> kept;  // null: everything
+  PositionRanges only;                     // empty: everything
+  Clock::time_point submitted = Clock::now();
+  Clock::time_point started{};
+  double run_lookup_s = 0;         // of lookup_s, behind `started`
+  std::unique_ptr<PromptRun> run;  // once the first pass is near
+  int64_t queued = 0;              // its part of PrefillMeter's queued tokens
+
+  // Tokens that are still to be computed.
+  double remaining() const {
+    return run ? run->remaining_work() : static_cast<double>(request.tokens.size()) - static_cast<double>(cached());
+  }
+  int64_t cached() const { return kv ? kv->num_tokens() : 0; }
+  bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  bool low_priority() const { return publish.has_value() || request.background; }  // no client waits for an answer
+  std::span<const int32_t> text_of(const PositionRange& range) const {
+    return std::span(request.tokens).subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+  }
+  // The last prompt position is always computed: its logits give the first token.
+  std::span<const chunk::ChunkKey> reusable_keys() const {
+    return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
+  }
+  // Parts of `within` that are in none of the request's segments.
+  PositionRanges UnmarkedText(PositionRange within) const;
+
+  // The prompt has its pages and everything that it waited for.
+  void Begin();
+  // Finds and copies segments, and announces the cached pages. ResourceExhausted: more is to be computed than the
+  // request allows.
+  absl::Status StartRun(LocalKv& local, ParallelExecutor& executor);
+  // PromptRun::Next; `kept` is known from the first slice on, before any page is final.
+  PrefillSlice NextSlice(int32_t room);
+  // K and V of `layer` are written, for all rows of the pass.
+  void AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) const;
+  // The run is done: takes over what it came to.
+  void EndRun();
+  PrefillOutcome TakeOutcome(bool ok);
+};
+
+// Checks the request and chooses its policy. `segments` names segments by their chunks' keys. `max_tokens`: what the
+// pool holds. InvalidArgument: the prompt (both numbers when it is too long), a sampling field, a reuse option.
+absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, const Model& model, int64_t max_tokens,
+                                                    const SegmentIndex& segments, bool has_store);
+// The same for a context that is published: exact, and its policy notes the segments' summaries. InvalidArgument: no
+// segments.
+absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PublishRequest request, const Model& model, int64_t max_tokens);
+
+}  // namespace spl::engine

@@ -1,0 +1,103 @@
+// What a prefill engine is asked for, and what it answers: prompts (Submit) and contexts to store (Publish).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/base/trace.h"
+#include "services/chunk/chunk.h"
+#include "services/engine/cache/kept_tokens.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/model/position_ranges.h"
+#include "services/engine/recovery/reuse_options.h"
+#include "services/engine/runtime/chunk_publisher.h"
+#include "services/engine/runtime/prefill_stats.h"
+#include "services/engine/runtime/sampler.h"
+
+namespace spl::engine {
+
+using CancelFlag = std::shared_ptr<std::atomic<bool>>;
+
+// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final (behind `fence`), except pages
+// without a token of `kept`: their contents are undefined, and they are not to be sent. `kv` keeps the pages alive.
+struct LayerReady {
+  std::shared_ptr<const SequenceKv> kv;
+  int32_t layer = 0;
+  int32_t first_page = 0;
+  int32_t num_pages = 0;
+  std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
+  std::shared_ptr<const KeptTokens> kept;       // of PrefillOutcome; null: everything
+};
+
+struct PrefillOutcome {
+  std::vector<SampledToken> first_tokens;  // one per fork; empty unless OK
+  std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
+  PrefillStats stats;
+  std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
+  // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
+  std::vector<int32_t> restored_heads;
+  std::shared_ptr<const KeptTokens> kept;  // the prompt's tokens that decoding may use; null: all
+  // Not empty: `kv` holds a shorter prompt, these positions alone, one behind the other.
+  PositionRanges only;
+};
+
+// A part of a prompt that may be found in, and is offered to, the segment index.
+struct ReuseSpan {
+  PositionRange range;
+  chunk::Digest namespace_key{};
+  bool frozen = false;  // of a knowledge base: its local source is kept beyond ordinary ones
+  // Callers share the namespace: the segment's source was computed by itself and therefore holds nothing of the text
+  // that another caller has in front of it.
+  bool shared = false;
+};
+
+struct PrefillRequest {
+  std::string id;
+  std::vector<int32_t> tokens;
+  int64_t num_output_tokens = 0;  // tail of `tokens` that was generated earlier (a resumed continuation)
+  SamplingParams sampling;
+  ReuseOptions reuse;  // policy "" or "auto": sparsex where segments are marked or looked for, else exact
+  chunk::Digest namespace_key{};
+  std::string session;              // the conversation that this is a turn of; empty: none (SessionTable)
+  chunk::Digest session_owner{};    // the caller (SessionId)
+  std::vector<ReuseSpan> segments;  // ascending, disjoint
+  // Text outside of `segments` may be found, too, under namespace_key.
+  bool reuse_auto = false;
+  bool publish = true;      // false: nothing of it is kept for later prompts, here or in the store
+  bool background = false;  // low priority: runs behind all requests that are not
+  // Limit of tokens without any KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
+  int64_t max_computed_tokens = 0;
+  bool return_first_logits = false;
+  TraceContext fetch_trace;  // of calls to the store (CurrentTrace)
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Both must not block. They run on the engine thread, or on a thread of its executor while the engine waits for it.
+  // on_layer runs for cached pages first, then for every slice and layer in order. on_done runs exactly once, also
+  // after an error, and last.
+  std::function<void(const LayerReady&)> on_layer;
+  std::function<void(absl::Status, PrefillOutcome)> on_done;
+};
+
+struct PublishOutcome {
+  PublishTally stored;  // also after an error: what the store has acknowledged stays there
+  PrefillStats stats;
+};
+
+// A context that is computed exactly so that its segments can be stored: documents of a knowledge base.
+struct PublishRequest {
+  std::string id;
+  std::vector<int32_t> tokens;
+  std::vector<ReuseSpan> segments;  // what is stored of it; at least one, ascending, disjoint
+  chunk::PutOptions put;            // pin and durability of the stored chunks
+  SteadyTime deadline = SteadyTime::max();
+  CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
+  // Runs exactly once, on the engine thread or one of its publisher; must not block.
+  std::function<void(absl::Status, const PublishOutcome&)> on_done;
+};
+
+}  // namespace spl::engine
