@@ -53,7 +53,7 @@ debian_root() {
     awk '/^Package:/ {p = $2} /^Version:/ {print p, $2}' "$root/var/lib/dpkg/status" | sort
     dpkg-deb -W --showformat='${Package} ${Version} (certificates only)\n' "$work"/ca-certificates_*.deb
   } >"$work/contents.txt"
-  rm -rf "$root"/usr/share/{doc,man,locale,info,lintian,base-passwd,bash-completion} \
+  rm -rf "$root"/var/{lock,tmp,local,opt,mail} "$root"/usr/share/{doc,man,locale,info,lintian,base-passwd,bash-completion} \
     "$root"/var/{lib/{apt,dpkg,pam},cache,log,backups,spool,mail} "$root"/usr/lib/init
   mkdir -p "$root/tmp" && chmod 1777 "$root/tmp"
   # Nothing changes its user in there.
