@@ -15,7 +15,7 @@
 #include "services/base/tls.h"
 #include "services/decode/decode_service.h"
 #include "services/engine/engine.h"
-#include "services/local_prefill/local_prefill.h"
+#include "services/decode/local_prefill.h"
 #include "services/membership/membership.h"
 #include "services/transport/kv_transport.h"
 

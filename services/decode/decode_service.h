@@ -16,7 +16,7 @@
 #include "services/decode/ticket_table.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
-#include "services/local_prefill/local_prefill.h"
+#include "services/decode/local_prefill.h"
 #include "spl/v1/decode.grpc.pb.h"
 
 namespace spl::decode {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "services/prefill/head_lease_table.h"
-#include "services/prefill/kv_push.h"
-#include "services/prefill/peer_table.h"
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/head_lease_table.h"
+#include "services/prefill_work/kv_push.h"
+#include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/prefill.pb.h"
 
 namespace spl::prefill {

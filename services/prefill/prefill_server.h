@@ -15,12 +15,12 @@
 #include "services/base/tls.h"
 #include "services/engine/engine.h"
 #include "services/membership/membership.h"
-#include "services/prefill/cache_streams.h"
-#include "services/prefill/head_lease_table.h"
-#include "services/prefill/kv_push.h"
-#include "services/prefill/peer_table.h"
+#include "services/prefill_work/cache_streams.h"
+#include "services/prefill_work/head_lease_table.h"
+#include "services/prefill_work/kv_push.h"
+#include "services/prefill_work/peer_table.h"
 #include "services/prefill/prefill_service.h"
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/ticket_guard.h"
 #include "services/transport/kv_transport.h"
 
 namespace spl::prefill {

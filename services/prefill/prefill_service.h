@@ -10,11 +10,11 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
-#include "services/prefill/cache_streams.h"
-#include "services/prefill/kv_push.h"
-#include "services/prefill/peer_table.h"
-#include "services/prefill/prefill_core.h"
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/cache_streams.h"
+#include "services/prefill_work/kv_push.h"
+#include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/prefill_core.h"
+#include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
 namespace spl::prefill {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "services/engine/cache/sequence_kv.h"
-#include "services/prefill/page_sender.h"
+#include "services/prefill_work/page_sender.h"
 
 namespace spl {
 

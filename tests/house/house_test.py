@@ -22,6 +22,8 @@ import tempfile
 HERE = pathlib.Path(__file__).parent
 SOURCES = {".h", ".cc", ".cu"}
 PRODUCT = ("kernels/", "services/", "tools/")
+# None of these includes another.
+PROGRAMS = ("services/prefill/", "services/decode/", "services/kvstore/", "services/router/")
 FILE_LINES = 400
 FUNCTION_LINES = 70
 # Headers whose comments are still to be rewritten (docs/results/2026-11-24-words.md). The list only ever gets shorter.
@@ -63,7 +65,9 @@ def check_includes(files, layers):
             if match is None:
                 continue
             other = folder_of(match[1], layers)
-            if other is None or layers[other] > layers[own]:
+            if name.startswith(PROGRAMS) and match[1].startswith(PROGRAMS) and name.split("/")[1] != match[1].split("/")[1]:
+                yield f"{name}:{number}: includes {match[1]} of another program: move what both need to a folder below"
+            elif other is None or layers[other] > layers[own]:
                 yield (f"{name}:{number}: {own} includes {match[1]}, which is above it (tests/house/layers.txt): "
                        "move one of them, or turn the dependency around")
 
@@ -250,6 +254,8 @@ def self_test():
     assert len(bad) == 1 and "services/y/g.h" in bad[0], bad
     assert not list(check_includes({"services/y/f.h": '#include "services/x/g.h"\n'},
                                    {"services/x": 0, "services/y": 1}))
+    programs = {"services/prefill": 0, "services/decode": 1}
+    assert "another program" in list(check_includes({"services/decode/f.h": '#include "services/prefill/g.h"\n'}, programs))[0]
     assert len(list(check_includes({"services/z/f.h": ""}, {"services/x": 0}))) == 1
     code = '''#define F(x) \\
   if (x) {   \\

@@ -1,4 +1,4 @@
-#include "services/prefill/cache_events.h"
+#include "services/prefill_work/cache_events.h"
 
 #include <gtest/gtest.h>
 

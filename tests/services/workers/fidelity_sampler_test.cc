@@ -1,5 +1,5 @@
 // A share of the prompts is computed exactly, too: what is counted, and that the request itself is left as it was.
-#include "services/prefill/fidelity_sampler.h"
+#include "services/prefill_work/fidelity_sampler.h"
 
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/seeded_random.h"

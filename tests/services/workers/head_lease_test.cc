@@ -1,6 +1,6 @@
 // Leases on what decode workers leave out of local heads: their budget and time, and restoring under them between two
 // workers, as they come and as they break.
-#include "services/prefill/head_lease_table.h"
+#include "services/prefill_work/head_lease_table.h"
 #include "tests/services/workers/workers_fixture.h"
 #include "tests/support/eventually.h"
 #include "tests/support/restored_reference.h"

@@ -1,5 +1,5 @@
 // Who may write to a ticket, who may not any more, and when it can be said that nobody does.
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/ticket_guard.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "services/local_prefill/local_prefill.h"
+#include "services/decode/local_prefill.h"
 
 #include <future>
 #include <utility>

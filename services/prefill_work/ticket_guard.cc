@@ -1,4 +1,4 @@
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/ticket_guard.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "services/prefill/prefill_core.h"
+#include "services/prefill_work/prefill_core.h"
 
 #include <algorithm>
 #include <optional>

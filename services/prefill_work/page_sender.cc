@@ -1,4 +1,4 @@
-#include "services/prefill/page_sender.h"
+#include "services/prefill_work/page_sender.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "services/prefill/cache_streams.h"
+#include "services/prefill_work/cache_streams.h"
 
 #include <utility>
 #include <vector>

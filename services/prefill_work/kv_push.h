@@ -16,10 +16,10 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
-#include "services/prefill/head_lease_table.h"
-#include "services/prefill/page_sender.h"
-#include "services/prefill/peer_table.h"
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/head_lease_table.h"
+#include "services/prefill_work/page_sender.h"
+#include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/decode.pb.h"
 
 namespace spl::prefill {

@@ -1,4 +1,4 @@
-#include "services/prefill/peer_table.h"
+#include "services/prefill_work/peer_table.h"
 
 #include <grpcpp/grpcpp.h>
 

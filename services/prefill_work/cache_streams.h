@@ -8,7 +8,7 @@
 #include <set>
 
 #include "services/base/periodic.h"
-#include "services/prefill/cache_events.h"
+#include "services/prefill_work/cache_events.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
 namespace spl::prefill {

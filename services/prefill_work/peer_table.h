@@ -18,7 +18,7 @@
 #include "services/base/bounded_queue.h"
 #include "services/base/tls.h"
 #include "services/engine/engine.h"
-#include "services/prefill/page_sender.h"
+#include "services/prefill_work/page_sender.h"
 #include "services/transport/bandwidth.h"
 #include "services/transport/kv_transport.h"
 #include "spl/v1/decode.grpc.pb.h"

@@ -1,4 +1,4 @@
-#include "services/prefill/kv_push.h"
+#include "services/prefill_work/kv_push.h"
 
 #include <grpcpp/grpcpp.h>
 

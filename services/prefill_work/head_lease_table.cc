@@ -1,4 +1,4 @@
-#include "services/prefill/head_lease_table.h"
+#include "services/prefill_work/head_lease_table.h"
 
 #include <algorithm>
 #include <utility>

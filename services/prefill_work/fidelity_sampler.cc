@@ -1,4 +1,4 @@
-#include "services/prefill/fidelity_sampler.h"
+#include "services/prefill_work/fidelity_sampler.h"
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 // Handles one prompt from a router: checks ticket and request, computes, pushes the KV into the ticket's pages
 // meanwhile, and answers with the first tokens and the receipt. Used by splice-prefill, and by decode workers that
-// prefill short prompts themselves (services/local_prefill).
+// prefill short prompts themselves (services/decode/local_prefill.h).
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -12,11 +12,11 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
-#include "services/prefill/engine_call.h"
-#include "services/prefill/fidelity_sampler.h"
-#include "services/prefill/kv_push.h"
-#include "services/prefill/peer_table.h"
-#include "services/prefill/ticket_guard.h"
+#include "services/prefill_work/engine_call.h"
+#include "services/prefill_work/fidelity_sampler.h"
+#include "services/prefill_work/kv_push.h"
+#include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/prefill.pb.h"
 
 namespace spl::prefill {
