@@ -50,7 +50,7 @@ void AppendField(fmt::memory_buffer& out, const Field<T>& field) {
     const std::string text = field.value.ToString();
     AppendValue(out, text);
   } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
-    AppendValue(out, std::string_view(field.value));
+    AppendValue(out, static_cast<std::string_view>(field.value));
   } else {
     fmt::format_to(fmt::appender(out), "{}", field.value);
   }

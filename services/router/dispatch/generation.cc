@@ -272,7 +272,8 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
       });
 }
 
-void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response) {
+void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status,
+                             const v1::PrefillResponse& response) {
   attempt->prefill_call.reset();
   attempt->prefill_span.SetStatus(status);
   attempt->prefill_span.End();

@@ -63,7 +63,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnReserved(const AttemptPtr& attempt, const absl::Status& status, v1::Ticket ticket);
   void OpenStream(const AttemptPtr& attempt);
   void RunPrefill(const AttemptPtr& attempt);
-  void OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, v1::PrefillResponse response);
+  void OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, const v1::PrefillResponse& response);
   void Learn(const Attempt& attempt, const RequestReceipt& receipt);
   void OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk);
   void OnStreamEnded(const AttemptPtr& attempt, const absl::Status& status);

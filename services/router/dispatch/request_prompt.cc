@@ -32,7 +32,8 @@ PromptKeys MakeKeys(const RequestPrompt& prompt, const FleetSnapshot& fleet) {
     const auto tokens = std::span(prompt.tokens).subspan(s.begin, s.end - s.begin);
     std::vector<chunk::ChunkKey> chunks = MakeSegmentKeys(fleet.model.fingerprint, prompt.namespaces[i].key, tokens);
     if (chunks.empty()) continue;
-    keys.segments.push_back({.key = chunks.back(), .begin = s.begin, .end = s.end, .chunks = std::move(chunks)});
+    const chunk::ChunkKey last = chunks.back();
+    keys.segments.push_back({.key = last, .begin = s.begin, .end = s.end, .chunks = std::move(chunks)});
   }
   return keys;
 }

@@ -87,7 +87,7 @@ struct UnaryCall {
     const std::shared_ptr<CallTracker> calls = worker.calls();
     calls->Add(&call->context);
     (worker.async()->*method)(&call->context, &call->request, &call->response,
-                              [call, calls, done = std::move(done)](grpc::Status status) {
+                              [call, calls, done = std::move(done)](const grpc::Status& status) {
                                 done(FromGrpcStatus(status), *call);
                                 calls->Remove(&call->context);
                               });
