@@ -28,6 +28,7 @@
 #include "services/engine/runtime/chunk_publisher.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/prompt_run.h"
+#include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/sampler.h"
 #include "services/engine/runtime/segment_fetcher.h"
 #include "services/engine/runtime/step_turns.h"
@@ -256,7 +257,8 @@ class PrefillEngine {
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   absl::Status Order(const std::shared_ptr<Job>& job);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
-  void SampleFirstTokens(Job& job, std::span<const float> logits);
+  // Of prompts whose logits the executor has, in their order.
+  absl::Status SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs);
   void UpdateLoad(Job& job, double work);
   void UpdateRate(double work, double cost, double seconds);
   double RecomputeSeconds(int64_t first, int32_t count) const;
@@ -269,6 +271,7 @@ class PrefillEngine {
   const PrefillEngineOptions options_;
   const PrefillCost cost_;
   std::unique_ptr<ParallelExecutor> executor_;
+  RowSampler row_sampler_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;
