@@ -17,6 +17,7 @@
 #include "kernels/norm/row_norms.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
+#include "kernels/sampling/sample_tokens.h"
 #include "kernels/selection/cacheblend/value_deviation.h"
 #include "kernels/selection/candidates.h"
 #include "kernels/selection/loopserve/query_window.h"
@@ -30,14 +31,15 @@
 
 // Each operation is `absl::Status name(const KernelContext&, const args&) const`: V(name, args).
 // Products, norms and rows of a layer.
-#define SPLICE_LAYER_OPERATIONS(V) \
-  V(Linear, LinearArgs)            \
-  V(RmsNorm, RmsNormArgs)          \
-  V(RowNorms, RowNormsArgs)        \
-  V(SiluMul, SiluMulArgs)          \
-  V(GatherRows, GatherRowsArgs)    \
-  V(ScatterRows, ScatterRowsArgs)  \
-  V(Argmax, ArgmaxArgs)            \
+#define SPLICE_LAYER_OPERATIONS(V)  \
+  V(Linear, LinearArgs)             \
+  V(RmsNorm, RmsNormArgs)           \
+  V(RowNorms, RowNormsArgs)         \
+  V(SiluMul, SiluMulArgs)           \
+  V(GatherRows, GatherRowsArgs)     \
+  V(ScatterRows, ScatterRowsArgs)   \
+  V(Argmax, ArgmaxArgs)             \
+  V(SampleTokens, SampleTokensArgs) \
   V(FillRandom, FillRandomArgs)
 // Mixtures of experts.
 #define SPLICE_EXPERT_OPERATIONS(V)   \

@@ -1,6 +1,6 @@
 // The Backend of libsplice_cuda.so: every operation is validated, handed the batch of its session, and launched on the
 // session's stream. Nothing waits for the device but Copy, Allocate and what sessions say. Operations are in
-// layer_operations.cc, attention_operations.cc and selection_operations.cc.
+// layer_operations.cc, attention_operations.cc, selection_operations.cc and sampling_operations.cc.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/staged_edits.h"
 #include "kernels/backend/session.h"
 #include "kernels/selection/staged_selection.h"
 
@@ -80,6 +81,7 @@ class CudaSession final : public Session {
     kPrefillLists,  // lists of positions, and the data that attention reads with them
     kListedPages,   // K and V of listed positions
     kFuseRows,
+    kSampleTokens,
     kNumUses
   };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);
@@ -92,6 +94,7 @@ class CudaSession final : public Session {
                                                              std::initializer_list<std::span<const std::byte>> arrays);
   // Copies host ids to the device, for the operations that follow.
   absl::StatusOr<const int32_t*> StageIds(std::span<const int32_t> ids);
+  StagedEdits& edits() { return edits_; }
 
  private:
   struct Slot {
@@ -129,6 +132,7 @@ class CudaSession final : public Session {
   std::unique_ptr<Buffer> plans_;
   std::unique_ptr<Buffer> selection_;  // data that changes every step: sequences, then steps
   std::unique_ptr<Buffer> compact_tables_;
+  StagedEdits edits_;
 
   std::vector<Slot> slots_;
   std::unordered_map<uint64_t, int32_t> slot_of_;

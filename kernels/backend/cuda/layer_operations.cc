@@ -15,7 +15,6 @@
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
 #include "kernels/norm/row_norms_cuda.h"
-#include "kernels/sampling/argmax_cuda.h"
 #include "kernels/selection/cacheblend/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -83,11 +82,6 @@ absl::Status CudaBackend::ScatterRows(const KernelContext& ctx, const ScatterRow
   const auto ids = session.StageIds(a.ids);
   if (!ids.ok()) return ids.status();
   return ToStatus(cuda::ScatterRows(a, *ids, session.stream()), "ScatterRows");
-}
-
-absl::Status CudaBackend::Argmax(const KernelContext& ctx, const ArgmaxArgs& a) const {
-  if (absl::Status s = ValidateArgmax(a); !s.ok()) return s;
-  return ToStatus(cuda::Argmax(a, CudaSession::Of(ctx).stream()), "Argmax");
 }
 
 absl::Status CudaBackend::RouteExperts(const KernelContext& ctx, const RouteExpertsArgs& a) const {

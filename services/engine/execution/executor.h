@@ -127,6 +127,18 @@ struct AttentionObservation {
 };
 using OnAttention = std::function<void(const AttentionObservation&)>;
 
+// What was sampled of some rows.
+struct SampledBatch {
+  std::span<const kernels::SampledRow> rows;
+  std::span<const kernels::TopToken> top;  // [rows, top_stride]
+  int32_t top_stride = 0;
+
+  std::span<const kernels::TopToken> top_of(size_t row) const {
+    const auto stride = static_cast<size_t>(top_stride);
+    return top.subspan(row * stride, stride);
+  }
+};
+
 // Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
 // Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
 // Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
@@ -179,6 +191,8 @@ class Executor {
     std::span<const float> logits;
   };
   absl::StatusOr<Best> ArgmaxWithLogits();
+  // Tokens of rows of the rank's logits (kernels/sampling/sample_tokens.h). Valid until the next call.
+  absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
 
   // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
@@ -346,6 +360,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
+    std::unique_ptr<kernels::Buffer> sampled;         // SampledRow, TopToken, tokens: of Sample, grown on demand
     // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
     // everything of qkv; what attention makes of them; f32 [rows, Hq].
     std::unique_ptr<kernels::Buffer> span_q, span_attention, span_lse;

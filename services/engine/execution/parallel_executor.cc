@@ -10,6 +10,8 @@
 namespace spl::engine {
 namespace {
 
+constexpr int kSamplingThreadsMax = 16;
+
 // Behind several fences.
 class JointFence final : public kernels::Fence {
  public:
@@ -279,6 +281,31 @@ absl::StatusOr<std::span<const int32_t>> ParallelExecutor::Argmax() {
     }
   }
   return std::span<const int32_t>(argmax_);
+}
+
+absl::StatusOr<SampledBatch> ParallelExecutor::Sample(std::span<const kernels::SampleRow> rows) {
+  if (team_ == nullptr) return ranks_[0]->Sample(rows);
+  SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, Logits());
+  int32_t stride = 0;
+  for (const kernels::SampleRow& row : rows) stride = std::max(stride, row.num_top);
+  sampled_.resize(rows.size());
+  top_.resize(rows.size() * static_cast<size_t>(stride));
+  kernels::KernelContext threads = context();
+  if (threads.pool == nullptr && rows.size() > 1) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (sampling_threads_ == nullptr)
+      sampling_threads_ = std::make_unique<kernels::ThreadPool>(std::clamp(cores, 1, kSamplingThreadsMax));
+    threads.pool = sampling_threads_.get();
+    threads.isa = kernels::DetectCpuIsa();
+  }
+  SPLICE_RETURN_IF_ERROR(kernels::cpu::SampleTokens(threads, {.logits = logits.data(),
+                                                              .num_logit_rows = ranks_[0]->num_logit_rows(),
+                                                              .width = model_->config().vocab_size,
+                                                              .rows = rows,
+                                                              .out = sampled_.data(),
+                                                              .top = top_.data(),
+                                                              .top_stride = stride}));
+  return SampledBatch{sampled_, top_, stride};
 }
 
 }  // namespace spl::engine

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/common/thread_pool.h"
 #include "services/engine/cache/kv_memory.h"
 #include "services/engine/execution/executor.h"
 #include "services/engine/execution/rank_team.h"
@@ -51,6 +52,8 @@ class ParallelExecutor {
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   absl::StatusOr<std::span<float>> Logits();
   absl::StatusOr<std::span<const int32_t>> Argmax();
+  // Of several ranks it moves the logits to the host, and samples there: the tokens are the same.
+  absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
   // While Prefill runs on_layer: a point behind the layer's KV on every rank. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence();
 
@@ -72,6 +75,9 @@ class ParallelExecutor {
   std::vector<kernels::Communicator*> communicators_;  // of the executors; empty with one rank
   std::vector<float> logits_;                          // [rows, vocab] of several ranks
   std::vector<int32_t> argmax_;
+  std::vector<kernels::SampledRow> sampled_;
+  std::vector<kernels::TopToken> top_;
+  std::unique_ptr<kernels::ThreadPool> sampling_threads_;  // of ranks that have none, on GPUs: once several rows draw
 
   // Of the running prefill.
   std::vector<kernels::HeadVisibility> plans_;       // [slices][layers][kv heads]

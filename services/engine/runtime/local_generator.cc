@@ -109,12 +109,11 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   SPLICE_RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab_size));
   SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
   Prompt& computed = behind.prompt;
-  const std::vector<float> first(behind.logits.begin(), behind.logits.end());
+  std::vector<Sampler> samplers = ForkSamplers(sampling, config.eos_ids, prompt, {}, config.max_positions);
+  SPLICE_ASSIGN_OR_RETURN(const auto first, row_sampler_.SampleFirst(*executor_, {&samplers, 1}));
   for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
-    Sampler sampler(sampling, config.eos_ids, fork, prompt, {}, static_cast<int64_t>(prompt.size()),
-                    config.max_positions);
-    std::vector<float> row = first;
-    const SampledToken token = sampler.Sample(row);
+    Sampler& sampler = samplers[static_cast<size_t>(fork)];
+    const SampledToken& token = first[0][static_cast<size_t>(fork)];
     const bool last_fork = fork + 1 == sampling.num_forks;
     Prompt own{nullptr, computed.classes};
     if (last_fork) {

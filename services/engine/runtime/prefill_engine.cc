@@ -308,17 +308,10 @@ void PrefillEngine::FinishPass(const Pass& pass) {
     }
   }
   if (complete.empty()) return;
-  absl::StatusOr<std::span<float>> logits = std::span<float>();
-  if (const absl::Status computed = executor_->ComputeLogits(last_rows); computed.ok())
-    logits = executor_->Logits();
-  else
-    logits = computed;
-  if (!logits.ok()) return FailAll(complete, logits.status());
-  const int32_t vocab = model_->config().vocab_size;
-  for (size_t i = 0; i < complete.size(); ++i) {
-    SampleFirstTokens(*complete[i], logits->subspan(i * vocab, vocab));
-    FinishJob(complete[i], absl::OkStatus());
-  }
+  absl::Status status = executor_->ComputeLogits(last_rows);
+  if (status.ok()) status = SampleFirstTokens(complete);
+  if (!status.ok()) return FailAll(complete, status);
+  for (const auto& job : complete) FinishJob(job, absl::OkStatus());
 }
 
 // Ends the batch; and everything else, too, when the device is lost.
@@ -331,18 +324,23 @@ void PrefillEngine::FailAll(std::span<const std::shared_ptr<Job>> batch, const a
   options_.on_device_lost(failed);
 }
 
-void PrefillEngine::SampleFirstTokens(Job& job, std::span<const float> logits) {
-  const PrefillRequest& request = job.request;
-  if (request.return_first_logits) job.first_logits.assign(logits.begin(), logits.end());
-  const std::span<const int32_t> tokens(request.tokens);
-  const auto prompt = tokens.first(tokens.size() - request.num_output_tokens);
-  const auto prior = tokens.last(request.num_output_tokens);
-  for (int32_t fork = 0; fork < request.sampling.num_forks; ++fork) {
-    Sampler sampler(request.sampling, model_->config().eos_ids, fork, prompt, prior,
-                    static_cast<int64_t>(prompt.size()), model_->config().max_positions);
-    std::vector<float> row(logits.begin(), logits.end());
-    job.first_tokens.push_back(sampler.Sample(row));
+absl::Status PrefillEngine::SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs) {
+  std::vector<std::vector<Sampler>> samplers;
+  for (const auto& job : jobs) {
+    const std::span<const int32_t> tokens(job->request.tokens);
+    const size_t prior = job->request.num_output_tokens;
+    samplers.push_back(ForkSamplers(job->request.sampling, model_->config().eos_ids,
+                                    tokens.first(tokens.size() - prior), tokens.last(prior),
+                                    model_->config().max_positions));
   }
+  SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.SampleFirst(*executor_, samplers));
+  for (size_t i = 0, vocab = model_->config().vocab_size; i < jobs.size(); ++i) {
+    jobs[i]->first_tokens = std::move(sampled[i]);
+    if (!jobs[i]->request.return_first_logits) continue;
+    SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->Logits());
+    jobs[i]->first_logits.assign(logits.begin() + i * vocab, logits.begin() + (i + 1) * vocab);
+  }
+  return absl::OkStatus();
 }
 
 // Engine thread.

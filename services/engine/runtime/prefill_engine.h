@@ -22,6 +22,7 @@
 #include "services/engine/runtime/prompt_fetcher.h"
 #include "services/engine/runtime/prompt_harvest.h"
 #include "services/engine/runtime/prompt_queue.h"
+#include "services/engine/runtime/sample_rows.h"
 
 namespace spl::engine {
 
@@ -78,7 +79,6 @@ class PrefillEngine {
   Pass ChoosePass();
   absl::Status RunPass(const Pass& pass);
   void FinishPass(const Pass& pass);
-  void SampleFirstTokens(Job& job, std::span<const float> logits);
   void FailAll(std::span<const std::shared_ptr<Job>> batch, const absl::Status& failed);
   bool CanStepCanonical() const;
   void StepCanonical();
@@ -86,6 +86,8 @@ class PrefillEngine {
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void CountFinished(bool published);
+  // Samples the first tokens of prompts whose logits the executor has, in their order.
+  absl::Status SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs);
 
   std::shared_ptr<const Model> model_;
   PagePool pool_;
@@ -93,6 +95,7 @@ class PrefillEngine {
   const PrefillEngineOptions options_;
   PrefillMeter meter_;
   std::unique_ptr<ParallelExecutor> executor_;
+  RowSampler row_sampler_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;

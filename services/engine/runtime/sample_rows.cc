@@ -1,43 +1,50 @@
 #include "services/engine/runtime/sample_rows.h"
 
 #include <algorithm>
-#include <thread>
 
-#include "kernels/common/parallel.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
-namespace {
-
-constexpr int kMaxThreads = 16;  // of an own pool: a row takes 2 ms, a step of 64 rows then 8
-
-}  // namespace
 
 absl::StatusOr<std::vector<SampledToken>> RowSampler::Sample(ParallelExecutor& executor,
-                                                             std::span<Sampler* const> samplers) {
+                                                             std::span<Sampler* const> samplers,
+                                                             std::span<const int32_t> logit_rows) {
   std::vector<SampledToken> sampled(samplers.size());
-  std::vector<size_t> greedy, drawn;
+  rows_.clear();
   for (size_t i = 0; i < samplers.size(); ++i) {
-    if (samplers[i] != nullptr) (samplers[i]->takes_argmax() ? greedy : drawn).push_back(i);
+    const int32_t row = logit_rows.empty() ? static_cast<int32_t>(i) : logit_rows[i];
+    if (samplers[i] != nullptr) rows_.push_back(samplers[i]->Row(row));
   }
-  if (!greedy.empty()) {
+  if (rows_.empty()) return sampled;
+  if (std::all_of(rows_.begin(), rows_.end(), [](const kernels::SampleRow& row) { return row.is_argmax(); })) {
     SPLICE_ASSIGN_OR_RETURN(const std::span<const int32_t> best, executor.Argmax());
-    for (const size_t i : greedy) sampled[i] = samplers[i]->TakeArgmax(best[i]);
+    for (size_t i = 0, n = 0; i < samplers.size(); ++i) {
+      if (samplers[i] != nullptr)
+        sampled[i] = samplers[i]->TakeArgmax(best[static_cast<size_t>(rows_[n++].logits_row)]);
+    }
+    return sampled;
   }
-  if (drawn.empty()) return sampled;
-  SPLICE_ASSIGN_OR_RETURN(const std::span<float> logits, executor.Logits());
-  const auto vocab = static_cast<size_t>(executor.model().config().vocab_size);
-  kernels::KernelContext context = executor.context();
-  if (context.pool == nullptr && drawn.size() > 1) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    if (pool_ == nullptr) pool_ = std::make_unique<kernels::ThreadPool>(std::clamp(cores, 1, kMaxThreads));
-    context.pool = pool_.get();
+  SPLICE_ASSIGN_OR_RETURN(const SampledBatch batch, executor.Sample(rows_));
+  for (size_t i = 0, n = 0; i < samplers.size(); ++i) {
+    if (samplers[i] == nullptr) continue;
+    sampled[i] = samplers[i]->Take(batch.rows[n], batch.top_of(n));
+    ++n;
   }
-  kernels::ParallelTasks(context, static_cast<int64_t>(drawn.size()), [&](int64_t task) {
-    const size_t i = drawn[static_cast<size_t>(task)];
-    sampled[i] = samplers[i]->Sample(logits.subspan(i * vocab, vocab));
-  });
   return sampled;
+}
+
+absl::StatusOr<std::vector<std::vector<SampledToken>>> RowSampler::SampleFirst(
+    ParallelExecutor& executor, std::span<std::vector<Sampler>> prompts) {
+  std::vector<Sampler*> each;
+  std::vector<int32_t> rows;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    for (Sampler& sampler : prompts[i]) each.push_back(&sampler);
+    rows.resize(each.size(), static_cast<int32_t>(i));
+  }
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, Sample(executor, each, rows));
+  std::vector<std::vector<SampledToken>> of_prompts(prompts.size());
+  for (size_t i = 0; i < sampled.size(); ++i) of_prompts[static_cast<size_t>(rows[i])].push_back(std::move(sampled[i]));
+  return of_prompts;
 }
 
 }  // namespace spl::engine

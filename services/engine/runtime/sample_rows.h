@@ -1,12 +1,10 @@
 // One sampled token for every row of an executor's last logits.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/thread_pool.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -15,13 +13,17 @@ namespace spl::engine {
 // One thread at a time.
 class RowSampler {
  public:
-  // samplers[i] draws from row i; null: nothing is drawn, and the token is 0. Plainly greedy rows are chosen on the
-  // device; only where there are others do logits come to the host, where these rows are sampled at the same time, each
-  // on a thread. Whoever chooses, the tokens are the same.
-  absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers);
+  // samplers[i] draws from row logit_rows[i], or i where none are given; null: nothing is drawn, and the token is 0.
+  // Tokens are chosen where the logits are, all rows at once, whatever each of them asks for; plainly greedy rows alone
+  // take the shorter way of an argmax. Whoever chooses, the tokens are the same.
+  absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers,
+                                                   std::span<const int32_t> logit_rows = {});
+  // The first tokens of all continuations of some prompts: prompts[i], their samplers, draw from row i.
+  absl::StatusOr<std::vector<std::vector<SampledToken>>> SampleFirst(ParallelExecutor& executor,
+                                                                     std::span<std::vector<Sampler>> prompts);
 
  private:
-  std::unique_ptr<kernels::ThreadPool> pool_;  // of an executor that has none, on a GPU: made when it is first needed
+  std::vector<kernels::SampleRow> rows_;  // of the samplers that draw
 };
 
 }  // namespace spl::engine

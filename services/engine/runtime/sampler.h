@@ -1,4 +1,5 @@
-// Chooses tokens from logits. Names and order of operations follow vLLM's SamplingParams.
+// How tokens are chosen from logits, and when a continuation ends. Names and order of operations follow vLLM's
+// SamplingParams; kernels/sampling/sample_tokens.h defines the choice, on every device.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/sampling/sample_tokens.h"
 
 namespace spl::engine {
 
@@ -48,21 +50,23 @@ struct SampledToken {
   std::optional<TokenLogprob> logprob;
 };
 
-// The state of one continuation. Random numbers are a pure function of (seed, fork, output index): a continuation
-// resumed elsewhere draws the same numbers. One thread at a time.
+// The state of one continuation: what the next token is drawn by, and when it ends. Random numbers are a pure function
+// of (seed, fork, output index): a continuation resumed elsewhere draws the same numbers. One thread at a time.
 class Sampler {
  public:
   // `prompt` is read only when params.needs_prompt(). `prior_output` are tokens generated before this sampler was made
   // (a resumed continuation). `max_context` bounds prompt + output.
   Sampler(const SamplingParams& params, std::vector<int32_t> eos_ids, int32_t fork, std::span<const int32_t> prompt,
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
+  Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
-  // Draws the next token; `logits` [vocab] is overwritten. Ids outside of it (end tokens of the model, tokens taken)
-  // have no logit, and nothing is done for them. Cost: O(vocab).
-  SampledToken Sample(std::span<float> logits);
+  // How the next token is chosen of row `logits_row`. Borrows from the sampler until its next change.
+  kernels::SampleRow Row(int32_t logits_row) const;
+  // Takes what kernels::SampleTokens made of Row(): `top` are the row's alternatives.
+  SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
 
   // True when the next token is simply the most likely one of the model's own logits.
-  bool takes_argmax() const;
+  bool takes_argmax() const { return Row(0).is_argmax(); }
   // Takes that token, ties to the lower id.
   SampledToken TakeArgmax(int32_t token);
 
@@ -72,27 +76,28 @@ class Sampler {
   int64_t num_output_tokens() const { return num_output_; }
 
  private:
-  void ApplyPenalties(std::span<float> logits) const;
-  int32_t Choose(std::span<float> logits);
-  // Draws one of the candidates, in the order that they have; top_p keeps the first.
-  int32_t Draw();
-  // Draws what Draw does of the candidates in falling order, without sorting them: sums over ranges of weights, and
-  // only the ranges in which a decision falls are sorted. Nothing: a decision is so close that the order of a sum could
-  // turn it.
-  std::optional<int32_t> DrawByRanges();
-  double NextUniform() const;
   FinishReason FinishOf(int32_t token) const;
   bool IsEnd(int32_t token) const;
+  bool penalizes() const {
+    return params_.repetition_penalty != 1.0f || params_.presence_penalty != 0 || params_.frequency_penalty != 0;
+  }
+  kernels::TokenEdit& EditOf(int32_t token);
 
   SamplingParams params_;
+  int32_t fork_;
   std::vector<int32_t> end_ids_;  // stop ids, and the model's own end tokens unless ignored
-  uint64_t stream_;               // seed and fork, mixed
   int64_t num_output_ = 0;
   int64_t max_output_;
-  std::unordered_map<int32_t, int32_t> output_counts_;
-  std::vector<int32_t> prompt_tokens_;                 // distinct; only for the repetition penalty
-  std::vector<std::pair<float, int32_t>> candidates_;  // scratch of Choose: weights above 0, and ids
-  std::vector<double> range_sums_;                     // scratch of DrawByRanges
+  std::vector<kernels::TokenEdit> edits_;          // of tokens that something is known of and asked for
+  std::unordered_map<int32_t, int32_t> edit_idx_;  // by token
+  uint64_t edits_id_;
+  uint64_t edits_version_ = 0;
+  int32_t last_edit_ = 0;
 };
+
+// One for each of the params.num_forks continuations of a prompt.
+std::vector<Sampler> ForkSamplers(const SamplingParams& params, const std::vector<int32_t>& eos_ids,
+                                  std::span<const int32_t> prompt, std::span<const int32_t> prior_output,
+                                  int64_t max_context);
 
 }  // namespace spl::engine

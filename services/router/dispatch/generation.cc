@@ -1,12 +1,10 @@
 #include "services/router/dispatch/generation.h"
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <limits>
 #include <utility>
 
 #include "services/base/fault_point.h"
-#include "services/base/log.h"
 #include "services/router/dispatch/failures.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/wire.h"

@@ -443,6 +443,11 @@ TEST_F(EnginesTest, GreedyAndDrawnRowsDoNotMix) {
       samplings.back().num_forks = i == 3 ? 3 : 1;
       samplings.back().seed = static_cast<uint64_t>(i);
     }
+    if (i >= 4) {  // greedy and drawn
+      samplings.back().repetition_penalty = 1.3f;
+      samplings.back().frequency_penalty = 0.2f;
+      samplings.back().logit_bias = {{7, 2.0f}};
+    }
     outcomes.push_back(Submit(prompts.back(), samplings.back()));
   }
   for (size_t i = 0; i < outcomes.size(); ++i) {

@@ -134,7 +134,7 @@ TEST(ParallelExecutor, SeededModelsWithExpertsGiveTheSameLogits) {
 }
 
 TEST(ParallelExecutor, GeneratesTheSameTextWithForksAndPenalties) {
-  SamplingParams greedy, sampled;
+  SamplingParams greedy, sampled, cut;
   greedy.temperature = 0;
   greedy.max_tokens = 24;
   greedy.ignore_eos = true;
@@ -143,16 +143,23 @@ TEST(ParallelExecutor, GeneratesTheSameTextWithForksAndPenalties) {
   sampled.seed = 5;
   sampled.num_forks = 3;  // forks copy the unfinished page of every rank
   sampled.repetition_penalty = 1.1f;
+  cut = sampled;
+  cut.num_forks = 1;
+  cut.top_k = 40;
+  cut.top_p = 0.9f;
+  cut.num_logprobs = 5;
   const std::vector<int32_t> prompt = Prompt(200, 4000);
   std::vector<std::vector<int32_t>> want;
   for (const int ranks : {1, 2, 4}) {
     auto generator = LocalGenerator::Create(LoadTiny(ranks), {.executor = {.max_rows = 128}, .max_tokens = 512});
     ASSERT_TRUE(generator.ok()) << generator.status();
     std::vector<std::vector<int32_t>> got;
-    for (const SamplingParams& sampling : {greedy, sampled}) {
+    for (const SamplingParams& sampling : {greedy, sampled, cut}) {
       got.emplace_back();
       const absl::Status status = (*generator)->Generate(prompt, sampling, [&](int32_t, const SampledToken& token) {
         got.back().push_back(token.token);
+        EXPECT_EQ(token.logprob.has_value(), sampling.num_logprobs.has_value());
+        if (token.logprob.has_value()) EXPECT_EQ(token.logprob->top.size(), 5u);
         return true;
       });
       ASSERT_TRUE(status.ok()) << status;

@@ -8,6 +8,8 @@
 #include <limits>
 #include <map>
 
+#include "kernels/sampling/philox.h"
+#include "tests/support/sample_on_host.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -20,7 +22,9 @@ Sampler Make(const SamplingParams& params, std::vector<int32_t> eos = {}, int32_
   return Sampler(params, std::move(eos), fork, prompt, {}, 10, kContext);
 }
 
-int32_t SampleOne(Sampler& sampler, std::vector<float> logits) { return sampler.Sample(logits).token; }
+using test::SampleOnHost;
+
+int32_t SampleOne(Sampler& sampler, std::vector<float> logits) { return SampleOnHost(sampler, logits).token; }
 
 TEST(SamplerTest, GreedyTakesTheLargestAndBreaksTiesDownward) {
   SamplingParams params;
@@ -124,11 +128,11 @@ TEST(SamplerTest, EndTokensRespectMinTokensAndIgnoreEos) {
   params.min_tokens = 2;
   Sampler sampler = Make(params, {0});
   std::vector<float> logits = {5, 1};
-  EXPECT_EQ(sampler.Sample(logits).token, 1);
+  EXPECT_EQ(SampleOnHost(sampler, logits).token, 1);
   logits = {5, 1};
-  EXPECT_EQ(sampler.Sample(logits).token, 1);
+  EXPECT_EQ(SampleOnHost(sampler, logits).token, 1);
   logits = {5, 1};
-  const SampledToken end = sampler.Sample(logits);
+  const SampledToken end = SampleOnHost(sampler, logits);
   EXPECT_EQ(end.token, 0);
   EXPECT_EQ(end.finish, FinishReason::kStop);
 
@@ -137,14 +141,14 @@ TEST(SamplerTest, EndTokensRespectMinTokensAndIgnoreEos) {
   params.max_tokens = 1;
   Sampler ignoring = Make(params, {0});
   logits = {5, 1};
-  const SampledToken last = ignoring.Sample(logits);
+  const SampledToken last = SampleOnHost(ignoring, logits);
   EXPECT_EQ(last.token, 0);
   EXPECT_EQ(last.finish, FinishReason::kLength);
 
   params.stop_token_ids = {1};
   Sampler stopping = Make(params, {0});
   logits = {1, 5};
-  EXPECT_EQ(stopping.Sample(logits).finish, FinishReason::kStop);
+  EXPECT_EQ(SampleOnHost(stopping, logits).finish, FinishReason::kStop);
 }
 
 TEST(SamplerTest, ContextBoundsTheOutput) {
@@ -152,8 +156,8 @@ TEST(SamplerTest, ContextBoundsTheOutput) {
   params.temperature = 0;
   Sampler sampler(params, {}, 0, {}, {}, /*num_prompt_tokens=*/98, /*max_context=*/100);
   std::vector<float> logits = {1};
-  EXPECT_EQ(sampler.Sample(logits).finish, FinishReason::kNone);
-  EXPECT_EQ(sampler.Sample(logits).finish, FinishReason::kLength);
+  EXPECT_EQ(SampleOnHost(sampler, logits).finish, FinishReason::kNone);
+  EXPECT_EQ(SampleOnHost(sampler, logits).finish, FinishReason::kLength);
 }
 
 TEST(SamplerTest, LogprobsComeFromTheUnpenalisedDistribution) {
@@ -163,7 +167,7 @@ TEST(SamplerTest, LogprobsComeFromTheUnpenalisedDistribution) {
   params.num_logprobs = 2;
   Sampler sampler = Make(params);
   std::vector<float> logits = {std::log(0.7f), std::log(0.1f), std::log(0.2f)};
-  const SampledToken token = sampler.Sample(logits);
+  const SampledToken token = SampleOnHost(sampler, logits);
   EXPECT_EQ(token.token, 1);
   ASSERT_TRUE(token.logprob.has_value());
   EXPECT_NEAR(token.logprob->logprob, std::log(0.1f), 1e-5);
@@ -173,79 +177,66 @@ TEST(SamplerTest, LogprobsComeFromTheUnpenalisedDistribution) {
   EXPECT_NEAR(token.logprob->top[1].second, std::log(0.2f), 1e-5);
 }
 
-// A token by its definition: all candidates in falling order, and sums in that order.
-int32_t DrawBySorting(const SamplingParams& params, std::span<const float> logits, double uniform) {
-  const double max = *std::max_element(logits.begin(), logits.end());
-  const double keep_above = params.min_p > 0 ? std::log(params.min_p) : -1e30, inverse_t = 1.0 / params.temperature;
-  std::vector<std::pair<float, int32_t>> candidates;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const double x = (logits[i] - max) * inverse_t;
-    if (x >= keep_above && x > -80) candidates.emplace_back(static_cast<float>(std::exp(x)), static_cast<int32_t>(i));
+// What the kernels are given of a request, step by step.
+TEST(SamplerTest, RowsSayWhatIsAskedAndKnown) {
+  SamplingParams params;
+  params.temperature = 0.5f;
+  params.top_k = 3;
+  params.top_p = 0.8f;
+  params.min_p = 0.1f;
+  params.repetition_penalty = 1.5f;
+  params.presence_penalty = 0.25f;
+  params.frequency_penalty = 0.5f;
+  params.seed = 99;
+  params.min_tokens = 2;
+  params.logit_bias = {{7, 1.0f}, {7, 0.5f}};
+  params.num_logprobs = 4;
+  Sampler sampler(params, {1}, 2, std::vector<int32_t>{5, 5, 6}, {}, 3, kContext);
+  const auto edit = [](const kernels::SampleRow& row, int32_t token) {
+    const auto at =
+        std::find_if(row.edits.begin(), row.edits.end(), [&](const auto& edit) { return edit.token == token; });
+    return at == row.edits.end() ? kernels::TokenEdit{-1} : *at;
+  };
+  kernels::SampleRow row = sampler.Row(11);
+  EXPECT_EQ(row.logits_row, 11);
+  EXPECT_EQ(row.temperature, 0.5f);
+  EXPECT_EQ(row.top_k, 3);
+  EXPECT_EQ(row.top_p, 0.8f);
+  EXPECT_EQ(row.min_p, 0.1f);
+  EXPECT_EQ(row.num_top, 4);
+  EXPECT_TRUE(row.bans_ends);
+  EXPECT_EQ(row.random, kernels::SamplingRandom(99, 2, 0));
+  EXPECT_EQ(row.edits.size(), 4u);  // 7, the end token, 5 and 6
+  EXPECT_EQ(edit(row, 7).bias, 1.5f);
+  EXPECT_EQ(edit(row, 1).flags, kernels::TokenEdit::kEnd);
+  EXPECT_EQ(edit(row, 5).flags, kernels::TokenEdit::kInPrompt);
+  // Each token changes one entry, and says which: a device is sent no more.
+  for (const int32_t token : {5, 8, 8}) {
+    const uint64_t version = row.edits_version;
+    const int32_t count = std::max(edit(row, token).count, 0);
+    sampler.Accept(token);
+    row = sampler.Row(0);
+    EXPECT_EQ(row.edits_version, version + 1);
+    EXPECT_EQ(row.edits[static_cast<size_t>(row.last_edit)].token, token);
+    EXPECT_EQ(row.edits[static_cast<size_t>(row.last_edit)].count, count + 1);
   }
-  size_t kept = candidates.size();
-  if (params.top_k > 0) kept = std::min<size_t>(kept, params.top_k);
-  if (params.top_p < 1.0f || kept < candidates.size())
-    std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-      return a.first != b.first ? a.first > b.first : a.second < b.second;
-    });
-  candidates.resize(kept);
-  double total = 0;
-  for (const auto& [weight, token] : candidates) total += weight;
-  if (params.top_p < 1.0f) {
-    double share = 0;
-    size_t n = 0;
-    while (n < candidates.size() && share < params.top_p * total) share += candidates[n++].first;
-    candidates.resize(std::max<size_t>(n, 1));
-    total = share;
-  }
-  double target = uniform * total;
-  for (const auto& [weight, token] : candidates) {
-    target -= weight;
-    if (target < 0) return token;
-  }
-  return candidates.back().second;
+  EXPECT_FALSE(row.bans_ends);
+  EXPECT_EQ(row.random, kernels::SamplingRandom(99, 2, 3));
+  EXPECT_NE(Sampler(params, {}, 0, {}, {}, 3, kContext).Row(0).edits_id, row.edits_id);
 }
 
-// The numbers that a sampler draws, as sampler.h defines them.
-double UniformOf(uint64_t seed, uint64_t fork, uint64_t output) {
-  const auto mix = [](uint64_t x) {
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-  };
-  return static_cast<double>(mix(mix(mix(seed) ^ fork) + output) >> 11) * 0x1.0p-53;
-}
-
-// Whatever is kept and however the logits lie, the token is the one that sorting everything gives.
-TEST(SamplerTest, TokensAreThoseOfSortingEverything) {
-  std::mt19937 random = test::SeededRandom("sorting everything");
-  const auto one_of = [&](auto... values) {
-    const float all[] = {static_cast<float>(values)...};
-    return all[random() % std::size(all)];
-  };
-  for (int round = 0; round < 1500; ++round) {
-    std::vector<float> logits(round % 100 == 0 ? 131'072 : 1 + random() % 6'000);
-    const float spread = one_of(0, 0.01, 1, 4, 30), step = one_of(0, 0.5);
-    std::normal_distribution<float> normal(0, 1);
-    for (float& x : logits) {
-      x = spread * normal(random);
-      if (step > 0) x = std::round(x / step) * step;  // many equal ones
-      if (random() % 50 == 0) x = -std::numeric_limits<float>::infinity();
-    }
-    logits[random() % logits.size()] = 1;
-    SamplingParams params;
-    params.temperature = one_of(0.01, 0.7, 1, 2, 50);
-    params.top_p = one_of(1, 1, 0.999999, 0.99, 0.9, 0.5, 0.01);
-    params.top_k = static_cast<int32_t>(one_of(0, 0, 1, 5, 600, 3000, 200'000));
-    params.min_p = one_of(0, 0, 0, 0.05, 1);
-    params.seed = random();
-    Sampler sampler = Make(params, {}, 3);
-    for (uint64_t output = 0; output < 3; ++output)
-      ASSERT_EQ(SampleOne(sampler, logits), DrawBySorting(params, logits, UniformOf(params.seed, 3, output)))
-          << "round " << round << ", " << logits.size() << " logits, temperature " << params.temperature << ", top_p "
-          << params.top_p << ", top_k " << params.top_k << ", min_p " << params.min_p;
-  }
+TEST(SamplerTest, PlainRowsHaveNoEdits) {
+  SamplingParams params;
+  params.temperature = 0;
+  params.min_tokens = 1;
+  Sampler sampler = Make(params, {3});
+  EXPECT_FALSE(sampler.takes_argmax());
+  EXPECT_EQ(sampler.Row(0).edits.size(), 1u);
+  sampler.Accept(0);
+  EXPECT_TRUE(sampler.takes_argmax());
+  EXPECT_TRUE(sampler.Row(0).edits.empty());
+  params.temperature = 1;
+  EXPECT_FALSE(Make(params, {3}).takes_argmax());
 }
 
 // Tokens that have no logit, and rows without a number, are nobody's reason to write or read beside the row.
@@ -261,7 +252,7 @@ TEST(SamplerTest, NothingIsTouchedOutsideOfTheRow) {
     Sampler sampler(params, {4, -2}, 0, kOutside, kOutside, 10, kContext);
     std::vector<float> guarded(12, 3.0f);  // the row is in the middle
     for (int i = 0; i < 20; ++i) {
-      const int32_t token = sampler.Sample(std::span(guarded).subspan(4, 4)).token;
+      const int32_t token = SampleOnHost(sampler, std::span(guarded).subspan(4, 4)).token;
       EXPECT_TRUE(token >= 0 && token < 4) << token;
     }
     for (size_t i = 0; i < guarded.size(); ++i) {
