@@ -10,6 +10,7 @@
 #include "services/engine/recovery/baselines/epic.h"
 #include "services/engine/recovery/baselines/minference.h"
 #include "services/engine/recovery/baselines/naive.h"
+#include "services/engine/recovery/baselines/samkv_paper.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/loopserve.h"
 #include "services/engine/recovery/redknot.h"
@@ -58,7 +59,10 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
             "window: use sparsex",
             layer);
     }
-    return std::make_unique<SamKvPolicy>(config, options);
+    // Ours has computed rows before it chooses, and computes none behind.
+    if (options.choose == "recovered" && (options.recompute.empty() || options.recompute == "none"))
+      return std::make_unique<SamKvPolicy>(config, options);
+    return std::make_unique<SamKvPaperPolicy>(config, options);
   }
   if (name == "minference") return std::make_unique<MInferencePolicy>(config, options);
   if (name == "a-shape" || name == "tri-shape") return std::make_unique<BandPolicy>(config, options);
