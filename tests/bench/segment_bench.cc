@@ -15,6 +15,7 @@
 
 #include "services/base/status.h"
 #include "services/engine/engine.h"
+#include "services/engine/execution/observers/column_scoring.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/model/random_weights.h"
 #include "services/engine/runtime/prompt_run.h"
@@ -197,14 +198,18 @@ class Bench {
           c.is_moe_layer(layer) ? c.moe.intermediate_size * c.moe.num_experts_per_token : c.intermediate_size;
       work.ffn += 6 * rows * hidden * width;
     }
-    if (slice.score == nullptr || slice.score->kind != engine::ScoreKind::kColumnMass) return;
-    const double heads =
-        slice.score->kv_heads.empty() ? c.num_kv_heads : static_cast<double>(slice.score->kv_heads.size());
-    for (const int32_t probe : slice.score->probes) {
-      const engine::PositionRange seen{0, slice.positions[static_cast<size_t>(probe)] + 1};
-      const engine::PositionRanges candidates(slice.score->candidates.begin(), slice.score->candidates.end());
-      work.scores += 2.0 * c.head_dim * c.num_qo_heads / c.num_kv_heads * heads *
-                     static_cast<double>(engine::CountOf(engine::IntersectionOf(candidates, {&seen, 1})));
+    if (slice.observers == nullptr) return;
+    for (const engine::LayerObserver* const observer : *slice.observers) {
+      const auto* const scoring = dynamic_cast<const engine::ColumnScoring*>(observer);
+      if (scoring == nullptr) continue;
+      const engine::ColumnScoringOptions& score = scoring->options();
+      const double heads = score.kv_heads.empty() ? c.num_kv_heads : static_cast<double>(score.kv_heads.size());
+      for (const int32_t p : slice.positions) {
+        if (!engine::ContainsPosition(score.probes, p)) continue;
+        const engine::PositionRange seen{0, p + 1};
+        work.scores += 2.0 * c.head_dim * c.num_qo_heads / c.num_kv_heads * heads *
+                       static_cast<double>(engine::CountOf(engine::IntersectionOf(score.candidates, {&seen, 1})));
+      }
     }
   }
 

@@ -11,9 +11,6 @@
 
 namespace spl::kernels {
 
-// 64-bit words per row tile in LineVisibility::tiles.
-inline int32_t LineTileWords(int32_t num_keys) { return (num_keys + 64 * 64 - 1) / (64 * 64); }
-
 // Writes num_row_tiles x tile_words and num_row_tiles x column_words words. dense: every causal tile, no columns.
 // REQUIRES columns and offsets ascending, 0 among the offsets unless dense, 64 · column_words >= columns.size().
 struct LineTilesArgs {

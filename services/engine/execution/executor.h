@@ -1,5 +1,6 @@
 // Runs one rank's part of a model's layers over rows of one or more sequences, one layer after the other. Written once
-// against kernels::Backend; knows no method: what a row attends to comes from policies and selectors.
+// against kernels::Backend; knows no method: what a row attends to comes from policies and selectors, and what else
+// methods do to rows on the way is done by observers.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/align_plan.h"
+#include "services/engine/cache/grow_buffer.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/execution/decode_row.h"
-#include "services/engine/execution/grow_buffer.h"
 #include "services/engine/execution/line_attention.h"
+#include "services/engine/execution/observers/layer_observer.h"
 #include "services/engine/execution/token_choices.h"
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -41,64 +43,18 @@ struct HiddenStates {
   int32_t first_position = 0;
 };
 
-// Scores that a pass adds to device memory, see ScoreRequest.
-struct ScoreTask {
-  ScoreKind kind = ScoreKind::kNone;
-  int32_t layer = 0;
-  // kColumnMass, of every KV head of the rank by itself, in all layers from `layer` on: scores [num_layers, the rank's
-  // KV heads, candidates]; kv_heads is not looked at.
-  bool every_head = false;
-  bool all_layers = false;          // kColumnMass: in all layers from `layer` on
-  std::span<const int32_t> probes;  // rows of the slice, ascending
-  // kColumnMass: all candidates; `scores` holds one for each, behind one another, and is added to.
-  // kValueDeviation: candidates that are rows of this slice; `scores` begins with the first of them.
-  std::span<const PositionRange> candidates;
-  std::span<const int32_t> kv_heads;  // kColumnMass: of the model, ascending; empty: all
-  float* scores = nullptr;
-};
-
-// Sums of the rotated queries of some rows, which a pass adds to host memory in every layer that it runs, and of the
-// attention that these rows pay.
-struct QueryTask {
-  struct Group {
-    int32_t begin = 0, end = 0;  // rows of the slice
-    double* sums = nullptr;      // [num_layers, num_qo_heads * head_dim] of the model; a rank adds to its own heads'
-    // Positions in front of the rows, which see all of them; none: their attention is not asked for. What they get in
-    // every layer whose attention runs is added to the rank's scores[rank], [attention_to.size()], device memory.
-    PositionRange attention_to;
-    std::span<float* const> scores;
-  };
-  std::span<const Group> groups;
-};
-
-// What one rank did for a prompt with head classes, over all of its passes.
-struct HeadClassReport {
-  int32_t restore_left = 0;        // heads that may still be restored
-  std::vector<int32_t> restored;   // layer * the model's num_kv_heads + head
-  int64_t rows = 0, ffn_rows = 0;  // rows times layers; of these, what ran through feed-forward
-};
-
 // Some rows of one prompt, whose pages are reserved.
 struct PrefillSlice {
   std::span<const int32_t> tokens;
   std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
-  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. Given to
-  // a ParallelExecutor, hidden[r] and score[r] are rank r's: what an Executor is given are its own.
+  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. In a
+  // slice for a ParallelExecutor hidden[r], observers[r] and lines[r] are rank r's: what an Executor is given are its
+  // own.
   HiddenStates* hidden = nullptr;
-  const ScoreTask* score = nullptr;    // null: none
-  const QueryTask* queries = nullptr;  // null: none; the same for all ranks
-  // What rows at these positions write is blended with the K and V that are in its place (kernels/kv_copy/fuse_rows.h);
-  // ascending.
-  std::span<const PositionRange> fuse;
-  // As `hidden`: one for each rank. Null where no plan has anything to report.
-  HeadClassReport* report = nullptr;
-  // As `hidden`: what choosing lines came to. Of a pass that is whole.
-  LineReport* lines = nullptr;
-  // The slice's last rows that tell which heads are restored (edge_restore.h); 0: none are. Only in a pass of one
-  // slice.
-  int32_t num_probes = 0;
+  const ObserverList* observers = nullptr;  // in the order in which they are called; null: none
+  LineReport* lines = nullptr;              // what choosing lines came to; of a pass that is whole
 };
 
 // Which part of the model a pass runs.
@@ -117,17 +73,7 @@ struct PassLayers {
 // What a layer does with the rows of one slice; its tables have an entry for each KV head of the model.
 using PlanSlice = std::function<LayerPlan(size_t slice, int32_t layer)>;
 
-// The attention of one layer of an observed pass, on the host; valid during the call. What a row's log-sum-exp over
-// some keys is below that over all of them is the mass of the others: 1 - exp(lse_other - lse).
-struct AttentionObservation {
-  int32_t layer = 0;
-  std::span<const float> out;        // [rows, num_qo_heads, head_dim]
-  std::span<const float> lse;        // [rows, num_qo_heads], over all that the model lets a row see
-  std::span<const float> lse_other;  // the same over what the other visibility lets it see
-};
-using OnAttention = std::function<void(const AttentionObservation&)>;
-
-// What was sampled of some rows.
+// Sampled tokens of some rows, on the host.
 struct SampledBatch {
   std::span<const kernels::SampledRow> rows;
   std::span<const kernels::TopToken> top;  // [rows, top_stride]
@@ -160,11 +106,7 @@ class Executor {
   // The same with plans from elsewhere than the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
                        const OnLayer& on_layer);
-  // A pass of one slice through all layers, with the model's own attention, which is shown layer by layer, beside what
-  // it would be if every head saw `other` (profiling). Costs a second attention and a copy to the host in each layer.
-  absl::Status PrefillObserved(const PrefillSlice& slice, const kernels::HeadVisibility& other,
-                               const OnAttention& observe);
-  // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ScoreTask.
+  // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ColumnScoring.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
   // The indices of the k largest scores, ascending (kernels/selection/top_k.h), each the best of its neighbours within
@@ -241,23 +183,16 @@ class Executor {
   absl::Status LoadHidden(std::span<const PrefillSlice> slices);
   absl::Status AddDelta(int32_t next_layer);
   absl::Status KeepHidden(std::span<const PrefillSlice> slices);
-  absl::Status ScoreDeviation(std::span<const PrefillSlice> slices, int32_t layer);
-  absl::Status AddQueries(std::span<const PrefillSlice> slices, int32_t layer);
-  absl::Status FuseRows(std::span<const PrefillSlice> slices, int32_t layer, kernels::FuseStep step);
-  // Of a sequence of the pass whose attention has run, without what is scored.
-  kernels::ColumnScoresArgs ColumnArgs(size_t sequence, int32_t layer) const;
-  absl::Status ScoreColumns(std::span<const PrefillSlice> slices, int32_t layer);
-  absl::Status ScoreGroups(std::span<const PrefillSlice> slices, int32_t layer);
   kernels::RopeSequence RopeRows(size_t sequence) const;
   void ViewPageTables(int32_t layer);
-  absl::Status Observe(const kernels::PrefillAttentionArgs& seen);
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
     return GrowBuffer(model_->backend(), *session_, buffer, bytes);
   }
-  absl::Status RestoreHeads(const PrefillSlice& slice, const kernels::PrefillAttentionArgs& seen);
-  absl::Status OpenLastRows(const kernels::PrefillAttentionArgs& seen);
-  absl::StatusOr<std::vector<float>> ProbeLse(const std::unique_ptr<kernels::Buffer>& lse, int32_t num_probes);
-  absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices);
+  // Calls one observer after the other, slice by slice.
+  absl::Status Observe(std::span<const PrefillSlice> slices, int32_t layer,
+                       absl::Status (LayerObserver::*hook)(const LayerView&));
+  LayerView View(size_t slice, int32_t layer);
+  absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
   void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
@@ -323,15 +258,10 @@ class Executor {
   std::vector<kernels::BatchSequence> batch_sequences_;
   std::vector<kernels::HeadVisibility> plans_;  // of the sequences whose plan the session lacks
   std::vector<int32_t> row_ids_;
-  std::vector<LayerPlan> layer_plans_;  // of the layer that runs, by slice
+  std::vector<LayerPlan> layer_plans_;       // of the layer that runs, by slice
+  kernels::PrefillAttentionArgs attention_;  // of the layer that runs, for observers
+  ObserverScratch scratch_;
   std::vector<int32_t> ffn_rows_;
-  std::vector<int32_t> score_heads_;
-  struct Observer {
-    kernels::HeadVisibility other;
-    const OnAttention* observe = nullptr;
-    std::unique_ptr<kernels::Buffer> out, lse;  // of the other attention
-  };
-  std::unique_ptr<Observer> observer_;  // during PrefillObserved
   std::unique_ptr<TokenChoices> choices_;
   std::vector<float> host_logits_;        // of a device whose memory the host cannot change
   std::unique_ptr<LineAttention> lines_;  // once a span chose lines
@@ -346,12 +276,7 @@ class Executor {
     std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]
     std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
-    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once scores were asked for
-    std::unique_ptr<kernels::Buffer> before_fusion;   // [max_rows, 2 Hk d] as pages, once rows were blended
-    std::unique_ptr<kernels::Buffer> norms;           // f32 [max_rows], once rows were chosen by them
-    std::unique_ptr<kernels::Buffer> probe_lse;       // as lse, of the probes
-    std::unique_ptr<kernels::Buffer> probe_out;       // as attention; nobody reads it
-    std::unique_ptr<kernels::Buffer> probe_q;         // of rows of a whole span
+    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once an observer asked
     std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
     std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]

@@ -72,6 +72,24 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   return absl::OkStatus();
 }
 
+void Executor::AddPlans() {
+  const int32_t layers = model_->config().num_layers, heads = model_->config().num_kv_heads;
+  const size_t plan_size = static_cast<size_t>(layers) * static_cast<size_t>(heads);
+  plans_.clear();
+  plans_.reserve(spans_.size() * plan_size);  // spans point into it
+  for (size_t s = 0; s < spans_.size(); ++s) {
+    kernels::BatchSequence& sequence = batch_sequences_[s];
+    TokenSelector& selector = *spans_[s].selector;
+    sequence.plan_key = selector.plan_key();
+    if (session_->HasPlan(sequence.kv_id, sequence.plan_key)) continue;
+    const size_t begin = plans_.size();
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      for (int32_t h = 0; h < heads; ++h) plans_.push_back(selector.Select(layer, model_->first_kv_head() + h));
+    }
+    sequence.plan = std::span(plans_).subspan(begin, plan_size);
+  }
+}
+
 absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans) {
   const ModelConfig& c = model_->config();
   const int32_t first = model_->first_kv_head();

@@ -169,16 +169,16 @@ absl::StatusOr<LineFidelity> Executor::SpanFidelity(const SpanPass& pass, const 
   }
   const kernels::DType q_dtype = seen.q.dtype;
   SPLICE_RETURN_IF_ERROR(
-      Grow(ws_.probe_q, static_cast<size_t>(count * seen.q_row_stride) * kernels::DTypeBytes(q_dtype)));
+      Grow(scratch_.q, static_cast<size_t>(count * seen.q_row_stride) * kernels::DTypeBytes(q_dtype)));
   SPLICE_RETURN_IF_ERROR(
-      Grow(ws_.probe_out, static_cast<size_t>(count * c.q_size()) * kernels::DTypeBytes(activation_dtype_)));
-  SPLICE_RETURN_IF_ERROR(Grow(ws_.probe_lse, static_cast<size_t>(count * heads) * sizeof(float)));
+      Grow(scratch_.out, static_cast<size_t>(count * c.q_size()) * kernels::DTypeBytes(activation_dtype_)));
+  SPLICE_RETURN_IF_ERROR(Grow(scratch_.lse, static_cast<size_t>(count * heads) * sizeof(float)));
   SPLICE_RETURN_IF_ERROR(model_->backend().GatherRows(context(), {.table = seen.q.data,
                                                                   .dtype = q_dtype,
                                                                   .num_table_rows = num_rows_,
                                                                   .width = seen.q_row_stride,
                                                                   .ids = held_out,
-                                                                  .out = {ws_.probe_q->data(), q_dtype}}));
+                                                                  .out = {scratch_.q->data(), q_dtype}}));
   tokens_.clear();
   positions_.clear();
   for (const int32_t row : held_out) {
@@ -191,9 +191,9 @@ absl::StatusOr<LineFidelity> Executor::SpanFidelity(const SpanPass& pass, const 
   for (kernels::HeadStreamView& stream : stream_views_) stream.visibility = c.visibility(pass.layer);
   const kernels::PrefillSequence sequence{0, num_rows_, positions_, stream_views_};
   kernels::PrefillAttentionArgs args = seen;
-  args.q = kernels::ConstActivations(ws_.probe_q->data(), q_dtype);
-  args.out = Act(ws_.probe_out);
-  args.lse = F32(ws_.probe_lse);
+  args.q = kernels::ConstActivations(scratch_.q->data(), q_dtype);
+  args.out = Act(scratch_.out);
+  args.lse = F32(scratch_.lse);
   args.sequences = {&sequence, 1};
   SPLICE_RETURN_IF_ERROR(model_->backend().PrefillAttention(context(), args));
   SPLICE_ASSIGN_OR_RETURN(host, session_->ReadBack(args.lse, sizeof(float) * static_cast<size_t>(count * heads)));

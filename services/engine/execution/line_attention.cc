@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "services/base/status.h"
-#include "services/engine/execution/grow_buffer.h"
+#include "services/engine/cache/grow_buffer.h"
 
 namespace spl::engine {
 

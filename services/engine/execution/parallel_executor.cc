@@ -74,13 +74,11 @@ absl::Status ParallelExecutor::PlanPrefill(std::span<const PrefillSlice> slices)
   ffn_plans_.clear();
   restore_above_.clear();
   line_tasks_.clear();
-  open_from_.clear();
   for (const PrefillSlice& slice : slices) {
     for (int32_t layer = 0; layer < c.num_layers; ++layer) {
       const LayerPlan plan = slice.policy->PlanLayer(layer);
       ffn_plans_.push_back(plan.ffn);
       line_tasks_.push_back(plan.lines == nullptr ? std::nullopt : std::optional(*plan.lines));
-      open_from_.push_back(plan.open_from);
       const std::vector<float> never(static_cast<size_t>(c.num_kv_heads), std::numeric_limits<float>::infinity());
       const std::span<const float> above =
           plan.restore_above.empty() ? std::span<const float>(never) : plan.restore_above;
@@ -145,15 +143,13 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
     return LayerPlan{.visibility = std::span<const kernels::HeadVisibility>(plans_).subspan(at * heads, heads),
                      .ffn = ffn_plans_[at],
                      .restore_above = std::span<const float>(restore_above_).subspan(at * heads, heads),
-                     .lines = line_tasks_[at].has_value() ? &*line_tasks_[at] : nullptr,
-                     .open_from = open_from_[at]};
+                     .lines = line_tasks_[at].has_value() ? &*line_tasks_[at] : nullptr};
   };
   std::vector<std::vector<PrefillSlice>> of_rank(ranks_.size(), {slices.begin(), slices.end()});
   for (size_t r = 0; r < of_rank.size(); ++r) {
     for (PrefillSlice& slice : of_rank[r]) {
       if (slice.hidden != nullptr) slice.hidden += r;
-      if (slice.score != nullptr) slice.score += r;
-      if (slice.report != nullptr) slice.report += r;
+      if (slice.observers != nullptr) slice.observers += r;
       if (slice.lines != nullptr) slice.lines += r;
     }
   }

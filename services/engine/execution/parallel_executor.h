@@ -41,10 +41,10 @@ class ParallelExecutor {
   // What reusing segments takes: one of each for every rank, on its device.
   absl::StatusOr<std::vector<HiddenStates>> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
-  // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
-  // Of several ranks it moves all scores to the host, and uses rank 0's for the sums.
-  // Of all ranks together, on the host. [num_scores]
+  // Sums over all ranks, on the host. [num_scores]
   absl::StatusOr<std::vector<float>> ReadScores(const RankScores& scores, int64_t num_scores);
+  // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
+  // With several ranks it moves all scores to the host, and uses rank 0's memory for the sums.
   absl::StatusOr<std::vector<int32_t>> SelectTop(const RankScores& scores, int64_t num_scores, int32_t pool_radius,
                                                  int64_t k);
   absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]
@@ -84,7 +84,6 @@ class ParallelExecutor {
   std::vector<FfnPlan> ffn_plans_;                   // [slices][layers]
   std::vector<float> restore_above_;                 // as plans_
   std::vector<std::optional<LineTask>> line_tasks_;  // [slices][layers]
-  std::vector<int32_t> open_from_;                   // [slices][layers]
   struct Layer {
     int num_arrived = 0;
     std::vector<std::shared_ptr<const kernels::Fence>> fences;  // by rank

@@ -9,6 +9,7 @@
 #include "services/engine/recovery/baselines/epic.h"
 #include "services/engine/recovery/baselines/minference.h"
 #include "services/engine/recovery/baselines/naive.h"
+#include "services/engine/recovery/baselines/samkv_paper.h"
 #include "services/engine/recovery/exact.h"
 #include "services/engine/recovery/loopserve.h"
 #include "services/engine/recovery/redknot.h"
@@ -47,6 +48,12 @@ PolicyPtr CacheBlend(const ModelConfig& config, const ReuseOptions& options, con
 PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
   return std::make_unique<EpicPolicy>(config, options.epic_tokens);
 }
+// Ours has computed rows before it chooses, and computes none behind; every other way is the paper's.
+PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+  if (options.choose == "recovered" && (options.recompute.empty() || options.recompute == "none"))
+    return std::make_unique<SamKvPolicy>(config, options);
+  return std::make_unique<SamKvPaperPolicy>(config, options);
+}
 PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map) {
   return std::make_unique<LoopServePolicy>(config, options, map);
 }
@@ -57,7 +64,7 @@ constexpr Maker kMakers[] = {
     {"splice", WithClasses<SplicePolicy>},
     {"splice+", WithClasses<SplicePolicy>},
     {"redknot", WithClasses<RedKnotPolicy>},
-    {"samkv", WithOptions<SamKvPolicy>},
+    {"samkv", SamKv},
     {"naive", Plain<NaivePolicy>},
     {"epic", Epic},
     {"cacheblend", CacheBlend},

@@ -109,10 +109,6 @@ HeadClassMap::HeadClassMap(int32_t num_layers, int32_t num_kv_heads, std::vector
   digest_ = chunk::Sha256(text);
 }
 
-HeadClassMap HeadClassMap::AllGlobal(int32_t num_layers, int32_t num_kv_heads) {
-  return {num_layers, num_kv_heads, std::vector<HeadClass>(static_cast<size_t>(num_layers * num_kv_heads))};
-}
-
 HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads, HeadProfile profile,
                                        const HeadPreset& preset) {
   const auto num_heads = static_cast<size_t>(num_layers * num_kv_heads);

@@ -69,13 +69,16 @@ absl::Status HeadProfiler::Run(std::span<const int32_t> tokens, bool measure_edg
   std::vector<int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), 0);
   const size_t chunk = static_cast<size_t>(options_.chunk_tokens) * static_cast<size_t>(config.q_size());
-  return executor_->PrefillObserved(
-      {.tokens = tokens, .positions = positions, .kv = &kv, .policy = policy.get()},
+  AttentionProfile profile(
       {.rule = kernels::VisibilityRule::kBand, .num_sinks = options_.sinks, .window = options_.window},
       [&](const AttentionObservation& seen) {
         if (measure_edge) AddEdge(seen, num_answer_tokens);
         on_chunk(seen.layer, seen.out.last(chunk));
       });
+  const ObserverList observers = {&profile};
+  const PrefillSlice slice{
+      .tokens = tokens, .positions = positions, .kv = &kv, .policy = policy.get(), .observers = &observers};
+  return executor_->Prefill({&slice, 1}, PassLayers{{0, config.num_layers}});
 }
 
 void HeadProfiler::AddEdge(const AttentionObservation& seen, int32_t num_answer_tokens) {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/kv_memory.h"
 #include "services/engine/execution/executor.h"
+#include "services/engine/execution/observers/attention_profile.h"
 #include "services/engine/model/head_classes.h"
 
 namespace spl::engine {

@@ -52,9 +52,6 @@ struct LayerPlan {
   std::span<const float> restore_above;
   // Of a stage that runs whole, heads whose visibility is kFull: null where no head chooses lines.
   const LineTask* lines = nullptr;
-  // Rows at or behind this position see what the model lets them, whatever `visibility` says. Of a policy that runs
-  // alone.
-  int32_t open_from = INT32_MAX;
 };
 
 // Layers [begin, end).
@@ -125,7 +122,8 @@ struct PrefillStage {
   // >= 0: the stage only finds out the mean query of this copy's last tiles and its attended tokens, all of its rows
   // are the copy's, and the copy is made again behind it. What is found is kept with the copy's source.
   int32_t summary_of = -1;
-  PositionRanges fuse;  // rows whose K and V are blended with those in their place
+  int32_t open_from = INT32_MAX;  // rows at or behind it see all that the model lets them, whatever PlanLayer says
+  PositionRanges fuse;            // rows whose K and V are blended with those in their place
   // Not empty: in front of the stage everything else of the prompt is dropped, and these positions, with the prefix and
   // the last one among them, stand together from 0 on. The stage, and all behind it, is about what is left
   // (ReuseLayout::Only). No KV of an earlier stage was final.

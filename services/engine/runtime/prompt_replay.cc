@@ -7,6 +7,7 @@
 
 #include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/execution/observers/column_scoring.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/exact.h"
 
@@ -22,18 +23,20 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
   const int64_t heads_of_rank = config.num_kv_heads / model.num_ranks(), columns = CountOf(candidates);
   SPLICE_ASSIGN_OR_RETURN(const ParallelExecutor::RankScores scores,
                           executor.AllocateScores(layers.end * heads_of_rank * columns));
-  std::vector<int32_t> probes(rows.tokens.size());
-  std::iota(probes.begin(), probes.end(), 0);
-  std::vector<ScoreTask> tasks;
-  for (const auto& of_rank : scores)
-    tasks.push_back({.kind = ScoreKind::kColumnMass,
-                     .layer = layers.begin,
-                     .every_head = true,
-                     .probes = probes,
-                     .candidates = candidates,
-                     .scores = static_cast<float*>(of_rank->data())});
+  std::vector<ColumnScoring> scorings;
+  std::vector<ObserverList> observers;
+  scorings.reserve(scores.size());  // observers point into it
+  for (const auto& of_rank : scores) {
+    const PositionRange all_rows{rows.positions.front(), rows.positions.back() + 1};
+    scorings.emplace_back(ColumnScoringOptions{.layer = layers.begin,
+                                               .probes = {all_rows},
+                                               .candidates = candidates,
+                                               .every_head = true,
+                                               .scores = static_cast<float*>(of_rank->data())});
+    observers.push_back({&scorings.back()});
+  }
   PrefillSlice slice = rows;
-  slice.score = tasks.data();
+  slice.observers = observers.data();
   SPLICE_RETURN_IF_ERROR(executor.Prefill({&slice, 1}, {.layers = {0, layers.end}, .attention_only_last = true}));
   const size_t run = static_cast<size_t>(heads_of_rank * columns);
   std::vector<float> of_rank(run * static_cast<size_t>(layers.end));

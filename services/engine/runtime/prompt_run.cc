@@ -6,14 +6,13 @@
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/cache/segment_summary.h"
+#include "services/engine/execution/observers/column_scoring.h"
+#include "services/engine/execution/observers/fusion.h"
+#include "services/engine/execution/observers/open_rows.h"
+#include "services/engine/execution/observers/query_means.h"
+#include "services/engine/execution/observers/value_deviation.h"
 
 namespace spl::engine {
-namespace {
-
-constexpr int32_t kRestoreProbes = 64;  // last rows of a prompt (docs/methods/redknot.md, "Restore")
-
-}  // namespace
-
 PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv,
                      RecoveryPolicy& policy)
     : tokens_(tokens),
@@ -44,9 +43,11 @@ absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   PrefillStage first = policy_.FirstStage(layout_);
   if (!policy_.is_exact(layout_)) {
     const Model& model = executor.model();
-    for (int r = 0; r < model.num_ranks(); ++r)
-      reports_.push_back(
-          {.restore_left = policy_.RestoreCap(model.rank(r).first_kv_head(), model.rank(r).config().num_kv_heads)});
+    for (int r = 0; r < model.num_ranks(); ++r) {
+      const int32_t most = policy_.RestoreCap(model.rank(r).first_kv_head(), model.rank(r).config().num_kv_heads);
+      restores_.push_back(std::make_unique<HeadRestore>(most, layout_.num_tokens));
+      sparse_ffns_.push_back(std::make_unique<SparseFfn>());
+    }
   }
   const std::vector<AlignPlan> plans =
       MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
@@ -157,23 +158,61 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   query_sums_.assign(stage_.query_means.size() * static_cast<size_t>(num_layers_) *
                          static_cast<size_t>(executor.model().config().q_size()),
                      0);
-  if (CountOf(stage_.attention_to) > 0) SPLICE_RETURN_IF_ERROR(PrepareAttention(executor));
+  return MakeObservers(executor);
+}
+
+absl::Status PromptRun::MakeObservers(const ParallelExecutor& executor) {
+  if (CountOf(stage_.attention_to) > 0) {
+    SPLICE_CHECK(stage_.attention_to.size() == stage_.query_means.size(), "whose attention is asked for has a mean");
+    SPLICE_ASSIGN_OR_RETURN(attention_, executor.AllocateScores(CountOf(stage_.attention_to)));
+  }
   if (scores()) {
     SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
+  }
+  stage_observers_.clear();
+  observers_.assign(static_cast<size_t>(executor.model().num_ranks()), {});
+  for (size_t r = 0; r < observers_.size(); ++r) {
+    const auto add = [&](std::unique_ptr<LayerObserver> observer) {
+      observers_[r].push_back(observer.get());
+      stage_observers_.push_back(std::move(observer));
+    };
+    if (stage_.open_from < layout_.num_tokens) add(std::make_unique<OpenRows>(stage_.open_from));
+    if (!restores_.empty()) {
+      observers_[r].push_back(restores_[r].get());
+      observers_[r].push_back(sparse_ffns_[r].get());
+    }
+    if (!stage_.fuse.empty()) add(std::make_unique<Fusion>(stage_.fuse));
+    if (!stage_.query_means.empty()) add(MakeQueryMeans(r));
+    if (scores()) add(MakeScoring(r));
   }
   return absl::OkStatus();
 }
 
-absl::Status PromptRun::PrepareAttention(const ParallelExecutor& executor) {
-  SPLICE_CHECK(stage_.attention_to.size() == stage_.query_means.size(), "whose attention is asked for has a mean");
-  SPLICE_ASSIGN_OR_RETURN(attention_, executor.AllocateScores(CountOf(stage_.attention_to)));
-  attention_parts_.clear();
-  int64_t begin = 0;
-  for (const PositionRange& range : stage_.attention_to) {
-    for (const auto& of_rank : attention_) attention_parts_.push_back(static_cast<float*>(of_rank->data()) + begin);
-    begin += range.size();
+std::unique_ptr<LayerObserver> PromptRun::MakeQueryMeans(size_t rank) {
+  std::vector<QueryMeans::Group> groups;
+  const size_t group_size = query_sums_.size() / stage_.query_means.size();
+  float* scores = attention_.empty() ? nullptr : static_cast<float*>(attention_[rank]->data());
+  for (size_t i = 0; i < stage_.query_means.size(); ++i) {
+    groups.push_back({.rows = stage_.query_means[i], .sums = query_sums_.data() + i * group_size});
+    if (scores == nullptr) continue;
+    groups.back().attention_to = stage_.attention_to[i];
+    groups.back().scores = scores;
+    scores += stage_.attention_to[i].size();
   }
-  return absl::OkStatus();
+  return std::make_unique<QueryMeans>(std::move(groups));
+}
+
+std::unique_ptr<LayerObserver> PromptRun::MakeScoring(size_t rank) const {
+  const ScoreRequest& request = stage_.score;
+  float* const scores = static_cast<float*>(scores_[rank]->data());
+  if (request.kind == ScoreKind::kValueDeviation)
+    return std::make_unique<ValueDeviation>(request.layer, request.candidates, scores);
+  return std::make_unique<ColumnScoring>(ColumnScoringOptions{.layer = request.layer,
+                                                              .all_layers = request.all_layers,
+                                                              .probes = request.probes,
+                                                              .candidates = request.candidates,
+                                                              .kv_heads = request.kv_heads,
+                                                              .scores = scores});
 }
 
 int32_t PromptRun::RowAt(int64_t index) const {
@@ -223,67 +262,13 @@ PrefillSlice PromptRun::Next(int32_t room) {
   final_ = {final_end_, final_end_};
   if (stage_.kv_is_final)
     final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
-  if (scores()) PrepareScores(pass_positions_);
-  if (!stage_.query_means.empty()) PrepareQueries(pass_positions_);
-  // The question's end sees what a head may not leave out; there is nothing to restore in a stage that ends before it.
-  const bool probes = !reports_.empty() && last && pass_positions_.back() + 1 == layout_.num_tokens;
   return {.tokens = pass_tokens_,
           .positions = pass_positions_,
           .kv = &kv_,
           .policy = &policy_,
           .hidden = hidden_.empty() ? nullptr : hidden_.data(),
-          .score = scores() ? score_tasks_.data() : nullptr,
-          .queries = stage_.query_means.empty() ? nullptr : &query_task_,
-          .fuse = stage_.fuse,
-          .report = reports_.empty() ? nullptr : reports_.data(),
-          .lines = stage_.whole ? line_reports_.data() : nullptr,
-          .num_probes = probes ? static_cast<int32_t>(std::min<int64_t>(kRestoreProbes, count)) : 0};
-}
-
-void PromptRun::PrepareQueries(std::span<const int32_t> positions) {
-  query_groups_.clear();
-  const size_t group_size = query_sums_.size() / stage_.query_means.size();
-  for (size_t i = 0; i < stage_.query_means.size(); ++i) {
-    const PositionRange& range = stage_.query_means[i];
-    const auto row_of = [&](int32_t position) {
-      return static_cast<int32_t>(std::lower_bound(positions.begin(), positions.end(), position) - positions.begin());
-    };
-    query_groups_.push_back({row_of(range.begin), row_of(range.end), query_sums_.data() + i * group_size});
-    if (attention_.empty()) continue;
-    query_groups_.back().attention_to = stage_.attention_to[i];
-    query_groups_.back().scores = std::span(attention_parts_).subspan(i * attention_.size(), attention_.size());
-  }
-  query_task_ = {query_groups_};
-}
-
-void PromptRun::PrepareScores(std::span<const int32_t> positions) {
-  const ScoreRequest& request = stage_.score;
-  int64_t first = 0;  // candidate of this pass
-  pass_probes_.clear();
-  pass_candidates_ = request.candidates;
-  if (request.kind == ScoreKind::kColumnMass) {
-    for (size_t i = 0; i < positions.size(); ++i) {
-      if (ContainsPosition(request.probes, positions[i])) pass_probes_.push_back(static_cast<int32_t>(i));
-    }
-    // Positions behind the last row are written later, and no row of this pass sees them.
-    const int32_t end = positions.back() + 1;
-    while (!pass_candidates_.empty() && pass_candidates_.back().begin >= end) pass_candidates_.pop_back();
-    if (!pass_candidates_.empty()) pass_candidates_.back().end = std::min(pass_candidates_.back().end, end);
-  } else {
-    const PositionRange rows{positions.front(), positions.back() + 1};
-    pass_candidates_ = IntersectionOf(request.candidates, {&rows, 1});
-    const PositionRange before{0, rows.begin};
-    first = CountOf(IntersectionOf(request.candidates, {&before, 1}));
-  }
-  score_tasks_.clear();
-  for (const auto& scores : scores_)
-    score_tasks_.push_back({.kind = request.kind,
-                            .layer = request.layer,
-                            .all_layers = request.all_layers,
-                            .probes = pass_probes_,
-                            .candidates = pass_candidates_,
-                            .kv_heads = request.kv_heads,
-                            .scores = static_cast<float*>(scores->data()) + first});
+          .observers = observers_[0].empty() ? nullptr : observers_.data(),
+          .lines = stage_.whole ? line_reports_.data() : nullptr};
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& executor) const {
@@ -340,8 +325,8 @@ void PromptRun::Report(PrefillStats& stats) const {
 
 std::vector<int32_t> PromptRun::restored_heads() const {
   std::vector<int32_t> heads;
-  for (const HeadClassReport& report : reports_)
-    heads.insert(heads.end(), report.restored.begin(), report.restored.end());
+  for (const auto& restore : restores_)
+    heads.insert(heads.end(), restore->restored().begin(), restore->restored().end());
   std::sort(heads.begin(), heads.end());
   return heads;
 }
@@ -361,10 +346,7 @@ LineReport PromptRun::lines() const {
   return all;
 }
 
-double PromptRun::ffn_share() const {
-  if (reports_.empty() || reports_[0].rows == 0) return 1;
-  return static_cast<double>(reports_[0].ffn_rows) / static_cast<double>(reports_[0].rows);
-}
+double PromptRun::ffn_share() const { return sparse_ffns_.empty() ? 1 : sparse_ffns_[0]->share(); }
 
 double PromptRun::pass_work() const {
   return static_cast<double>(pass_positions_.size()) * (stage_.layers.end - stage_.layers.begin) / num_layers_;

@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/segment_source.h"
+#include "services/engine/execution/observers/head_restore.h"
+#include "services/engine/execution/observers/sparse_ffn.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/runtime/prefill_stats.h"
@@ -85,11 +87,12 @@ class PromptRun {
   absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
-  void PrepareScores(std::span<const int32_t> positions);
-  void PrepareQueries(std::span<const int32_t> positions);
+  // Observers of the stage, of every rank.
+  absl::Status MakeObservers(const ParallelExecutor& executor);
+  std::unique_ptr<LayerObserver> MakeScoring(size_t rank) const;
+  std::unique_ptr<LayerObserver> MakeQueryMeans(size_t rank);
   absl::Status GiveSummaries(const Model& model);
   absl::Status GiveQueryMeans(ParallelExecutor& executor);
-  absl::Status PrepareAttention(const ParallelExecutor& executor);
   absl::StatusOr<std::vector<std::vector<int32_t>>> ReadAttended(ParallelExecutor& executor);
 
   std::span<const int32_t> tokens_;  // the prompt, or those that are left of it
@@ -113,20 +116,17 @@ class PromptRun {
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
-  std::vector<double> query_sums_;  // [query_means][num_layers, q_size] of the stage
-  // Of the stage's attention_to, the ranges behind one another: [num_ranks], or none; and where each of them begins,
-  // [ranges][num_ranks].
-  ParallelExecutor::RankScores attention_;
-  std::vector<float*> attention_parts_;
-  std::vector<HeadClassReport> reports_;  // [num_ranks], or none
-  std::vector<LineReport> line_reports_;  // [num_ranks], once a stage was whole
+  std::vector<double> query_sums_;          // [query_means][num_layers, q_size] of the stage
+  ParallelExecutor::RankScores attention_;  // of the stage's attention_to, one behind the other: [num_ranks], or none
+  std::vector<LineReport> line_reports_;    // [num_ranks], once a stage was whole
+  // [num_ranks], or none: of all passes of a policy that is not exact.
+  std::vector<std::unique_ptr<HeadRestore>> restores_;
+  std::vector<std::unique_ptr<SparseFfn>> sparse_ffns_;
+  std::vector<std::unique_ptr<LayerObserver>> stage_observers_;
+  std::vector<ObserverList> observers_;  // [num_ranks]: these, for the stage
 
   // The pass under way.
-  std::vector<int32_t> pass_tokens_, pass_positions_, pass_probes_;
-  PositionRanges pass_candidates_;
-  std::vector<ScoreTask> score_tasks_;  // [num_ranks]
-  std::vector<QueryTask::Group> query_groups_;
-  QueryTask query_task_;
+  std::vector<int32_t> pass_tokens_, pass_positions_;
   FinalPages final_;
   int32_t final_end_ = 0;  // pages in front of it were final before
 };

@@ -6,6 +6,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/selection/loopserve/line_tiles.h"
 #include "tests/kernels/support/paged_kv.h"
+#include "tests/support/line_tile_words.h"
 
 namespace spl::kernels {
 namespace {
@@ -28,7 +29,7 @@ HeadLines MakeLines(Random& random, const LineRows& rows, bool dense) {
   const std::vector<int32_t> o(offsets.begin(), offsets.end());
   h.view = {.first_position = rows.first_position,
             .num_rows = rows.num_rows,
-            .tile_words = LineTileWords(n),
+            .tile_words = test::LineTileWords(n),
             .column_words = static_cast<int32_t>(h.columns.size() + 63) / 64};
   h.tiles.resize(static_cast<size_t>(h.view.num_row_tiles() * h.view.tile_words));
   h.masks.resize(static_cast<size_t>(h.view.num_row_tiles() * h.view.column_words));

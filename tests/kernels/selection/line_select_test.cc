@@ -11,6 +11,7 @@
 #include "kernels/selection/loopserve/select_lines.h"
 #include "tests/kernels/support/paged_kv.h"
 #include "tests/kernels/support/planted_lines.h"
+#include "tests/support/line_tile_words.h"
 
 namespace spl::kernels {
 namespace {
@@ -230,7 +231,8 @@ TEST(LinesToTiles, EqualsABitmap) {
     for (int32_t k = random.Int(0, 12); k > 0; --k) offsets.insert(random.Int(0, n - 1));
     const std::vector<int32_t> c(columns.begin(), columns.end()), o(offsets.begin(), offsets.end());
     const bool dense = i % 10 == 0;
-    const int32_t tile_words = LineTileWords(n) + i % 2, column_words = static_cast<int32_t>(c.size() + 63) / 64 + 1;
+    const int32_t tile_words = test::LineTileWords(n) + i % 2,
+                  column_words = static_cast<int32_t>(c.size() + 63) / 64 + 1;
     const int32_t row_tiles = (rows.num_rows + 63) / 64;
     std::vector<uint64_t> tiles(static_cast<size_t>(row_tiles * tile_words), ~uint64_t{0});
     std::vector<uint64_t> masks(static_cast<size_t>(row_tiles * column_words), ~uint64_t{0});

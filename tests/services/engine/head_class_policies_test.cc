@@ -16,6 +16,7 @@
 #include "services/engine/runtime/prompt_run.h"
 #include "tests/services/engine/prompt_runs.h"
 #include "tests/support/engine_devices.h"
+#include "tests/support/head_class_maps.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -139,7 +140,7 @@ class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
 // 2.2: all heads global and all feed-forward is a full prefill; so is a window as wide as the prompt.
 TEST_P(HeadClassPoliciesTest, WithNothingLeftOutRedknotIsExact) {
   std::mt19937 random = SeededRandom("redknot is exact");
-  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads), wide = AllLocal(500, 3);
+  const HeadClassMap global = test::AllGlobal(kLayers, kHeads), wide = AllLocal(500, 3);
   for (const int32_t length : {1, 63, 64, 500}) {
     const Tokens tokens = RandomTokens(random, length);
     const Result want = Run(tokens, {.policy = "exact"}, nullptr);
@@ -185,7 +186,7 @@ TEST_P(HeadClassPoliciesTest, SpliceWithoutACopyIsExact) {
 // 6.2: all heads global and all feed-forward turns splice into sparsex; k of everything gives exact.
 TEST_P(HeadClassPoliciesTest, LimitsOfSpliceAreSparsexAndExact) {
   std::mt19937 random = SeededRandom("limits of splice");
-  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const HeadClassMap global = test::AllGlobal(kLayers, kHeads);
   for (int round = 0; round < 6; ++round) {
     const Prompt prompt = PromptWithSegment(random, 30);
     const int32_t dense_layers = static_cast<int32_t>(random() % 4);
@@ -232,7 +233,7 @@ TEST_P(HeadClassPoliciesTest, SplicePlusWithEveryRowIsRedknot) {
 // 2.4: what is not chosen adds nothing, and less mass chooses fewer rows; the end of the prompt always runs.
 TEST_P(HeadClassPoliciesTest, SparseFeedForwardRunsFewerRows) {
   std::mt19937 random = SeededRandom("fewer rows");
-  const HeadClassMap global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const HeadClassMap global = test::AllGlobal(kLayers, kHeads);
   const Tokens tokens = RandomTokens(random, 400);
   double before = 1.1;
   for (const double mass : {1.0, 0.8, 0.5, 0.2, 0.0}) {
@@ -250,7 +251,7 @@ TEST_P(HeadClassPoliciesTest, SparseFeedForwardRunsFewerRows) {
 // What a request does not say about feed-forward, the map says.
 TEST_P(HeadClassPoliciesTest, TheMapHasTheSchedule) {
   std::mt19937 random = SeededRandom("schedule");
-  HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  HeadClassMap map = test::AllGlobal(kLayers, kHeads);
   const Tokens tokens = RandomTokens(random, 300);
   const ReuseOptions plain{.policy = "redknot"};
   ReuseOptions spelled = plain;
@@ -273,7 +274,7 @@ TEST_P(HeadClassPoliciesTest, TheMapHasTheSchedule) {
 // 2.6: every head restored is the run with all heads global; a threshold of 1 restores none.
 TEST_P(HeadClassPoliciesTest, RestoringEveryHeadIsTheRunWithAllGlobal) {
   std::mt19937 random = SeededRandom("restore");
-  const HeadClassMap local = AllLocal(8, 2), global = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const HeadClassMap local = AllLocal(8, 2), global = test::AllGlobal(kLayers, kHeads);
   const Tokens tokens = RandomTokens(random, 300);
   ReuseOptions all{.policy = "redknot", .ffn_mass = 0.6, .ffn_recent = 10, .restore_share = 1, .restore_threshold = -1};
   const Result got = Run(tokens, all, &local);
@@ -319,7 +320,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, HeadClassPoliciesTest, testing::Values("cpu",
 
 TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
   const ModelConfig config = ParseModelConfig(kConfig, "test").value();
-  const HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  const HeadClassMap map = test::AllGlobal(kLayers, kHeads);
   for (const char* policy : {"redknot", "splice", "splice+"}) {
     const absl::Status none = MakeRecoveryPolicy({.policy = policy}, config).status();
     EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition) << none;
@@ -345,7 +346,7 @@ TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
 
 // A map makes splice the default only with a measured quality inside of the contract.
 TEST(HeadClassPolicies, AutoIsSpliceOnceItsQualityIsKnown) {
-  HeadClassMap map = HeadClassMap::AllGlobal(kLayers, kHeads);
+  HeadClassMap map = test::AllGlobal(kLayers, kHeads);
   EXPECT_EQ(DefaultReusePolicy(nullptr), "sparsex");
   EXPECT_EQ(DefaultReusePolicy(&map), "sparsex");
   map.set_quality({"a set", 100, 98, 96});

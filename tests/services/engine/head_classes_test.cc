@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "services/engine/model/head_class_import.h"
+#include "tests/support/head_class_maps.h"
 
 namespace spl::engine {
 namespace {
@@ -113,11 +114,11 @@ TEST(HeadClassMap, TheDigestIsThatOfWhatIsLeftOut) {
   EXPECT_NE(digest(Local(64, 4)), digest(Local(64, 5)));
   EXPECT_NE(digest(Local(64, 4)), digest(Local(65, 4)));
   EXPECT_NE(digest(Local(64, 4)), digest(kGlobal));
-  EXPECT_NE(HeadClassMap::AllGlobal(1, 2).digest(), HeadClassMap::AllGlobal(2, 1).digest());
+  EXPECT_NE(test::AllGlobal(1, 2).digest(), test::AllGlobal(2, 1).digest());
 }
 
 TEST(HeadClassMap, AnotherModelIsRefused) {
-  HeadClassMap map = HeadClassMap::AllGlobal(2, 4);
+  HeadClassMap map = test::AllGlobal(2, 4);
   chunk::Digest ours{}, theirs{};
   ours[31] = 1;
   theirs[31] = 2;

@@ -81,13 +81,16 @@ TEST_F(HeadProfilerTest, WatchingAPassChangesNothing) {
     std::vector<int32_t> positions(200);
     std::iota(positions.begin(), positions.end(), 0);
     auto policy = MakeRecoveryPolicy({.policy = "exact"}, model_->config());
-    const PrefillSlice slice{.tokens = text, .positions = positions, .kv = &kv, .policy = policy->get()};
     int32_t layers = 0;
-    const absl::Status ran = observed
-                                 ? (*executor)->PrefillObserved(
-                                       slice, {.rule = kernels::VisibilityRule::kBand, .num_sinks = 4, .window = 16},
-                                       [&](const AttentionObservation& seen) { EXPECT_EQ(seen.layer, layers++); })
-                                 : (*executor)->Prefill({&slice, 1}, PassLayers{{0, model_->config().num_layers}});
+    AttentionProfile profile({.rule = kernels::VisibilityRule::kBand, .num_sinks = 4, .window = 16},
+                             [&](const AttentionObservation& seen) { EXPECT_EQ(seen.layer, layers++); });
+    const ObserverList observers = {&profile};
+    const PrefillSlice slice{.tokens = text,
+                             .positions = positions,
+                             .kv = &kv,
+                             .policy = policy->get(),
+                             .observers = observed ? &observers : nullptr};
+    const absl::Status ran = (*executor)->Prefill({&slice, 1}, PassLayers{{0, model_->config().num_layers}});
     EXPECT_TRUE(ran.ok()) << ran;
     EXPECT_EQ(layers, observed ? model_->config().num_layers : 0);
     const int32_t last = 199;

@@ -12,7 +12,7 @@ LayerPlan BandPolicy::PlanLayer(int32_t layer) {
             .num_sinks = own.rule == kernels::VisibilityRule::kBand ? own.num_sinks : options_.band_sinks,
             .window = options_.band_window};
   visibility_.assign(static_cast<size_t>(config().num_kv_heads), seen);
-  return {.visibility = visibility_, .open_from = open_from_};
+  return {.visibility = visibility_};
 }
 
 }  // namespace spl::engine

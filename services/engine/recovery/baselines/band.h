@@ -21,15 +21,16 @@ class BandPolicy final : public RecoveryPolicy {
   LayerPlan PlanLayer(int32_t layer) override;
 
  protected:
-  void Prepare(const ReuseLayout& layout) override {
-    if (opens_last_rows()) open_from_ = std::max(0, layout.num_tokens - options_.band_last_rows);
+  PrefillStage FirstColdStage(const ReuseLayout& layout) override {
+    PrefillStage stage = AllRows(layout);
+    if (opens_last_rows()) stage.open_from = std::max(0, layout.num_tokens - options_.band_last_rows);
+    return stage;
   }
 
  private:
   bool opens_last_rows() const { return options_.policy == "tri-shape"; }
 
   const ReuseOptions options_;
-  int32_t open_from_ = INT32_MAX;
   std::vector<kernels::HeadVisibility> visibility_;
 };
 

@@ -1,0 +1,19 @@
+// Lets a prompt's last rows see what the model itself would, whatever the policy says of the others (tri-shape).
+#pragma once
+
+#include "services/engine/execution/observers/layer_observer.h"
+
+namespace spl::engine {
+
+// For a pass of one slice.
+class OpenRows final : public LayerObserver {
+ public:
+  // Rows at or behind this position.
+  explicit OpenRows(int32_t first_position) : first_position_(first_position) {}
+  absl::Status AfterAttention(const LayerView& view) override;
+
+ private:
+  const int32_t first_position_;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,21 @@
+// Chooses the rows that run through feed-forward by what attention put out for them
+// (services/engine/recovery/ffn_rows.h).
+#pragma once
+
+#include "services/engine/execution/observers/layer_observer.h"
+
+namespace spl::engine {
+
+// Of one prompt on one rank, over all of its passes, by LayerPlan::ffn.
+class SparseFfn final : public LayerObserver {
+ public:
+  absl::StatusOr<bool> ChooseFfnRows(const LayerView& view, std::vector<int32_t>& rows) override;
+
+  // Rows through feed-forward as a share of rows times layers so far; 1 when there were none.
+  double share() const { return rows_ == 0 ? 1 : static_cast<double>(chosen_) / static_cast<double>(rows_); }
+
+ private:
+  int64_t rows_ = 0, chosen_ = 0;
+};
+
+}  // namespace spl::engine
