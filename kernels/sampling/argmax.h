@@ -1,4 +1,4 @@
-// The most likely token of each row: greedy sampling without a trip of the logits to the host.
+// The most likely token of each row: greedy sampling, without copying the logits to the host.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace spl::kernels {
 
-// out[i] = the lowest j with logits[i, j] = max. NaN is never chosen; a row of NaN alone gives 0. values[i] =
-// logits[i, out[i]]: what the columns of several ranks are compared by.
+// out[i] = the lowest j with logits[i, j] = max. NaN is never chosen; a row of nothing but NaN gives 0. values[i] =
+// logits[i, out[i]], by which the winners of several ranks are compared.
 struct ArgmaxArgs {
   const float* logits = nullptr;  // [num_rows, width]
   int32_t* out = nullptr;         // [num_rows]

@@ -1,5 +1,5 @@
-// Random numbers by a counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3;
-// SC 2011). No state: a number is a function of its place.
+// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3;
+// SC 2011). There is no state: a number is a function of counter and key.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ inline std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::
   return counter;
 }
 
-// The 64 bits by which the output token at `output_index` of continuation `fork` is drawn.
+// The 64 random bits that draw output token `output_index` of continuation `fork`.
 inline uint64_t SamplingRandom(uint64_t seed, uint32_t fork, uint64_t output_index) {
   const std::array<uint32_t, 4> words =
       Philox4x32({static_cast<uint32_t>(output_index), static_cast<uint32_t>(output_index >> 32), fork, 0},

@@ -28,17 +28,17 @@ struct Params {
 };
 
 struct Found {
-  uint64_t left;   // of the target, for the bin that reaches it
+  uint64_t left;   // the target less the sums of the bins before this one
   uint64_t in;     // the bin's sum
-  uint64_t total;  // of all bins
+  uint64_t total;  // sum of all bins
   int bin;
 };
 
-// Exchanges alternate between two copies of what blocks write for each other: between two uses of one copy lies the
-// barrier of the other.
+// Blocks write for each other in two copies, which exchanges use in turn: the barrier of one copy lies between two uses
+// of the other.
 template <int kBlocks>
 struct alignas(16) Smem {
-  uint32_t low[2][kBins], high[2][kBins];  // histograms of 64-bit sums; one is counted while the other is cleared
+  uint32_t low[2][kBins], high[2][kBins];  // histograms of 64-bit sums: one counts while the other is cleared
   uint64_t groups[2][kBlocks][kGroups];
   uint64_t values[2][kBlocks];
   uint64_t warp_values[kWarps];
@@ -64,13 +64,13 @@ __device__ __forceinline__ int BinOf(float exponent) {
   return min(static_cast<int>(__float_as_uint(sum) - __float_as_uint(kBase)), kBins - 1);
 }
 
-// The least key whose exponent is in `bin` or one before it; a warp.
+// The least key whose exponent is in `bin` or an earlier bin. Called by a whole warp.
 __device__ __forceinline__ uint32_t FirstKey(int bin, float max, float scale) {
   const uint32_t max_key = sampling::OrderedKey(max), lane = threadIdx.x % 32;
   uint32_t first = 0;
 #pragma unroll 1
   for (int shift = 27; shift >= 0; shift = shift == 2 ? 0 : shift - 5) {
-    const uint32_t key = first + ((lane + 1) << shift) - 1;  // the last one of a 32nd
+    const uint32_t key = first + ((lane + 1) << shift) - 1;  // the last key of this lane's 32nd of the range
     const bool has = key >= max_key || BinOf(sampling::ExponentOf(sampling::OfKey(key), max, scale)) <= bin;
     first += static_cast<uint32_t>(__ffs(static_cast<int>(__ballot_sync(0xffffffffu, has))) - 1) << shift;
     if (shift == 0) break;
@@ -85,16 +85,16 @@ struct RowSearch {
   const Params& p;
   const DeviceSampleRow& row;
   Smem<kBlocks>& smem;
-  float* held;                  // of this block [kWarps * span], in shared memory
+  float* held;                  // [kWarps * span], this block's logits in shared memory
   const float* x;               // the row's logits
-  const float* y;               // what is read in place of `held`
+  const float* y;               // read in place of `held` if the row does not fit
   int rank, lane, warp, first;  // `first`: id of this lane's first logit
   int phase = 0, histogram = 0;
 
   __device__ __forceinline__ float4 Read(const float* from, int id) const {
     if (id + 4 <= p.width && reinterpret_cast<uintptr_t>(from) % 16 == 0)
       return *reinterpret_cast<const float4*>(from + id);
-    const float nan = __int_as_float(0x7fffffff);  // weighs nothing, is never the largest
+    const float nan = __int_as_float(0x7fffffff);  // has no weight and is never the largest
     return {id < p.width ? from[id] : nan, id + 1 < p.width ? from[id + 1] : nan, id + 2 < p.width ? from[id + 2] : nan,
             id + 3 < p.width ? from[id + 3] : nan};
   }
@@ -105,7 +105,7 @@ struct RowSearch {
     if constexpr (kInSmem) return *Held(at);
     return Read(y, first + at);
   }
-  // body(id, y) for this thread's logits, by rising id.
+  // Calls body(id, y) for this thread's logits, by rising id.
   template <typename Body>
   __device__ __forceinline__ void ForEach(const Body& body) const {
 #pragma unroll 2
@@ -118,7 +118,8 @@ struct RowSearch {
     }
   }
 
-  // Of all blocks, kOp of the warps' values; leaves them in warp_values, and those of blocks where Values says.
+  // kOp over the values of all threads of all blocks. Leaves the warps' results in warp_values, and those of the blocks
+  // in Values().
   template <uint64_t (*kOp)(uint64_t, uint64_t)>
   __device__ __forceinline__ uint64_t Reduce(uint64_t of_thread) {
     const uint64_t of_warp = OverWarp<kOp>(of_thread);
@@ -136,14 +137,14 @@ struct RowSearch {
     return all;
   }
   __device__ __forceinline__ const uint64_t* Values() const { return smem.values[(phase - 1) & 1]; }
-  // Of the blocks in front of this one.
+  // Sum of Values() of the blocks in front of this one.
   __device__ __forceinline__ uint64_t Before() const {
     uint64_t sum = 0;
     for (int b = 0; b < rank; ++b) sum += Values()[b];
     return sum;
   }
 
-  // Key and id of the most likely token: the key in the high half, ~id in the low one. 0: all are NaN.
+  // Most likely token. packed(): the key in the high half, ~id in the low one. Key 0: all are NaN.
   struct Best {
     uint32_t key = 0;
     int id = -1;
@@ -162,7 +163,7 @@ struct RowSearch {
     return best >> 32 == 0 ? 0 : static_cast<int>(~static_cast<uint32_t>(best));
   }
 
-  // Reads the row; `keep`: for other passes. The best of this thread.
+  // Reads the row and returns the best token of this thread. `keep`: later passes need the logits too.
   __device__ __forceinline__ uint64_t Load(bool keep) {
     constexpr int kAhead = 4;
     Best best;
@@ -193,7 +194,7 @@ struct RowSearch {
     if (high != 0) atomicAdd(&smem.high[histogram][bin], high);
   }
 
-  // The first bin with which the sum over all blocks reaches target(total). All threads have counted.
+  // The first bin with which the sum over all blocks reaches target(total). All threads have called Count.
   template <typename Target>
   __device__ __forceinline__ Found FindBin(Target target) {
     __syncthreads();
@@ -229,8 +230,8 @@ struct RowSearch {
     return smem.found;
   }
 
-  // A key so that value(y, exponent), summed over logits of that key and larger ones, reaches target(total), and does
-  // not without the least of them that has a value. 0, where `weighing`: a logit that weighs nothing would be it.
+  // A key such that value(y, exponent), summed over the logits of that key and larger ones, reaches target(total), and
+  // no longer does without the least of those that have a value. 0 if `weighing` and that logit has no weight.
   template <typename Value, typename Target>
   __device__ __forceinline__ uint32_t Threshold(float max, float scale, bool weighing, const Value& value,
                                                 const Target& target) {

@@ -1,5 +1,5 @@
-// One task a row: the largest logit, weights, then for top_k and top_p a histogram over exponents, in which only the
-// bin of the threshold is looked at closely. Sums of chunks of the row say where the drawn token is.
+// One task per row: the largest logit; the weights; for top_k and top_p a histogram over exponents, of which only the
+// bin with the threshold is searched exactly. Sums over chunks of the row locate the drawn token.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -28,7 +28,7 @@ int32_t MostLikely(const SampleTokensKernels& kernels, const float* y, int64_t w
   for (int64_t i = 0; i < width; i += kChunk) {
     const float max = kernels.max(y + i, std::min(kChunk, width - i));
     if (max > best || (chunk < 0 && max == best)) {
-      // A chunk of NaN alone says -inf, too.
+      // A chunk of nothing but NaN gives -inf, too.
       if (max == sampling::kNegativeInfinity &&
           std::find(y + i, y + std::min(i + kChunk, width), max) == y + std::min(i + kChunk, width))
         continue;
@@ -40,13 +40,13 @@ int32_t MostLikely(const SampleTokensKernels& kernels, const float* y, int64_t w
   return static_cast<int32_t>(std::find(y + chunk, y + width, best) - y);
 }
 
-// A row of logits, and what its tokens weigh at some temperature.
+// A row of logits, and the weights of its tokens at some temperature.
 class Row {
  public:
   Row(const SampleTokensKernels& kernels, Memory& memory, const float* y, int64_t width, float max, float scale)
       : kernels_(kernels), memory_(memory), y_(y), width_(width), max_(max), scale_(scale) {}
 
-  // The total of all that weigh; keeps the sums of chunks of those with y >= y_min.
+  // Total weight of the tokens with y >= y_min and at least the least weight; keeps the sums of chunks.
   uint64_t Sum(float y_min, float min) {
     memory_.chunk_sums.clear();
     uint64_t total = 0;
@@ -143,7 +143,7 @@ int32_t Choose(const SampleTokensKernels& kernels, Memory& memory, const float* 
   const uint64_t fraction = sampling::TopPFraction(row.top_p);
   const bool cuts = row.top_k > 0 && row.top_k < width;
   if (cuts || fraction != 0) weighed.Bin();
-  // The least f32 whose weight is kept.
+  // The least f32 weight that is kept.
   const double least = std::ldexp(static_cast<double>(sampling::MinWeight(row.min_p)), -kWeightBits);
   float min = static_cast<float>(least);
   if (static_cast<double>(min) < least) min = std::nextafter(min, 2.0f);
@@ -154,7 +154,7 @@ int32_t Choose(const SampleTokensKernels& kernels, Memory& memory, const float* 
   return weighed.Find(sampling::DrawBelow(row.random, total), y_min, min);
 }
 
-// x, where anything of it changes in memory of its own.
+// The logits after edits and mask: x itself, or a copy if any logit changes.
 const float* Adjust(const float* x, int64_t width, const SampleRow& row, Memory& memory) {
   if (row.edits.empty() && row.mask.empty()) return x;
   std::vector<float>& y = memory.adjusted;

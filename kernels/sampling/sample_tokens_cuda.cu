@@ -1,12 +1,13 @@
-// One cluster of blocks a row: its logits are read once, into the shared memory of the blocks, a share each, and every
-// pass runs on them there. Weights and counts are integers, so that blocks and threads may add them up in any order.
+// One cluster of blocks per row. The row's logits are read once, each block's share into its shared memory, where every
+// pass runs on them. Weights and counts are integers, so that blocks and threads may add them up in any order.
 //
-// A threshold (top_k, top_p, alternatives) is found without a sort: a histogram over exponents of the weights, whose
-// bins spread logits of any scale, then over the keys of the one bin that has the threshold, a few hundred times finer
-// each time, until one key is left or the whole bin is taken. A search in all blocks' histograms costs one barrier of
-// the cluster: blocks tell each other the sums of groups of 32 bins, and read one group from each other.
+// A threshold (top_k, top_p, alternatives) is found without a sort. The first histogram is over exponents of the
+// weights, whose bins spread logits of any scale. The following ones are over the keys of the one bin that has the
+// threshold, a few hundred times finer each time, until one key is left or the whole bin is taken. Each search over the
+// histograms of all blocks costs one barrier of the cluster: blocks tell each other the sums of groups of 32 bins, and
+// read one group from each other.
 //
-// A row that does not fit, and every row on sm_80, is read again for each pass, mostly from the second-level cache.
+// A row that does not fit, and every row on sm_80, is read again for each pass, mostly from the L2 cache.
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/sampling/row_search_cuda.h"
 
@@ -23,7 +24,7 @@ using sample::Plus;
 
 constexpr int kClusterBlocks = 8;
 
-// A row, and how tokens are chosen of it.
+// Chooses tokens of one row.
 template <int kBlocks, bool kInSmem>
 struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
   using C = Cluster<kBlocks>;
@@ -46,9 +47,9 @@ struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
   using Search::y;
   using typename Search::Best;
 
-  // Tokens of `key` and above, most likely first; `first` num_top of them.
+  // Writes the tokens of `key` and above, most likely first, num_top of them.
   __device__ __forceinline__ void ListTop(uint32_t key, TopToken* top) {
-    uint64_t mine = 0;  // above the key; equal to it << 32
+    uint64_t mine = 0;  // number of tokens above the key, plus the number equal to it << 32
     const auto is_above = [&](float y) { return sampling::OrderedKey(y) > key; };
     const auto is_equal = [&](float y) { return key != 0 && sampling::OrderedKey(y) == key; };
     ForEach([&](int, float y) { mine += is_above(y) ? 1 : is_equal(y) ? 1ull << 32 : 0; });
@@ -61,7 +62,7 @@ struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
     for (int at = 0; at < p.span && smem.warp_values[warp] != 0; at += kStep) {
       const float4 v = Get(at);
       const float of_lane[4] = {v.x, v.y, v.z, v.w};
-      uint32_t count = 0;  // as `mine`, << 16
+      uint32_t count = 0;  // like `mine`, but << 16
 #pragma unroll
       for (const float y : of_lane) count += is_above(y) ? 1u : is_equal(y) ? 1u << 16 : 0;
       const uint32_t up_to = InclusiveSum(count);
@@ -111,7 +112,7 @@ struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
     ListTop(key, top);
   }
 
-  // What edits and the mask make of the logits. The best of this thread.
+  // Applies edits and mask to the logits. Returns the best token of this thread.
   __device__ __forceinline__ uint64_t Adjust() {
     const int begin = rank * kWarps * p.span;
     float* const own = kInSmem ? held : p.launch.scratch + blockIdx.x / kBlocks * p.scratch_stride + begin;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 2) SampleKernel(const Params p) {
   auto& smem = *reinterpret_cast<sample::Smem<kBlocks>*>(raw);
   LetNextStart();
   for (int i = threadIdx.x; i < 2 * kBins; i += kThreads) (&smem.low[0][0])[i] = (&smem.high[0][0])[i] = 0;
-  C::Arrive();  // waited for in front of the first word for another block, which must have started
+  C::Arrive();  // waited for before the first word is written for another block, which must have started
   WaitForPrevious();
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
   const DeviceSampleRow& row = p.launch.rows[index];

@@ -5,7 +5,7 @@
 namespace spl::kernels::cpu::SPLICE_ISA {
 namespace {
 
-constexpr float kMinExponent = -62.0f;          // as sampling_math.h
+constexpr float kMinExponent = -62.0f;          // the same as in sampling_math.h
 constexpr float kOneWeight = 1099511627776.0f;  // 2^kWeightBits
 // Exponents of -41 and below, whose weights are 0, are in the last bin.
 constexpr float kBinsPerExponent = (kExponentBins - 2) / 41.0f;
@@ -22,7 +22,7 @@ SPLICE_INLINE void StoreUpTo(float* p, F x, int64_t left) {
   }
 }
 
-// Rounded once, on a machine without such an instruction, too.
+// Rounded once, also on a machine without a fused multiply-add.
 SPLICE_INLINE F Fused(F a, F b, F c) {
 #if defined(__AVX2__)
   return Fma(a, b, c);
@@ -51,7 +51,7 @@ SPLICE_INLINE F PowerOfTwo(F t) {
 float MaxOf(const float* y, int64_t n) {
   F max = Set1(-__builtin_inff());
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) max = Max(Load(y + i), max);  // of a NaN: what max was
+  for (; i + kLanes <= n; i += kLanes) max = Max(Load(y + i), max);  // for a NaN: max stays
   float result = ReduceMax(max);
   for (; i < n; ++i) result = y[i] > result ? y[i] : result;
   return result;
@@ -71,7 +71,7 @@ void Bin(const float* y, int64_t n, float max, float scale, float* bins) {
   }
 }
 
-// Sums of doubles below stay whole: 4,096 weights of at most 2^40.
+// The sums of doubles below stay exact: 4,096 weights of at most 2^40.
 uint64_t Sum(const float* y, const float* weights, int64_t n, float y_min, float min) {
   uint64_t total = 0;
   int64_t i = 0;

@@ -49,9 +49,10 @@ inline uint64_t MulHigh(uint64_t a, uint64_t b) {
 #endif
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-// Exponents below weigh nothing: 2^-62 is far below one unit of a weight.
+// Smaller exponents have no weight: 2^-62 is far below one unit of a weight.
 constexpr float kMinExponent = -62.0f;
-// The sum with it has no fraction bits: the addition rounds to the nearest whole number, ties to even. |x| < 2^22.
+// A sum with this number has no fraction bits: adding it rounds to the nearest whole number, ties to even. For |x| <
+// 2^22.
 constexpr float kWholeNumber = 12582912.0f;
 // The exponent of a weight, (y - max)·scale in [kMinExponent, 0]; kMinExponent for NaN.
 SPLICE_SAMPLING float ExponentOf(float y, float max, float scale) {
@@ -81,13 +82,13 @@ SPLICE_SAMPLING uint64_t WeightOf(float y, float max, float scale) {
   return WeightOfExponent(ExponentOf(y, max, scale));
 }
 
-// Unsigned order = order of the numbers, NaN lowest (0), -0 equal to +0.
+// A key whose unsigned order is the order of the numbers. NaN has the lowest key, 0; -0 and +0 have the same.
 SPLICE_SAMPLING uint32_t OrderedKey(float y) {
   if (y != y) return 0;
   const uint32_t bits = Bits(Add(y, 0.0f));
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
-// The number of a key; NaN for keys that no number has.
+// The number that has this key; NaN for a key that none has.
 SPLICE_SAMPLING float OfKey(uint32_t key) { return FromBits((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
 SPLICE_SAMPLING bool IsFinite(float x) { return (Bits(x) & 0x7f800000u) != 0x7f800000u; }
@@ -107,11 +108,12 @@ SPLICE_SAMPLING float Edited(float x, const TokenEdit& edit, float repetition, f
 SPLICE_SAMPLING uint64_t TopPTarget(uint64_t fraction, uint64_t total) {
   return MulHigh(fraction, total) + (fraction * total != 0 ? 1 : 0);
 }
-// A whole number in [0, total) from a random one.
+// A whole number in [0, total) from 64 random bits.
 SPLICE_SAMPLING uint64_t DrawBelow(uint64_t random, uint64_t total) { return MulHigh(random, total); }
 
-// What the host makes of a row's parameters before any variant runs.
-// log2(e) / temperature; 0 when greedy.
+// The functions below turn a row's parameters into those of the kernels, on the host, before any variant runs.
+
+// log2(e) / temperature; 0: greedy.
 inline float ScaleOf(float temperature) {
   if (temperature == 0) return 0;
   const double scale = 1.4426950408889634 / static_cast<double>(temperature);
@@ -119,7 +121,7 @@ inline float ScaleOf(float temperature) {
   return static_cast<float>(scale < kMost ? scale : kMost);
 }
 constexpr float kLog2E = 1.4426950408889634f;
-// The least weight that min_p keeps, and at least 1: what weighs nothing is never drawn.
+// The least weight that min_p keeps; at least 1, so that a token without weight is never drawn.
 inline uint64_t MinWeight(float min_p) {
   const double least = std::ceil(std::ldexp(static_cast<double>(min_p), kWeightBits));
   return least < 1 ? 1 : static_cast<uint64_t>(least);

@@ -1,4 +1,4 @@
-// What services and tools include of the engine.
+// The engine's headers that services and tools use, in one include.
 #pragma once
 
 #include "services/engine/cache/chunk_io.h"

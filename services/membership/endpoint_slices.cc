@@ -48,7 +48,7 @@ absl::Status EndpointSlices::Put(const json& slice) {
                            service_, service_);
   const Role role = service == service_ + "-prefill" ? Role::kPrefill : Role::kDecode;
   const std::string type = TextAt(slice, "addressType");
-  if (type != "IPv4" && type != "IPv6") return absl::OkStatus();  // FQDN: of services that are none of pods
+  if (type != "IPv4" && type != "IPv6") return absl::OkStatus();  // FQDN: the service has no pods
   if (At(slice, "endpoints").empty()) return absl::OkStatus();    // a service without pods has no ports either
   const std::optional<uint16_t> port = PortOf(slice, port_name_);
   if (!port.has_value()) return InvalidArgument("EndpointSlice '{}' has no port named '{}'", name, port_name_);

@@ -34,8 +34,8 @@ std::string RangeEnd(std::string prefix) {
   return prefix;
 }
 
-// One address at a time, the next after an error; and the one call that is open, so that Stop can end it. The thread of
-// the owner makes the calls.
+// Calls one address of etcd at a time, the next one after an error. Knows its open call, so that Stop can end it. Only
+// the owner's thread makes calls; Stop may come from any.
 class Client {
  public:
   explicit Client(const EtcdOptions& options) : options_(options), token_(options.access) {
@@ -57,8 +57,7 @@ class Client {
   const std::string& endpoint() const { return options_.endpoints[current_]; }
   void NextEndpoint() { current_ = (current_ + 1) % channels_.size(); }
 
-  // Runs `call` with a context that Stop cancels; again when etcd wants another token. `timeout` 0: as long as it
-  // takes.
+  // Runs `call` with a context that Stop cancels, and once more if etcd needs another token. `timeout` 0: no limit.
   template <typename Function>
   absl::Status Call(std::chrono::milliseconds timeout, Function call) {
     absl::Status status;
@@ -76,10 +75,10 @@ class Client {
     return status;
   }
 
-  // For a call after Stop.
+  // Adds the token to a call that is made after Stop.
   void AddToken(grpc::ClientContext& context) const { token_.AddTo(context); }
 
-  // False when stopped.
+  // False: Stop was called.
   bool Pause(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, time, [&] { return stopped_; });
@@ -117,7 +116,7 @@ class Client {
   const EtcdOptions& options_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;
   size_t current_ = 0;
-  EtcdToken token_;           // the calling thread's
+  EtcdToken token_;           // used by the calling thread only
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
   grpc::ClientContext* open_ = nullptr;
@@ -149,7 +148,7 @@ class EtcdDiscovery final : public Discovery {
       absl::Status status = have_list_ ? absl::OkStatus() : List();
       if (status.ok()) status = Watch();
       if (client_.stopped()) return;
-      if (status.ok()) continue;  // the list is stale: read it anew, at once
+      if (status.ok()) continue;  // the list is stale: read it again at once
       if (reachable_) {
         log::Warning("membership.etcd_unreachable", log::F("endpoint", client_.endpoint()), log::F("status", status));
       }
@@ -181,7 +180,7 @@ class EtcdDiscovery final : public Discovery {
     std::map<std::string, SteadyClock::time_point> absent;
     for (const auto& [key, member] : members_) {
       if (listed.contains(key)) continue;
-      // Already being removed: another list does not extend its time.
+      // A member that is already missing keeps its time limit.
       const auto known = absent_.find(key);
       absent[key] = known == absent_.end() ? keep_until : known->second;
       listed.emplace(key, member);
@@ -192,7 +191,7 @@ class EtcdDiscovery final : public Discovery {
     return absl::OkStatus();
   }
 
-  // Returns OK when the list has to be read anew.
+  // Watches until the stream ends. OK: the list must be read again.
   absl::Status Watch() {
     return client_.Call(std::chrono::milliseconds(0), [&](grpc::ClientContext& context) -> absl::Status {
       const auto stub = etcd::Watch::NewStub(client_.channel());
@@ -202,7 +201,7 @@ class EtcdDiscovery final : public Discovery {
       create.set_key(MembersPrefix(options_));
       create.set_range_end(RangeEnd(create.key()));
       create.set_start_revision(revision_ + 1);
-      create.set_progress_notify(true);  // so that a quiet watch does not resume from a revision long compacted
+      create.set_progress_notify(true);  // so that a quiet watch does not resume from a compacted revision
       etcd::WatchResponse response;
       bool stale = !stream->Write(request);
       while (!stale && stream->Read(&response)) stale = !Take(response);
@@ -215,7 +214,7 @@ class EtcdDiscovery final : public Discovery {
     });
   }
 
-  // False: this watch is of no more use; have_list_ says whether the list still is.
+  // Applies one response. False: the watch is over; have_list_ tells whether the list is still valid.
   bool Take(const etcd::WatchResponse& response) {
     const bool other_store = response.header().cluster_id() != cluster_id_ || response.header().revision() < revision_;
     if (other_store || response.compact_revision() > 0) {
@@ -225,7 +224,7 @@ class EtcdDiscovery final : public Discovery {
       return false;
     }
     if (response.canceled()) {
-      // Perhaps because it knows the token no more: the list, which says so, is read anew.
+      // Perhaps etcd no longer knows the token. The list is read again, and would fail for that reason.
       cancelled_ = response.cancel_reason().empty() ? "no reason given" : response.cancel_reason();
       have_list_ = false;
       return false;
@@ -246,7 +245,7 @@ class EtcdDiscovery final : public Discovery {
       }
       revision_ = std::max(revision_, event.kv().mod_revision());
     }
-    // The answer to a creation tells the store's revision, not how far this watch has come.
+    // The answer to a creation has the store's revision, not the position of this watch.
     if (!response.created() && response.events().empty()) revision_ = std::max(revision_, response.header().revision());
     if (changed) DeliverLocked();
     return true;
@@ -285,15 +284,15 @@ class EtcdDiscovery final : public Discovery {
   OnChange on_change_;
   std::thread thread_;
   std::unique_ptr<Periodic> pruner_;
-  // The thread's own.
+  // Used by the thread only.
   bool have_list_ = false;
-  bool reachable_ = true;  // as far as the log has said
-  int64_t revision_ = 0;   // seen up to here
+  bool reachable_ = true;  // as last logged
+  int64_t revision_ = 0;   // last revision seen
   uint64_t cluster_id_ = 0;
-  std::string cancelled_;  // the watch, and why; empty: it was not
+  std::string cancelled_;  // why etcd cancelled the watch; empty: it did not
   std::mutex mutex_;       // guards the rest
   std::map<std::string, Member> members_;
-  std::map<std::string, SteadyClock::time_point> absent_;  // keys of members_ that the last list had not, until when
+  std::map<std::string, SteadyClock::time_point> absent_;  // keys missing in the last list → time of removal
   Members last_;
   bool delivered_ = false;
 };
@@ -357,7 +356,7 @@ class EtcdRegistration final : public Registration {
     return absl::OkStatus();
   }
 
-  // One stream for one renewal: its deadline is the renewal's, and the next one may go to another address.
+  // Opens a stream for each renewal, so that the renewal has a deadline, and the next one may go to another address.
   absl::Status Renew() {
     etcd::LeaseKeepAliveResponse response;
     SPLICE_RETURN_IF_ERROR(client_.Call(options_.call_timeout, [&](grpc::ClientContext& context) -> absl::Status {
@@ -377,7 +376,7 @@ class EtcdRegistration final : public Registration {
     return absl::OkStatus();
   }
 
-  // Best effort: without it the lease runs out.
+  // Best effort: if it fails, the lease expires by itself.
   void Revoke() {
     if (lease_ == 0) return;
     for (size_t i = 0; i < options_.endpoints.size(); ++i, client_.NextEndpoint()) {
@@ -395,7 +394,7 @@ class EtcdRegistration final : public Registration {
   const std::string key_;
   const std::string value_;
   Client client_;
-  int64_t lease_ = 0;  // the thread's own, until it has ended
+  int64_t lease_ = 0;  // used by the thread only, until it has ended
   std::thread thread_;
 };
 

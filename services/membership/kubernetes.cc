@@ -58,7 +58,7 @@ absl::Status HttpError(int status, const std::string& what) {
   return Errorf(code, "the Kubernetes API answered {} to {}{}", status, what, advice);
 }
 
-// Empty where there is no text of that name.
+// The text object[outer][key]. Empty: there is none.
 std::string TextAt(const json& object, const char* outer, const char* key) {
   if (!object.is_object() || !object.contains(outer) || !object[outer].is_object()) return "";
   const auto found = object[outer].find(key);
@@ -241,7 +241,8 @@ class KubernetesDiscovery final : public Discovery {
         if (reachable) log::Warning("membership.kubernetes_unreachable", log::F("status", status));
         reachable = false;
       }
-      // After a watch that has ended as agreed, too, were it at once: an API server is never asked in a tight loop.
+      // Pauses even after a watch that ended normally: it may have ended at once, and the API server must not be called
+      // in a tight loop.
       if (!api_.Pause(status.ok() ? options_.retry_pause / 10 : options_.retry_pause)) return;
     }
   }
@@ -338,7 +339,7 @@ class KubernetesDiscovery final : public Discovery {
   const KubernetesOptions options_;
   ApiClient api_;
   OnChange on_change_;
-  // The thread's own.
+  // Used by the thread only.
   EndpointSlices slices_;
   std::string version_;
   bool have_list_ = false;

@@ -17,7 +17,7 @@ EtcdOptions EtcdOptionsOf(const Spec& spec, uint32_t lease_seconds, const EtcdAc
   options.endpoints = spec.endpoints;
   options.prefix = spec.prefix;
   options.lease_ttl = std::chrono::seconds(lease_seconds);
-  // Long enough for every worker to find that its lease is gone, and to make another.
+  // Long enough for every worker to notice that its lease is gone, and to make another one.
   options.absent_grace = 2 * options.lease_ttl;
   return options;
 }

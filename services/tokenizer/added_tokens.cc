@@ -10,7 +10,7 @@
 namespace spl::tokenizer {
 namespace {
 
-// \w of the reference, on one character.
+// True if \w of the reference matches this character.
 bool IsWordCharacter(std::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   if (first < 0x80) return std::isalnum(first) || first == '_';
@@ -94,7 +94,7 @@ void AddedTokenMatcher::Add(const AddedToken& token, std::string_view spelling) 
     }
     node = child;
   }
-  // Of two that normalize to the same text the first one counts.
+  // If two normalize to the same text, the first one counts.
   if (nodes_[node].token_idx >= 0) return;
   nodes_[node].token_idx = static_cast<int32_t>(tokens_.size());
   tokens_.push_back(token);

@@ -1,4 +1,4 @@
-// The "added_tokens" of tokenizer.json: tokens that are found in the text before anything else happens to it.
+// The "added_tokens" of tokenizer.json: tokens that are searched for in the text before all other processing.
 #pragma once
 
 #include <cstdint>
@@ -20,37 +20,37 @@ struct AddedToken {
   std::string content;
   bool special = false;
   bool normalized = false;   // matched after normalization, not before
-  bool lstrip = false;       // takes the whitespace before it along
-  bool rstrip = false;       // and after it
-  bool single_word = false;  // not inside a word
+  bool lstrip = false;       // the match includes whitespace before it
+  bool rstrip = false;       // the match includes whitespace after it
+  bool single_word = false;  // does not match inside a word
 };
 
-// `field` is one entry; its id comes from the member "id", or from `id` where the file keys entries by it.
+// Parses one entry. Its id is `id` if the file keys entries by it, otherwise the member "id".
 absl::StatusOr<AddedToken> ParseAddedToken(const JsonField& field, std::optional<int64_t> id);
 
-// A part of a text: bytes [begin, end), which are the token `id`, or plain text (-1).
+// Bytes [begin, end) of a text, which are the token `id`; -1: plain text.
 struct TokenSegment {
   size_t begin = 0;
   size_t end = 0;
   TokenId id = -1;
 };
 
-// Finds added tokens: leftmost first, and of those the longest. Immutable after the last Add; then may be used from any
-// thread at once.
+// Finds added tokens: the leftmost first, and the longest of those that begin there. Immutable after the last Add, then
+// any thread.
 class AddedTokenMatcher {
  public:
   AddedTokenMatcher() : nodes_(1) {}
 
-  // `spelling` is what is searched for: the content, or its normalized form.
+  // `spelling`: the text to search for, which is the content or its normalized form.
   void Add(const AddedToken& token, std::string_view spelling);
   bool empty() const { return tokens_.empty(); }
 
-  // Cuts `text` (valid UTF-8) into segments, in order. Special tokens are plain text unless `parse_special`, and where
-  // they begin at one of `plain_at`, which ascends.
-  // Cost: O(text bytes × longest token) at worst, one table look-up per byte that starts no token.
+  // Cuts `text` (valid UTF-8) into segments, in order. A special token is plain text unless `parse_special`, and also
+  // if it begins at one of `plain_at` (ascending byte offsets). Cost: at worst O(bytes of text × longest token); one
+  // table look-up for a byte that starts no token.
   std::vector<TokenSegment> Split(std::string_view text, bool parse_special,
                                   std::span<const size_t> plain_at = {}) const;
-  // Where special tokens begin, overlapping ones included; ascending.
+  // Byte offsets at which special tokens begin, ascending, including overlapping ones.
   std::vector<size_t> SpecialTokensIn(std::string_view text) const;
 
  private:

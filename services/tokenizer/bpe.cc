@@ -12,7 +12,7 @@ namespace spl::tokenizer {
 namespace {
 
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
-// Scanning an array beats a heap up to about this many symbols, and nearly every word is shorter.
+// Up to about this many symbols, scanning an array is faster than a heap. Nearly every word is shorter.
 constexpr size_t kShortSymbols = 48;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
@@ -82,8 +82,8 @@ bool Bpe::SpellByFallback(std::string_view character, std::vector<TokenId>* symb
   return true;
 }
 
-// An unknown token is held until the next known character, so that with fuse_unk a run of them becomes one. That bytes
-// of the fallback do not flush it is the reference's order.
+// Holds an unknown token until the next known character, so that with fuse_unk a run of them becomes one. Bytes of the
+// fallback do not flush it, as in the reference.
 void Bpe::SpellChars(std::string_view text, std::vector<TokenId>* symbols) const {
   bool unk_pending = false;
   for (size_t pos = 0; pos < text.size();) {
@@ -162,7 +162,7 @@ void Bpe::MergeLong(std::vector<TokenId>* symbols) const {
     const Candidate top = queue.top();
     queue.pop();
     Node& left = nodes[top.left];
-    // Stale: one of the two has been merged away since (a node that was the right part has id -1).
+    // Stale if one of the two was merged meanwhile (a node that was the right part has id -1).
     if (left.id != top.left_id || left.next < 0 || nodes[left.next].id != top.right_id) continue;
     Node& right = nodes[left.next];
     left.id = top.merged;

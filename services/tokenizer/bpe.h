@@ -1,4 +1,4 @@
-// Byte-pair encoding: the "model" of tokenizer.json. Joins neighbouring symbols in the order of the merge table.
+// Byte-pair encoding, the "model" of tokenizer.json: joins neighbouring symbols in the order of the merge table.
 #pragma once
 
 #include <array>
@@ -16,20 +16,20 @@
 
 namespace spl::tokenizer {
 
-// Real vocabularies stay below 300,000; the bound keeps a broken file from asking for gigabytes.
+// Real vocabularies have fewer than 300,000 tokens. The bound keeps a broken file from allocating gigabytes.
 inline constexpr int64_t kTokenIdMax = (1 << 22) - 1;
 
-// Immutable after Parse; may be used from any thread at once.
+// Immutable after Parse; any thread.
 class Bpe {
  public:
-  // `byte_level`: pieces are raw bytes and the vocabulary spells them in the byte-level alphabet.
-  // InvalidArgument: not a BPE, an option that changes results and is not supported (dropout, affixes), ids that are
-  // negative, too large or given twice, merges that name or make unknown tokens.
+  // `byte_level`: pieces are raw bytes and the vocabulary spells them in the byte-level alphabet. InvalidArgument:
+  // another model than BPE; an unsupported option that changes results (dropout, affixes); ids that are negative, too
+  // large or given twice; merges that name or make unknown tokens.
   static absl::StatusOr<std::unique_ptr<Bpe>> Parse(const JsonField& model, bool byte_level);
 
-  // Appends the tokens of one piece; characters that the vocabulary cannot spell become the unknown token, or nothing
-  // where there is none (as in the reference). Cost: one look-up for a piece that is a token; else O(n log n) in its
-  // bytes.
+  // Appends the tokens of one piece. A character that the vocabulary cannot spell becomes the unknown token; without an
+  // unknown token it is dropped, as in the reference. Cost: one look-up for a piece that is a token; otherwise O(n log
+  // n) for n bytes.
   void Encode(std::string_view piece, std::vector<TokenId>* out) const;
 
   std::optional<TokenId> IdOf(std::string_view token) const;
@@ -67,10 +67,10 @@ class Bpe {
 
   std::vector<std::string> pieces_;  // by id
   std::vector<bool> has_;            // by id
-  TextMap ids_;                      // as the vocabulary spells it → id
+  TextMap ids_;                      // piece, as the vocabulary spells it → id
   absl::flat_hash_map<uint64_t, Merge> merges_;
   int32_t next_rank_ = 0;
-  // Pieces that are one token: all of the vocabulary with ignore_merges; else those that the merges really lead to.
+  // Pieces that are one token: with ignore_merges the whole vocabulary, otherwise those that the merges really lead to.
   TextMap direct_;
   std::array<TokenId, 256> id_of_byte_{};        // byte level: the symbol of each byte, -1 for none
   std::array<TokenId, 256> fallback_of_byte_{};  // byte fallback: the token "<0x..>", -1 for none

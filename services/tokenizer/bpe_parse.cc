@@ -1,4 +1,4 @@
-// Reading a BPE model from tokenizer.json, and the tables that encoding uses.
+// Reads a BPE model from tokenizer.json and makes the tables for encoding.
 #include <utility>
 
 #include "services/base/status.h"
@@ -9,7 +9,7 @@ namespace spl::tokenizer {
 
 absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Parse(const JsonField& model, bool byte_level) {
   SPLICE_RETURN_IF_ERROR(RequireObject(model));
-  // Files of before 2023 leave the type out.
+  // Files from before 2023 have no type.
   SPLICE_ASSIGN_OR_RETURN(const std::string type, StringOr(model, "type", "BPE"));
   if (type != "BPE") return InvalidArgument("{}: the model \"{}\" is not supported, only BPE is", model.where, type);
   auto bpe = std::make_unique<Bpe>();

@@ -1,5 +1,4 @@
-// The byte-level alphabet: each byte is written as one printable character, so that a vocabulary of text can hold
-// bytes.
+// The byte-level alphabet writes each byte as one printable character, so that a vocabulary of text can hold bytes.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +8,15 @@
 
 namespace spl::tokenizer {
 
-// Printable Latin-1 bytes stand for themselves, the other 68 for U+0100 and up, in order.
+// Printable Latin-1 bytes are their own characters; the other 68 are U+0100 and up, in order.
 char32_t CharOfByte(uint8_t byte);
 
-// The byte that a character stands for; nothing if it stands for none.
+// The byte of a character; nullopt: the character is not in the alphabet.
 std::optional<uint8_t> ByteOfChar(char32_t value);
 
 std::string BytesToChars(std::string_view bytes);
 
-// The bytes that valid UTF-8 `chars` stands for; nothing if any of its characters stands for none.
+// The bytes of `chars`, valid UTF-8; nullopt: one of the characters is not in the alphabet.
 std::optional<std::string> CharsToBytes(std::string_view chars);
 
 }  // namespace spl::tokenizer

@@ -14,7 +14,7 @@ namespace {
 using jinja::Value;
 using jinja::Variables;
 
-// A template whose nodes are all freed when it goes: bounded in depth by the parser.
+// Owns the nodes of the template. Freeing them cannot exhaust the stack, because the parser bounds their depth.
 class JinjaTemplate final : public ChatTemplate {
  public:
   JinjaTemplate(jinja::Block block, Variables tokens) : block_(std::move(block)), tokens_(std::move(tokens)) {}
@@ -22,7 +22,7 @@ class JinjaTemplate final : public ChatTemplate {
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      const RenderOptions& options) const override {
     Variables variables = tokens_;
-    // The reference always passes these two, as None when the caller has none: "tools is defined" holds.
+    // The reference always passes these two, None if the caller has none, so that "tools is defined" is true.
     variables.emplace_back("tools", Value::None());
     variables.emplace_back("documents", Value::None());
     SPLICE_ASSIGN_OR_RETURN(Value list, MessageList(messages));
@@ -89,7 +89,7 @@ absl::StatusOr<std::string> SourceIn(const JsonField& config) {
   return InvalidArgument("{} has no template named \"default\"", field->where);
 }
 
-// Every "…_token" that the model names: the reference gives them all to the template.
+// Every "…_token" of the model; the reference passes them all to the template.
 absl::StatusOr<Variables> TokensOf(const JsonField& config) {
   Variables tokens;
   for (const char* key : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
@@ -103,7 +103,7 @@ absl::StatusOr<Variables> TokensOf(const JsonField& config) {
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_view source, std::string_view bos_token,
                                                                   std::string_view eos_token) {
-  // An empty name means that the model has no such token: the reference leaves the variable undefined then.
+  // Empty: the model has no such token, and the reference leaves the variable undefined.
   Variables tokens;
   if (!bos_token.empty()) tokens.emplace_back("bos_token", Value::String(std::string(bos_token)));
   if (!eos_token.empty()) tokens.emplace_back("eos_token", Value::String(std::string(eos_token)));

@@ -1,5 +1,5 @@
-// Chat templates: the Jinja subset that the templates of Llama 3, Qwen 2.5/3 and Mistral use. A construct outside the
-// subset is an InvalidArgument that names it and its line, at Parse: never a silently wrong prompt.
+// Chat templates, in the subset of Jinja that the templates of Llama 3, Qwen 2.5/3 and Mistral use. Parse refuses any
+// other construct with an InvalidArgument that names it and its line, so that no prompt is silently wrong.
 #pragma once
 
 #include <memory>
@@ -23,18 +23,18 @@ struct RenderOptions {
   std::string extra_json;
 };
 
-// Immutable after Parse; Render may be called from any thread at once.
+// Immutable after Parse; any thread.
 class ChatTemplate {
  public:
-  // DIR/chat_template.jinja, else "chat_template" of tokenizer_config.json (a string, or the list form's "default").
-  // NotFound when the model has none. bos_token and eos_token are taken from tokenizer_config.json.
+  // Reads DIR/chat_template.jinja, or else "chat_template" of tokenizer_config.json (a string, or the "default" of a
+  // list). bos_token and eos_token are taken from tokenizer_config.json. NotFound: the model has no template.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Load(const std::string& model_dir);
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Parse(std::string_view source, std::string_view bos_token,
                                                              std::string_view eos_token);
   virtual ~ChatTemplate() = default;
 
-  // InvalidArgument: the template itself refused (raise_exception), or an operation on wrong types; the message is
-  // the template's.
+  // Renders the messages as a prompt. InvalidArgument: the template refused them (raise_exception; the message is the
+  // template's), or an operation got values of wrong types.
   virtual absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                              const RenderOptions& options) const = 0;
 };

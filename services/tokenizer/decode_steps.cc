@@ -16,7 +16,7 @@ void Emit(std::string text, std::vector<std::string>* out) {
   if (!text.empty()) out->push_back(std::move(text));
 }
 
-// "<0x0A>" → 0x0A, as the reference reads it: any six bytes of that shape.
+// "<0x0A>" → 0x0A. Like the reference, takes any six bytes of that shape.
 std::optional<char> FallbackByte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return std::nullopt;
   unsigned value = 0;
@@ -134,7 +134,7 @@ absl::Status StripFused::Push(std::string token, std::vector<std::string>* out) 
 }
 
 absl::Status StripFused::Finish(std::vector<std::string>* out) {
-  // Everything held back is trailing content, except when the text ended before the leading part was settled.
+  // All text that is held back is trailing content, unless the text ended while leading content could still be removed.
   std::string_view rest = pending_;
   for (size_t i = 0; i < options_.stop && rest.ends_with(options_.content); ++i) {
     rest.remove_suffix(options_.content.size());

@@ -1,4 +1,4 @@
-// The steps that Decoder chains. Each is one text's state: one thread at a time.
+// The steps that a Decoder chains. Each object is the state of one text; one thread at a time.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace spl::tokenizer {
 
-// "a", "b" → "a", " b"
+// Puts a space in front of each token except the first: "a", "b" → "a", " b".
 class JoinWithSpaces final : public DecodeStep {
  public:
   absl::Status Push(std::string token, std::vector<std::string>* out) override;
@@ -20,7 +20,7 @@ class JoinWithSpaces final : public DecodeStep {
   bool first_ = true;
 };
 
-// Collects fragments into the one token they are.
+// Joins the fragments of one token, and passes it on at the end.
 class HoldAll final : public DecodeStep {
  public:
   absl::Status Push(std::string token, std::vector<std::string>* out) override;
@@ -30,8 +30,8 @@ class HoldAll final : public DecodeStep {
   std::string held_;
 };
 
-// Byte-level characters to text; a token with any other character stands for its own bytes. Holds back at most the 3
-// bytes of a character that is not complete.
+// Turns byte-level characters into text; a token with any other character stands for its own bytes. Holds back an
+// incomplete character, at most 3 bytes.
 class BytesFromChars final : public DecodeStep {
  public:
   absl::Status Push(std::string token, std::vector<std::string>* out) override;
@@ -41,8 +41,8 @@ class BytesFromChars final : public DecodeStep {
   std::string pending_;
 };
 
-// A run of "<0x..>" tokens to text. One bad byte makes every byte of its run U+FFFD (the reference's rule), so a run is
-// held back until it ends.
+// Turns runs of "<0x..>" tokens into text. One bad byte makes every byte of its run U+FFFD (the reference's rule), so
+// that a run is held back until it ends.
 class BytesFromFallback final : public DecodeStep {
  public:
   absl::Status Push(std::string token, std::vector<std::string>* out) override;
@@ -63,7 +63,7 @@ class ReplaceInToken final : public DecodeStep {
   std::string content_;
 };
 
-// Removes up to `start` leading and `stop` trailing `content` of a token.
+// StripToken removes up to `start` leading and `stop` trailing copies of `content` from each token.
 struct StripOptions {
   std::string content;
   size_t start = 0;
@@ -80,7 +80,7 @@ class StripToken final : public DecodeStep {
   StripOptions options_;
 };
 
-// The same on the one token that everything was joined into; holds back what may be its end.
+// Does the same to the one token that all tokens were joined into; holds back what may be its end.
 class StripFused final : public DecodeStep {
  public:
   explicit StripFused(StripOptions options);
@@ -89,11 +89,11 @@ class StripFused final : public DecodeStep {
 
  private:
   StripOptions options_;
-  size_t num_to_strip_;  // leading ones that may still be removed
+  size_t num_to_strip_;  // leading copies that may still be removed
   std::string pending_;
 };
 
-// Metaspace back to spaces; the ones of the first token are what encoding put in front.
+// Turns Metaspace characters back into spaces. Drops those in front of the first token if encoding put them there.
 class MetaspaceToSpace final : public DecodeStep {
  public:
   MetaspaceToSpace(std::string replacement, bool prepends);

@@ -55,7 +55,7 @@ DecodeState Decoder::NewState() const {
   return DecodeState(std::move(steps));
 }
 
-// A step that must see whole tokens waits, behind one that joins them all, until the one token is complete.
+// A step that needs whole tokens, behind one that joins them all, waits until the one token is complete.
 void Decoder::Add(Factory factory) {
   if (fused_) {
     factories_.push_back([] { return std::make_unique<HoldAll>(); });
@@ -119,7 +119,7 @@ absl::Status Decoder::ParseInto(const JsonField& field, int depth) {
     return absl::OkStatus();
   }
   if (type == "Fuse") {
-    fused_ = true;  // what follows sees fragments of one token; the joining itself changes no byte
+    fused_ = true;  // later steps see fragments of one token; joining itself changes no byte
     return absl::OkStatus();
   }
   return InvalidArgument("{}: the decoder \"{}\" is not supported", field.where, type);

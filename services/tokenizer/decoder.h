@@ -1,5 +1,5 @@
-// The "decoder" of tokenizer.json: tokens back to text. It is written as a chain of streaming steps, so that decoding a
-// finished list and decoding a growing one are the same code and cannot differ.
+// The "decoder" of tokenizer.json: turns tokens into text. It is a chain of streaming steps, so that decoding a
+// finished list and decoding a growing one run the same code and cannot differ.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace spl::tokenizer {
 
-// One step at work on one text. A step is given tokens (or, after a step that joins all tokens into one, fragments of
-// that one) and passes on what later input can no longer change. One thread at a time.
+// The state of one step for one text. A step gets tokens (after a step that joins all tokens into one: fragments of
+// that one) and passes on the text that later input can no longer change. One thread at a time.
 class DecodeStep {
  public:
   virtual ~DecodeStep() = default;
@@ -23,14 +23,14 @@ class DecodeStep {
   virtual absl::Status Finish(std::vector<std::string>* out) = 0;
 };
 
-// The chain at work on one text. The Decoder must outlive it.
+// The state of the chain for one text. The Decoder must outlive it. One thread at a time.
 class DecodeState {
  public:
   explicit DecodeState(std::vector<std::unique_ptr<DecodeStep>> steps) : steps_(std::move(steps)) {}
 
-  // Appends to `text` what the token settles.
+  // Appends the text that is final after this token to `text`.
   absl::Status Push(std::string token, std::string* text);
-  // Appends what was held back. The state is done.
+  // Appends the text that was held back. The state cannot be used afterwards.
   absl::Status Finish(std::string* text);
 
  private:
@@ -39,11 +39,11 @@ class DecodeState {
   std::vector<std::unique_ptr<DecodeStep>> steps_;
 };
 
-// Immutable; may be used from any thread at once.
+// Immutable; any thread.
 class Decoder {
  public:
-  // Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace; InvalidArgument names any other type. A null
-  // field joins the tokens with spaces, as the reference does.
+  // Parses Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace. InvalidArgument names any other type. A
+  // null field: tokens are joined with spaces, as in the reference.
   static absl::StatusOr<Decoder> Parse(const JsonField& field);
 
   DecodeState NewState() const;
@@ -57,7 +57,7 @@ class Decoder {
   void Add(Factory factory);
 
   std::vector<Factory> factories_;
-  bool fused_ = false;  // a step so far joins all tokens into one
+  bool fused_ = false;  // one of the steps so far joins all tokens into one
 };
 
 }  // namespace spl::tokenizer

@@ -10,7 +10,7 @@
 namespace spl::tokenizer {
 namespace {
 
-// A member that may be absent: a null field then.
+// A member of the object; a null field: it is absent.
 JsonField Optional(const JsonField& root, std::string_view key) {
   static const Json null_value;
   const std::optional<JsonField> member = root.Find(key);
@@ -144,8 +144,9 @@ absl::StatusOr<std::vector<TokenId>> HfTokenizer::Encode(std::string_view text, 
   return options.add_special_tokens ? post_processor_.Apply(std::move(ids)) : ids;
 }
 
-// Between the tokens that are found in raw text. Special tokens that are found after normalization lose their places in
-// it: where one of them is to be plain, the others are found here, and the text between them has none.
+// Encodes the text between tokens that are found in raw text. Normalization moves special tokens that are searched for
+// after it, so that `plain_at` no longer fits. If one of them must be plain, the others are therefore found here, and
+// the text between them is encoded without special tokens.
 absl::Status HfTokenizer::EncodeSegment(std::string_view text, bool at_start, const EncodeOptions& options,
                                         std::vector<TokenId>* ids) const {
   if (options.plain_at.empty() || spelled_matcher_.empty() || !options.parse_special_tokens)
@@ -161,7 +162,7 @@ absl::Status HfTokenizer::EncodeSegment(std::string_view text, bool at_start, co
   return absl::OkStatus();
 }
 
-// Normalization, then the tokens that are found after it.
+// Normalizes the text, then splits it at the added tokens that match normalized text.
 absl::Status HfTokenizer::EncodeNormalized(std::string_view text, bool at_start, bool parse_special,
                                            std::vector<TokenId>* ids) const {
   std::string normalized;

@@ -1,4 +1,5 @@
-// The Tokenizer of this library: the components of one tokenizer.json, and what its neighbour files add.
+// The implementation of Tokenizer: the components of one tokenizer.json, and additions from the other files of its
+// folder.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,7 @@ namespace spl::tokenizer {
 
 class HfTokenizer final : public Tokenizer {
  public:
-  // `name` is the file in messages.
+  // `name`: the file's name in error messages.
   static absl::StatusOr<std::unique_ptr<HfTokenizer>> Parse(std::string_view json, const std::string& name);
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
@@ -34,11 +35,11 @@ class HfTokenizer final : public Tokenizer {
   std::string_view Piece(TokenId id) const override;
 
   DecodeState NewDecodeState() const { return decoder_.NewState(); }
-  // The text of `id` for the decoder; nothing when it is special and special tokens are skipped. InvalidArgument:
-  // unknown.
+  // The text of `id` for the decoder. InvalidArgument: unknown id. nullopt: `id` is special and special tokens are
+  // skipped.
   absl::StatusOr<std::optional<std::string_view>> PieceToDecode(TokenId id, const DecodeOptions& options) const;
 
-  // For loading, before the tokenizer is shared. InvalidArgument when the token contradicts those known already.
+  // Only for loading, before the tokenizer is shared. InvalidArgument: the token contradicts one that is known already.
   absl::Status AddToken(const AddedToken& token, const std::string& where);
   absl::Status SetBos(TokenId id, const std::string& where);
   absl::Status AddEos(TokenId id, const std::string& where);
@@ -55,12 +56,12 @@ class HfTokenizer final : public Tokenizer {
   std::unique_ptr<Normalizer> normalizer_;  // null: none
   PreTokenizer pre_tokenizer_;
   std::unique_ptr<Bpe> bpe_;
-  AddedTokenMatcher raw_matcher_;         // of tokens that are found before normalization
-  AddedTokenMatcher normalized_matcher_;  // of those found after it
-  AddedTokenMatcher spelled_matcher_;     // special ones of normalized_matcher_, as they are spelled before it
+  AddedTokenMatcher raw_matcher_;         // tokens searched for before normalization
+  AddedTokenMatcher normalized_matcher_;  // tokens searched for after it
+  AddedTokenMatcher spelled_matcher_;     // special tokens of normalized_matcher_, as they are spelled before it
   PostProcessor post_processor_;
   Decoder decoder_;
-  std::vector<std::string_view> pieces_;  // by id; into bpe_ and added_; empty: a hole
+  std::vector<std::string_view> pieces_;  // by id; refer to bpe_ and added_; empty: unused id
   std::vector<bool> special_;             // by id
   std::deque<AddedToken> added_;
   absl::flat_hash_map<std::string, TokenId> added_ids_;

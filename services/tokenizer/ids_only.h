@@ -1,4 +1,4 @@
-// The tokenizer of a model that has none (random weights): token ids go through, text does not.
+// The tokenizer of a model that has none (random weights): such a model takes token ids, but no text.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace spl::tokenizer {
 
-// vocab_size() is 0. Encode is InvalidArgument with a message that asks for token ids; ids decode to no text.
+// Encode fails with InvalidArgument, whose message asks for token ids. Decode gives no text. vocab_size() is 0.
 std::unique_ptr<Tokenizer> MakeIdsOnlyTokenizer();
 
 }  // namespace spl::tokenizer

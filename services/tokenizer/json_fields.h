@@ -1,4 +1,4 @@
-// Typed access to a JSON configuration, with errors that name the place: "tokenizer.json: model.merges[3] must be …".
+// Typed access to a JSON configuration. Errors name the place: "tokenizer.json: model.merges[3] must be …".
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace spl::tokenizer {
 
 using Json = nlohmann::json;
 
-// A value and how to reach it; borrows the value.
+// A value and its path for messages. Borrows the value.
 struct JsonField {
   const Json* value = nullptr;
   std::string where;
 
-  // REQUIRES: *value is an object. The member, or nothing when it is absent or null.
+  // The member `key`. REQUIRES: *value is an object. nullopt: the member is absent or null.
   std::optional<JsonField> Find(std::string_view key) const;
   JsonField At(size_t idx) const;  // REQUIRES: an array, idx in range
   bool is_null() const { return value->is_null(); }
@@ -34,12 +34,12 @@ absl::Status RequireArray(const JsonField& field);
 absl::StatusOr<JsonField> RequireMember(const JsonField& object, std::string_view key);
 absl::StatusOr<std::string> RequireString(const JsonField& object, std::string_view key);
 
-// Absent or null members give `fallback`.
+// `fallback` if the member is absent or null.
 absl::StatusOr<std::string> StringOr(const JsonField& object, std::string_view key, std::string fallback);
 absl::StatusOr<bool> BoolOr(const JsonField& object, std::string_view key, bool fallback);
 absl::StatusOr<int64_t> IntOr(const JsonField& object, std::string_view key, int64_t fallback);
 
-// The "type" member of a component; the object itself is checked too.
+// The "type" member of a component. Checks, too, that the component is an object.
 absl::StatusOr<std::string> TypeOf(const JsonField& component);
 
 }  // namespace spl::tokenizer

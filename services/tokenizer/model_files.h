@@ -9,14 +9,14 @@
 
 namespace spl::tokenizer {
 
-// NotFound when there is no such file.
+// NotFound: there is no such file.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// DIR/NAME as a JSON object; an empty object when the folder has no such file.
+// Reads DIR/NAME as a JSON object. An empty object: the folder has no such file.
 absl::StatusOr<Json> ReadOptionalJson(const std::string& model_dir, const std::string& name);
 
-// A token named by a string or by {"content": …} (both forms occur in tokenizer_config.json and
-// special_tokens_map.json); nothing when absent or null.
+// Content of a token that is given as a string or as {"content": …} (tokenizer_config.json and special_tokens_map.json
+// have both forms). nullopt: absent or null.
 absl::StatusOr<std::optional<std::string>> TokenContent(const JsonField& root, std::string_view key);
 
 }  // namespace spl::tokenizer

@@ -29,8 +29,8 @@ std::vector<utf8proc_int32_t> Decompose(std::string_view text) {
   return out;
 }
 
-// Runs of combining marks in the order of their classes; equal classes keep their order. utf8proc_map would do it too,
-// but in quadratic time, and the text is a client's.
+// Sorts runs of combining marks by their classes; equal classes keep their order. utf8proc_map does the same in
+// quadratic time, which a client's text could exploit.
 void Reorder(std::vector<utf8proc_int32_t>* text) {
   for (auto begin = text->begin(); begin != text->end();) {
     const auto end = std::find_if(begin, text->end(), [](utf8proc_int32_t c) { return CombiningClass(c) == 0; });
@@ -43,7 +43,7 @@ void Reorder(std::vector<utf8proc_int32_t>* text) {
 }  // namespace
 
 std::string ToNfc(std::string_view text) {
-  constexpr unsigned char kLeadOfU0300 = 0xCC;  // nothing below changes or combines
+  constexpr unsigned char kLeadOfU0300 = 0xCC;  // characters below it do not change or combine
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < kLeadOfU0300; }))
     return std::string(text);
   std::vector<utf8proc_int32_t> chars = Decompose(text);

@@ -51,7 +51,7 @@ class StripNormalizer final : public Normalizer {
  public:
   StripNormalizer(bool left, bool right) : left_(left), right_(right) {}
   absl::Status Apply(std::string* text) const override {
-    size_t begin = text->size();  // of what is not whitespace
+    size_t begin = text->size();  // start of the text without leading whitespace
     size_t end = 0;
     for (size_t pos = 0; pos < text->size();) {
       const CodePoint c = DecodeUtf8(*text, pos);

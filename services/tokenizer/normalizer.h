@@ -1,4 +1,4 @@
-// The "normalizer" of tokenizer.json: what happens to text before it is cut into pieces.
+// The "normalizer" of tokenizer.json: changes the text before it is cut into pieces.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,16 @@
 
 namespace spl::tokenizer {
 
-// Immutable; Apply may be called from any thread at once.
+// Immutable; any thread.
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // REQUIRES: *text is valid UTF-8, and stays so. InvalidArgument: a pattern gives up on this text.
+  // Normalizes *text in place. REQUIRES: *text is valid UTF-8; the result is, too. InvalidArgument: a pattern exceeds
+  // its match limit on this text.
   virtual absl::Status Apply(std::string* text) const = 0;
 };
 
-// Sequence, NFC, Prepend, Replace, Strip. InvalidArgument names any other type.
+// Parses Sequence, NFC, Prepend, Replace, Strip. InvalidArgument names any other type.
 absl::StatusOr<std::unique_ptr<Normalizer>> ParseNormalizer(const JsonField& field);
 
 }  // namespace spl::tokenizer

@@ -13,7 +13,7 @@ struct Part {
   bool is_match = false;
 };
 
-// Matches and what lies between them, covering the whole text.
+// Matches and the parts between them; together they are the whole text.
 std::vector<Part> PartsOf(size_t text_bytes, const std::vector<Span>& matches, bool invert) {
   std::vector<Part> parts;
   parts.reserve(matches.size() * 2 + 1);

@@ -1,4 +1,5 @@
-// The "pattern" of a Split or Replace component: a literal string or a regular expression, and how text is cut at it.
+// The "pattern" of a Split or Replace component: a literal string or a regular expression, and cutting text at its
+// matches.
 #pragma once
 
 #include <optional>
@@ -13,20 +14,20 @@
 
 namespace spl::tokenizer {
 
-// What happens to the matches when a text is cut at them.
+// Treatment of the matches if a text is cut at them.
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
-// Immutable; may be used from any thread at once.
+// Immutable; any thread. Errors of FindAll and ReplaceAll are those of Regex::FindAll.
 class Pattern {
  public:
-  // `field` is {"String": …} or {"Regex": …}.
+  // `field`: {"String": …} or {"Regex": …}.
   static absl::StatusOr<Pattern> Parse(const JsonField& field);
   static absl::StatusOr<Pattern> FromRegex(std::string_view pattern);
   static Pattern FromLiteral(std::string literal);  // REQUIRES: not empty
 
   absl::Status FindAll(std::string_view text, std::vector<Span>* matches) const;
 
-  // Every match replaced by `content`, taken literally.
+  // Replaces every match by `content`, which is taken literally.
   absl::Status ReplaceAll(std::string_view content, std::string* text) const;
 
  private:
@@ -36,7 +37,7 @@ class Pattern {
 
 absl::StatusOr<SplitBehavior> ParseSplitBehavior(const JsonField& component);
 
-// Cuts `text` into parts, in order; empty parts are left out. With `invert` what lies between matches counts as match.
+// Cuts `text` into parts, in order, without empty ones. `invert`: the text between matches counts as match.
 struct Splitter {
   Pattern pattern;
   SplitBehavior behavior = SplitBehavior::kIsolated;

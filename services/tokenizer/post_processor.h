@@ -1,4 +1,4 @@
-// The "post_processor" of tokenizer.json: which special tokens are put around the tokens of a text.
+// The "post_processor" of tokenizer.json: puts special tokens around the tokens of a text.
 #pragma once
 
 #include <vector>
@@ -11,17 +11,17 @@ namespace spl::tokenizer {
 
 class PostProcessor {
  public:
-  // TemplateProcessing (its "single" form), ByteLevel (which only moves offsets), Sequence; InvalidArgument names any
-  // other type. A null field adds nothing.
+  // Parses TemplateProcessing (its "single" form), ByteLevel (which only moves offsets) and Sequence. InvalidArgument
+  // names any other type. A null field: nothing is added.
   static absl::StatusOr<PostProcessor> Parse(const JsonField& field);
 
   std::vector<TokenId> Apply(std::vector<TokenId> ids) const;
 
-  // Every id that Apply may add, for the caller to check against the vocabulary.
+  // All ids that Apply may add, so that the caller can check them against the vocabulary.
   std::vector<TokenId> AddedIds() const;
 
  private:
-  // The ids before and after the text. The reference allows the text to appear twice; Splice does not.
+  // Ids before and after the text. The reference allows the text to appear twice; Splice does not.
   struct Template {
     std::vector<TokenId> before;
     std::vector<TokenId> after;

@@ -44,7 +44,7 @@ class PrefixSpaceStep final : public PreTokenizerStep {
   }
 };
 
-// A ByteLevel that is not the last step: what follows sees its characters.
+// A ByteLevel that is not the last step: later steps see its characters.
 class BytesToCharsStep final : public PreTokenizerStep {
  public:
   absl::Status Cut(const Piece& piece, Pieces* out) const override {
@@ -53,7 +53,7 @@ class BytesToCharsStep final : public PreTokenizerStep {
   }
 };
 
-// Spaces become `replacement`; one may be put in front.
+// Turns spaces into `replacement`, and may put one in front.
 class MetaspaceStep final : public PreTokenizerStep {
  public:
   enum class Prepend { kAlways, kFirst, kNever };
@@ -130,7 +130,7 @@ absl::Status PreTokenizer::ParseInto(const JsonField& field, int depth) {
     for (size_t i = 0; i < list.value->size(); ++i) SPLICE_RETURN_IF_ERROR(ParseInto(list.At(i), depth + 1));
     return absl::OkStatus();
   }
-  if (byte_level_) {  // a step after ByteLevel: that one was not the last
+  if (byte_level_) {  // a step follows, so the ByteLevel was not the last
     steps_.push_back(std::make_unique<BytesToCharsStep>());
     byte_level_ = false;
   }

@@ -1,4 +1,4 @@
-// The "pre_tokenizer" of tokenizer.json: cuts text into the pieces that merges never cross.
+// The "pre_tokenizer" of tokenizer.json: cuts text into pieces. Merges never cross the end of a piece.
 #pragma once
 
 #include <deque>
@@ -15,16 +15,16 @@ namespace spl::tokenizer {
 
 struct Piece {
   std::string_view text;
-  bool at_start = false;  // begins where the whole text begins (Metaspace's "first")
+  bool at_start = false;  // begins at the start of the whole text (Metaspace's "first")
 };
 
-// The pieces of one text, and the storage of those that are not simply a part of it.
+// The pieces of one text. Those that are not a part of the text itself refer to `storage`.
 struct Pieces {
   std::vector<Piece> list;
   std::deque<std::string> storage;
 };
 
-// One step of the cutting. Immutable; may be used from any thread at once.
+// One step of the cutting. Immutable; any thread.
 class PreTokenizerStep {
  public:
   virtual ~PreTokenizerStep() = default;
@@ -34,15 +34,15 @@ class PreTokenizerStep {
 
 class PreTokenizer {
  public:
-  // Sequence, Split, ByteLevel, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit; InvalidArgument names any
-  // other type. A null field cuts nothing.
+  // Parses Sequence, Split, ByteLevel, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit. InvalidArgument
+  // names any other type. A null field: the text is not cut.
   static absl::StatusOr<PreTokenizer> Parse(const JsonField& field);
 
-  // Whether the vocabulary is to be read through the byte-level alphabet. The last step then leaves the bytes as they
-  // are: mapping each piece to characters only to look them up would double the work.
+  // True if the vocabulary is spelled in the byte-level alphabet. The last step then leaves the bytes as they are:
+  // mapping each piece to characters only to look them up would double the work.
   bool byte_level() const { return byte_level_; }
 
-  // Appends the pieces of `piece`, none of them empty.
+  // Appends the pieces of `piece`, without empty ones.
   absl::Status Cut(const Piece& piece, Pieces* out) const;
 
  private:

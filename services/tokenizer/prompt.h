@@ -1,5 +1,4 @@
-// Text as a prompt: which of it is the template's, where special tokens are parsed, and which is somebody's data, where
-// "<|im_end|>" is ten characters.
+// Encodes text as a prompt. In the template's text special tokens are parsed; in data, "<|im_end|>" is ten characters.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +11,9 @@
 
 namespace spl::tokenizer {
 
-// Encodes a template's text, or what a client wrote in its place: with special tokens parsed, but where `plain_at`
-// (EncodeOptions) says. The begin token is added as the model's tokenizer does, but not a second one in front of a text
-// that already spells it: two begin tokens are a prompt that no model was trained on, and the most common mistake with
-// raw prompts.
+// Encodes a template's text, or a raw prompt of a client in its place. Special tokens are parsed, except at `plain_at`
+// (EncodeOptions). Adds the begin token like the model's tokenizer, but not in front of a text that spells it already:
+// no model was trained on prompts with two begin tokens, which are the most common mistake with raw prompts.
 inline absl::StatusOr<std::vector<TokenId>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text,
                                                          bool add_special_tokens,
                                                          std::span<const size_t> plain_at = {}) {
@@ -27,12 +25,12 @@ inline absl::StatusOr<std::vector<TokenId>> EncodePrompt(const Tokenizer& tokeni
       text, {.add_special_tokens = add_special_tokens && !has_one, .parse_special_tokens = true, .plain_at = plain_at});
 }
 
-// Encodes data, a document for example.
+// Encodes data, for example a document: no special tokens are parsed.
 inline absl::StatusOr<std::vector<TokenId>> EncodeData(const Tokenizer& tokenizer, std::string_view text) {
   return tokenizer.Encode(text, {.parse_special_tokens = false});
 }
 
-// `text` with `mark` in front of every special token that it spells: data on its way through a chat template.
+// Puts `mark` in front of every special token that `text` spells. For data that passes through a chat template.
 inline std::string MarkSpecialTokens(const Tokenizer& tokenizer, std::string_view text, std::string_view mark) {
   std::string marked;
   size_t done = 0;
@@ -43,7 +41,7 @@ inline std::string MarkSpecialTokens(const Tokenizer& tokenizer, std::string_vie
   return marked.append(text.substr(done));
 }
 
-// A rendered text without its marks, and where they stood: EncodePrompt's plain_at.
+// A rendered text without its marks, and the offsets of the marks, which are EncodePrompt's plain_at.
 struct UnmarkedText {
   std::string text;
   std::vector<size_t> plain_at;

@@ -12,7 +12,7 @@
 namespace spl::tokenizer {
 namespace {
 
-// Patterns of real tokenizers stay far below; this ends a pattern that backtracks without bound within a second.
+// Patterns of real tokenizers stay far below this limit. A pattern that backtracks without bound ends within a second.
 constexpr uint32_t kMatchLimit = 5'000'000;
 constexpr size_t kPatternBytesMax = 1 << 16;
 
@@ -72,7 +72,7 @@ absl::StatusOr<Regex> Regex::Compile(std::string_view pattern) {
     return InvalidArgument("the pattern \"{}\" does not compile: {} (offset {} of \"{}\")", pattern, ErrorText(error),
                            offset, translated);
   }
-  // Without a just-in-time compiler pcre2_match interprets: slower, same matches.
+  // Without a just-in-time compiler, pcre2_match interprets the pattern: slower, with the same matches.
   pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);
   code->context = pcre2_match_context_create(nullptr);
   pcre2_set_match_limit(code->context, kMatchLimit);

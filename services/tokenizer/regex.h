@@ -1,4 +1,4 @@
-// A compiled regular expression over valid UTF-8 text (PCRE2, just-in-time compiled where the platform allows).
+// A compiled regular expression over valid UTF-8 text (PCRE2, just-in-time compiled if the platform allows it).
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,20 @@ struct Span {
   size_t end = 0;
 };
 
-// Immutable after Compile; may be used from any thread at once.
+// Immutable after Compile; any thread.
 class Regex {
  public:
-  // `pattern` is in Oniguruma's dialect. InvalidArgument says what does not compile or is not supported, and where.
+  // `pattern`: in Oniguruma's dialect. InvalidArgument names the construct that does not compile or is not supported,
+  // and its place.
   static absl::StatusOr<Regex> Compile(std::string_view pattern);
 
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
   ~Regex();
 
-  // Every match from left to right, not overlapping, as the reference enumerates them: an empty match is not accepted
-  // right where the match before it ended. REQUIRES: `text` is valid UTF-8. InvalidArgument: the pattern backtracks
-  // beyond the match limit on this text.
+  // Finds all matches from left to right, without overlap. As in the reference, an empty match does not count right at
+  // the end of the match before it. REQUIRES: `text` is valid UTF-8. InvalidArgument: the pattern backtracks beyond the
+  // match limit on this text.
   absl::Status FindAll(std::string_view text, std::vector<Span>* matches) const;
 
  private:

@@ -8,7 +8,7 @@
 namespace spl::tokenizer {
 namespace {
 
-// Inside a set: White_Space, and everything else.
+// For use inside a set: White_Space, and its complement.
 constexpr std::string_view kSpace =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 constexpr std::string_view kNotSpace =

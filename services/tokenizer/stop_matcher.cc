@@ -7,8 +7,8 @@ namespace spl::tokenizer {
 
 StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-// The match that ends first counts, and of those that end together the longest, as if the text had come byte by byte:
-// so the result does not depend on how the text was cut into pieces.
+// The match that ends first counts; the longest one of several that end together. This is as if the text had come byte
+// by byte, so that the result does not depend on how it was cut into pieces.
 StopMatcher::Result StopMatcher::Append(std::string_view piece) {
   Result result;
   if (stopped_) return result;

@@ -34,7 +34,8 @@ absl::StatusOr<std::string> StreamDecoder::Append(TokenId id) {
 
 std::string StreamDecoder::Finish() {
   std::string text;
-  // Only a pattern that gives up on what was held back fails here; what it settled before that is still right.
+  // This fails only if a pattern exceeds its match limit on the text that was held back. Text that is final already is
+  // still right.
   impl_->state.Finish(&text).IgnoreError();
   return text;
 }

@@ -1,4 +1,4 @@
-// How fast text becomes tokens and back, in bytes of text per second on one thread. Run in the source root.
+// Speed of encoding and decoding, in bytes of text per second on one thread. Run in the source root.
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kModel[] = "models/splice-tiny";
 
-// Words with frequencies that fall as in prose, so that caches and look-ups see a realistic mix.
+// Words with falling frequencies, as in prose, so that caches and look-ups see a realistic mix.
 std::string English(size_t num_bytes) {
   static const char* const kWords[] = {
       "the",        "of",          "and",       "to",       "a",         "in",       "that",       "is",
@@ -55,7 +55,7 @@ void BM_EncodeEnglish(benchmark::State& state) {
 }
 BENCHMARK(BM_EncodeEnglish)->Arg(200)->Arg(1 << 20);
 
-// One piece that no pattern cuts: the merge heap at work.
+// One piece that no pattern cuts, which measures the merge heap.
 void BM_EncodeOneLongWord(benchmark::State& state) {
   const auto tokenizer = Load(state);
   if (tokenizer == nullptr) return;

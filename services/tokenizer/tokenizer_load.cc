@@ -1,4 +1,4 @@
-// Tokenizer::Load: tokenizer.json, and what the other files of a model folder say about its tokens.
+// Tokenizer::Load: reads tokenizer.json, and the tokens that the other files of a model folder name.
 #include <charconv>
 #include <utility>
 
@@ -20,7 +20,7 @@ absl::Status ReadSideFile(const std::string& model_dir, const std::string& name,
   return absl::OkStatus();
 }
 
-// Tokens that only tokenizer_config.json lists; the ones of tokenizer.json must agree with it.
+// Adds tokens that only tokenizer_config.json lists. Those of tokenizer.json must agree with it.
 absl::Status AddConfigTokens(const JsonField& config, HfTokenizer* tokenizer) {
   const std::optional<JsonField> entries = config.Find("added_tokens_decoder");
   if (!entries) return absl::OkStatus();
@@ -38,7 +38,7 @@ absl::Status AddConfigTokens(const JsonField& config, HfTokenizer* tokenizer) {
   return absl::OkStatus();
 }
 
-// The ids of KEY (one or a list) of a configuration file; nothing when it is absent.
+// The ids (one or a list) in member `key` of a configuration file; empty: it is absent.
 absl::StatusOr<std::vector<TokenId>> IdsOf(const JsonField& root, std::string_view key) {
   std::vector<TokenId> ids;
   const std::optional<JsonField> member = root.Find(key);
@@ -75,7 +75,7 @@ absl::Status SetBos(const SideFiles& files, HfTokenizer* tokenizer) {
     SPLICE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, NamedToken(*tokenizer, file->root, "bos_token"));
     if (id) return tokenizer->SetBos(*id, file->root.where);
   }
-  // Only a folder without both files is read by ids: a null bos_token (Qwen) means that there is none, although
+  // Ids are used only if the folder has neither file: a null bos_token (Qwen) means that there is none, although
   // config.json still has a number.
   if (!files.tokenizer_config.document.empty() || !files.special_tokens_map.document.empty()) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, IdsOf(files.config.root, "bos_token_id"));

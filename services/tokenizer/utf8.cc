@@ -7,11 +7,11 @@ enum class SequenceKind { kValid, kInvalid, kIncomplete };
 
 struct Sequence {
   SequenceKind kind = SequenceKind::kValid;
-  size_t num_bytes = 0;  // of the character, or of the maximal part that no character starts with
+  size_t num_bytes = 0;  // bytes of the character, or of the maximal part that cannot start one
 };
 
 // Length that the first byte announces, and the range of the second byte, which excludes overlong forms, surrogates and
-// what lies above U+10FFFF.
+// values above U+10FFFF.
 Sequence ScanSequence(std::string_view bytes, size_t pos) {
   const auto first = static_cast<unsigned char>(bytes[pos]);
   if (first < 0x80) return {SequenceKind::kValid, 1};

@@ -131,7 +131,7 @@ absl::Status CheckAddresses(const WorkerFlags& flags) {
   const auto is_any = [](const std::string& host) { return host == "0.0.0.0" || host == "::"; };
   if (is_any(flags.advertise))
     return InvalidArgument("--advertise {} is no address that anybody can reach", flags.advertise);
-  // Without a list to be put on, a worker on all addresses works for routers; only peers cannot call it back.
+  // With a static list a worker on all addresses works for routers; only its peers cannot call it back.
   if (is_any(listen->host) && flags.advertise.empty() && flags.membership.discovery != "static")
     return InvalidArgument("--listen {} with --discovery {}: give --advertise, the host that others reach",
                            flags.listen, flags.membership.discovery);
@@ -140,7 +140,7 @@ absl::Status CheckAddresses(const WorkerFlags& flags) {
 
 namespace {
 
-// The device `rank` places after the named one.
+// Makes the device `rank` places after the named one.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeRankBackend(const std::string& wanted, int32_t rank) {
   std::string name = wanted;
   if (const char* set = std::getenv("SPLICE_BACKEND"); wanted == "auto" && set != nullptr && *set != '\0') name = set;
@@ -173,7 +173,7 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const std::string&
 absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp) {
   engine::Devices devices;
   for (int32_t rank = 0; rank < tp; ++rank) {
-    // "auto" has chosen with the first one.
+    // "auto" chose the kind for rank 0; the others follow.
     const std::string kind = rank > 0 && devices[0]->name() == "cpu" ? "cpu" : name;
     auto device = MakeRankBackend(kind, rank);
     if (!device.ok() || (rank > 0 && (*device)->name() != devices[0]->name())) {
@@ -188,7 +188,7 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp) {
-  // Reports a wrong source before it looks for a device.
+  // Checks the source before looking for a device.
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
   engine::RandomModel random;

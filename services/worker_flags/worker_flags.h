@@ -33,7 +33,7 @@ struct WorkerFlags {
   ModelSource model;
   std::string listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";
-  std::string advertise;  // host; empty: that of listen
+  std::string advertise;  // host for peers and routers; empty: that of listen
   std::string worker_id;
   membership::MembershipFlags membership;
   PeerTlsOptions tls_files;
@@ -72,7 +72,7 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 // Adds --model and --random-weights to an app, or to a group that has further sources.
 void AddModelSourceFlags(CLI::App& app, ModelSource& source);
 void AddHeadClassesFlag(CLI::App& app, ModelSource& source);
-// The same as a group of which exactly one must be given.
+// Adds --model and --random-weights as a group, of which exactly one must be given, and --head-classes.
 void RequireModelSource(CLI::App& app, ModelSource& source);
 
 // auto: the value of SPLICE_BACKEND, otherwise the first usable GPU, otherwise the CPU (the log says why). cpu, cuda,

@@ -1,4 +1,4 @@
-// --url, --api-key, --ca and --json of the commands that talk to the admin API.
+// The flags --url, --api-key, --ca and --json of the commands that call the admin API.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ struct AdminFlags {
   std::string ca_file;
   bool json = false;
 
-  // On a subcommand; before or behind its other arguments.
+  // Adds the flags to a subcommand, before or behind its other arguments.
   void Register(CLI::App& app) {
     app.add_option("--url", url, "the router's HTTP API")->capture_default_str();
     app.add_option("--api-key", api_key, "bearer token; also from SPLICE_API_KEY")->envname("SPLICE_API_KEY");
@@ -29,14 +29,14 @@ struct AdminFlags {
   absl::StatusOr<std::unique_ptr<ApiClient>> Connect() const {
     return ApiClient::Create({.url = url, .api_key = api_key, .ca_file = ca_file, .flag = "--url"});
   }
-  // Prints the answer itself; true when that was asked for.
+  // Prints the server's answer if --json was given. True: it did.
   bool PrintedJson(const nlohmann::json& answer) const {
     if (json) fmt::print("{}\n", answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return json;
   }
 };
 
-// A name as one part of a URL's path.
+// Encodes a name as one part of a URL's path.
 std::string PercentEncode(const std::string& name);
 
 }  // namespace spl::cli

@@ -1,4 +1,4 @@
-// A blocking client of the OpenAI-compatible HTTP API, for the tools.
+// Blocking client of the OpenAI-compatible HTTP API, for the tools.
 #pragma once
 
 #include <functional>
@@ -15,19 +15,19 @@ namespace spl::cli {
 // One connection at a time; one thread at a time.
 class ApiClient {
  public:
-  // The URL as ParseHttpUrl takes it. With https:// the server must show a certificate of a CA in `ca_file` (or of the
-  // system's) that names the URL's host; calls fail with Unavailable and the reason otherwise. InvalidArgument names
-  // the flag: the URL or the CA file cannot be used.
+  // `endpoint.url`: in the form of ParseHttpUrl. With https://, the server must show a certificate for the URL's host
+  // from a CA in `ca_file` (empty: from the system's CAs); otherwise calls fail with Unavailable and the reason.
+  // InvalidArgument names the flag: the URL or the CA file cannot be used.
   static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const Endpoint& endpoint);
   ~ApiClient();
 
   absl::StatusOr<nlohmann::json> Get(const std::string& path);
-  // The server's error object becomes the status: its code from the HTTP status, its message as it is.
+  // Errors of the server: the code is that of the HTTP status, the message that of the server's error object.
   absl::StatusOr<nlohmann::json> Post(const std::string& path, const nlohmann::json& body);
   absl::StatusOr<nlohmann::json> Patch(const std::string& path, const nlohmann::json& body);
   absl::StatusOr<nlohmann::json> Delete(const std::string& path);
-  // Calls on_event for every "data:" object of the stream until it ends or on_event returns false (then the connection
-  // is closed: the server stops the work).
+  // Calls on_event for every "data:" object of the stream, until the stream ends or on_event returns false. In that
+  // case the connection is closed, and the server stops the work.
   absl::Status PostStream(const std::string& path, const nlohmann::json& body,
                           const std::function<bool(const nlohmann::json&)>& on_event);
 

@@ -22,7 +22,7 @@ struct Sequence {
 
 int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-// The most pages of each rank that a sequence has at any time between its prompt and the last step.
+// [num_ranks]: most pages that a sequence has at any time from its prompt to the last step.
 std::vector<int64_t> MostPages(const engine::KvShape& shape, const engine::StreamClasses* classes, int num_ranks,
                                int64_t first, int64_t last) {
   std::vector<int64_t> most(static_cast<size_t>(num_ranks));
@@ -33,7 +33,7 @@ std::vector<int64_t> MostPages(const engine::KvShape& shape, const engine::Strea
   return most;
 }
 
-// Decodes one token more with every sequence. ResourceExhausted: the pool is full.
+// Decodes one more token with every sequence. ResourceExhausted: the pool is full.
 absl::Status Step(engine::ParallelExecutor& executor, std::vector<Sequence>& sequences) {
   std::vector<engine::DecodeRow> rows;
   for (Sequence& sequence : sequences) {
@@ -46,7 +46,7 @@ absl::Status Step(engine::ParallelExecutor& executor, std::vector<Sequence>& seq
   return absl::OkStatus();
 }
 
-// The median duration of a step with `count` sequences.
+// Median duration of a step with `count` sequences.
 absl::StatusOr<double> RunSteps(engine::ParallelExecutor& executor, engine::PagePool& pool, const Classes& classes,
                                 int32_t count, const CapacityOptions& options) {
   const engine::ModelConfig& config = executor.model().config();
@@ -116,7 +116,8 @@ absl::StatusOr<CapacityRow> MeasureCapacity(const std::shared_ptr<const engine::
                                                                                 {.num_threads = options.num_threads,
                                                                                  .max_rows = row.sequences,
                                                                                  .max_sequences = row.sequences}));
-  // A window gives its page back behind the step that takes a new one: the last of the estimate may not fit.
+  // A window gives its page back only after the step that takes a new one, so that the last sequence of the estimate
+  // may not fit.
   absl::StatusOr<double> step = RunSteps(*executor, pool, classes, row.sequences, options);
   while (step.status().code() == absl::StatusCode::kResourceExhausted && row.sequences > 1)
     step = RunSteps(*executor, pool, classes, --row.sequences, options);

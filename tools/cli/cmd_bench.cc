@@ -1,4 +1,5 @@
-// splice bench: load against an endpoint, and what it felt like; or how many sequences a page pool holds.
+// splice bench: puts load on an endpoint and measures latencies; or measures how many sequences a page pool holds, the
+// turns of conversations, or a simulated cluster.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@
 namespace spl::cli {
 namespace {
 
-// Ordinary words: their token ids are what synthetic prompts are drawn from, in any vocabulary.
+// Ordinary words, whose token ids are the alphabet of synthetic prompts in any vocabulary.
 constexpr char kAlphabetText[] =
     "The committee of the city met again in the spring to talk about water, roads and the price of bread. Nobody knew "
     "how long it would take, but everyone had brought numbers: seventeen pages, four maps, and a letter from 1962 that "
@@ -50,7 +51,7 @@ struct Flags {
   SimulateFlags sim;
 };
 
-// Token ids of ordinary text, as the server's own tokenizer gives them.
+// Token ids of ordinary text, from the server's own tokenizer.
 absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, const std::string& model) {
   nlohmann::json body = {{"prompt", kAlphabetText}, {"add_special_tokens", false}};
   if (!model.empty()) body["model"] = model;
@@ -106,7 +107,8 @@ absl::Status WriteJson(const Flags& flags, const nlohmann::ordered_json& out) {
   return absl::OkStatus();
 }
 
-// A preset of the model's own profile, where it has one; else with its global heads spread over the model. Or a file.
+// The map of a preset, from the model's profile if it has one, otherwise with global heads spread over the model; or
+// the map of a file.
 absl::StatusOr<engine::HeadClassMap> MakeMap(const std::string& name, const engine::Model& model) {
   const engine::ModelConfig& config = model.config();
   if (const auto preset = engine::FindHeadPreset(name); preset.ok()) {

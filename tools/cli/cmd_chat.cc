@@ -28,7 +28,7 @@ struct Flags {
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
 
-// Ctrl-C ends the answer; a second one, at the prompt, ends the program.
+// Ctrl-C ends the answer; at the prompt it ends the program.
 void OnInterrupt(int) { interrupted.store(true); }
 
 absl::Status RunChat(const Flags& flags) {

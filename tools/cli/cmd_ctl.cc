@@ -1,5 +1,5 @@
-// splice ctl: operating a running cluster: what it does, switches, the planner's advice, and the namespaces of the
-// caller.
+// splice ctl: operates a running cluster: shows its work, sets switches, shows the planner's advice, lists the caller's
+// namespaces.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ struct Flags {
   std::string name;
   std::optional<uint64_t> quota_bytes, quota_chunks, ttl_seconds;
   std::optional<bool> is_public;
-  std::string id;    // of a worker or request
+  std::string id;    // id of a worker or request
   bool off = false;  // drain: take work again
   int interval_ms = 1000, rounds = 0;
   bool advise = false;
@@ -208,7 +208,7 @@ absl::Status Requests(const Flags& flags) {
   });
 }
 
-// Until Ctrl-C; every line from the top of the terminal.
+// Repeats until Ctrl-C, each time from the top of the terminal.
 absl::Status Top(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
   ShutdownSignal signal;

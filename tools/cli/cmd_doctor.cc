@@ -1,4 +1,4 @@
-// splice doctor: is this machine fit to run Splice, and what has to be changed.
+// splice doctor: tells whether this machine is fit to run Splice, and the changes it needs.
 #include <fmt/format.h>
 
 #include <memory>

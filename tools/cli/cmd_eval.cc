@@ -42,7 +42,7 @@ struct Flags {
   std::string json_file, html_file, answers_file;
 };
 
-// The samples asked for: those of the lengths wanted, and of each (task, length) the first `limit`.
+// Selects samples: those of the wanted lengths, and of each (task, length) the first `limit`.
 absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
   std::vector<EvalSample> chosen;
   std::map<std::pair<std::string, int64_t>, int64_t> taken;
@@ -60,7 +60,8 @@ absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
   return chosen;
 }
 
-// `exact` first, so that the others can be compared with it; it does not depend on the provenance and runs once.
+// Puts `exact` first, so that the others can be compared with it. It runs once, because it does not depend on the
+// provenance.
 absl::StatusOr<std::vector<EvalMethod>> MethodsOf(const Flags& flags) {
   std::vector<EvalMethod> methods;
   for (const std::string& provenance : flags.provenance) {
@@ -75,7 +76,7 @@ absl::StatusOr<std::vector<EvalMethod>> MethodsOf(const Flags& flags) {
   return methods;
 }
 
-// A model folder is served by a cluster of its own in this process when a method reuses segments: only workers do.
+// Only workers reuse segments: with such a method, a model folder is served by a cluster in this process.
 struct Source {
   std::unique_ptr<LocalCluster> cluster;  // null: none
   std::unique_ptr<TextGenerator> generator;
@@ -176,7 +177,7 @@ absl::Status RunEval(Flags flags) {
   for (const EvalMethod& method : methods) {
     for (const EvalSample& sample : samples) {
       const absl::Status status = evaluation.Run(sample, method);
-      if (!status.ok() && !flags.suite.empty()) {  // not all pairs are served; the others are still wanted
+      if (!status.ok() && !flags.suite.empty()) {  // a cluster does not serve all pairs; the others still run
         evaluation.Refuse(method, status);
         done += samples.size();
         break;

@@ -23,7 +23,7 @@ struct Flags {
   bool no_swap = false;
   bool in_memory = false;
   bool together = false;
-  uint64_t version = 0;  // 0: not given
+  uint64_t version = 0;  // 0: the flag was not given
   uint64_t from = 0, to = 0;
 };
 

@@ -1,4 +1,4 @@
-// splice profile: which KV heads need the whole context; makes, imports and shows head_classes.json.
+// splice profile: measures which KV heads need the whole context; makes, imports and shows head_classes.json.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ struct Flags {
   std::vector<std::string> data;
   int32_t num_threads = 0, text_tokens = 2048, chunk_tokens = 512;
   int64_t num_texts = 24;
-  // Instead of the preset's; negative: its own.
+  // Replace the preset's values; negative: the preset's.
   double global_share = -1;
   int32_t window = -1, sinks = -1;
   double ffn_mass = -1;
@@ -62,8 +62,9 @@ bool EndsWith(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Samples of evaluation sets with one answer at their end, no longer than a text may be; other files are plain text,
-// cut into pieces. From every file the same number, so that no task decides alone.
+// Reads calibration texts: samples of evaluation sets that have one answer, at their end, and fit the longest text;
+// other files are plain text, which is cut into pieces. Takes the same number from every file, so that no task decides
+// alone.
 absl::StatusOr<std::vector<CalibrationText>> ReadTexts(const Flags& flags, const tokenizer::Tokenizer& tokenizer) {
   const auto shortest = static_cast<size_t>(2 * flags.chunk_tokens), longest = static_cast<size_t>(flags.text_tokens);
   const auto of_each = static_cast<size_t>((flags.num_texts + static_cast<int64_t>(flags.data.size()) - 1) /
@@ -76,7 +77,7 @@ absl::StatusOr<std::vector<CalibrationText>> ReadTexts(const Flags& flags, const
     };
     if (EndsWith(path, ".jsonl") || EndsWith(path, ".jsonl.xz")) {
       SPLICE_ASSIGN_OR_RETURN(std::vector<EvalSample> samples, LoadEvalData(path));
-      // The longest that fit first: a window leaves out most of them.
+      // Takes the longest that fit first, because a window leaves out most of them.
       std::stable_sort(samples.begin(), samples.end(),
                        [](const EvalSample& a, const EvalSample& b) { return a.length > b.length; });
       for (const EvalSample& sample : samples) {
@@ -115,7 +116,7 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
       tokenizer::Tokenizer::Load(flags.tokenizer_dir.empty() ? flags.model.dir : flags.tokenizer_dir));
   SPLICE_ASSIGN_OR_RETURN(const auto texts, ReadTexts(flags, *tokenizer));
   ModelSource source = flags.model;
-  source.head_classes = "none";  // the map beside the model is what is being made
+  source.head_classes = "none";  // this command makes the map beside the model
   SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(source, flags.backend, "auto"));
   SPLICE_ASSIGN_OR_RETURN(const auto profiler,
                           engine::HeadProfiler::Create(model, {.window = preset.window,
@@ -136,7 +137,7 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
   return map;
 }
 
-// Other classes from what was measured before.
+// Makes other classes from an existing profile.
 absl::StatusOr<engine::HeadClassMap> Reclassify(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const engine::HeadPreset preset, PresetOf(flags));
   SPLICE_ASSIGN_OR_RETURN(const engine::HeadClassMap measured, engine::HeadClassMap::Load(flags.from_file));
@@ -156,8 +157,8 @@ absl::StatusOr<engine::HeadClassMap> Import(const Flags& flags) {
                                              : engine::ImportRedKnot(text, flags.import_file);
 }
 
-// What `splice eval --json` wrote of the methods exact and splice: the right answers of the tasks that exact answers at
-// 80 % or more, where both were asked.
+// Reads the quality of a map from the output of `splice eval --json` for the methods exact and splice: right answers of
+// the tasks that exact answers at 80 % or more, if both were asked.
 absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(path));
   const nlohmann::json root = nlohmann::json::parse(text, nullptr, false);
@@ -166,7 +167,7 @@ absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
   std::map<std::pair<std::string, int64_t>, const nlohmann::json*> exact, splice;
   for (const nlohmann::json& row : root["rows"]) {
     const std::string task = row.value("task", ""), reuse = row.value("reuse", "");
-    if (task == "core tasks") continue;  // the sum of the others
+    if (task == "core tasks") continue;  // sum of the other rows
     if (reuse == "exact") exact[{task, row.value("length", int64_t{0})}] = &row;
     // Isolated segments are the harder case.
     auto& entry = splice[{task, row.value("length", int64_t{0})}];

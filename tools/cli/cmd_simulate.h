@@ -12,7 +12,7 @@ namespace spl::cli {
 
 struct SimulateFlags {
   bool simulate = false;
-  std::string make_trace;   // a kind of MakeSimTrace
+  std::string make_trace;   // `kind` of MakeSimTrace
   std::string write_trace;  // file
   std::string figure;       // file
   std::vector<std::string> policies = {"round-robin", "least-loaded", "prefix-only", "splice"};
@@ -24,7 +24,7 @@ struct SimulateFlags {
   void Register(CLI::App& app);
 };
 
-// `trace`: a file, or "" with make_trace. Prints the table unless json_file is "-".
+// Runs the simulations of all policies. `trace`: a file; "": make_trace. Prints the table, unless json_file is "-".
 absl::Status RunSimulations(const SimulateFlags& flags, const std::string& trace, double rate_per_s,
                             uint32_t num_requests, uint64_t seed, const std::string& json_file);
 

@@ -1,4 +1,4 @@
-// splice tokenize: texts and chats of a JSON Lines file to token ids.
+// splice tokenize: turns the texts and chats of a JSON Lines file into token ids.
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -42,7 +42,7 @@ struct Options {
 
 struct Model {
   std::unique_ptr<Tokenizer> tokenizer;
-  absl::StatusOr<std::unique_ptr<ChatTemplate>> chat_template;  // missed only by lines with messages
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> chat_template;  // an error matters only for lines with messages
 };
 
 absl::StatusOr<bool> Flag(const Json& line, const char* key, bool fallback) {
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<ChatMessage>> MessagesOf(const Json& list) {
     if (!list[i].is_object()) return InvalidArgument("messages[{}] must be an object", i);
     ChatMessage message;
     for (const auto& [key, value] : list[i].items()) {
-      // A member that is dropped would make a wrong prompt, so it is an error.
+      // Dropping a member would give a wrong prompt, so it is an error.
       if (key != "role" && key != "content") return InvalidArgument("messages[{}].{} is not supported", i, key);
       if (!value.is_string()) return InvalidArgument("messages[{}].{} must be a string", i, key);
       (key == "role" ? message.role : message.content) = value.get<std::string>();

@@ -1,4 +1,4 @@
-// One subcommand of `splice`: what it is called, its flags, and what runs when it is chosen.
+// One subcommand of `splice`: its name and flags (app), and the function that runs it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,13 +8,13 @@
 
 namespace spl::cli {
 
-// Exit codes: 0 for OK, 2 for InvalidArgument raised by flags (bad usage), 1 for any other failure.
+// Exit codes: 0: OK; 2: InvalidArgument from flags (bad usage); 1: any other failure.
 struct Command {
   CLI::App* app = nullptr;
   std::function<absl::Status()> run;
 };
 
-// Each in its own cmd_<name>.cc. They add a subcommand to `root` and keep their flags alive in the returned object.
+// Each function is in its own cmd_<name>.cc. It adds a subcommand to `root`; the returned object keeps the flags alive.
 Command MakeServeCommand(CLI::App& root);
 Command MakeGenerateCommand(CLI::App& root);
 Command MakeChatCommand(CLI::App& root);

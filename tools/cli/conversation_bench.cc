@@ -20,7 +20,7 @@ double Median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-// What people say in one conversation: the first text and what each later turn adds.
+// The user's texts of one conversation: the first one, and the addition of each later turn.
 std::vector<std::vector<int32_t>> DrawTexts(const ConversationOptions& options, int32_t conversation) {
   std::mt19937_64 random(options.seed * 1000 + static_cast<uint64_t>(conversation));
   std::vector<std::vector<int32_t>> texts;
@@ -31,7 +31,7 @@ std::vector<std::vector<int32_t>> DrawTexts(const ConversationOptions& options, 
   return texts;
 }
 
-// The turns of one conversation, added to `samples`.
+// Runs the turns of one conversation and adds them to `samples`.
 absl::Status Converse(TextGenerator& generator, const ConversationOptions& options, const std::string& method,
                       int32_t conversation, std::map<int32_t, std::vector<ConversationTurn>>& samples,
                       const std::function<void(int32_t)>& progress) {
@@ -46,7 +46,8 @@ absl::Status Converse(TextGenerator& generator, const ConversationOptions& optio
     if (progress) progress(turn + 1);
     const auto& text = texts[static_cast<size_t>(turn)];
     request.ids.insert(request.ids.end(), text.begin(), text.end());
-    // A namespace of its own: nobody else's text is hit, and alone not even the last turn's.
+    // A namespace of its own, so that no other text is hit; for "alone" a new one each turn, so that not even the last
+    // turn's is.
     request.reuse_options = {{"namespace", alone ? fmt::format("{}-{}", session, turn) : session}};
     if (alone)
       request.reuse_options["publish"] = false;

@@ -11,12 +11,12 @@
 namespace spl::cli {
 namespace {
 
-// The router keeps 4,096 clients by default; beside them there are workers, stores, files and libraries.
+// The router keeps 4,096 clients by default; workers, stores, files and libraries come on top.
 constexpr uint64_t kOpenFilesWanted = 8'192, kOpenFilesNeeded = 1'024;
-// A transfer inside the host is one memcpy by the transport's thread; well below that something is in its way.
+// A transfer inside the host is one memcpy by the transport's thread. A rate well below that of memcpy shows a fault.
 constexpr double kShmShareMin = 0.3;
 constexpr double kTcpBytesPerSecondMin = 0.5e9;
-// Nothing in Splice compares clocks of machines, but people compare logs and traces, and certificates have dates.
+// Splice does not compare clocks of machines, but people compare logs and traces, and certificates have dates.
 constexpr double kClockAdviceSeconds = 0.1, kClockWrongSeconds = 5;
 
 class Findings {
@@ -42,8 +42,8 @@ std::string GigabytesPerSecond(double bytes_per_s) { return fmt::format("{:.1f} 
 std::string Limit(uint64_t value) { return value == UINT64_MAX ? "unlimited" : std::to_string(value); }
 std::string LimitBytes(uint64_t value) { return value == UINT64_MAX ? "unlimited" : FormatByteSize(value); }
 
-// Code for one architecture runs on GPUs of the same major version and a minor one that is not smaller; "a" on that one
-// alone; without "-real" there is also PTX, which the driver compiles for all later ones.
+// Code for an architecture runs on GPUs of the same major and the same or a higher minor version; code for an "a"
+// architecture only on that one. Without "-real" there is also PTX, which the driver compiles for all later ones.
 bool Runs(const std::string& architectures, int major, int minor) {
   for (size_t at = 0; at < architectures.size();) {
     const size_t end = std::min(architectures.find(',', at), architectures.size());

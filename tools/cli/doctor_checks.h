@@ -1,4 +1,4 @@
-// The judgement of `splice doctor`: from facts to findings.
+// Turns the facts of `splice doctor` into findings.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,22 +11,22 @@ namespace spl::cli {
 
 enum class DoctorLevel {
   kFine,
-  kAdvice,  // works, but slower or less well watched than it could
+  kAdvice,  // works, but slower or with less monitoring than possible
   kWrong,   // must be changed
 };
 
 struct DoctorFinding {
   std::string check;  // stable, for scripts: "driver", "gpu 0", "port 127.0.0.1:8000"
   DoctorLevel level = DoctorLevel::kFine;
-  std::string value;   // what was found
-  std::string should;  // what it should be; empty when fine
-  std::string change;  // the command or setting that changes it; empty when fine
+  std::string value;   // the fact
+  std::string should;  // the wanted value; empty: fine
+  std::string change;  // the command or setting that changes it; empty: fine
 };
 
-// Pure. In the order in which a reader should work through them.
+// Judges the facts; a pure function. Findings are in the order in which a reader should work through them.
 std::vector<DoctorFinding> JudgeDoctorFacts(const DoctorFacts& facts, const DoctorOptions& options);
 
-// Whether something must be changed.
+// True if something must be changed.
 bool AnyWrong(const std::vector<DoctorFinding>& findings);
 
 // A table for people.

@@ -63,7 +63,7 @@ class Nvml {
   }
   bool ready() const { return ready_; }
 
-  // The function's result; -1 when the library has no such function.
+  // Result of the function; -1: the library has no such function.
   template <typename Signature, typename... Arguments>
   int Call(const char* name, Arguments... arguments) const {
     if (library_ == nullptr) return -1;
@@ -129,7 +129,7 @@ void CollectNics(DoctorFacts& facts) {
     const fs::path folder = fs::path("/sys/class/net") / name;
     if (name == "lo") continue;
     NicFact nic{.name = name, .up = ReadLine(folder / "operstate") == "up", .megabits_per_s = std::nullopt};
-    const std::string speed = ReadLine(folder / "speed");  // -1, or nothing at all, where there is no line
+    const std::string speed = ReadLine(folder / "speed");  // -1 or nothing if there is no line
     if (const int64_t value = std::atoll(speed.c_str()); value > 0) nic.megabits_per_s = value;
     facts.nics.push_back(nic);
   }
@@ -145,7 +145,7 @@ void CollectNics(DoctorFacts& facts) {
 constexpr size_t kTransferBytes = 64 << 20;
 constexpr int kTransferRounds = 5;
 
-// The best of some rounds: others on the machine only slow it down.
+// Takes the best of some rounds, because other processes only make it slower.
 template <typename Work>
 double BestSeconds(Work work) {
   double best = 1e9;
@@ -204,7 +204,7 @@ void CollectTransfers(const DoctorOptions& options, DoctorFacts& facts) {
 
 // ---- clocks
 
-// The router's clock against ours, and the workers' against the router's, which knows them from its polls.
+// Compares the router's clock with this machine's, and the workers' with the router's, which knows them from its polls.
 absl::Status CollectClocks(const DoctorOptions& options, DoctorFacts& facts) {
   SPLICE_ASSIGN_OR_RETURN(
       const auto client,
@@ -261,7 +261,7 @@ void CollectLimits(DoctorFacts& facts) {
   }
 }
 
-// As the servers listen: an address that a connection of a moment ago still lingers on is free.
+// Listens like the servers (SO_REUSEADDR): an address with only lingering connections counts as free.
 std::string WhyNotListen(const std::string& address) {
   const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
   if (!parsed.ok()) return MessageOf(parsed.status());
@@ -326,7 +326,7 @@ DoctorFacts CollectDoctorFacts(const DoctorOptions& options) {
   facts.cpu_bf16 = kernels::CpuHasBf16Gemm();
   facts.num_cpus = static_cast<int>(std::thread::hardware_concurrency());
   CollectNics(facts);
-  CollectLimits(facts);  // before the transfers take memory
+  CollectLimits(facts);  // before transfers use memory
   CollectTransfers(options, facts);
   if (!options.router.empty()) {
     const absl::Status clocks = CollectClocks(options, facts);

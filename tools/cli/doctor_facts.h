@@ -1,4 +1,4 @@
-// What `splice doctor` looks at: facts about this machine, read and never changed. Judging them is doctor_checks.h.
+// Collects the facts about this machine for `splice doctor`; changes nothing. doctor_checks.h judges them.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@
 namespace spl::cli {
 
 struct DoctorOptions {
-  std::string backend = "auto";            // "cuda": GPUs are required, "cpu": they are not looked at
-  std::string model_dir;                   // empty: not looked at
-  std::string data_dir;                    // of the chunk store; empty: not looked at
-  uint64_t store_disk_bytes = 8ull << 30;  // that it is to hold
-  uint64_t kv_bytes = 1ull << 30;          // of each of the two page pools
-  std::vector<std::string> listen = {"127.0.0.1:8000", "127.0.0.1:8001"};  // HOST:PORT that programs will listen on
-  std::string kv_listen_host = "127.0.0.1";                                // where the KV transport is tried out
-  std::string router;   // URL of a running router: clocks are compared; empty: they are not
-  std::string api_key;  // of an operator, for that
-  std::string ca_file;  // of its certificate; empty: the system's CAs
+  std::string backend = "auto";            // "cuda": GPUs are required; "cpu": they are not checked
+  std::string model_dir;                   // empty: not checked
+  std::string data_dir;                    // folder of the chunk store; empty: not checked
+  uint64_t store_disk_bytes = 8ull << 30;  // bytes that the store needs on disk
+  uint64_t kv_bytes = 1ull << 30;          // size of each of the two page pools
+  std::vector<std::string> listen = {"127.0.0.1:8000", "127.0.0.1:8001"};  // HOST:PORT of the programs' servers
+  std::string kv_listen_host = "127.0.0.1";  // address on which the KV transport is tested
+  std::string router;                        // URL of a running router, to compare clocks; empty: they are not compared
+  std::string api_key;                       // API key of an operator, for `router`
+  std::string ca_file;                       // CAs of the router's certificate; empty: the system's
 };
 
-// The empty string of an error means that all is well.
+// In all facts: `error` empty: there was none.
 struct LibraryFact {
   std::string name;
   std::string needed_for;
-  std::string error;  // it could not be opened: what the loader says
+  std::string error;  // message of the loader: it cannot be opened
 };
 
 struct GpuFact {
@@ -34,40 +34,40 @@ struct GpuFact {
   std::string name;
   uint64_t total_bytes = 0, free_bytes = 0;
   int compute_major = 0, compute_minor = 0;
-  std::optional<bool> ecc, persistence;  // nothing: the driver does not say
+  std::optional<bool> ecc, persistence;  // nullopt: the driver does not tell
 };
 
 struct NicFact {
   std::string name;
   bool up = false;
-  std::optional<int64_t> megabits_per_s;  // nothing: it has no line, as virtual ones
+  std::optional<int64_t> megabits_per_s;  // nullopt: it has no line, like virtual ones
 };
 
-// One way of the KV transport from this process to itself.
+// A test transfer of the KV transport, from this process to itself.
 struct TransferFact {
   std::string asked;    // "auto", "tcp"
-  std::string carrier;  // what was chosen
+  std::string carrier;  // the carrier that the transport chose
   double bytes_per_s = 0;
   std::string error;
 };
 
 struct ClockFact {
   std::string program;
-  std::string error;                 // it did not answer, or does not tell
-  double offset_s = 0, bound_s = 0;  // ahead of this machine, give or take
+  std::string error;                 // it did not answer, or does not tell its time
+  double offset_s = 0, bound_s = 0;  // ahead of this machine by offset_s ± bound_s
 };
 
 struct PortFact {
   std::string address;
-  std::string error;  // it cannot be listened on
+  std::string error;  // a server cannot listen on it
 };
 
 struct DoctorFacts {
-  // Of the build.
+  // The build.
   int build_cuda_major = 0;         // 0: without GPUs
-  std::string build_architectures;  // as CMake names them, "80-real,90a-real"
+  std::string build_architectures;  // in CMake's form, "80-real,90a-real"
 
-  // Of the driver; versions are CUDA's, 1000 * major + 10 * minor.
+  // The driver. Versions are CUDA's: 1000 * major + 10 * minor.
   std::string driver_version;  // empty: none
   int driver_cuda_version = 0;
   std::vector<LibraryFact> libraries;
@@ -85,11 +85,11 @@ struct DoctorFacts {
 
   std::vector<ClockFact> clocks;
 
-  uint64_t open_files = 0;  // soft limits; UINT64_MAX: none
+  uint64_t open_files = 0;  // soft limit; UINT64_MAX: none
   uint64_t open_files_hard = 0;
   uint64_t locked_bytes = 0;
-  std::string transparent_huge_pages;      // "always", "madvise", "never"; empty: the kernel does not say
-  std::optional<uint64_t> shm_free_bytes;  // of /dev/shm; nothing: there is none
+  std::string transparent_huge_pages;      // "always", "madvise", "never"; empty: the kernel does not tell
+  std::optional<uint64_t> shm_free_bytes;  // free space of /dev/shm; nullopt: there is none
   uint64_t memory_available_bytes = 0;
 
   std::vector<PortFact> ports;
@@ -104,14 +104,14 @@ struct DoctorFacts {
   std::optional<Model> model;
 
   struct Disk {
-    std::string dir;  // the nearest folder above that exists
+    std::string dir;  // the data folder, or its nearest parent that exists
     std::string error;
     uint64_t free_bytes = 0;
   };
   std::optional<Disk> disk;
 };
 
-// Takes a second or two, most of it for moving bytes. Opens no GPU context, writes no file.
+// Opens no GPU context and writes no file. Cost: a second or two, mostly for moving bytes.
 DoctorFacts CollectDoctorFacts(const DoctorOptions& options);
 
 }  // namespace spl::cli

@@ -1,4 +1,4 @@
-// A server that a tool calls, as its flags name it.
+// A server that a tool calls, from the tool's flags.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -11,8 +11,8 @@ inline constexpr char kCaFlag[] = "--ca";
 struct Endpoint {
   std::string url;
   std::string api_key;              // bearer token; empty: none is sent
-  std::string ca_file;              // with TLS: CAs that the server's certificate may be of; empty: the system's
-  std::string flag = "--endpoint";  // where `url` was given, for messages
+  std::string ca_file;              // with TLS: CAs of the server's certificate; empty: the system's
+  std::string flag = "--endpoint";  // flag that gave `url`, for messages
 };
 
 inline void AddCaFlag(CLI::App& app, std::string& ca_file) {

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// A small set unpacks to some MB; anything near this is not an evaluation set.
+// Small sets unpack to some MB; a file of about this size is no evaluation set.
 constexpr size_t kMaxUnpackedBytes = size_t{2} << 30;
 constexpr uint64_t kLzmaMemoryLimit = uint64_t{512} << 20;
 
@@ -59,7 +59,7 @@ absl::StatusOr<EvalSegment> ParseSegment(const json& value) {
   return segment;
 }
 
-// meta.positions, one for each answer, or meta.position for all of them.
+// Reads meta.positions, one for each answer, or meta.position for all answers.
 absl::Status ParsePositions(const json& root, EvalSample& sample) {
   sample.positions.resize(sample.answers.size());
   const auto meta = root.find("meta");

@@ -12,7 +12,7 @@ namespace spl::cli {
 struct EvalSegment {
   enum class Kind { kNew, kReuse, kAnswer };
   Kind kind = Kind::kNew;
-  std::string text;  // raw: special tokens are written out and must be parsed; empty for kAnswer
+  std::string text;  // raw: special tokens are spelled and must be parsed; empty for kAnswer
 };
 
 struct EvalSample {
@@ -20,17 +20,17 @@ struct EvalSample {
   int64_t length = 0;  // nominal
   int64_t max_new_tokens = 16;
   std::vector<EvalSegment> segments;
-  // One expected text for each place where the model answers: one at the end, or one for each kAnswer segment.
+  // The expected text of each answer: one at the end, or one for each kAnswer segment.
   std::vector<std::string> answers;
-  // Where the question of each answer stands in its turn's new text: "begin", "middle" or "end". Empty: the set does
-  // not say. [answers.size()]
+  // [answers.size()]: place of each answer's question in the new text of its turn, "begin", "middle" or "end". Empty:
+  // the set does not tell.
   std::vector<std::string> positions;
 };
 
 // InvalidArgument names file, line and field.
 absl::StatusOr<std::vector<EvalSample>> LoadEvalData(const std::string& path);
 
-// The whole file, unpacked when its name ends in .xz.
+// Reads the whole file; unpacks it if its name ends in .xz.
 absl::StatusOr<std::string> ReadMaybeXz(const std::string& path);
 
 }  // namespace spl::cli

@@ -13,7 +13,7 @@ const char* ProvenanceName(Provenance provenance) {
 
 namespace {
 
-// The name in front, and the options behind it as members of `options`.
+// Returns the name, and adds the options behind it to `options`.
 absl::StatusOr<std::string> ParseMethod(const char* flag, const std::string& text, const std::string& prefix,
                                         const char* example, nlohmann::json& options) {
   size_t begin = text.find(':');
@@ -25,7 +25,7 @@ absl::StatusOr<std::string> ParseMethod(const char* flag, const std::string& tex
     nlohmann::json value = equals == std::string::npos
                                ? nlohmann::json()
                                : nlohmann::json::parse(option.substr(equals + 1), nullptr, false);
-    // A word is one: recompute=none.
+    // A value may be a word: recompute=none.
     if (value.is_discarded() && equals + 1 < option.size() &&
         option.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", equals + 1) == std::string::npos)
       value = option.substr(equals + 1);
@@ -64,7 +64,7 @@ absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::
 nlohmann::json OptionsFor(const EvalMethod& method, int64_t length) {
   nlohmann::json options = method.options;
   if (method.decode_context_share > 0) {
-    constexpr double kStep = 16;  // quest takes pages of as many
+    constexpr double kStep = 16;  // tokens of a page of quest
     const double steps = std::round(method.decode_context_share * static_cast<double>(length) / kStep);
     options["decode_budget"] = static_cast<int64_t>(kStep * std::max(steps, 1.0));
   }

@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<PerplexityWindow>> TextWindows(const std::string& pat
   return windows;
 }
 
-// The sample as a conversation that has already taken place.
+// Makes a window from a sample, as a conversation that has already taken place.
 absl::StatusOr<PerplexityWindow> SampleWindow(const EvalSample& sample, const tokenizer::Tokenizer& tokenizer) {
   PerplexityWindow window{.name = sample.id};
   std::vector<EvalSegment> segments = sample.segments;
@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<PerplexityWindow>> SampleWindows(const std::string& p
   if (fitting.empty())
     return InvalidArgument("{}: no sample has between {} and {} tokens in front of its first answer; set --context",
                            path, options.context_tokens / 2, options.context_tokens);
-  // Spread over the set, whose samples are often sorted by task.
+  // Spreads the samples over the set, because sets are often sorted by task.
   const auto num_fitting = static_cast<int64_t>(fitting.size());
   const int64_t num_windows = std::min(options.num_windows, num_fitting);
   std::vector<PerplexityWindow> windows;
@@ -91,7 +91,7 @@ bool Counts(const PerplexityWindow& window, size_t token, bool answers_only) {
   return !answers_only || (!window.is_answer.empty() && window.is_answer[token]);
 }
 
-// Of one window; the count is 0 where nothing counts.
+// Sum and count of the scores of one window. Count 0: no token counts.
 struct Sum {
   double score = 0;
   int64_t tokens = 0;
@@ -112,7 +112,7 @@ const PerplexityResult* DenseOf(std::span<const PerplexityResult> results) {
   return dense == results.end() ? nullptr : &*dense;
 }
 
-// Perplexity of a window over that of the dense method in the same window: the least and the largest.
+// Smallest and largest ratio of a window's perplexity to that of the dense method in the same window.
 std::pair<double, double> RatioRange(const PerplexityResult& result, const PerplexityResult& dense,
                                      std::span<const PerplexityWindow> windows, bool answers_only) {
   std::pair<double, double> range = {HUGE_VAL, 0};
@@ -164,7 +164,7 @@ absl::StatusOr<PerplexityResult> MeasurePerplexity(const std::shared_ptr<const e
   for (const PerplexityWindow& window : windows)
     options.max_tokens =
         std::max(options.max_tokens, static_cast<int64_t>(window.context.size() + window.continuation.size()));
-  // Compact pages are taken from the same pool.
+  // The pool needs room for compact pages, too.
   options.max_tokens *= 2;
   SPLICE_ASSIGN_OR_RETURN(const auto generator, engine::LocalGenerator::Create(model, options));
   PerplexityResult result{.decode = method.decode_label};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kColours[] = {"#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd",
                                     "#8c564b", "#17becf", "#7f7f7f", "#e377c2", "#bcbd22"};
-// Pixels: of the plot with its axes, and of what stands left of and below them. The legend is to the right.
+// Sizes in pixels: the plot with its axes, and the margins left of and below them. The legend is to the right.
 constexpr double kWidth = 560, kHeight = 320, kLegend = 360, kLegendLine = 17, kLeft = 60, kBottom = 40, kTop = 10;
 constexpr double kUsed = 0.92;  // share of the width that the x axis fills
 

@@ -1,4 +1,4 @@
-// One scatter plot as SVG inside an HTML page.
+// Draws a scatter plot as SVG, for an HTML page.
 #pragma once
 
 #include <string>
@@ -12,23 +12,23 @@ struct PlotDot {
 };
 
 struct PlotSeries {
-  std::string label;  // in the legend, escaped by the plot
+  std::string label;  // for the legend; the plot escapes it
   std::vector<PlotDot> dots;
-  std::vector<PlotDot> line;  // drawn through these in their order; radius is not used
+  std::vector<PlotDot> line;  // a line through these in their order; radius is ignored
 };
 
 struct PlotAxis {
   std::string label;
-  std::string unit;  // behind every number
-  double max = 1;    // the axis begins at 0; above 0
+  std::string unit;  // written behind every number
+  double max = 1;    // end of the axis, which begins at 0; > 0
   int num_ticks = 4;
 };
 
-// A heading and the plot below it; colours by the order of the series.
+// Returns a heading and the plot below it. The order of the series gives their colours.
 std::string ScatterPlot(const std::string& title, const PlotAxis& x_axis, const PlotAxis& y_axis,
                         const std::vector<PlotSeries>& series);
 
-// Text as HTML shows it.
+// Escapes text for HTML.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace spl::cli

@@ -19,7 +19,7 @@ using nlohmann::json;
 constexpr char kCore[] = "core tasks";
 constexpr double kCoreAccuracy = 0.8;
 
-// Wilson's interval: sensible at 0 % and 100 % too.
+// Wilson's interval, which is also sensible at 0 % and 100 %.
 std::pair<double, double> Confidence95(int64_t correct, int64_t n) {
   const double z = 1.96, p = double(correct) / double(n), d = 1 + z * z / double(n);
   const double middle = p + z * z / (2.0 * double(n));
@@ -35,7 +35,7 @@ double Percentile(std::vector<double> values, double p) {
 
 double Percent(int64_t part, int64_t whole) { return whole > 0 ? 100.0 * double(part) / double(whole) : 0; }
 
-// Of one request.
+// Mean over the cell's requests.
 double MegabytesEach(int64_t bytes, const EvalCell& cell) {
   return cell.n > 0 ? double(bytes) / 1e6 / double(cell.n) : 0;
 }
@@ -61,7 +61,7 @@ void Accumulate(EvalCell& into, const EvalCell& cell) {
   into.kv_bytes += cell.kv_bytes;
 }
 
-// As the tables show it: what it decodes with only where that was chosen.
+// Label for the tables: names the decode method only if one was chosen.
 std::string MethodName(const std::string& reuse, const std::string& decode) {
   return decode == methods::kAuto ? reuse : reuse + " / " + decode;
 }
@@ -108,7 +108,7 @@ EvalReport::Group EvalReport::GroupOf(EvalGrouping grouping, const EvalPlace& pl
 
 void EvalReport::Add(const EvalPlace& place, const EvalMethod& method, const TextResult& result, bool correct) {
   EvalCell one{.n = 1, .correct = correct, .ttft_ms = {result.ttft_s * 1e3}, .prompt_tokens = result.prompt_tokens};
-  if (!result.receipt.is_object()) {  // in-process runs have no receipt: they compute everything
+  if (!result.receipt.is_object()) {  // in-process runs have no receipt, because they compute everything
     one.computed = result.prompt_tokens;
   } else {
     const auto number = [&](const char* pointer) {
@@ -202,7 +202,7 @@ void EvalReport::PrintTable() const {
   for (const auto& [methods, why] : refused_) fmt::print("  {} / {}: {}\n", methods.first, methods.second, why);
 }
 
-// A line for each cell, a column for each group: right answers of those asked.
+// A line for each cell, a column for each group: right answers / all answers.
 void EvalReport::PrintGroups(EvalGrouping grouping) const {
   const auto rows = GroupRows(grouping);
   std::set<Group> columns;
@@ -292,8 +292,8 @@ bool EvalReport::IsCrossed() const {
   return reuse.size() > 1 && decode.size() > 1;
 }
 
-// Accuracy over the median time to first token, one dot a method, the area by the KV that decoding holds (of what the
-// largest holds), as in SamKV's figure 1.
+// Plots accuracy over median TTFT with one dot per method. The dot's area is the KV that decoding holds, relative to
+// the largest, as in SamKV's figure 1.
 std::string EvalReport::Plot(int64_t length, const std::string& provenance, PlotOf of) const {
   std::vector<PlotSeries> series;
   PlotAxis time{.label = "time to first token, median", .unit = " ms", .max = 0};
@@ -326,7 +326,7 @@ std::string EvalReport::Plot(int64_t length, const std::string& provenance, Plot
       time, {.label = "", .unit = " %", .max = 100, .num_ticks = 5}, series);
 }
 
-// Accuracy over the core tasks of every pair: a row for each prefill method, a column for each decode method.
+// Accuracy of every pair over the core tasks: a row for each prefill method, a column for each decode method.
 std::string EvalReport::PairTable(int64_t length, const std::string& provenance) const {
   std::map<std::string, std::map<std::string, EvalCell>> pairs;
   std::set<std::string> columns;
@@ -359,7 +359,7 @@ std::string EvalReport::PairTable(int64_t length, const std::string& provenance)
   return html + "</table>";
 }
 
-// Time to first token of every turn over the tokens in front of its new text; the line goes through the turns' medians.
+// Plots the TTFT of every turn over the tokens in front of its new text; the line connects the turns' medians.
 std::string EvalReport::HistoryPlot(int64_t length) const {
   std::map<std::string, std::map<int64_t, std::vector<const Turn*>>> methods;  // by turn
   PlotAxis history{.label = "tokens of history in front of the turn", .unit = "", .max = 1};

@@ -1,4 +1,4 @@
-// What an evaluation saw: cells of (task, length, method, provenance), as a table, JSON and one HTML page.
+// Results of an evaluation in cells of (task, length, method, provenance), written as a table, JSON and one HTML page.
 #pragma once
 
 #include <compare>
@@ -16,39 +16,39 @@
 
 namespace spl::cli {
 
-// By what the answers of a cell are broken down.
+// Property that splits the answers of a cell into groups.
 enum class EvalGrouping {
-  kPosition,  // where the question stands in its turn's new text
+  kPosition,  // place of the question in the new text of its turn
   kTurn,
 };
 absl::StatusOr<EvalGrouping> ParseEvalGrouping(const std::string& name);  // "position", "turn"
 const char* EvalGroupingName(EvalGrouping grouping);
 
-// One place where a sample wants an answer.
+// One place in a sample at which the model must answer.
 struct EvalPlace {
   std::string id, task;
-  int64_t length = 0;               // nominal, of the sample
+  int64_t length = 0;               // nominal length of the sample
   int64_t turn = 1, num_turns = 1;  // from 1
   std::string position;             // "begin", "middle", "end"; empty: unknown
-  int64_t history_tokens = 0;       // of the prompt, up to the end of the last answer
+  int64_t history_tokens = 0;       // tokens of the prompt up to the end of the last answer
 };
 
 struct EvalKey {
   std::string task;
   int64_t length = 0;
-  std::string reuse, decode;  // labels, as the user wrote them
-  std::string provenance;     // "-": reuses nothing
+  std::string reuse, decode;  // labels in the user's spelling
+  std::string provenance;     // "-": the method reuses nothing
   auto operator<=>(const EvalKey&) const = default;
 };
 
 struct EvalCell {
   int64_t n = 0, correct = 0;
-  // Beside `exact`, where that ran too: the most likely first token, and the cosine of its logits.
+  // Comparison with `exact`, if that ran, too: equal most likely first tokens, and cosines of the first logits.
   int64_t first_equal = 0, first_compared = 0;
   std::vector<double> cosines;
   std::vector<double> ttft_ms;
   int64_t prompt_tokens = 0, cached = 0, aligned = 0, recomputed = 0, computed = 0, fetched = 0, wire = 0;
-  int64_t kv_bytes = 0;  // that the decode worker holds when it begins
+  int64_t kv_bytes = 0;  // KV that the decode worker holds when it begins
 };
 
 class EvalReport {
@@ -56,23 +56,24 @@ class EvalReport {
   explicit EvalReport(std::vector<EvalGrouping> groupings = {}) : groupings_(std::move(groupings)) {}
 
   void Add(const EvalPlace& place, const EvalMethod& method, const TextResult& result, bool correct);
-  // Logits behind the prompt, of the method and of `exact`. REQUIRES: equal, positive sizes.
+  // Adds the logits behind the prompt, of the method and of `exact`. REQUIRES: equal, positive sizes.
   void AddFirstLogits(const EvalPlace& place, const EvalMethod& method, std::span<const float> logits,
                       std::span<const float> exact);
 
-  // There are no (more) answers of this pair of methods: the cluster does not serve it, or failed.
+  // Records why this pair of methods has no (more) answers: the cluster does not serve it, or failed.
   void Refuse(const EvalMethod& method, const std::string& why);
 
   void PrintTable() const;
-  // "refused": method and why; "rows": the cells; "groups": each cell by position or turn, where asked for; "turns":
-  // every answer of samples with more than one.
+  // Members: "refused": methods and reasons; "rows": the cells; "groups": each cell by position or turn, if asked for;
+  // "turns": every answer of samples with several answers.
   nlohmann::json ToJson() const;
-  // Self-contained: for each length and provenance accuracy over time to first token, and where prefill methods were
-  // crossed with decode methods the accuracy of every pair; for each length that time over the history; the tables.
+  // A self-contained page with the tables and these plots. For each length and provenance: accuracy over TTFT, and the
+  // accuracy of every pair if prefill methods were crossed with decode methods. For each length: TTFT over the length
+  // of the history.
   std::string ToHtml(const std::string& title) const;
 
  private:
-  // Of a grouping: how values are sorted, and how they are written.
+  // A value of a grouping: its place in the order, and its name.
   struct Group {
     int64_t order = 0;
     std::string name;
@@ -89,19 +90,19 @@ class EvalReport {
 
   static EvalKey KeyOf(const EvalPlace& place, const EvalMethod& method);
   static Group GroupOf(EvalGrouping grouping, const EvalPlace& place);
-  // (task, length) that `exact` answers at 80 % or more. Empty without `exact`.
+  // (task, length) pairs that `exact` answers at 80 % or more. Empty: `exact` did not run.
   std::set<std::pair<std::string, int64_t>> CoreTasks() const;
-  // Each cell summed up over the core tasks of its length.
+  // Sums of cells over the core tasks of a length.
   std::map<EvalKey, EvalCell> CoreAverages() const;
-  // The groups of all cells, and then of their sums over the core tasks.
+  // The groups of all cells, followed by those of their sums over the core tasks.
   std::vector<std::pair<EvalKey, Groups>> GroupRows(EvalGrouping grouping) const;
   void PrintGroups(EvalGrouping grouping) const;
   std::string GroupTable(EvalGrouping grouping) const;
-  // What a plot of one length and provenance shows: all methods, or one side with the other's plain method.
+  // Methods in a plot of one length and provenance: all, or one side combined with the plain method of the other.
   enum class PlotOf { kAll, kPrefill, kDecode };
   std::string Plot(int64_t length, const std::string& provenance, PlotOf of) const;
   std::string PairTable(int64_t length, const std::string& provenance) const;
-  // Prefill methods were crossed with decode methods.
+  // True if several prefill methods were crossed with several decode methods.
   bool IsCrossed() const;
   std::string HistoryPlot(int64_t length) const;
 
@@ -109,7 +110,7 @@ class EvalReport {
   std::map<EvalKey, EvalCell> cells_;
   std::map<EvalGrouping, std::map<EvalKey, Groups>> groups_;
   std::vector<Turn> turns_;
-  std::map<std::pair<std::string, std::string>, std::string> refused_;  // reuse and decode labels; why
+  std::map<std::pair<std::string, std::string>, std::string> refused_;  // reuse and decode labels → reason
 };
 
 }  // namespace spl::cli

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Behind the prompt; empty when the server gave none.
+// Logits behind the prompt. Empty: the server gave none.
 absl::StatusOr<std::vector<float>> FirstLogits(const TextResult& result) {
   if (!result.receipt.is_object() || !result.receipt.contains("first_logits")) return std::vector<float>();
   std::string bytes;
@@ -79,7 +79,7 @@ absl::Status EvalRun::WarmUp(const PromptParts& parts, const EvalMethod& method,
       Append(requests.emplace_back(NewRequest(namespace_name)), part);
     }
   } else {
-    // The same segments in the same order, behind half of the instructions: elsewhere, and in another context.
+    // The same segments in the same order, behind half of the instructions, so that positions and context differ.
     TextRequest& request = requests.emplace_back(NewRequest(namespace_name));
     size_t last = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -116,7 +116,7 @@ absl::StatusOr<std::string> EvalRun::Ask(const EvalSample& sample, size_t place,
   request.decode = method.decode;
   request.reuse_options.update(OptionsFor(method, sample.length));
   request.reuse_options["publish"] = in_session;
-  if (in_session) request.reuse_options["session"] = session_;  // keeps what is approximate, too
+  if (in_session) request.reuse_options["session"] = session_;  // keeps approximate KV, too
   request.reuse_options["return_first_logits"] = true;
   auto result = generator_.Generate(request, IgnoreText);
   if (!result.ok()) return Annotate(result.status(), "sample " + sample.id);
@@ -143,7 +143,7 @@ absl::StatusOr<std::string> EvalRun::Ask(const EvalSample& sample, size_t place,
   return std::move(result->text);
 }
 
-// With what `exact` gave for the same prompt, when that was asked, too.
+// Compares with the logits of `exact` for the same prompt, if `exact` ran.
 absl::Status EvalRun::CompareFirstLogits(const EvalPlace& place, const EvalMethod& method, const TextResult& result) {
   if (options_.history == EvalHistory::kGenerated && place.turn > 1) return absl::OkStatus();  // prompts may differ
   SPLICE_ASSIGN_OR_RETURN(std::vector<float> logits, FirstLogits(result));

@@ -1,4 +1,4 @@
-// Asks a model what an evaluation sample asks, turn by turn, and gives the answers to a report.
+// Sends the questions of an evaluation sample to a model, turn by turn, and adds the answers to a report.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace spl::cli {
 
-// What stands in the history where the model has answered.
+// Text of earlier answers in the history.
 enum class EvalHistory {
-  kExpected,   // the expected answer: turns are independent of each other, and the same for all methods
-  kGenerated,  // what it did answer: a wrong answer may lead the next one astray, as in a conversation
+  kExpected,   // the expected answer: turns do not depend on each other and are the same for all methods
+  kGenerated,  // the model's answer: as in a conversation, a wrong one may mislead the next
 };
 
 struct EvalRunOptions {
   EvalHistory history = EvalHistory::kExpected;
-  // The turns of a sample share a namespace, so that a server finds the KV of the turns before. Otherwise, and with
-  // methods that reuse segments always, no request finds what another has left but for its warm-up.
+  // True: the turns of a sample share a namespace, so that a server finds the KV of earlier turns. False, and always
+  // with methods that reuse segments: a request finds no KV of another request, except that of its warm-up.
   bool keep_history_kv = false;
   std::vector<EvalGrouping> groupings;
-  std::string answers_file;  // every answer as a JSON line; empty: none
+  std::string answers_file;  // file for every answer as a JSON line; empty: none
 };
 
 // One thread at a time.
@@ -36,10 +36,10 @@ class EvalRun {
  public:
   EvalRun(TextGenerator& generator, EvalRunOptions options);
 
-  // Every place where the sample wants an answer. Errors of the generator name the sample.
+  // Asks at every place of the sample at which the model must answer. Errors are the generator's, and name the sample.
   absl::Status Run(const EvalSample& sample, const EvalMethod& method);
 
-  // The report says why there are no (more) answers of this method.
+  // Records in the report why this method has no (more) answers.
   void Refuse(const EvalMethod& method, const absl::Status& why) { report_.Refuse(method, why.ToString()); }
   const EvalReport& report() const { return report_; }
 
@@ -53,7 +53,7 @@ class EvalRun {
   static void Append(TextRequest& request, const Part& part);
   TextRequest NewRequest(const std::string& namespace_name) const;
   absl::Status WarmUp(const PromptParts& parts, const EvalMethod& method, const std::string& namespace_name);
-  // Gives the answer; `history_tokens` of `parts` are of the turns before.
+  // Returns the model's answer. `history_tokens`: tokens of `parts` that belong to earlier turns.
   absl::StatusOr<std::string> Ask(const EvalSample& sample, size_t place, int64_t history_tokens,
                                   const PromptParts& parts, const EvalMethod& method);
   absl::Status CompareFirstLogits(const EvalPlace& place, const EvalMethod& method, const TextResult& result);
@@ -61,11 +61,11 @@ class EvalRun {
   TextGenerator& generator_;
   const EvalRunOptions options_;
   EvalReport report_;
-  // Of `exact`, by sample and turn; empty vectors: the server gives none.
+  // First logits of `exact`, by sample and turn. Empty vectors: the server gives none.
   std::map<std::pair<std::string, int64_t>, std::vector<float>> exact_logits_;
   std::string nonce_;
   int64_t num_namespaces_ = 0;
-  std::string session_;  // namespace of the sample that runs
+  std::string session_;  // namespace of the current sample
   std::ofstream answers_;
 };
 

@@ -7,7 +7,7 @@ namespace spl::cli {
 
 absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name) {
   if (name != "methods") return InvalidArgument("--suite {}: there is one suite, methods", name);
-  // Methods for cold prompts leave short spans alone by default; here they are asked at every length.
+  // By default, methods for cold prompts leave short spans alone; here they run at every length.
   EvalSuite suite{.reuse = {"exact", "naive", "cacheblend", "epic", "sparsex", "samkv:budget_ratio=0.25", "redknot",
                             "splice", "loopserve:line_min_span=1024", "minference:line_min_span=1024",
                             "a-shape:band_window=1024", "tri-shape:band_window=1024"},

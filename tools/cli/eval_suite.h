@@ -8,14 +8,14 @@
 
 namespace spl::cli {
 
-// In the words of --reuse and --decode; every pair of one each is asked for, and what the cluster refuses is reported
-// with its reason.
+// Values for --reuse and --decode. Every pair is evaluated; pairs that the cluster refuses are reported with the
+// reason.
 struct EvalSuite {
   std::vector<std::string> reuse, decode;
 };
 
-// "methods": all prefill methods by all decode methods and their baselines, with budgets of a sixteenth of the context
-// where tokens are chosen. InvalidArgument: another name.
+// "methods": all prefill methods × all decode methods and their baselines. Methods that choose tokens get a budget of a
+// sixteenth of the context. InvalidArgument: another name.
 absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name);
 
 }  // namespace spl::cli

@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeGrpcGenerator(const Endpoint&
   if (auto parsed = ParseHostPort(address); !parsed.ok()) return Annotate(parsed.status(), endpoint.flag);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (tls) {
-    grpc::SslCredentialsOptions options;  // no file: the CAs that gRPC finds
+    grpc::SslCredentialsOptions options;  // no file given: the CAs that gRPC finds
     if (!endpoint.ca_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadCaFile(kCaFlag, endpoint.ca_file));
     }

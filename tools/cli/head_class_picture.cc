@@ -11,7 +11,7 @@ using engine::HeadClassMap;
 
 struct Need {
   float edge = 0, q99 = 0, shift = 0, answers = -1;
-  // By which heads are ranked unless RedKnot's ranking is asked for (HeadRanking).
+  // The measure that ranks heads, unless RedKnot's ranking is chosen (HeadRanking).
   float value() const { return answers >= 0 ? answers : q99; }
 };
 

@@ -1,4 +1,4 @@
-// Head classes to look at: a table for the terminal, a layer × head picture as SVG.
+// Shows head classes: as a table for the terminal, and as a layer × head picture in SVG.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace spl::cli {
 
-// One line a layer: G for a global head and . for a local one, with its need (the larger of the two measures) where the
-// map has a profile.
+// One line per layer: G for a global head, . for a local one. With a profile, each has its need, the larger of the two
+// measures.
 std::string HeadClassTable(const engine::HeadClassMap& map);
 
-// Self-contained. A cell's colour is its need, its frame says global; the tooltip has the numbers.
+// A self-contained picture. A cell's colour shows its need, a red frame a global head; the tooltip has the numbers.
 std::string HeadClassSvg(const engine::HeadClassMap& map, const std::string& title);
 
 }  // namespace spl::cli

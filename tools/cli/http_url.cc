@@ -21,7 +21,7 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text) {
     rest.resize(slash);
     while (!url.base.empty() && url.base.back() == '/') url.base.pop_back();
   }
-  // "/v1" belongs to the paths of the API; people paste it from client settings.
+  // People paste "/v1" from client settings, but it belongs to the paths of the API.
   if (url.base.size() >= 3 && url.base.compare(url.base.size() - 3, 3, "/v1") == 0)
     url.base.resize(url.base.size() - 3);
   const size_t colon = rest.rfind(':');

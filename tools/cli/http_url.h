@@ -1,4 +1,4 @@
-// http[s]://HOST[:PORT][/BASE], as every --endpoint and --url flag takes it.
+// http[s]://HOST[:PORT][/BASE], the form of every --endpoint and --url flag.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct HttpUrl {
   }
 };
 
-// The scheme may be left out: http. InvalidArgument says what is wrong.
+// Parses a URL. Without a scheme it is http. InvalidArgument names the mistake.
 absl::StatusOr<HttpUrl> ParseHttpUrl(const std::string& text);
 
 }  // namespace spl::cli

@@ -1,4 +1,4 @@
-// Documents of a knowledge base from files.
+// Reads documents of a knowledge base from files.
 #pragma once
 
 #include <string>
@@ -13,12 +13,12 @@ struct KbFile {
   std::string text;
 };
 
-// Of a folder: every regular file below it, in the order of their paths, which (relative to the folder) are the ids;
-// those whose names, or whose folders' names, begin with a dot are left out. Else of a file: one JSON object
-// {"id": …, "text": …} a line; empty lines are skipped. NotFound or InvalidArgument names file and line.
+// From a folder: every regular file below it, ordered by path; the path relative to the folder is the id. Skips files
+// and folders whose names begin with a dot. From a file: one JSON object {"id": …, "text": …} per line; skips empty
+// lines. NotFound and InvalidArgument name file and line.
 absl::StatusOr<std::vector<KbFile>> ReadDocuments(const std::string& path);
 
-// The file's content when there is such a file, else the text itself.
+// The content of the file with this name; if there is none, the text itself.
 absl::StatusOr<std::string> ReadFileOrText(const std::string& file_or_text);
 
 }  // namespace spl::cli

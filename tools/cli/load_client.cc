@@ -66,7 +66,7 @@ using Stream = TlsStream<beast::tcp_stream>;
 
 class Run;
 
-// One place in the run: a connection that is kept between requests.
+// One stream of the run: a connection that is kept between requests.
 class Slot : public std::enable_shared_from_this<Slot> {
  public:
   Slot(Run& run, asio::io_context& io) : run_(run), io_(io) {}
@@ -91,7 +91,7 @@ class Slot : public std::enable_shared_from_this<Slot> {
   http::request<http::string_body> request_;
   std::string events_;
   size_t index_ = 0;
-  bool fresh_ = false;  // the connection has served nothing yet
+  bool fresh_ = false;  // the connection has served no request yet
   bool finished_ = false;
 };
 
@@ -137,7 +137,7 @@ class Run {
   uint64_t output_events_ = 0;
 
  private:
-  // Starts what may start: a free place, and in an open loop the planned time.
+  // Starts the requests that may start: a stream is free and, in an open loop, the planned time has come.
   void Fill() {
     while (next_ < plan_.size() && running_ < options_.concurrency) {
       const double at = options_.open_loop ? std::chrono::duration<double>(plan_[next_].at).count() : Now();
@@ -229,7 +229,7 @@ void Slot::Handshake() {
 void Slot::Write() {
   stream_->next_layer().expires_after(run_.options_.timeout);
   http::async_write(*stream_, request_, [self = shared_from_this()](const ErrorCode& error, size_t) {
-    // A kept connection may have been closed by the server meanwhile.
+    // The server may have closed a kept connection meanwhile.
     if (error && !self->fresh_) return self->Connect();
     if (error) return self->Done("send: " + error.message());
     self->ReadHead();
@@ -313,7 +313,7 @@ void Slot::Done(std::string error) {
   const bool keep = r.error.empty() && parser_.has_value() && parser_->get().keep_alive();
   if (!keep) stream_.reset();
   parser_.reset();
-  // Posted: a failure that comes at once must not make the run start the next request inside this one.
+  // Posted, so that an immediate failure does not start the next request inside of this one.
   asio::post(io_, [self = shared_from_this(), failed = !r.error.empty()] { self->run_.OnFinished(self, failed); });
 }
 

@@ -1,5 +1,5 @@
-// Sends a plan to an endpoint and takes the time of everything that comes back. Asynchronous: one thread drives any
-// number of streams, so that the generator does not become what it measures.
+// Sends the requests of a plan to an endpoint and times everything that comes back. Asynchronous: one thread drives any
+// number of streams, so that the load generator is not the bottleneck.
 #pragma once
 
 #include <chrono>
@@ -17,20 +17,20 @@ namespace spl::cli {
 struct LoadOptions {
   HttpUrl endpoint;
   std::string api_key;
-  std::string ca_file;                         // with https://: CAs of the server; empty: the system's
-  uint32_t concurrency = 1;                    // streams at once; of an open-loop run the cap
-  bool open_loop = false;                      // start each request at its planned time, not when a place is free
-  std::chrono::milliseconds timeout{600'000};  // of one request
+  std::string ca_file;                         // with https://: CAs of the server's certificate; empty: the system's
+  uint32_t concurrency = 1;                    // number of parallel streams; in an open loop the most
+  bool open_loop = false;                      // start each request at its planned time, not when a stream is free
+  std::chrono::milliseconds timeout{600'000};  // time limit of one request
 };
 
-// Seconds are of one steady clock, since the start of the run.
+// Times are in seconds since the start of the run, on a steady clock.
 struct RequestResult {
   std::string error;       // empty: success
-  double scheduled_s = 0;  // open loop: the planned time, which latencies count from (a late start is latency)
+  double scheduled_s = 0;  // open loop: planned start; latencies count from it (a late start is latency)
   double first_token_s = 0;
   double last_token_s = 0;
   double end_s = 0;
-  std::vector<float> gaps_s;  // between events with output
+  std::vector<float> gaps_s;  // times between events with output
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;
   uint32_t cached_tokens = 0;
@@ -43,17 +43,17 @@ struct LoadProgress {
 };
 
 struct LoadOutcome {
-  std::vector<RequestResult> results;  // in the plan's order
+  std::vector<RequestResult> results;  // in the order of the plan
   double duration_s = 0;
 };
 
-// Runs the whole plan on the calling thread. `on_progress` (may be null) is called about five times a second.
-// Unavailable when the endpoint cannot be resolved, InvalidArgument when the CA file cannot be used; failures of single
-// requests are in their results.
+// Runs the whole plan on the calling thread. Calls `on_progress` (may be null) about five times a second. Unavailable:
+// the endpoint cannot be resolved. InvalidArgument: the CA file cannot be used. Failures of single requests are in
+// their results.
 absl::StatusOr<LoadOutcome> RunLoad(const LoadOptions& options, const std::vector<PlannedRequest>& plan,
                                     const std::function<void(const LoadProgress&)>& on_progress);
 
-// One request and its JSON answer. A status other than 200 is an error that quotes the server's message.
+// Sends one request and returns its JSON answer. A status other than 200 is an error with the server's message.
 absl::StatusOr<std::string> FetchJson(const LoadOptions& options, const std::string& method, const std::string& path,
                                       const std::string& body);
 

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint32_t kTokensPerHashId = 512;  // of the published traces
+constexpr uint32_t kTokensPerHashId = 512;  // as in the published traces
 
 void AppendTokens(const LoadPlanOptions& options, uint64_t seed, uint32_t count, std::vector<int32_t>* out) {
   std::mt19937_64 random(seed);
@@ -19,7 +19,7 @@ void AppendTokens(const LoadPlanOptions& options, uint64_t seed, uint32_t count,
   for (uint32_t i = 0; i < count; ++i) out->push_back(options.alphabet[pick(random)]);
 }
 
-// ignore_eos: a load test wants the length it asked for.
+// Sets ignore_eos, because a load test needs answers of the given length.
 json CommonBody(const LoadPlanOptions& options, uint32_t output_tokens) {
   json body = {{"max_tokens", output_tokens},
                {"temperature", options.temperature},

@@ -1,4 +1,4 @@
-// Numbers from a load run: percentiles, never means.
+// Percentiles from a load run; no means.
 #pragma once
 
 #include <map>
@@ -15,10 +15,10 @@ struct Percentiles {
   double p50 = 0, p95 = 0, p99 = 0;
   size_t count = 0;
 };
-// Linear interpolation between order statistics; zeros of nothing.
+// Percentiles by linear interpolation between order statistics; zeros if there are no values.
 Percentiles PercentilesOf(std::vector<double> values);
 
-// Both bounds hold for a request that counts as good; absent ones always hold.
+// A request counts as good if it meets both bounds. nullopt: no bound.
 struct Slo {
   std::optional<double> ttft_ms;
   std::optional<double> tpot_ms;
@@ -27,17 +27,17 @@ struct Slo {
 struct LoadReport {
   size_t num_requests = 0;
   size_t num_ok = 0;
-  std::map<std::string, size_t> errors;  // message → how often; at most 16 kinds, the rest under "other"
+  std::map<std::string, size_t> errors;  // message → count; at most 16 messages, the rest under "other"
   double duration_s = 0;
   double requests_per_s = 0;
   double input_tokens_per_s = 0;
   double output_tokens_per_s = 0;
   uint64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  Percentiles ttft_ms;  // to the first event with output
-  Percentiles tpot_ms;  // of a request: (last - first) / (tokens - 1)
-  Percentiles itl_ms;   // between two events with output
+  Percentiles ttft_ms;  // time to the first event with output
+  Percentiles tpot_ms;  // per request: (last - first) / (tokens - 1)
+  Percentiles itl_ms;   // time between two events with output
   Percentiles e2e_ms;
-  double goodput_per_s = 0;  // requests that met the SLO, per second
+  double goodput_per_s = 0;  // good requests per second
   double good_fraction = 0;
 };
 

@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
                                                      .grpc_listen = options.grpc_listen,
                                                      .has_keys = !options.api_keys_file.empty(),
                                                      .insecure_open = options.insecure_open}));
-  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());  // before a model is read for minutes
+  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());  // before reading a model, which takes minutes
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));
   auto decode_model = model;

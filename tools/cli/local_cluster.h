@@ -1,6 +1,6 @@
-// The whole cluster in one process: chunk store, prefill, decode and router, the same servers that the four programs
-// run, over loopback gRPC and the KV transport, with one copy of the weights (unless the two workers split them
-// differently).
+// The whole cluster in one process: chunk store, prefill worker, decode worker and router. They are the servers of the
+// four programs, and use gRPC over loopback and the KV transport. There is one copy of the weights, unless the two
+// workers split them differently.
 #pragma once
 
 #include <memory>
@@ -18,41 +18,43 @@ namespace spl::cli {
 
 struct LocalClusterOptions {
   ModelSource model;
-  std::string tokenizer_dir;  // "": the model's folder; a model with random weights then serves token ids only
+  std::string tokenizer_dir;  // "": the model's folder; with random weights: token ids only
   std::string http_listen = "127.0.0.1:8000";
   std::string grpc_listen = "127.0.0.1:8001";
-  std::string metrics_listen;  // of the workers: empty, the HTTP API's /metrics is the router's
+  std::string metrics_listen;  // for metrics of workers and store; empty: only the router's, at the HTTP API's /metrics
   std::string api_keys_file;
   std::string secret_file;              // see router::RouterOptions
   bool insecure_open = false;           // see router::RouterOptions
-  bool special_tokens_in_text = false;  // of messages and segments (router::ServedModel)
-  PublicTlsOptions public_tls;          // of the HTTP and gRPC APIs
+  bool special_tokens_in_text = false;  // parse those in messages and segments (router::ServedModel)
+  PublicTlsOptions public_tls;          // TLS of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
-  std::string data_dir;  // of the chunk store; empty: memory only
+  std::string data_dir;  // folder of the chunk store; empty: memory only
   int32_t prefill_tp = 1;
   int32_t decode_tp = 1;
-  uint64_t kv_bytes = 1ull << 30;  // of each page pool
+  uint64_t kv_bytes = 1ull << 30;  // size of each page pool
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
-  int32_t num_threads = 0;  // compute threads of each worker; 0: one per core
+  int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
   double fidelity_share = 0.01;
   TraceOptions trace;
 };
 
-// Owns the four servers. Stop() before destruction.
+// Owns the four servers. Call Stop() before destruction.
 class LocalCluster {
  public:
-  // Returns when requests are served: the workers are connected. Errors are those of the servers.
+  // Starts the servers; returns when the workers are connected and requests are served. Errors are those of the
+  // servers.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const LocalClusterOptions& options);
   ~LocalCluster();
 
   const router::RouterServer& router() const { return *router_; }
   std::string http_address() const { return router_->http_address(); }
   std::string grpc_address() const { return router_->grpc_address(); }
-  // Router first, so that nobody asks for what is gone; then the workers, then the store they publish to.
+  // Stops the router first, so that it does not call a stopped worker; then the workers; then the store, to which they
+  // publish.
   void Stop();
 
  private:

@@ -1,4 +1,4 @@
-// splice: the all-in-one server and the tools. Every subcommand lives in its cmd_<name>.cc.
+// splice: the all-in-one server and the tools. Every subcommand is in its cmd_<name>.cc.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -82,7 +82,7 @@ class Simulation {
     At(0, [this] { Poll(); });
     if (scales) At(options_.scaling->interval_s, [this] { Scale(); });
     for (size_t i = 0; i < trace_.size(); ++i) {
-      // Arrivals enter the event queue one at a time: it stays small.
+      // Arrivals enter the event queue one at a time, which keeps it small.
       if (i == 0) ScheduleArrival(0);
     }
     while (!events_.empty() && finished_ < trace_.size()) {
@@ -343,7 +343,7 @@ class Simulation {
     At(now_s_ + options_.poll_s, [this] { Poll(); });
   }
 
-  // ---- scaling: what KEDA and a StatefulSet would do with the planner's numbers
+  // ---- scaling: acts on the planner's numbers like KEDA and a StatefulSet
 
   void Scale() {
     const SimScaling& scaling = *options_.scaling;
@@ -450,7 +450,7 @@ class Simulation {
 
   const std::vector<SimRequest>& trace_;
   const SimOptions& options_;
-  const Clock::time_point start_{std::chrono::hours(1)};  // of the simulated clock; any, but the same in every run
+  const Clock::time_point start_{std::chrono::hours(1)};  // the clock's start: any, but the same in every run
   double now_s_ = 0;
   std::priority_queue<Event> events_;
   uint64_t next_event_ = 0;
@@ -465,7 +465,7 @@ class Simulation {
   std::vector<Decode> decode_;
   router::FleetSnapshot fleet_;
   std::vector<PrefixIndex::Holder> holders_;
-  std::vector<size_t> prefill_slots_, decode_slots_;  // of the fleet's entries
+  std::vector<size_t> prefill_slots_, decode_slots_;  // slots of the fleet's entries
   std::vector<uint64_t> foreign_;
   std::vector<Flight> flights_;
   size_t finished_ = 0, refused_ = 0, arrived_ = 0;

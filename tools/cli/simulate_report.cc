@@ -1,4 +1,4 @@
-// The numbers of simulations as a table, as JSON and as figures.
+// Results of simulations as a table, as JSON and as figures.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kColours[] = {"#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd"};
 
-// A round number at or above the value, so that axes end at one.
+// A round number at or above the value, for the end of an axis.
 double RoundUp(double value) {
   if (value <= 0) return 1;
   const double power = std::pow(10, std::floor(std::log10(value)));
@@ -167,7 +167,7 @@ std::string SimFigure(const std::string& title, const std::vector<SimReport>& re
 
 std::string ScaleFigure(const std::string& title, const SimReport& report, const router::PlannerOptions& targets) {
   std::vector<double> hours, rate, prefill, decode, ttft, ttft_target, tpot, tpot_target;
-  // Minutes enough for a screen: means of a few intervals, and the worst of their latencies.
+  // Few enough points for a screen: each is the mean of some intervals, and the worst of their latencies.
   const size_t step = std::max<size_t>(1, report.scale.size() / 480);
   for (size_t i = 0; i + step <= report.scale.size(); i += step) {
     double mean_rate = 0, worst_ttft = 0, worst_tpot = 0;

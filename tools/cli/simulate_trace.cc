@@ -25,7 +25,7 @@ uint64_t Mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// splitmix64: the standard library's distributions differ from one implementation to the next.
+// splitmix64, because distributions of the standard library differ between implementations.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(Mix(seed, 1)) {}
@@ -38,7 +38,7 @@ class Random {
   uint64_t state_;
 };
 
-// A prompt put together from pieces: ids of its blocks depend on all that stands before.
+// Builds a prompt from pieces. The id of a block depends on all text before it.
 class PromptBuilder {
  public:
   void Add(uint64_t text, uint32_t tokens) {
@@ -123,7 +123,7 @@ std::vector<SimRequest> MakeHot(const SimTraceOptions& options) {
   return requests;
 }
 
-// Of the mean; the highest at 14:00.
+// Rate relative to the mean; highest at 14:00.
 double DayFactor(double at_s) { return 1 + 0.75 * std::sin(2 * std::numbers::pi * (at_s / kDaySeconds - 8.0 / 24)); }
 
 std::vector<SimRequest> MakeChat(const SimTraceOptions& options, bool day) {
@@ -132,7 +132,7 @@ std::vector<SimRequest> MakeChat(const SimTraceOptions& options, bool day) {
   std::vector<SimRequest> requests;
   double start = 0;
   while (requests.size() < options.num_requests) {
-    // Thinning: arrivals at the highest rate, of which the day's share is kept.
+    // Thinning: makes arrivals at the highest rate, and keeps the day's share of them.
     start += random.Exponential(kMeanTurns / options.rate_per_s / (day ? 1.75 : 1));
     if (day && random.Unit() * 1.75 > DayFactor(start)) continue;
     PromptBuilder prompt;

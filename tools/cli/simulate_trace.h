@@ -1,4 +1,4 @@
-// Requests of a simulation: read from a trace of `splice bench --trace`, or made up.
+// Requests of a simulation: read from a trace of `splice bench --trace`, or generated.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,28 @@
 namespace spl::cli {
 
 struct SimSegment {
-  uint32_t begin = 0, end = 0;  // tokens of the prompt
-  uint64_t id = 0;              // of its text
+  uint32_t begin = 0, end = 0;  // tokens [begin, end) of the prompt
+  uint64_t id = 0;              // id of its text
 };
 
 struct SimRequest {
   double at_s = 0;
   uint32_t input_tokens = 0;
   uint32_t output_tokens = 0;
-  // One for each 512 tokens of the prompt, the last perhaps for fewer. Equal ids in two prompts: equal up to there.
+  // One for each 512 tokens of the prompt; the last may stand for fewer. Two prompts with an equal id have equal tokens
+  // up to the end of its block.
   std::vector<uint64_t> hash_ids;
   std::vector<SimSegment> segments;  // ascending, disjoint
   std::string tenant;
   int32_t priority = 0;
 };
 
-// JSONL as ReadTracePlan takes it, without "prompt" and "messages" (a simulation has no tokenizer), and optionally
+// Reads the JSONL of ReadTracePlan, without "prompt" and "messages" (a simulation has no tokenizer), and optionally
 //   "segments": [[BEGIN, END, ID], …], "tenant": NAME, "priority": N
-// in the order of their times; rate_per_s > 0 stretches or squeezes these to that mean rate. InvalidArgument names file
-// and line.
+// Returns the requests in the order of their times. rate_per_s > 0: times are scaled to that mean rate. InvalidArgument
+// names file and line.
 absl::StatusOr<std::vector<SimRequest>> ReadSimTrace(const std::string& path, double rate_per_s, uint32_t max_requests);
-// One line each, as ReadSimTrace reads them.
+// One line per request, in the form of ReadSimTrace.
 std::string TraceText(const std::vector<SimRequest>& requests);
 
 struct SimTraceOptions {
@@ -39,7 +40,7 @@ struct SimTraceOptions {
   uint64_t seed = 1;
 };
 
-// Poisson arrivals; the same options give the same requests on every machine.
+// Generates requests with Poisson arrivals. Equal options give equal requests on every machine. Kinds:
 //
 // "rag": 1,024 tokens of instructions, 4 of 1,000 documents (Zipf, s = 0.9) of 1,024 tokens each, in any order, a
 // question of 128; every document is a segment. 128 tokens of output.

@@ -101,7 +101,7 @@ std::optional<double> SimDecode::NextEnd() const {
 
 std::vector<uint64_t> SimDecode::Advance(double now_s) {
   std::vector<uint64_t> ended;
-  // The batch, and with it the duration of a step, changes at every end.
+  // At every end the batch changes, and with it the duration of a step.
   while (!by_end_.empty() && *NextEnd() <= now_s + 1e-9) {
     last_s_ = *NextEnd();
     steps_ = by_end_.begin()->first;

@@ -1,4 +1,4 @@
-// --model / --random-weights / --endpoint and what belongs to them, shared by generate, chat and eval.
+// The flags --model, --random-weights, --endpoint and related ones, shared by generate, chat and eval.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -59,7 +59,7 @@ class EndpointGenerator final : public TextGenerator {
   }
 
  private:
-  // Members of the wrong type are the server's bug; they are left out rather than trusted.
+  // A member of the wrong type is the server's bug; it is left out.
   static std::string Piece(const json& choice) {
     if (const auto text = choice.find("text"); text != choice.end() && text->is_string())
       return text->get<std::string>();
@@ -121,7 +121,7 @@ class LocalTextGenerator final : public TextGenerator {
         return true;
       }
       if (token.finish == engine::FinishReason::kLength) result.finish_reason = "length";
-      // Rows of the embedding beyond the tokenizer's vocabulary are tokens without text.
+      // Rows of the embedding beyond the tokenizer's vocabulary have no text.
       if (token.token >= tokenizer->vocab_size()) return true;
       auto piece = decoder.Append(token.token);
       if (!piece.ok()) return decoded = piece.status(), false;

@@ -13,7 +13,7 @@ constexpr size_t kMinEntries = 256;
 
 }  // namespace
 
-// Null: all lists are of this step.
+// Null: every list is used by this step, so none can be replaced.
 StagedEdits::List* StagedEdits::ListFor(uint64_t id) {
   if (const auto it = list_of_.find(id); it != list_of_.end()) return &lists_[it->second];
   size_t at = lists_.size();
@@ -36,7 +36,7 @@ StagedEdits::List* StagedEdits::ListFor(uint64_t id) {
 absl::StatusOr<StagedEdits::Place> StagedEdits::PlaceOf(const SampleRow& row) {
   if (row.edits_id == 0) return Place{};
   List* const list = ListFor(row.edits_id);
-  // Whatever writes a list in this step is not ordered before another row that reads it.
+  // Within a step, the row that writes a list is not ordered before another row that reads it.
   if (list == nullptr || list->last_step == step_) return Place{};
   Place place;
   const bool is_new = list->last_step == 0;

@@ -1,5 +1,5 @@
-// What sequences have generated and what is asked of their tokens (TokenEdit), kept on the device between steps: a list
-// travels once, and then the entries that change.
+// Keeps the token edits of sequences (TokenEdit: what was generated, and what the request asks of single tokens) on the
+// device between steps. A list travels once as a whole; afterwards only entries that change are sent.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,20 @@
 
 namespace spl::kernels::cuda {
 
-// Of one session, whose stream orders what is written. Lists of the sequences that were sampled last are kept.
+// Belongs to one session, whose stream orders the writes. Keeps the lists of the sequences that were sampled last, 512
+// at most. One thread at a time.
 class StagedEdits {
  public:
   struct Place {
-    TokenEdit* kept = nullptr;  // null: this list is not kept
-    bool is_sent = true;        // all of it, as the host has it; the kernel writes it to `kept`
-    int32_t changed = -1;       // otherwise the entry that is sent; -1: none
+    TokenEdit* kept = nullptr;  // device memory of the list; null: it is not kept
+    bool is_sent = true;        // the whole list is sent, and the kernel writes it to `kept`
+    int32_t changed = -1;       // if not is_sent: the one entry that is sent; -1: none
   };
-  // Where the edits of `row` are once the kernel of this call has run. Every call of NextStep begins a kernel.
+  // Tells where the edits of `row` are once the kernel of this call has run. A kernel begins with each call of
+  // NextStep. Errors are those of allocating device memory.
   absl::StatusOr<Place> PlaceOf(const SampleRow& row);
   void NextStep() { ++step_; }
-  // Nothing that was staged can be relied on.
+  // Drops trust in everything that was sent (a step failed): each list is sent as a whole again.
   void Forget();
 
  private:

@@ -21,10 +21,10 @@ kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t 
 
 namespace {
 
-// Tokens of a source, or of the sequence itself, to positions of the sequence.
+// Moves tokens of a source, or of the sequence itself, to positions of the sequence.
 struct Move {
-  const SegmentSource* source = nullptr;  // null: the sequence
-  int32_t from = 0;                       // token of the source, or position
+  const SegmentSource* source = nullptr;  // null: the sequence itself
+  int32_t from = 0;                       // token of the source, or position of the sequence
   int32_t target = 0;
   int32_t num_tokens = 0;
   int32_t distance = 0;
@@ -43,7 +43,7 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
   plan.num_streams = (shape.num_layers - first_layer) * static_cast<int32_t>(heads.size());
   if (plan.num_streams <= 0) return plan;
   const std::vector<float> frequencies = InverseFrequencies(config.rope, config.head_dim);
-  std::map<int32_t, int32_t> rotations;  // of distances
+  std::map<int32_t, int32_t> rotations;  // distance → its number in plan.cos and plan.sin
   const auto rotation_of = [&](int32_t distance) {
     if (distance == 0) return kernels::AlignRun::kNoRotation;
     const auto [it, is_new] = rotations.try_emplace(distance, static_cast<int32_t>(rotations.size()));
@@ -58,10 +58,10 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
   };
   struct Place {
     const Move* move;
-    int32_t token;    // its first one
-    size_t dst_page;  // of a stream
+    int32_t token;    // the run's first token
+    size_t dst_page;  // page number in its stream
   };
-  std::vector<Place> places;  // of the runs
+  std::vector<Place> places;  // [plan.runs]
   for (const Move& move : moves) {
     const int32_t rotation = rotation_of(move.distance);
     for (int32_t done = 0; done < move.num_tokens;) {
@@ -74,7 +74,7 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
       done += count;
     }
   }
-  // Stream by stream: the first pass waits for these tables, and a stream's pages lie behind one another.
+  // Fills the tables stream by stream, because a stream's pages lie behind one another: the first pass waits for them.
   const auto num_streams = static_cast<size_t>(plan.num_streams);
   plan.src_pages.resize(places.size() * num_streams);
   plan.dst_pages.resize(places.size() * num_streams);
@@ -92,7 +92,7 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
   return plan;
 }
 
-// One for each rank.
+// One plan per rank.
 std::vector<AlignPlan> PlansOf(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
                                const ModelConfig& config, int num_ranks) {
   std::vector<AlignPlan> plans;
@@ -114,11 +114,11 @@ std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const Se
 std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,
                                                      const ModelConfig& config, int num_ranks) {
   std::vector<std::vector<AlignPlan>> steps;
-  std::vector<Move> moves;  // of the step
+  std::vector<Move> moves;  // moves of the current step
   int32_t target = 0;
   for (const PositionRange& range : only) {
     for (int32_t from = range.begin; from < range.end;) {
-      if (from == target) {  // in its place
+      if (from == target) {  // already in its place
         target = from = range.end;
         continue;
       }

@@ -1,4 +1,5 @@
-// From segment hits, or what is left of a prompt, to the arguments of align copies (kernels/kv_copy/align_copy.h).
+// Makes the arguments of align copies (kernels/kv_copy/align_copy.h): for segment hits, and for moving the kept tokens
+// of a prompt together.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace spl::engine {
 
-// Copies into the layers from first_layer on.
+// Copies of one rank, into the layers from first_layer on.
 struct AlignPlan {
   std::vector<kernels::AlignRun> runs;
   std::vector<int32_t> src_pages, dst_pages;  // [runs][num_streams]
@@ -22,16 +23,16 @@ struct AlignPlan {
   kernels::AlignCopyArgs Args(const kernels::KvPoolView& pool, int32_t head_dim) const;
 };
 
-// One for each of the ranks that share the KV heads; the pages of a head are on its rank, source and target alike.
-// REQUIRES: pages of `kv` for every target. Cosine and sine of each distance are computed in double from the model's
-// scaled frequencies; the magnitude factor of YaRN is in the cached keys already.
+// One plan per rank: the pages of a KV head are on its rank, source and target alike. REQUIRES: `kv` has pages for
+// every target. Cosine and sine of each distance are computed in double from the model's scaled frequencies; cached
+// keys already contain YaRN's magnitude factor.
 std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
                                       const ModelConfig& config, int num_ranks = 1);
 
-// Moves positions `only` of `kv`, ascending and disjoint, together to positions 0, 1, …, in all layers, keys turned by
-// the distance. [steps][num_ranks]: one step runs behind the other, because its targets are sources of earlier ones.
-// A step moves at least as many positions as are missing in front of it: all in all a few, for fewer steps the more is
-// left out.
+// Plans [steps][num_ranks] that move positions `only` of `kv` (ascending, disjoint) together to positions 0, 1, … in
+// all layers, and rotate their keys by the distance. The steps run one after the other, because a step's targets are
+// sources of earlier steps. A step moves at least as many positions as are missing in front of it, so that there are
+// few steps: the more is left out, the fewer.
 std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,
                                                      const ModelConfig& config, int num_ranks = 1);
 

@@ -9,7 +9,7 @@
 namespace spl::engine {
 namespace {
 
-// Behind its list, of a stream that has such pages.
+// Number of pages behind the list, of a stream that has such pages.
 int64_t OwnPages(const CompactPages::Needs& needs, int64_t num_tokens) {
   if (needs.page_tokens == 0) return needs.fixed_pages;
   const int64_t tokens = std::max<int64_t>(num_tokens - needs.left_out, 0);

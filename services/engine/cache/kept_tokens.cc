@@ -17,7 +17,7 @@ absl::Status ValidateKeptTokens(const KeptTokens& kept, int32_t num_layers, int6
     return InvalidArgument("kept tokens of {} layers and {} positions, the prompt has {} and {}", kept.layers.size(),
                            kept.num_tokens, num_layers, prompt_tokens);
   for (size_t layer = 0; layer < kept.layers.size(); ++layer) {
-    int32_t end = -1;  // neighbours that touch would be one range
+    int32_t end = -1;  // ranges that touch must be one range
     for (const PositionRange& range : kept.layers[layer]) {
       if (range.begin <= end || range.end <= range.begin || range.end > kept.num_tokens)
         return InvalidArgument("kept tokens of layer {}: range [{}, {}) behind position {} of a prompt of {}", layer,

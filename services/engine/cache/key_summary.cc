@@ -72,7 +72,7 @@ double LogMassBelow(const KeySummary& summary, kernels::DType dtype, std::span<c
   const size_t dim = q.size();
   const size_t bytes = KeySummaryBytes(1, static_cast<int32_t>(dim), dtype);
   const double log_others = std::log(kKeys - 1.0);
-  double most = -std::numeric_limits<double>::infinity(), sum = 0;  // exp(most) * sum so far
+  double most = -std::numeric_limits<double>::infinity(), sum = 0;  // exp(most) * sum is the result so far
   const auto add = [&](double score) {
     if (score > most) {
       sum = sum * std::exp(most - score) + 1;

@@ -1,4 +1,4 @@
-// Where the pages of a model lie: in one piece, or on several ranks a part on each one's device.
+// Memory for the KV pages of a model: one region, or one per rank, on the rank's device.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace spl::engine {
 
 class Model;
 
-// The parts of a page pool, one for each rank and all of one size P: ids [r P, (r + 1) P) are rank r's, so that an id
-// means the same everywhere. The pages of a KV head are on the rank that has the head. Borrowed memory.
+// The parts of a page pool, one per rank, each of P pages. Pages [r P, (r + 1) P) are rank r's, so that a page's id is
+// unique over all ranks. The pages of a KV head are on the rank that has the head. Borrows the memory. Immutable.
 class KvPartitions {
  public:
   KvPartitions(const kernels::KvPoolView& whole) : parts_{whole} {}  // NOLINT(google-explicit-constructor): one rank
-  // `bases` are the parts' memory, `pages_per_rank` pages each; `shape` gives type and head_dim.
+  // `bases`: the memory of each part, `pages_per_rank` pages long. `shape` gives type and head_dim.
   KvPartitions(const kernels::KvPoolView& shape, const std::vector<std::byte*>& bases, int32_t pages_per_rank);
 
   int num_ranks() const { return static_cast<int>(parts_.size()); }
@@ -33,14 +33,15 @@ class KvPartitions {
   std::vector<kernels::KvPoolView> parts_;
 };
 
-// Page memory on the devices of a model's ranks.
+// Owns page memory on the devices of a model's ranks.
 struct KvMemory {
-  std::vector<std::unique_ptr<kernels::Buffer>> buffers;  // of each rank
+  std::vector<std::unique_ptr<kernels::Buffer>> buffers;  // [num_ranks]
   KvPartitions pages;
 };
-// `num_pages` in all, rounded down to a multiple of the ranks. ResourceExhausted: a device has no room.
+// Allocates `num_pages` in total, rounded down to a multiple of the number of ranks. ResourceExhausted: a device has no
+// room.
 absl::StatusOr<KvMemory> AllocateKvMemory(const Model& model, int64_t num_pages);
-// The same over host memory of the caller, the ranks' parts one behind the other.
+// The same layout over host memory of the caller, the ranks' parts one behind the other.
 KvPartitions PartitionHostMemory(const Model& model, std::byte* memory, int64_t num_pages);
 
 }  // namespace spl::engine

@@ -44,7 +44,7 @@ absl::Status PagePool::AllocateByRank(std::span<const int64_t> counts, std::vect
 }
 
 void PagePool::TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages) {
-  // The first run that holds everything, else runs in ascending order until it is enough.
+  // Takes the first run that is large enough; without one, takes runs in ascending order until there are enough pages.
   auto run =
       std::find_if(part.free_runs.begin(), part.free_runs.end(), [&](const auto& r) { return r.second >= count; });
   if (run == part.free_runs.end()) run = part.free_runs.begin();
@@ -155,7 +155,7 @@ void PagePool::Share(std::span<const int32_t> pages) {
 
 void PagePool::Release(std::span<const int32_t> pages) {
   std::lock_guard lock(mutex_);
-  // Neighbours are freed as one run: a sequence's pages mostly are neighbours.
+  // Frees neighbours as one run: most pages of a sequence are neighbours.
   int32_t first = 0, count = 0;
   for (int32_t page : pages) {
     if (page == kernels::kNoPage) continue;

@@ -20,7 +20,7 @@ size_t PrefixIndex::AppendLeading(std::span<const chunk::ChunkKey> keys, Sequenc
     kv.AppendShared(it->second.pages);
     hits.push_back(&it->second);
   }
-  // Deepest first, so that the start of the prompt ends up most recent and is evicted last.
+  // Touches the deepest chunk first, so that the start of the prompt is the most recent and is evicted last.
   for (auto hit = hits.rbegin(); hit != hits.rend(); ++hit)
     recency_.splice(recency_.begin(), recency_, (*hit)->recency);
   return hits.size();
@@ -57,7 +57,7 @@ bool PrefixIndex::EvictUntilFree(int64_t num_free) {
   while (pool_.num_free() < num_free && it != recency_.begin()) {
     --it;
     const auto entry = entries_.find(*it);
-    // One page stands for all: the pages of a chunk are shared and released together.
+    // Checking one page is enough: the pages of a chunk are shared and released together.
     if (pool_.owners(entry->second.pages.front()) > 1) continue;
     pool_.Release(entry->second.pages);
     entries_.erase(entry);

@@ -1,4 +1,5 @@
-// Exact prefix index: chunk key (hash chain from the start of the prompt, salted by namespace and model) → pages.
+// The prefix cache of a worker: chunk key (hash chain from the start of the prompt, salted by namespace and model) →
+// pages.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,13 @@
 
 namespace spl::engine {
 
-// Owns a share of every page it lists. Holds EXACT KV only (docs/methods/provenance.md, P2): Insert takes nothing else.
-// Any thread may call. Eviction is least recently used, deepest chunk of a prompt first, and frees only entries that
-// nobody else uses.
+// Is an owner of every page it lists. Holds EXACT KV only (docs/methods/provenance.md, P2): Insert takes nothing else.
+// Eviction is LRU, with the deepest chunk of a prompt first, and skips entries whose pages have other owners. Any
+// thread may call.
 class PrefixIndex {
  public:
-  // Told of every chunk that comes and goes, in order, from inside the index: it must not block nor call back.
+  // Called for every chunk that is added (stored) or removed, in order, with the index's lock held: it must neither
+  // block nor call the index.
   using Observer = std::function<void(bool stored, std::span<const chunk::ChunkKey> keys)>;
 
   explicit PrefixIndex(PagePool& pool, Observer observer = nullptr) : pool_(pool), observer_(std::move(observer)) {}
@@ -29,16 +31,17 @@ class PrefixIndex {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  // Appends the leading chunks of `keys` that are here to an empty sequence; returns how many.
+  // Appends the leading chunks of `keys` that are indexed to an empty sequence, as shared pages. Returns their number.
   size_t AppendLeading(std::span<const chunk::ChunkKey> keys, SequenceKv& kv);
-  // How many leading chunks are here; does not count as use.
+  // Number of leading chunks that are indexed. Does not count as a use.
   size_t CountLeading(std::span<const chunk::ChunkKey> keys) const;
 
-  // Indexes chunk i of `kv` under keys[i] for every full chunk that is written and exact; chunks already present stay
-  // as they are.
+  // Indexes chunk i of `kv` under keys[i], for every full chunk that is written and exact. Chunks that are indexed
+  // already keep their pages, and count as used.
   void Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv& kv);
 
-  // Drops unused entries until the pool has `num_free` free pages or no entry can be freed. True when it has.
+  // Evicts unused entries until the pool has `num_free` free pages, or no entry can be evicted. True if the pool has
+  // them.
   bool EvictUntilFree(int64_t num_free);
 
   size_t size() const;

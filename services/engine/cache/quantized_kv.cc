@@ -34,16 +34,17 @@ float FloatOf(bf16 x) { return kernels::ToFloat(x); }
 void Round(float x, float& to) { to = x; }
 void Round(float x, bf16& to) { to = kernels::ToBf16(x); }
 
-// 0 to 15, ties to even. A sum with 1.5 * 2^23 has no bits behind the point, and its last bits are the integer, for
-// |level| below 2^22: one step is 2^-24 of the minimum or more, and the minimum's rounding 2^-9 of it at most. In
-// integers because compilers keep branches for comparisons of floats, and std::nearbyint is a call without SSE4.1.
+// The nearest level, 0 to 15, ties to even. A sum with 1.5 * 2^23 has no fraction bits, and its last bits are the
+// integer if |level| is below 2^22. That holds: one step is at least 2^-24 of the minimum, whose rounding is at most
+// 2^-9 of it. Clamps integers, because compilers keep branches for comparisons of floats; std::nearbyint is a call
+// without SSE4.1.
 int32_t Code(float level) {
   constexpr float kNoFraction = 12582912.0f;
   const int32_t rounded = std::bit_cast<int32_t>(level + kNoFraction) - std::bit_cast<int32_t>(kNoFraction);
   return std::clamp(rounded, 0, kLevels - 1);
 }
 
-// Least and largest of `group` values: kLanes at a time, which the compiler turns into vectors.
+// Smallest and largest of `group` values. Takes kLanes at a time, which the compiler turns into vectors.
 template <int32_t kLanes>
 std::pair<float, float> Bounds(const float* values, int32_t group) {
   std::array<float, kLanes> low, high;
@@ -59,8 +60,8 @@ std::pair<float, float> Bounds(const float* values, int32_t group) {
   return {*std::min_element(low.begin(), low.end()), *std::max_element(high.begin(), high.end())};
 }
 
-// Value i in the lower half of byte i, value i + group / 2 in the upper one. kGroup: the group where the compiler is to
-// know it, a multiple of 8, else 0.
+// Stores value i in the lower half of byte i, value i + group / 2 in the upper half. kGroup: the group's size as a
+// constant for the compiler, a multiple of 8; 0: not constant.
 template <int32_t kGroup, typename T>
 void QuantizeRow(const T* row, int32_t head_dim, int32_t any_group, std::byte* to) {
   constexpr int32_t kLanes = kGroup == 0 ? 1 : 8;

@@ -1,4 +1,4 @@
-// A hash of every window of a fixed number of tokens, in constant time a step (Rabin and Karp).
+// Hashes every window of a fixed number of tokens, in constant time per step (Rabin and Karp).
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 
 namespace spl::engine {
 
-// `salt` separates namespaces: without it nobody can make a window collide on purpose. A hit must still compare tokens.
+// `salt` separates namespaces: a party that does not know it cannot provoke collisions. After a hit the caller must
+// still compare tokens.
 class RollingHash {
  public:
   // REQUIRES: window > 0.
@@ -14,7 +15,8 @@ class RollingHash {
     for (int32_t i = 1; i < window; ++i) oldest_power_ *= kBase;
   }
 
-  // Of tokens[at, at + window). The first call, and any that does not move by one, takes `window` steps.
+  // Hash of tokens[at, at + window). Cost: constant if `at` is one more than in the last call, otherwise `window`
+  // steps.
   uint64_t At(std::span<const int32_t> tokens, int32_t at) {
     if (started_ && at == at_ + 1) {
       hash_ = (hash_ - Mix(tokens[static_cast<size_t>(at_)]) * oldest_power_) * kBase +

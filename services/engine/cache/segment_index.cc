@@ -160,7 +160,7 @@ std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace
       break;
     const size_t num_hits = hits.size();
     Append(hits, {found.source, it->second.offset, range.begin + at, count});
-    if (hits.size() == num_hits) continue;  // the same source goes on: one use
+    if (hits.size() == num_hits) continue;  // the same source continues: counts as one use
     if (freeze) Freeze(it->second.source);
     Use(it->second.source);
   }
@@ -172,7 +172,7 @@ std::vector<SegmentHit> SegmentIndex::FindText(const chunk::Digest& namespace_ke
   std::vector<SegmentHit> hits;
   RollingHash hash(kChunk, SaltOf(namespace_key));
   std::lock_guard lock(mutex_);
-  int32_t free_from = range.begin;  // behind the last hit
+  int32_t free_from = range.begin;  // position behind the last hit
   for (int32_t at = range.begin; at + kChunk <= range.end;) {
     const auto it = windows_.find(hash.At(tokens, at));
     if (it == windows_.end()) {

@@ -1,5 +1,5 @@
-// Virtual blocks: which text has KV in the local pages, wherever it stood (SparseX 4.5). Nothing is
-// copied to index it, and one page may be found under many keys.
+// Index of the text that has KV in local pages, at whatever position it was computed (SparseX 4.5, virtual blocks).
+// Indexing copies nothing, and one page may be found under many keys.
 #pragma once
 
 #include <cstdint>
@@ -19,46 +19,46 @@
 
 namespace spl::engine {
 
-// Two kinds of sources: ordinary ones, of which the one that was used least recently goes first, and the frozen pool,
-// text of knowledge bases that is kept beyond them (docs/methods/sparsex.md: least-referenced first). A frozen source's
-// uses are counted from the level at which the last one was dropped, so that what nobody asks for any more does not
-// stay for what it was asked once (LFU with dynamic ageing).
+// There are two kinds of sources. Ordinary ones are evicted LRU. Frozen ones, text of knowledge bases that is kept
+// longer than ordinary text, are evicted least-referenced first (docs/methods/sparsex.md). A frozen source's uses are
+// counted from the level at which the last one was dropped, so that a source that is no longer used does not stay
+// because of its past (LFU with dynamic ageing).
 //
-// Any thread may call. A hit always compares token ids, and a namespace that differs is a miss (P7). Invariants: every
-// entry leads to a source that is here; a source without entries is not; the frozen order lists every frozen source
-// once.
+// Any thread may call. A lookup always compares token ids, and another namespace is a miss (P7). Invariants: every
+// entry leads to a source in the index; every source has an entry; the frozen order lists every frozen source once.
 class SegmentIndex {
  public:
-  // Told of every key of KeysOf that comes and goes, in order, from inside the index: it must not block nor call back.
+  // Called for every key of KeysOf that is added (stored) or removed, in order, with the index's lock held: it must
+  // neither block nor call the index.
   using Observer = std::function<void(bool stored, std::span<const chunk::ChunkKey> keys)>;
 
-  // `fingerprint`: of the model whose KV it is.
+  // `fingerprint`: the model's, whose KV is indexed.
   explicit SegmentIndex(const chunk::Digest& fingerprint, Observer observer = nullptr)
       : fingerprint_(fingerprint), observer_(std::move(observer)) {}
 
-  // Makes the source's tokens findable: from their first token on as a segment, and every full chunk of 64 by its text
-  // alone. Where all of it is here, what is here stays, counts as used and becomes frozen if `frozen`. Else the new
-  // source answers for all of its tokens, but an ordinary one not for what a frozen one answers for; sources that are
-  // left with nothing are dropped. True when the source is new.
+  // Indexes the source's tokens: from its first token on as a segment, and every full chunk of 64 tokens by its text
+  // alone. If all of them are indexed already, the present sources stay, count as used, and become frozen if `frozen`.
+  // Otherwise the new source takes over all of its entries, except that an ordinary source takes none from a frozen
+  // one; sources without entries are dropped. True if the source was added.
   bool Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source, bool frozen = false);
 
-  // Keys of a segment's chunks, the last perhaps of fewer tokens than 64.
+  // Keys of a segment's chunks of 64 tokens; the last chunk may be shorter.
   std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
-  // Whether all of these are here.
+  // True if all of these are indexed.
   bool Contains(std::span<const chunk::ChunkKey> keys) const;
 
-  // The longest leading part of the segment tokens[range] that some sources have, in whole chunks of 64 (and a short
-  // last one that ends with the segment). `freeze`: these sources are frozen from now on.
+  // The longest leading part of the segment tokens[range] that is indexed, in whole chunks of 64 (and a shorter last
+  // one that ends with the segment). `freeze`: freezes the sources that are found.
   std::vector<SegmentHit> FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
                                       PositionRange range, bool freeze = false);
 
-  // Everything of at least 64 tokens inside tokens[range] that some source has, at any offset; hits ascend.
+  // All text of at least 64 tokens inside tokens[range] that is indexed, at any offset; hits ascend.
   std::vector<SegmentHit> FindText(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
                                    PositionRange range);
 
-  // Drops the ordinary source that was used least recently. False when there is none.
+  // Evicts the least recently used ordinary source. False: there is none.
   bool EvictOne();
-  // Drops the frozen source that was used least. False when there is none.
+  // Evicts the least used frozen source. False: there is none.
   bool EvictFrozen();
 
   int64_t frozen_pages() const;
@@ -77,29 +77,30 @@ class SegmentIndex {
  private:
   struct Source;
   using Sources = std::list<Source>;
-  using FrozenOrder = std::multimap<uint64_t, Sources::iterator>;  // by rank; equal ones by their last use
+  using FrozenOrder = std::multimap<uint64_t, Sources::iterator>;  // by rank, then by last use
   struct Source {
     chunk::Digest namespace_key{};
     std::shared_ptr<const SegmentSource> source;
-    // What it was inserted with. Of these, the entries that lead here; the others answer elsewhere.
+    // Keys and hashes that it was inserted with. num_entries of them still lead to this source; the others lead to
+    // another one.
     std::vector<chunk::ChunkKey> keys;
     std::vector<uint64_t> text_hashes;
     size_t num_entries = 0;
     bool frozen = false;
-    FrozenOrder::iterator order{};  // of a frozen one
+    FrozenOrder::iterator order{};  // place in frozen_order_, if frozen
     int64_t num_pages() const;
   };
   struct Place {
     Sources::iterator source;
     int32_t offset = 0;
   };
-  using Dropped = std::vector<std::shared_ptr<const SegmentSource>>;  // their pages go back without the lock
+  using Dropped = std::vector<std::shared_ptr<const SegmentSource>>;  // released after the lock, with their pages
 
   static uint64_t SaltOf(const chunk::Digest& namespace_key);
   bool ContainsLocked(std::span<const chunk::ChunkKey> keys) const;
   void Use(Sources::iterator source);
   void Freeze(Sources::iterator source);
-  // Lets `place` answer for the key unless a frozen source does and `place` is not one.
+  // Makes `key` lead to `place`, unless it leads to a frozen source and `place` is an ordinary one.
   template <typename Map, typename Key>
   void Claim(Map& entries, const Key& key, const Place& place, Dropped& dropped);
   template <typename Map, typename Keys>
@@ -108,7 +109,7 @@ class SegmentIndex {
   void Tell(bool stored, const chunk::ChunkKey& key) const {
     if (observer_ != nullptr) observer_(stored, {&key, 1});
   }
-  void Tell(bool, uint64_t) const {}  // texts are nobody else's business
+  void Tell(bool, uint64_t) const {}  // hashes of text are not reported
 
   const chunk::Digest fingerprint_;
   const Observer observer_;
@@ -116,11 +117,11 @@ class SegmentIndex {
   Sources sources_;           // ordinary ones, most recently used first
   Sources frozen_;
   FrozenOrder frozen_order_;  // least used first
-  uint64_t frozen_age_ = 0;   // rank of the one that was dropped last
+  uint64_t frozen_age_ = 0;   // rank of the frozen source that was dropped last
   int64_t frozen_pages_ = 0;
   uint64_t num_frozen_dropped_ = 0;
   std::unordered_map<chunk::ChunkKey, Place, chunk::ChunkKeyHash> entries_;
-  std::unordered_map<uint64_t, Place> windows_;  // chunks by the hash of their text
+  std::unordered_map<uint64_t, Place> windows_;  // hash of a chunk's text → place
 };
 
 }  // namespace spl::engine

@@ -58,7 +58,7 @@ namespace {
 
 KvShape ShapeOf(const Model& model) { return {model.config().num_layers, model.config().num_kv_heads}; }
 
-// Pages of one chunk [layer][kv_head], the caller's; empty when there is no room.
+// Takes the pages of one chunk, [layer][kv_head], for the caller. Empty: there is no room.
 std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
                                     const std::function<bool(int64_t num_pages)>& make_room) {
   const KvShape shape = ShapeOf(model);
@@ -70,7 +70,7 @@ std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
   return pages;
 }
 
-// Where a segment's chunks were computed: all in one place, one behind the other.
+// Position and context in which a segment was computed. Its chunks must lie one behind the other in it.
 struct SegmentPlace {
   int64_t begin = 0;
   bool isolated = false;
@@ -107,7 +107,7 @@ class LandingSegment {
     if (pages.empty()) return {};
     return landing_.PiecesFor(static_cast<size_t>(chunk), pages);
   }
-  // Its pages, which are the caller's from here on; empty when it cannot be used.
+  // Passes the chunk's pages to the caller. Empty: the chunk cannot be used.
   std::vector<int32_t> Take(int32_t chunk, const chunk::ChunkHeader& header, const SegmentPlace& where) {
     const auto index = static_cast<size_t>(chunk);
     if (!where.Holds(index, header) || !landing_.Land(index, placed_.at(chunk)).ok()) return {};
@@ -120,10 +120,10 @@ class LandingSegment {
   const size_t num_tokens_;
   const std::function<bool(int64_t num_pages)>& make_room_;
   ChunkLanding landing_;
-  std::map<int32_t, std::vector<int32_t>> placed_;  // pages by chunk; perhaps not all will be filled
+  std::map<int32_t, std::vector<int32_t>> placed_;  // chunk → pages; some may never be filled
 };
 
-// One owner each.
+// Takes pages of zeros, with one owner each.
 std::vector<int32_t> TakeZeros(PagePool& pool, const Model& model,
                                const std::function<bool(int64_t num_pages)>& make_room) {
   std::vector<int32_t> pages = TakeChunkPages(pool, model, make_room);
@@ -196,7 +196,7 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
       wanted, deadline,
       [&](size_t index, const chunk::ChunkHeader& header) { return landing.Place(chunks[index], header); }, take);
   if (num_taken == chunks.size()) {
-    // The zeros have an owner for each place.
+    // The pages of zeros get one owner for each chunk that they stand for.
     for (size_t chunk = 0; chunk < keys.size(); ++chunk) {
       if (std::find(chunks.begin(), chunks.end(), static_cast<int32_t>(chunk)) == chunks.end()) pool.Share(zeros);
     }
@@ -237,7 +237,7 @@ chunk::Chunk QuantizeChunk(const chunk::Chunk& chunk, int32_t first_layer, const
 
 namespace {
 
-// Into the pages of streams from `first_stream` on.
+// Writes into the pages of streams from `first_stream` on.
 absl::Status DequantizeChunk(std::span<const std::byte> payload, std::span<const int32_t> pages, size_t first_stream,
                              const Model& model, PagePool& pool, std::vector<std::byte>& staged) {
   const int32_t head_dim = model.config().head_dim;

@@ -1,5 +1,5 @@
-// Between segment sources and stored chunks. Chunk i of a segment holds its tokens [64 i, 64 i + 64), the last one
-// perhaps fewer, the first of them in slot 0 of every page, whatever slots they have here.
+// Converts between segment sources and stored chunks. Chunk i of a segment holds its tokens [64 i, 64 i + 64); the last
+// one may hold fewer. The chunk's first token is in slot 0 of every page, whatever slots the source has.
 #pragma once
 
 #include <cstdint>
@@ -15,45 +15,46 @@
 
 namespace spl::engine {
 
-// A copy of chunk `index`, with header and checksum. Provenance: EXACT where it stood behind other text, CANON where
-// nothing stood in front. Errors are those of reading device memory.
+// Copies chunk `index` into a chunk with header and checksum. Provenance: CANON if nothing was in front of the segment,
+// otherwise EXACT. Errors are those of reading device memory.
 absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32_t index, const chunk::ChunkKey& key,
                                               const Model& model);
 
 struct FetchedSegment {
-  std::shared_ptr<const SegmentSource> source;  // null: nothing was stored
+  std::shared_ptr<const SegmentSource> source;  // null: the store had nothing usable
   int64_t num_bytes = 0;
 };
-// The leading chunks of a segment that the store has, in pages of `pool`, straight into them where the host can write
-// them. `keys` are those of the segment's chunks. `make_room` is asked for each chunk's pages before they are taken;
-// false ends the segment early, as does what the store gives wrongly (another model, other positions, damaged bytes).
-// Pages of chunks that did not come are free again on return.
+// Fetches the leading chunks of a segment that the store has into pages of `pool`, directly if the host can write them.
+// `keys`: those of the segment's chunks. `make_room` is called for each chunk's pages before they are taken. The fetch
+// ends early if it returns false, or at a chunk of another model, at other positions or with damaged bytes. Pages of
+// chunks that did not come are free again on return.
 FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                             std::span<const int32_t> tokens, const Model& model, PagePool& pool,
                             std::chrono::steady_clock::time_point deadline,
                             const std::function<bool(int64_t num_pages)>& make_room);
 
-// Of a segment only these of its chunks, ascending; in place of the others' KV the source has zeros, and it is not
-// whole. All or nothing: null when one of them does not come. `begin`, `isolated`: as the segment's summary says;
-// chunks that say otherwise are refused. Takes the pages of the chunks and of one more.
+// Fetches only these chunks of a segment, ascending. The source has zeros in place of the other chunks' KV, and is not
+// whole. All or nothing: null if one of them does not come. `begin`, `isolated`: from the segment's summary; chunks
+// that say otherwise are refused. Takes the pages of the chunks and of one more, for the zeros.
 FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                                   std::span<const int32_t> chunks, std::span<const int32_t> tokens, int32_t begin,
                                   bool isolated, const Model& model, PagePool& pool,
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<bool(int64_t num_pages)>& make_room);
 
-// Beside a segment's chunks stand their quantized copies (quantized_kv.h), for recovery that reads no layer below
-// `first_layer`. Changes when the payload or its meaning does.
+// The store also has quantized copies of a segment's chunks (quantized_kv.h), for recovery that reads no layer below
+// `first_layer`. The version changes with the payload or its meaning.
 inline constexpr int32_t kQuantizedVersion = 1;
 chunk::ChunkKey QuantizedKeyOf(const chunk::ChunkKey& chunk_key, const chunk::Digest& model_fingerprint,
                                const chunk::Digest& namespace_key, int32_t first_layer);
-// Of a chunk of a segment, as PackSegmentChunk makes it, with its provenance and position; what it cost to compute is
-// shared out by bytes.
+// Makes the quantized copy of a segment's chunk (PackSegmentChunk), with the same provenance and position. Its compute
+// cost is the chunk's, scaled by bytes.
 chunk::Chunk QuantizeChunk(const chunk::Chunk& chunk, int32_t first_layer, const Model& model);
 
-// A segment from quantized copies of all of its chunks, in pages of `pool`, one for each head stream and chunk; those
-// of layers below first_layer hold anything. The source is not whole: it is for one request, and for nobody who wants
-// KV. Null when one of them does not come, or they are not of one context. `keys` are those of the segment's chunks.
+// Fetches a segment from quantized copies of all of its chunks, into pages of `pool`, one per head stream and chunk.
+// Pages of layers below first_layer have undefined contents. The source is not whole: it serves one request, and no
+// lookup for KV may use it. Null: one of the copies does not come, or they are not of one context. `keys`: those of the
+// segment's chunks.
 FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                                      std::span<const int32_t> tokens, const chunk::Digest& namespace_key,
                                      int32_t first_layer, const Model& model, PagePool& pool,

@@ -9,11 +9,11 @@
 namespace spl::engine {
 namespace {
 
-// How much of what a copy has seen may be other text than stands in front of it here, at the far end: the beginning of
-// the instructions, say.
+// Most tokens in front of a copy that may differ from the text in front of it here. They are the farthest ones, for
+// example the start of the instructions.
 constexpr size_t kForeignTokensMax = kernels::kPageTokens;
 
-// How many tokens the two end with alike.
+// Length of the common end of the two.
 size_t CommonEnd(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
 }

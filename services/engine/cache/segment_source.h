@@ -1,4 +1,4 @@
-// Tokens whose KV is in pages and may be copied elsewhere: what segment lookups find.
+// Tokens whose KV is in pages and may be copied elsewhere. Segment lookups find these.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@ namespace spl::engine {
 
 struct SegmentSummary;  // segment_summary.h
 
-// A share of the pages that hold positions [begin, begin + tokens.size()) of some sequence. Immutable; any thread.
+// Is an owner of the pages that hold positions [begin, begin + tokens.size()) of some sequence. Immutable; any thread.
 // Only KV that was exact where it was computed may be a source (docs/methods/provenance.md, P3): the constructor aborts
-// on anything else. Recovered KV therefore stays with its request.
+// otherwise. Recovered KV therefore stays with its request.
 class SegmentSource {
  public:
-  // Shares pages of `kv`. isolated: nothing but the segment itself was in front of any of its tokens. `prompt`: the
-  // text that `kv` was computed for, from position 0 to `begin` at least; null: what was in front is not known.
+  // Shares pages of `kv`. `isolated`: nothing but the segment itself was in front of any of its tokens. `prompt`: the
+  // text that `kv` was computed for, at least up to position `begin`; null: the text in front is not known.
   SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated,
                 std::shared_ptr<const std::vector<int32_t>> prompt = nullptr);
-  // Takes over pages [stream][page] that hold the tokens from slot 0 on, one owner each: chunks of a store, which only
-  // takes exact KV. `begin`: the position where tokens[0] was computed. `whole` false: some of the tokens' pages hold
-  // zeros instead of their KV; who asked for that knows which.
+  // Takes over pages [stream][page] with one owner each, which hold the tokens from slot 0 on: chunks of a store, which
+  // only takes exact KV. `begin`: the position at which tokens[0] was computed. `whole` false: some of the tokens'
+  // pages hold zeros instead of KV; the caller knows which.
   SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> pages, int32_t begin, std::span<const int32_t> tokens,
                 bool isolated, bool whole = true);
   ~SegmentSource();
@@ -34,55 +34,55 @@ class SegmentSource {
   SegmentSource& operator=(const SegmentSource&) = delete;
 
   std::span<const int32_t> tokens() const { return tokens_; }
-  int32_t begin() const { return begin_; }  // position of tokens()[0] where it was computed
+  int32_t begin() const { return begin_; }  // position at which tokens()[0] was computed
   bool isolated() const { return isolated_; }
-  // The begin() tokens in front of tokens() where they were computed; nothing when that is not known.
+  // The begin() tokens that were in front of tokens() when these were computed; nullopt: not known.
   std::optional<std::span<const int32_t>> text_in_front() const;
   bool is_whole() const { return whole_; }
-  // Of the source's token `offset`, in stream [layer][kv_head].
+  // Page and slot of the source's token `offset`; `stream` counts [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
     return pages_[static_cast<size_t>(stream)][static_cast<size_t>((first_slot_ + offset) / kernels::kPageTokens)];
   }
   int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
   int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }
-  // Of all streams.
+  // Number of pages of all streams.
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size() * (pages_.empty() ? 0 : pages_[0].size())); }
   PagePool& pool() const { return pool_; }
 
-  // Of the whole source; null, or with one of its parts empty, until somebody has computed it.
+  // Summary of the whole source. A part that is not computed yet is empty; null: none is.
   std::shared_ptr<const SegmentSummary> summary() const;
-  // Adds the parts that are not empty, and gives what is known now.
+  // Adds the parts that are not empty to the summary. Returns the new summary.
   std::shared_ptr<const SegmentSummary> KeepSummary(SegmentSummary part) const;
 
  private:
   PagePool& pool_;
   const int32_t begin_;
-  const int32_t first_slot_;  // of tokens_[0]
+  const int32_t first_slot_;  // slot of tokens_[0]
   const std::vector<int32_t> tokens_;
   const bool isolated_;
   const bool whole_ = true;
-  const std::shared_ptr<const std::vector<int32_t>> prompt_;  // one for all sources of a prompt; null: not known
+  const std::shared_ptr<const std::vector<int32_t>> prompt_;  // shared by all sources of a prompt; null: not known
   std::vector<std::vector<int32_t>> pages_;                   // [stream][page]
   mutable std::mutex summary_mutex_;                          // guards summary_
   mutable std::shared_ptr<const SegmentSummary> summary_;
 };
 
-// Tokens of a prompt that a source has: prompt positions [target, target + num_tokens) are the source's tokens from
-// `offset` on.
+// Tokens of a prompt that a source has: positions [target, target + num_tokens) of the prompt are the source's tokens
+// from `offset` on.
 struct SegmentHit {
   std::shared_ptr<const SegmentSource> source;
   int32_t offset = 0;
   int32_t target = 0;
   int32_t num_tokens = 0;
-  // Callers share the source: what one prompt notes of it must not depend on that prompt.
+  // True: other callers use the source, too; facts that one prompt adds to it must not depend on that prompt.
   bool shared = false;
 
-  int32_t distance() const { return target - (source->begin() + offset); }  // how far the keys must turn
+  int32_t distance() const { return target - (source->begin() + offset); }  // by which keys must be rotated
 };
 
-// Whether `hit` is known to have seen the text that stands in front of it in `tokens`, token for token, from the
-// prompt's first copy on, and hardly anything else. Positions prove nothing: documents cut to one length stand at the
-// same ones in every prompt.
+// True if `hit` is known to have been computed behind the text that is in front of it in `tokens`: the same tokens from
+// `first_copy`, the position of the prompt's first copy, on, and at most 64 other ones. Equal positions prove nothing:
+// documents that are cut to one length have the same positions in every prompt.
 bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy);
 
 }  // namespace spl::engine

@@ -10,7 +10,7 @@
 namespace spl::engine {
 namespace {
 
-// Half-split pairs, as in the model's own table.
+// Rotates half-split pairs, like the model's own table.
 void Turn(std::span<float> heads, std::span<const double> cos, std::span<const double> sin) {
   const size_t half = cos.size(), head_dim = 2 * half;
   for (size_t head = 0; head < heads.size(); head += head_dim) {

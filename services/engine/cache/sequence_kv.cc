@@ -94,7 +94,7 @@ absl::Status SequenceKv::Reserve(int64_t num_tokens) {
 
 absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   const int32_t begin = num_pages_per_stream();
-  // Stream by stream: what one layer writes lies together and travels as few large runs.
+  // Gives pages stream by stream: the pages that one layer writes lie together, and travel as few large runs.
   const std::vector<int32_t> order = StreamsByRank(shape_, pool_.view().num_ranks());
   std::vector<PageHole> holes(holes_.size());
   std::vector<int64_t> counts(static_cast<size_t>(pool_.view().num_ranks()));
@@ -138,7 +138,7 @@ void SequenceKv::Compress(std::shared_ptr<const StreamClasses> classes) {
   SPLICE_CHECK(num_pages_per_stream() == PagesFor(num_tokens_), "no room behind the written positions");
   classes_ = std::move(classes);
   holes_.assign(streams_.size(), {});
-  // Takes nothing, so it cannot fail.
+  // Takes no pages, so that it cannot fail.
   const absl::Status status = ReservePages(num_pages_per_stream(), num_tokens_);
   SPLICE_CHECK(status.ok(), "giving pages back");
 }
@@ -205,7 +205,7 @@ void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   }
   pool_.Share(pages);
   num_tokens_ += kernels::kPageTokens;
-  if (classes_ == nullptr) settled_until_ = capacity();  // else the next Reserve looks at the holes
+  if (classes_ == nullptr) settled_until_ = capacity();  // otherwise the next Reserve checks the holes
 }
 
 void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {

@@ -94,7 +94,7 @@ SessionTable::Sessions::iterator SessionTable::Victim() {
   return std::prev(oldest.base());
 }
 
-// A conversation that outgrows its room keeps its beginning: the next turn computes the rest.
+// A conversation that needs more pages than the budget keeps its beginning; the next turn computes the rest.
 void SessionTable::TrimTo(Sessions::iterator session, int64_t num_pages) {
   const auto pages_each = static_cast<int32_t>(num_pages / session->kv->shape().num_streams());
   if (pages_each <= 0) return Drop(session);

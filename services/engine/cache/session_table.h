@@ -1,8 +1,8 @@
-// Conversations: the KV of each one's last prompt, kept for its next turn (LoopServe 3.4; docs/methods/loopserve.md).
+// Keeps the KV of each conversation's last prompt for its next turn (LoopServe 3.4; docs/methods/loopserve.md).
 //
-// What is kept is the prompt, not the answer: an answer may have been decoded over chosen tokens, so the next turn
-// computes it again, with the new text, against the history. Unlike the prefix index a session also keeps KV that is
-// approximate (docs/methods/provenance.md): it stays private to the conversation that it was computed for.
+// KV of the prompt is kept, KV of the answer is not: an answer may have been decoded over chosen tokens, so that the
+// next turn computes it again, with the new text, against the history. Unlike the prefix index, a session also keeps
+// approximate KV (docs/methods/provenance.md): it stays private to the conversation that it was computed for.
 #pragma once
 
 #include <chrono>
@@ -25,41 +25,40 @@ namespace spl::engine {
 
 inline constexpr size_t kSessionIdBytesMax = 256;
 
-// A conversation. The same name of two callers, or in two namespaces, is two conversations: nobody learns which names
-// others use.
+// Identifies a conversation. The same name of two callers, or in two namespaces, means two conversations, so that a
+// caller cannot learn which names others use.
 struct SessionId {
   std::string_view name;
   chunk::Digest namespace_key{};
-  chunk::Digest owner{};  // the caller, in whose share the conversation counts
+  chunk::Digest owner{};  // the caller, to whose share the conversation counts
 };
-// InvalidArgument: a name that is too long.
+// InvalidArgument: the name has more than kSessionIdBytesMax bytes.
 absl::Status CheckSessionName(std::string_view name);
 
-// Keeps its sequences, and so their pages, alive. A lease runs from the last use of a session; when it is over, the
-// pages go as soon as anybody looks. Over its budget of pages the table gives up, of the owner that holds the most, the
-// conversation that was used longest ago: nobody loses pages to an owner that has more. Any thread; times are the
-// caller's.
+// Keeps its sequences, and so their pages, alive. A session's lease runs from its last use. The pages of an expired
+// session are released at the next call that looks for expired ones (Find, Expire). If the table exceeds its budget of
+// pages, it evicts the least recently used conversation of the owner that holds the most pages: no owner loses pages to
+// one that has more. Any thread; the caller passes the time.
 class SessionTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // `max_pages`: of all sessions together, a page that two of them share counting twice; 0 keeps none.
+  // `max_pages`: budget of all sessions together; a page that two of them share counts twice; 0: no session is kept.
   SessionTable(int64_t max_pages, std::chrono::nanoseconds lease) : max_pages_(max_pages), lease_(lease) {}
 
   struct Match {
-    std::shared_ptr<const SequenceKv> kv;  // null: nothing to be used
-    int32_t num_pages = 0;                 // leading pages per stream whose tokens are the prompt's
+    std::shared_ptr<const SequenceKv> kv;  // null: there is nothing to reuse
+    int32_t num_pages = 0;                 // leading pages per stream that hold the prompt's tokens
   };
-  // The pages that `tokens` begin with, the last token's never among them, and renews the lease. `method`: the policy
-  // and all of its options (MethodOf); KV that is not exact is given only to the method that computed it.
+  // Returns the pages that hold the first of `tokens`, never the last token, and renews the lease. `method`: the policy
+  // and all of its options (MethodOf). KV that is not exact is returned only for the method that computed it.
   Match Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method, Time now);
 
-  // Keeps pages for the next turn, in place of those kept before: the leading pages, as many as the budget leaves room
-  // for.
+  // Keeps pages for the next turn, and drops those kept before: as many leading pages as the budget has room for.
   void Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
             std::shared_ptr<const SequenceKv> kv, Time now);
 
-  bool EvictOne();        // as over the budget; false: there is none
-  void Expire(Time now);  // those whose lease is over
+  bool EvictOne();        // evicts like an exceeded budget; false: there is no session
+  void Expire(Time now);  // drops the sessions whose lease is over
 
   struct Stats {
     size_t num_sessions = 0;
@@ -71,7 +70,7 @@ class SessionTable {
  private:
   struct Session {
     std::string name;
-    SessionId id;  // its name is the string above
+    SessionId id;  // id.name refers to `name`
     std::string method;
     std::vector<int32_t> tokens;
     std::shared_ptr<const SequenceKv> kv;
@@ -92,8 +91,8 @@ class SessionTable {
   const std::chrono::nanoseconds lease_;
   mutable std::mutex mutex_;                         // guards all below
   Sessions sessions_;                                // most recently used first
-  std::map<Key, Sessions::iterator> by_id_;          // names are the sessions' own strings
-  std::map<chunk::Digest, int64_t> pages_by_owner_;  // of those who hold any
+  std::map<Key, Sessions::iterator> by_id_;          // names refer to the sessions' own strings
+  std::map<chunk::Digest, int64_t> pages_by_owner_;  // owners that hold pages
   Stats stats_;
 };
 

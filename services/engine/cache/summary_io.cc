@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian, as KV is");
 
-// Numbers of a summary's parts, 4 bytes each.
+// Number of 4-byte values in each part of a summary.
 struct Sizes {
   size_t tile_means, local_query, attended;
   size_t all() const { return tile_means + local_query + attended; }
@@ -26,7 +26,7 @@ Sizes SizesOf(size_t num_tokens, const ModelConfig& config) {
           static_cast<size_t>(NumAttended(MiddleTilesOf({0, static_cast<int32_t>(num_tokens)}).size()))};
 }
 
-// A header says at most 64 tokens: those of the last tile.
+// A header can say at most 64 tokens, so it says those of the last tile.
 uint32_t LastTileTokens(size_t num_tokens) { return static_cast<uint32_t>((num_tokens - 1) % chunk::kChunkTokens + 1); }
 
 template <typename T>
@@ -43,7 +43,7 @@ std::vector<T> Take(size_t count, const std::byte*& from) {
   return values;
 }
 
-// Offsets of middle tokens, ascending.
+// True if these are ascending offsets of middle tokens.
 bool AreAttended(std::span<const int32_t> offsets, size_t num_tokens) {
   const PositionRange middle = MiddleTilesOf({0, static_cast<int32_t>(num_tokens)});
   int32_t next = middle.begin;

@@ -12,7 +12,7 @@ namespace {
 
 std::string ShapeText(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-// tensor → shard file name, as the index says.
+// The index: tensor → name of its shard file.
 absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const nlohmann::json root = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);

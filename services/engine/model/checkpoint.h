@@ -1,4 +1,4 @@
-// The safetensors files of one model folder as one set of tensors.
+// One set of tensors over all safetensors files of a model folder.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@
 
 namespace spl::engine {
 
-// Owns the open files. Immutable.
+// Owns the open files. Immutable; any thread.
 class Checkpoint {
  public:
-  // model.safetensors, or the shards that model.safetensors.index.json lists. Every tensor that the index places in a
-  // shard must be there.
+  // Opens model.safetensors, or the shards that model.safetensors.index.json lists. Every tensor must be in the shard
+  // that the index names.
   static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);
 
-  // NotFound names the folder when no file has the tensor; InvalidArgument when the shape differs from `shape`.
+  // NotFound: no file has the tensor; the message names the folder. InvalidArgument: the tensor has another shape.
   absl::StatusOr<TensorView> Find(const std::string& name, const std::vector<int64_t>& shape) const;
   bool Contains(const std::string& name) const;
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 constexpr int32_t kRedKnotSinks = 4;
 
-// A list of num_layers lists of num_kv_heads entries. Null after Fail.
+// A list of num_layers lists of num_kv_heads entries. Null: Fail was called.
 const json* Table(JsonFields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
   const json* table = fields.Array(field);
   if (table == nullptr) return nullptr;

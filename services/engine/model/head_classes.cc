@@ -23,7 +23,7 @@ const HeadPreset kPresets[] = {
     {"paper", 0.15, 256, 4, 0},
 };
 
-// A table [layer][kv_head] of the field; `read` takes one entry and says what is wrong with it, or nothing.
+// Reads a table [layer][kv_head]. `read` takes one entry and returns what is wrong with it, or nothing.
 template <typename Read>
 void ReadTable(JsonFields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads, const Read& read) {
   const json* table = fields.Array(field);
@@ -56,7 +56,7 @@ std::vector<float> ReadScores(JsonFields& fields, const char* field, int32_t num
   return scores;
 }
 
-// Reads an integer of a local head; what stands there for a global one does not matter.
+// Reads an integer of a local head. The entry of a global head is ignored.
 auto IntoLocal(std::vector<HeadClass>& classes, int32_t HeadClass::*member, int32_t low, const char* what) {
   return [&classes, member, low, what](size_t i, const json& value) -> std::string {
     if (classes[i].is_global) return "";
@@ -244,7 +244,7 @@ std::string HeadClassMap::ToJson() const {
         {"data", quality_.data}, {"samples", quality_.samples}, {"exact", quality_.exact}, {"splice", quality_.splice}};
   }
   if (!profile_.empty()) {
-    // Four digits are more than a profile is good for, and readable.
+    // Four digits: more than the precision of a profile, and still readable.
     const auto rounded = [](float value) { return std::round(double{value} * 1e4) / 1e4; };
     auto& profile = out["profile"];
     profile["num_tokens"] = profile_.num_tokens;
@@ -254,7 +254,7 @@ std::string HeadClassMap::ToJson() const {
     if (!profile_.answer_mass.empty())
       profile["answer_mass"] = table([&](size_t i) { return rounded(profile_.answer_mass[i]); });
   }
-  // One line for each member, and for each layer of a table.
+  // One line per member, and per layer of a table.
   std::string text = "{\n";
   const auto append = [&text](const auto& self, const nlohmann::ordered_json& object,
                               const std::string& indent) -> void {

@@ -1,4 +1,4 @@
-// Reading the JSON files of a model folder.
+// Reads the JSON files of a model folder.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace spl::engine {
 // NotFound names the path.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// Typed access to one JSON object; the first error sticks, so that callers read every field and check once. A null
-// field counts as missing. Borrows the object.
+// Typed access to one JSON object. The first error is kept, so that callers read all fields and check status() once. A
+// null field counts as missing. Borrows the object. One thread at a time.
 class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string source) : object_(object), source_(std::move(source)) {}
@@ -24,7 +24,7 @@ class JsonFields {
   bool Bool(const char* field, bool fallback);
   std::string String(const char* field, const std::string& fallback);
   bool Has(const char* field) const;
-  const nlohmann::json* Array(const char* field);   // null: missing, or no list, which is an error
+  const nlohmann::json* Array(const char* field);   // null: it is missing, or it is no list, which is an error
   const nlohmann::json* Object(const char* field);  // the same
   void Fail(const char* field, const std::string& why);
 

@@ -24,7 +24,8 @@ std::string ConfigIdentity(const ModelConfig& c) {
                                      c.num_kv_heads, c.head_dim, c.vocab_size, c.rms_norm_eps, c.tie_word_embeddings,
                                      c.attention_bias, static_cast<int>(c.rope.scaling), c.rope.theta, c.rope.factor,
                                      c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions);
-  // What came later is spelled only where it is used, so that stored chunks of older models keep their keys.
+  // Fields that were added later are spelled only if they are used, so that stored chunks of older models keep their
+  // keys.
   if (c.rope.scaling == RopeScaling::kYarn)
     identity += fmt::format("|yarn:{:.17g}:{:.17g}:{}:{:.17g}", c.rope.beta_fast, c.rope.beta_slow, c.rope.truncate,
                             c.rope.attention_factor);
@@ -37,7 +38,7 @@ std::string ConfigIdentity(const ModelConfig& c) {
   return identity;
 }
 
-// Weight files are gigabytes and read by their owner: a 128-bit XXH3 of each (10 GB/s) is folded into the SHA-256.
+// Weight files are gigabytes, and trusted: a 128-bit XXH3 of each (10 GB/s) is folded into the SHA-256.
 chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint) {
   std::string identity = "splice-model-1|" + ConfigIdentity(config);
   for (const auto& file : checkpoint.files()) {
@@ -54,7 +55,7 @@ chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
 
 }  // namespace
 
-// Builds one rank's part of a model tensor by tensor; one use.
+// Builds one rank's part of a model, tensor by tensor. For one use.
 class ModelLoader {
  public:
   // `config` is the whole model's: shapes of tensors follow from it.
@@ -145,8 +146,8 @@ class ModelLoader {
     return absl::OkStatus();
   }
 
-  // Where activations are f32 the router's weight is widened too: which experts a row goes to shall not hang on the
-  // rounding of a 16-bit product.
+  // With f32 activations the router's weight is widened too: the rounding of a 16-bit product must not decide which
+  // experts a row goes to.
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Router(const std::string& name) {
     const ModelConfig& c = config_;
     if (model_.backend_->activation_dtype(c.dtype) != DType::kF32)
@@ -157,7 +158,7 @@ class ModelLoader {
         std::move(buffer), {.dtype = DType::kF32, .out_features = c.moe.num_experts, .in_features = c.hidden_size});
   }
 
-  // Parts of one width and type in device memory, one behind the other.
+  // Puts parts of one width and type into device memory, one behind the other.
   struct Stacked {
     std::unique_ptr<kernels::Buffer> data;
     DType dtype = DType::kF32;
@@ -189,7 +190,7 @@ class ModelLoader {
         std::move(stacked.data), {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = stacked.width});
   }
 
-  // The same number of tensors of every expert, all of one shape.
+  // Every expert has the same number of tensors, all of one shape.
   absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
     const int32_t experts = config_.moe.num_experts;
@@ -260,7 +261,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   SPLICE_RETURN_IF_ERROR(ValidateNumRanks(c, num_ranks));
   for (int r = 0; r < num_ranks; ++r)
     model->ranks_.push_back(std::unique_ptr<ModelShard>(new ModelShard({r, num_ranks}, c, devices[r])));
-  // Every rank's part at once: reading, packing and copying are theirs alone.
+  // All ranks load at the same time: they share no state while they read, pack and copy.
   std::vector<absl::Status> loaded(num_ranks);
   const auto load = [&](int r) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const auto source, make_source(*devices[r]));

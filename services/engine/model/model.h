@@ -1,4 +1,4 @@
-// A model ready to run on one backend: configuration, packed weights, rotary table, identity.
+// A model that is ready to run on one device or several: configuration, packed weights, rotary table, identity.
 #pragma once
 
 #include <cstdint>
@@ -36,21 +36,21 @@ struct LayerWeights {
 };
 
 struct ModelOptions {
-  // Type of cached K and V. kF32 for float32 weights unless set; 16-bit weights cache as bf16.
+  // Type of cached K and V. Default: kF32 for float32 weights, bf16 for 16-bit weights.
   std::optional<kernels::DType> kv_dtype;
-  // Path of a head_classes.json; "auto": the one beside the model, where there is one; "none". For random weights a
-  // path, or the name of a preset, whose global heads are then spread evenly; "auto" is none.
+  // Path of a head_classes.json; "auto": the file beside the model, if there is one; "none". For random weights: a
+  // path, or the name of a preset, whose global heads are spread evenly; "auto" is "none".
   std::string head_classes = "auto";
 };
 
-// The devices that a model runs on, one for each rank; more than one is tensor parallelism (shard.h). All of one kind.
+// The devices that a model runs on, one per rank, all of one kind. More than one means tensor parallelism (shard.h).
 using Devices = std::vector<std::shared_ptr<const kernels::Backend>>;
 
-// What one rank has of the model, in its device's memory.
+// One rank's part of a model, in the memory of its device. Immutable; any thread.
 class ModelShard {
  public:
   const Shard& shard() const { return shard_; }
-  // Of this rank: heads and inner widths are its own numbers.
+  // Configuration of this rank: numbers of heads and inner widths are its own.
   const ModelConfig& config() const { return config_; }
   int32_t first_kv_head() const { return config_.num_kv_heads * shard_.rank; }
   const Range& vocab() const { return vocab_; }  // ids whose logits this rank computes
@@ -84,23 +84,23 @@ class ModelShard {
   std::unique_ptr<kernels::Buffer> rope_cos_, rope_sin_;  // f32 [max_positions, head_dim / 2]
 };
 
-// Immutable after Load: prefill and decode engines of one process share one copy.
+// Immutable after Load; any thread. Prefill and decode engines of one process share one copy.
 class Model {
  public:
-  // As below, split over the devices; nothing but the numerics of its sums depends on how many there are.
+  // Like the overloads below, but split over the devices. The number of devices changes only the rounding of sums.
   // InvalidArgument: ValidateNumRanks.
   static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& model_dir, const Devices& devices,
                                                            const ModelOptions& options = {});
   static absl::StatusOr<std::shared_ptr<const Model>> LoadRandom(const RandomModel& random, const Devices& devices,
                                                                  const ModelOptions& options = {});
 
-  // Reads config.json and model.safetensors or model.safetensors.index.json with its shards. InvalidArgument /
-  // NotFound / Unimplemented name the file and the tensor or field.
+  // Reads config.json, and model.safetensors or the shards of model.safetensors.index.json. InvalidArgument, NotFound
+  // and Unimplemented name the file and the tensor or field.
   static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& model_dir,
                                                            std::shared_ptr<const kernels::Backend> backend,
                                                            const ModelOptions& options = {});
 
-  // A model without a checkpoint (random_weights.h). Its fingerprint follows from the configuration and the seed.
+  // Makes a model without a checkpoint (random_weights.h). Its fingerprint follows from configuration and seed.
   static absl::StatusOr<std::shared_ptr<const Model>> LoadRandom(const RandomModel& random,
                                                                  std::shared_ptr<const kernels::Backend> backend,
                                                                  const ModelOptions& options = {});
@@ -108,19 +108,19 @@ class Model {
   const ModelConfig& config() const { return config_; }
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
   const ModelShard& rank(int r) const { return *ranks_[r]; }
-  // Of rank 0: what is true of one device is true of all.
+  // The backend of rank 0. All devices are of one kind, so that its properties are those of all.
   const kernels::Backend& backend() const { return ranks_[0]->backend(); }
-  std::vector<const kernels::Backend*> backends() const;  // of every rank
+  std::vector<const kernels::Backend*> backends() const;  // [num_ranks()]
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
-  // Null: no map, and so no method that needs one.
+  // Null: there is no map, and methods that need one cannot run.
   const std::shared_ptr<const HeadClassMap>& head_classes() const { return head_classes_; }
 
-  // SHA-256 over the configuration that changes results and over every weight file (or the seed). Part of every chunk
-  // key.
+  // SHA-256 over the parts of the configuration that change results, and over every weight file (or the seed). Part of
+  // every chunk key.
   const chunk::Digest& fingerprint() const { return fingerprint_; }
-  // SHA-256 over everything that decides what a page's bytes mean: layers, KV heads, head_dim, dtype, page size.
+  // SHA-256 over everything that gives a page's bytes their meaning: layers, KV heads, head_dim, dtype, page size.
   const chunk::Digest& layout_digest() const { return layout_digest_; }
 
  private:

@@ -29,7 +29,7 @@ std::optional<std::vector<int32_t>> ParseIds(const json& value) {
   return ids;
 }
 
-// m-scale of the paper's section 3.4: 0.1 · m · ln(factor) + 1, or 1 where nothing is stretched.
+// m-scale of YaRN, section 3.4: 0.1 · m · ln(factor) + 1, or 1 if nothing is stretched.
 double YarnScale(double factor, double m) { return factor <= 1.0 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
 
 void ParseYarn(JsonFields& fields, int32_t max_positions, RopeConfig& rope) {
@@ -116,7 +116,7 @@ absl::StatusOr<std::string> ParseArchitecture(const json& root, const std::strin
   return name;
 }
 
-// Which layers use `window`: what "layer_types" says, else the family's rule.
+// Layers that use `window`: those of "layer_types", else those of the family's rule.
 absl::Status PlaceWindows(JsonFields& f, ModelConfig& c, int32_t window, int32_t first_layer) {
   std::vector<int32_t> windows(c.num_layers, 0);
   if (const json* types = f.Array("layer_types")) {
@@ -199,7 +199,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
   c.tie_word_embeddings = f.Bool("tie_word_embeddings", false);
   const bool qwen3 = c.architecture == "Qwen3ForCausalLM" || c.architecture == "Qwen3MoeForCausalLM";
   if (c.architecture == "Qwen2ForCausalLM")
-    c.attention_bias = true;  // by definition of the family; its folders have no field for it
+    c.attention_bias = true;  // fixed for the family; its folders have no field for it
   else if (c.architecture != "MistralForCausalLM")
     c.attention_bias = f.Bool("attention_bias", false);
   c.qk_norm = qwen3;
@@ -215,7 +215,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
   SPLICE_RETURN_IF_ERROR(ParseWindows(f, root, c));
   if (c.architecture == "Qwen3MoeForCausalLM") SPLICE_RETURN_IF_ERROR(ParseMoe(f, c));
   SPLICE_ASSIGN_OR_RETURN(c.rope, ParseRope(f, c.max_positions));
-  // A YaRN folder states the context before stretching, or after it; it runs to the longer one.
+  // A YaRN folder states the context before or after stretching; the model runs up to the longer one.
   if (c.rope.scaling == RopeScaling::kYarn) {
     const double stretched = static_cast<double>(c.rope.original_max_positions) * c.rope.factor;
     if (stretched > (1 << 24)) f.Fail("rope_scaling", "stretches the context beyond 16777216 positions");
@@ -274,7 +274,7 @@ double YarnPair(const RopeConfig& rope, double rotations, int32_t head_dim) {
          (2.0 * std::log(rope.theta));
 }
 
-// How much of pair i's frequency is stretched: 0 below the pair of beta_fast, 1 above that of beta_slow.
+// Share of pair i's frequency that is stretched: 0 below the pair of beta_fast, 1 above that of beta_slow.
 double YarnBlend(const RopeConfig& rope, int32_t head_dim, int32_t i) {
   double low = YarnPair(rope, rope.beta_fast, head_dim), high = YarnPair(rope, rope.beta_slow, head_dim);
   if (rope.truncate) {

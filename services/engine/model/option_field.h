@@ -1,4 +1,5 @@
-// Options of a request by the names that the API gives them: what reads, checks and compares them goes through a table.
+// Tables of a request's options, by their names in the API. Code that reads, checks or compares options goes through
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,14 @@ namespace spl::engine {
 
 template <typename Options>
 struct OptionField {
-  std::string_view name;  // of the field of v1.ReuseOptions
+  std::string_view name;  // name of the field of v1.ReuseOptions
   std::variant<int32_t Options::*, double Options::*, bool Options::*, std::string Options::*> member;
-  // Range of an int32_t that is not its default. A double is a share, 0 to 1, or -1 where `least` is.
+  // Range of an int32_t, unless it has its default. A double is a share, 0 to 1, or also -1 if `least` is -1.
   int32_t least = 0;
   int32_t most = std::numeric_limits<int32_t>::max();
 };
 
-// InvalidArgument: the field, its value and its range. The default is always in range: often it is -1, for "unset".
+// InvalidArgument names the field, its value and its range. The default is always valid; often it is -1, for "unset".
 template <typename Options>
 absl::Status CheckOption(const OptionField<Options>& field, const Options& options) {
   static const Options defaults;

@@ -50,7 +50,7 @@ PositionRanges ComplementOf(std::span<const PositionRange> ranges, PositionRange
 
 PositionRanges NumberedWithin(std::span<const PositionRange> ranges, std::span<const PositionRange> only) {
   PositionRanges numbered;
-  int32_t at = 0;  // number of the range's first position
+  int32_t at = 0;  // new number of the range's first position
   for (const PositionRange& range : only) {
     for (const PositionRange& part : IntersectionOf(ranges, {&range, 1}))
       numbered.push_back({at + part.begin - range.begin, at + part.end - range.begin});

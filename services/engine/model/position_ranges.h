@@ -12,16 +12,16 @@ namespace spl::engine {
 using kernels::PositionRange;
 using PositionRanges = std::vector<PositionRange>;
 
-// Ranges that overlap or touch become one; empty ones vanish. Any order.
+// Sorts, joins ranges that overlap or touch, and drops empty ones. `ranges` may be in any order.
 PositionRanges MergeRanges(PositionRanges ranges);
 PositionRanges UnionOf(std::span<const PositionRange> a, std::span<const PositionRange> b);
 PositionRanges IntersectionOf(std::span<const PositionRange> a, std::span<const PositionRange> b);
-// What of `within` is not in `ranges`.
+// The part of `within` that is not in `ranges`.
 PositionRanges ComplementOf(std::span<const PositionRange> ranges, PositionRange within);
-// What of `ranges` is in `only`, numbered as if nothing but `only` were there: positions of `only` count from 0. Ranges
-// that then touch are one.
+// The part of `ranges` that is in `only`, renumbered: the positions of `only` count 0, 1, …. Ranges that then touch
+// become one.
 PositionRanges NumberedWithin(std::span<const PositionRange> ranges, std::span<const PositionRange> only);
-// Ascending positions as ranges.
+// The ranges of these ascending positions.
 PositionRanges RangesOf(std::span<const int32_t> positions);
 int64_t CountOf(std::span<const PositionRange> ranges);
 bool ContainsPosition(std::span<const PositionRange> ranges, int32_t position);

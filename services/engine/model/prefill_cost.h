@@ -1,4 +1,4 @@
-// What it takes to compute tokens of a prompt, as work that can be measured on one prompt and foretold for another.
+// Cost of computing tokens of a prompt, in work that can be timed on one prompt and predicted for another.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@
 
 namespace spl::engine {
 
-// Multiply-adds, counted twice, of a plain prefill: per token and layer the products with the weights (of experts those
-// that run), and the attention to every position the layer sees, 4 · q_size each (scores and values). Norms, rotation
-// and the logits are left out: a few in a thousand. Constant; any thread.
+// Floating-point operations of a plain prefill (a multiply-add counts as two). Per token and layer: the products with
+// the weights (only the experts that run), and 4 · q_size for each position that the layer sees (scores and values).
+// Norms, rotation and logits are left out: a few in a thousand. Immutable; any thread.
 class PrefillCost {
  public:
   explicit PrefillCost(const ModelConfig& config);
 
-  // Of rows at these positions in layers [begin, end), which see everything in front of them.
+  // Cost of rows at these positions in layers [begin, end). Each row sees all positions in front of it.
   double Of(std::span<const int32_t> positions, int32_t begin, int32_t end) const;
-  // Of positions [first, first + count) in all layers.
+  // Cost of positions [first, first + count) in all layers.
   double Of(int64_t first, int64_t count) const;
 
  private:
   double OfRow(int64_t position, int32_t begin, int32_t end) const;
 
-  const double attention_;      // for each position seen
+  const double attention_;      // per position that is seen
   std::vector<double> linear_;  // [num_layers]
   std::vector<int32_t> windows_;
 };

@@ -86,7 +86,7 @@ class RandomSource final : public WeightSource {
   RandomSource(const RandomModel& model, const kernels::Backend& backend, std::unique_ptr<kernels::Session> session)
       : dtype_(model.config.dtype), seed_(model.seed), backend_(backend), session_(std::move(session)) {}
 
-  bool Contains(const std::string&) const override { return false; }  // nothing beyond what is asked for
+  bool Contains(const std::string&) const override { return false; }  // no optional tensors
 
   absl::StatusOr<DType> TypeOf(const std::string&, const std::vector<int64_t>&) const override { return dtype_; }
 
@@ -132,7 +132,7 @@ std::vector<std::string> RandomShapeNames() {
 absl::StatusOr<RandomModel> ParseRandomModel(const std::string& spec) {
   RandomModel model;
   std::string shape = spec;
-  // A path may have a colon of its own: only digits to the end are a seed.
+  // A path may contain a colon itself, so that only digits up to the end are a seed.
   if (const size_t colon = spec.rfind(':'); colon != std::string::npos) {
     const char* end = spec.data() + spec.size();
     const auto [stop, error] = std::from_chars(spec.data() + colon + 1, end, model.seed);

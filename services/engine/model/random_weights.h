@@ -1,5 +1,5 @@
-// Models without a checkpoint, for measurements: the shape of a published model and seeded weights that are the same
-// on every machine, device and number of threads.
+// Models without a checkpoint, for measurements. They have the shape of a published model, and seeded weights that are
+// the same on every machine, device and number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,22 @@
 namespace spl::engine {
 
 struct RandomModel {
-  ModelConfig config;  // name: the shape's
+  ModelConfig config;  // config.name is the shape's
   uint64_t seed = 0;
 };
 
-// "SHAPE" or "SHAPE:SEED"; SHAPE is one of RandomShapeNames() or the path of a config.json (named after its folder; of
-// another name: after the file).
-// InvalidArgument lists the names; a file's errors are those of ParseModelConfig.
+// Parses "SHAPE" or "SHAPE:SEED". SHAPE is one of RandomShapeNames(), or the path of a config.json: the model is named
+// after its folder, or after the file if the file has another name. InvalidArgument lists the names; errors of a file
+// are those of ParseModelConfig.
 absl::StatusOr<RandomModel> ParseRandomModel(const std::string& spec);
 std::vector<std::string> RandomShapeNames();
 
-// The number of a tensor's stream (kernels/fill/fill.h): XXH3-64 of its name, seeded. A format: results that name a
-// seed depend on it.
+// Random stream of a tensor (kernels/fill/fill.h): XXH3-64 of its name, seeded. It must not change: published results
+// that name a seed depend on it.
 uint64_t RandomStream(uint64_t seed, std::string_view tensor_name);
 
-// Every tensor that is asked for, in the type of the configuration: norm weights are 1, all others about normal with
-// standard deviation 0.02, made in place on the device. `backend` outlives the source.
+// Generates every tensor on request, in place on the device, in the type of the configuration. Norm weights are 1; all
+// others are about normal with standard deviation 0.02. `backend` must outlive the source.
 absl::StatusOr<std::unique_ptr<WeightSource>> MakeRandomSource(const RandomModel& model,
                                                                const kernels::Backend& backend);
 

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// Real headers of 1000-tensor shards are some hundred KB; 100 MiB is the limit of the reference implementation.
+// Headers of real shards with 1000 tensors have some hundred KB. The reference implementation's limit is 100 MiB.
 constexpr uint64_t kMaxHeaderBytes = 100ull << 20;
 
 std::optional<TensorType> ParseType(const std::string& name) {
@@ -149,7 +149,7 @@ absl::Status SafetensorsFile::Index() {
 
   const std::byte* data = bytes_.data() + 8 + header_bytes;
   const uint64_t data_bytes = bytes_.size() - 8 - header_bytes;
-  std::vector<std::pair<uint64_t, std::pair<uint64_t, std::string>>> ranges;  // begin → (end, name), for overlaps
+  std::vector<std::pair<uint64_t, std::pair<uint64_t, std::string>>> ranges;  // begin → (end, name), to find overlaps
   for (const auto& [tensor, value] : header.items()) {
     if (tensor == "__metadata__") continue;
     absl::StatusOr<Entry> parsed = ParseEntry(tensor, value);

@@ -1,5 +1,5 @@
-// Reader and writer of the safetensors format: an 8-byte little-endian header length, a JSON header, the tensors'
-// bytes.
+// Reader and writer of the safetensors format: an 8-byte little-endian header length, a JSON header, the bytes of the
+// tensors.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
 
 size_t TensorTypeBytes(TensorType type);
 
-// A tensor inside an open file. Borrowed: valid while the SafetensorsFile lives. `data` may be unaligned.
+// A tensor in an open file. Borrowed: valid while the SafetensorsFile lives. `data` may be unaligned.
 struct TensorView {
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;
@@ -28,14 +28,13 @@ struct TensorView {
   size_t bytes = 0;
 };
 
-// A memory-mapped, fully checked file: every tensor lies inside the file, none overlaps another, and each one's bytes
-// equal its shape times its type. Tensors of other types (F64, I8, …) are listed as unsupported and fail on Find.
-// Immutable; safe for concurrent reads.
+// A memory-mapped file, checked when it is opened: every tensor lies inside the file, none overlaps another, and its
+// size is its shape times its type. Find fails for tensors of other types (F64, I8, …). Immutable; any thread.
 class SafetensorsFile {
  public:
-  // InvalidArgument names the file and the tensor; NotFound when the file is missing.
+  // InvalidArgument names the file and the tensor. NotFound: there is no file.
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
-  // Checks and indexes bytes that the caller keeps alive (tests, fuzzing).
+  // The same for bytes that the caller keeps alive (tests, fuzzing).
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> FromBytes(std::span<const std::byte> bytes, std::string name);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
@@ -53,7 +52,7 @@ class SafetensorsFile {
 
   std::string name_;
   std::span<const std::byte> bytes_;
-  void* mapping_ = nullptr;  // owned when not null
+  void* mapping_ = nullptr;  // owned; null: FromBytes
   std::map<std::string, TensorView> tensors_;
   std::map<std::string, std::string> unsupported_;  // name → type
 };
@@ -65,7 +64,8 @@ struct NamedTensor {
   const void* data = nullptr;
 };
 
-// Writes the tensors in the order given, 64-byte aligned, through a temporary file that replaces `path` at the end.
+// Writes the tensors in the given order; the data section starts 64-byte aligned. Writes a temporary file, which
+// replaces `path` at the end.
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors);
 
 }  // namespace spl::engine

@@ -1,6 +1,6 @@
-// Which part of a model one rank of a tensor-parallel worker has (Shoeybi et al., "Megatron-LM", 2019, section 3):
-// attention by heads, feed-forward (and every expert's) by its inner width, the head of the vocabulary by its rows.
-// What is left over is replicated: embedding, norms, the experts' router.
+// The part of a model that one rank of a tensor-parallel worker has (Shoeybi et al., "Megatron-LM", 2019, section 3).
+// Attention is split by heads, feed-forward (also that of each expert) by its inner width, the LM head by rows of the
+// vocabulary. Embedding, norms and the experts' router are replicated.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,16 @@ struct Shard {
   int rank = 0;
   int num_ranks = 1;
 
-  // Of something that num_ranks divides: heads, their rows, inner widths.
+  // This rank's part of `total`, which num_ranks must divide: heads, their rows, inner widths.
   Range PartOf(int64_t total) const { return {total * rank / num_ranks, total * (rank + 1) / num_ranks}; }
-  // Of the vocabulary's rows, which need not divide: in whole eights, so that matrix kernels find them aligned.
+  // This rank's rows of the vocabulary, whose size num_ranks need not divide. Parts are multiples of eight rows, so
+  // that they are aligned for matrix kernels.
   Range VocabPart(int64_t vocab_size) const;
-  // What the layers of this rank look like: its numbers of heads and inner widths, everything else the model's.
+  // Configuration of this rank's layers: its own numbers of heads and inner widths, everything else from the model.
   ModelConfig LocalConfig(const ModelConfig& config) const;
 };
 
-// InvalidArgument says which number of the model `num_ranks` (1, 2, 4 or 8) does not divide.
+// InvalidArgument names the number of the model that `num_ranks` (1, 2, 4 or 8) does not divide.
 absl::Status ValidateNumRanks(const ModelConfig& config, int num_ranks);
 
 }  // namespace spl::engine

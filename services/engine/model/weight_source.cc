@@ -22,7 +22,7 @@ absl::StatusOr<DType> WeightType(const std::string& name, TensorType type) {
   }
 }
 
-// Byte copies: a tensor in a mapped file may lie at any address.
+// Copies bytes, because a tensor in a mapped file may be unaligned.
 float ElementAsFloat(const std::byte* data, DType type, int64_t i) {
   if (type == DType::kF32) {
     float x;
@@ -54,7 +54,7 @@ class CheckpointSource final : public WeightSource {
     const size_t part_bytes = static_cast<size_t>(part.columns.size()) * element;
     const size_t num_rows = static_cast<size_t>(part.rows.size());
     if (part_bytes == row_bytes) return backend_.Copy(kernels::CopyKind::kUpload, device, first, num_rows * row_bytes);
-    // Brought together here: a device would take thousands of short copies for each matrix.
+    // Gathered on the host: a device would need thousands of short copies for each matrix.
     std::vector<std::byte> packed(num_rows * part_bytes);
     first += static_cast<size_t>(part.columns.begin) * element;
     for (size_t row = 0; row < num_rows; ++row)

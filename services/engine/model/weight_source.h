@@ -1,4 +1,4 @@
-// Where a model's tensors come from: a checkpoint, or a generator (random_weights.h).
+// Source of a model's tensors: a checkpoint, or a generator (random_weights.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace spl::engine {
 
-// A matrix [rows, width] of a model and the part of it that a rank has.
+// A matrix [num_rows, width] of a model, and the part of it that a rank has: rows `rows`, columns `columns`.
 struct MatrixPart {
   std::string name;
   int64_t num_rows = 0;
@@ -31,24 +31,24 @@ struct MatrixPart {
   static MatrixPart Columns(std::string name, int64_t num_rows, int64_t width, Range columns) {
     return {std::move(name), num_rows, width, {0, num_rows}, columns};
   }
-  std::vector<int64_t> shape() const { return {num_rows, width}; }  // of the whole
-  int64_t count() const { return rows.size() * columns.size(); }    // of the part
+  std::vector<int64_t> shape() const { return {num_rows, width}; }  // shape of the whole
+  int64_t count() const { return rows.size() * columns.size(); }    // elements of the part
 };
 
-// Names are those of Hugging Face checkpoints. One thread at a time. A tensor that is missing is NotFound, one of
-// another shape or type InvalidArgument, with the tensor's name.
+// Names are those of Hugging Face checkpoints. One thread at a time. NotFound: there is no such tensor;
+// InvalidArgument: it has another shape or type; both name the tensor.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual bool Contains(const std::string& name) const = 0;
   virtual absl::StatusOr<kernels::DType> TypeOf(const std::string& name, const std::vector<int64_t>& shape) const = 0;
-  // Writes the part's elements row by row, of the type that TypeOf says, to `device`, memory of the backend.
+  // Writes the part's elements row by row, in the type that TypeOf returns, to `device`, memory of the backend.
   virtual absl::Status Write(const MatrixPart& part, void* device) = 0;
-  // On the host, widened.
+  // The tensor widened to f32, on the host.
   virtual absl::StatusOr<std::vector<float>> Floats(const std::string& name, const std::vector<int64_t>& shape) = 0;
 };
 
-// `checkpoint` and `backend` outlive the source.
+// `checkpoint` and `backend` must outlive the source.
 std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint, const kernels::Backend& backend);
 
 }  // namespace spl::engine

@@ -15,9 +15,9 @@
 namespace spl::engine {
 namespace {
 
-constexpr int32_t kProbeRows = 64;  // of the edge mass that restoring looks at (docs/methods/redknot.md, "Restore")
+constexpr int32_t kProbeRows = 64;  // rows of a probe of restoring (docs/methods/redknot.md, "Restore")
 
-// Of the query heads [layer][query head] the largest of each group: [layer][kv_head].
+// [layer][query head] → [layer][kv_head]: the largest value of each group.
 std::vector<float> LargestOfGroups(const std::vector<float>& of_query_heads, const ModelConfig& config) {
   const int32_t group = config.num_qo_heads / config.num_kv_heads;
   std::vector<float> largest;

@@ -1,4 +1,5 @@
-// What selectors that choose tokens on the device share: in which layers and heads, and what the others see.
+// Base of the selectors that choose tokens on the device: the layers and heads that choose, and the visibility of the
+// others.
 #pragma once
 
 #include <memory>
@@ -8,18 +9,18 @@
 
 namespace spl::engine {
 
-// Choices are made by the heads that see everything, in the layers from the plan's first one on
-// (docs/methods/splice.md, "Who goes with whom"); everything else is as without choices.
+// Heads that see everything choose, in the layers from the plan's first one on (docs/methods/splice.md,
+// "Combinations"). All other heads and layers are as without choices.
 class ChoosingSelector : public TokenSelector {
  public:
-  // `classes` null: every head sees everything.
+  // `classes`: null: every head sees everything.
   ChoosingSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes, const ScoringPlan& plan);
   bool is_exact() const override { return false; }
   kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) override;
   uint64_t plan_key() const override;
   bool shares_plan() const override { return classes_ == nullptr || !classes_->of_one_sequence(); }
   ScoringPlan scoring() const override { return plan_; }
-  // Select gives kSelected for these streams in a step that attends to what was chosen or listed.
+  // Streams for which Select returns kSelected, in a step that attends to what was chosen or listed.
   bool Chooses(int32_t layer, int32_t kv_head) const override;
   std::span<const kernels::LayerSelection> layers() const override {
     return scores_ ? std::span<const kernels::LayerSelection>(layers_) : std::span<const kernels::LayerSelection>();
@@ -27,13 +28,13 @@ class ChoosingSelector : public TokenSelector {
 
  protected:
   const ScoringPlan& plan() const { return plan_; }
-  // What BeginStep of a selector decides: whether the device has something to do in this step at all, and whether heads
-  // attend to what was chosen.
+  // BeginStep of a selector calls this. `scores`: the device has something to do in this step; `chosen`: heads attend
+  // to what was chosen.
   void SetStep(bool scores, bool chosen) {
     scores_ = scores;
     chosen_ = chosen;
   }
-  // Of a layer that chooses; what the last step had stays until it is changed.
+  // Selection of a layer that chooses. The last step's values stay until they are changed.
   kernels::LayerSelection& layer(int32_t number) { return layers_[static_cast<size_t>(number)]; }
   // Layers in which some head chooses, ascending.
   std::span<const int32_t> choosing_layers() const { return choosing_layers_; }
@@ -43,7 +44,7 @@ class ChoosingSelector : public TokenSelector {
     return VisibilityOf(classes_.get(), config_, layer, kv_head);
   }
 
-  const ModelConfig& config_;  // of the model, which outlives its sequences
+  const ModelConfig& config_;  // the model's; the model outlives its sequences
   const std::shared_ptr<const StreamClasses> classes_;
   const ScoringPlan plan_;
   std::vector<int32_t> choosing_layers_;
@@ -52,21 +53,22 @@ class ChoosingSelector : public TokenSelector {
   bool chosen_ = false;
 };
 
-// Selectors that score every key in every step, from the first one on whose context is longer than twice the budget:
-// below that a choice costs more than it saves.
+// Base of the selectors that score every key in every step. They begin at the first step whose context is longer than
+// twice the budget: below that a choice costs more than it saves.
 class KeyScoringSelector : public ChoosingSelector {
  public:
   using ChoosingSelector::ChoosingSelector;
   void BeginStep(int64_t kv_len) override;
 
  protected:
-  // In the step-th step (from 0) since choices began; `selection` says what the last one did.
+  // Plans a layer for step number `step` since choices began, from 0. On entry `selection` holds the plan of the last
+  // step.
   virtual void PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) = 0;
 
  private:
   bool active_ = false;
   int64_t step_ = 0;
-  int64_t written_ = 0;  // positions that the last step with choices had
+  int64_t written_ = 0;  // number of positions in the last step with choices
 };
 
 }  // namespace spl::engine

@@ -1,4 +1,4 @@
-// Options of a request about decoding.
+// A request's options for decoding.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 namespace spl::engine {
 
 struct DecodeOptions {
-  std::string selector;  // "" and "auto": the best that this build has for the sequence
-  // Tokens that a head attends to in a step; -1: 2,048 (sparcas, quest, snapkv), 1,024 (loopserve, streaming, adakv,
-  // h2o). docs/methods/sparcas.md and docs/methods/loopserve.md and docs/methods/baselines.md. snapkv, adakv, h2o: of
-  // the prompt; what is generated comes on top.
+  std::string selector;  // name of the decode method; "" and "auto": the best that this build has for the sequence
+  // Tokens that a head attends to in a step (docs/methods/sparcas.md, docs/methods/loopserve.md,
+  // docs/methods/baselines.md). For snapkv, adakv and h2o: tokens of the prompt; generated tokens come on top. -1:
+  // 2,048 (sparcas, quest, snapkv) or 1,024 (loopserve, streaming, adakv, h2o).
   int32_t budget = -1;
   int32_t dense_layers = 2;  // first layers that attend to everything
-  int32_t recent = -1;       // last tokens that are always attended; -1: 64 (sparcas), 16 (quest, loopserve)
+  int32_t recent = -1;       // last tokens, which are always attended; -1: 64 (sparcas), 16 (quest, loopserve)
   // SparCas.
-  int32_t dims = 16;              // of a key, by which tokens are scored
-  int32_t refresh_interval = 64;  // most steps between two choices of these; fewer where an answer begins
-  // LoopServe: queries that are asked what to attend to, and steps between two choices. SnapKV, AdaKV: last rows of the
-  // prompt that are. -1: 16 (loopserve), 32.
+  int32_t dims = 16;              // dimensions of each key that score its token
+  int32_t refresh_interval = 64;  // most steps between two choices of dimensions; fewer at the start of an answer
+  // LoopServe: the last queries whose attention decides the choice, and also the steps between two choices. SnapKV,
+  // AdaKV: the last rows of the prompt whose attention decides it. -1: 16 (loopserve), 32 (others).
   int32_t window = -1;
   // StreamingLLM.
   int32_t sinks = 4;
@@ -34,7 +34,7 @@ struct DecodeOptions {
   DecodeOptions(const char* name) : selector(name) {}             // NOLINT
 };
 
-// Every member but `selector`, by its name in the API, with its range.
+// Every member except `selector`, by its name in the API, with its range.
 inline constexpr OptionField<DecodeOptions> kDecodeOptionFields[] = {
     {"decode_budget", &DecodeOptions::budget, 1, kernels::kSelectBudgetMax},
     {"decode_dense_layers", &DecodeOptions::dense_layers},
@@ -45,7 +45,7 @@ inline constexpr OptionField<DecodeOptions> kDecodeOptionFields[] = {
     {"decode_sinks", &DecodeOptions::sinks, 0, kernels::kSelectBudgetMax},
 };
 
-// InvalidArgument: the field as the API has it, its value and its range.
+// InvalidArgument names the field as the API has it, its value and its range.
 absl::Status ValidateDecodeOptions(const DecodeOptions& options, const ModelConfig& config);
 
 }  // namespace spl::engine

@@ -1,5 +1,5 @@
-// Selector `dense`: every token that the model itself lets a query see (all, or its sliding window); the oracle for
-// every other selector.
+// Selector `dense`: a query attends to every token that the model itself lets it see (all, or its sliding window). The
+// reference for every other selector.
 #pragma once
 
 #include "services/engine/selection/token_selector.h"
@@ -15,7 +15,7 @@ class DenseSelector final : public TokenSelector {
   kernels::HeadVisibility Select(int32_t layer, int32_t /*kv_head*/) override { return config_.visibility(layer); }
 
  private:
-  const ModelConfig& config_;  // of the model, which outlives its sequences
+  const ModelConfig& config_;  // the model's; the model outlives its sequences
 };
 
 }  // namespace spl::engine

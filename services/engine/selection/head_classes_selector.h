@@ -1,5 +1,5 @@
-// Selector `head_classes`: the query of a local head sees its sinks and its window, that of a global or restored one
-// everything (RedKnot 3.2, SegPagedAttention; docs/methods/redknot.md, "SegPaged attention").
+// Selector `head_classes`: the query of a local head sees its sinks and its window, the query of a global or restored
+// head everything (RedKnot 3.2, SegPagedAttention; docs/methods/redknot.md, "SegPaged attention").
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class HeadClassesSelector final : public TokenSelector {
   kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) override;
 
  private:
-  const ModelConfig& config_;  // of the model, which outlives its sequences
+  const ModelConfig& config_;  // the model's; the model outlives its sequences
   const std::shared_ptr<const StreamClasses> classes_;
 };
 

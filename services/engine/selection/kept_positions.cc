@@ -11,7 +11,7 @@ namespace spl::engine {
 absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPositions& kept,
                                 const CompactPages& compact) {
   const size_t page_entries = model.page_bytes() / sizeof(int32_t);
-  std::vector<std::vector<int32_t>> entries(kept.size());  // their number, then the positions
+  std::vector<std::vector<int32_t>> entries(kept.size());  // per stream: the number of positions, then the positions
   std::vector<std::vector<kernels::CopyOp>> ops(static_cast<size_t>(model.num_ranks()));
   for (size_t stream = 0; stream < kept.size(); ++stream) {
     if (compact.needs().list_pages == 0 || !compact.needs().lists[stream]) continue;

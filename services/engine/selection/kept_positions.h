@@ -1,5 +1,5 @@
-// Lists of positions that the streams of a sequence may choose from, beside what is fresh, where steps find them: in
-// its compact pages (kernels/selection/candidates.h).
+// Writes the lists of positions that the streams of a sequence may choose from, besides its fresh positions, to its
+// compact pages, where decode steps read them (kernels/selection/candidates.h).
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace spl::engine {
 
 class TokenSelector;
 
-// For each head stream [layer][kv head] the positions that are kept, ascending; of streams that do not choose none.
-// Empty: everything is kept.
+// [layer][kv head]: positions that the head stream keeps, ascending; none for streams that do not choose. Empty:
+// everything is kept.
 using KeptPositions = std::vector<std::vector<int32_t>>;
 
-// Writes them. Streams without pages for a list are left out. REQUIRES: `compact` has room for the longest list, and no
-// pass uses it. Errors are those of copies.
+// Writes the lists; skips streams without pages for a list. REQUIRES: `compact` has room for the longest list, and no
+// pass uses it. Errors are those of copies to the device.
 absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPositions& kept,
                                 const CompactPages& compact);
 
-// The same for a selector that knows its lists (TokenSelector::lists), behind reserving room for the step that writes
-// position `num_tokens`; nothing for others. `compact` may be null for those. ResourceExhausted: no pages.
+// Reserves room for the step that writes position `num_tokens`, then writes the selector's lists
+// (TokenSelector::lists). Does nothing for a selector without lists; `compact` may then be null. ResourceExhausted: no
+// free pages.
 absl::Status BeginLists(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
                         CompactPages* compact);
 

@@ -30,7 +30,7 @@ void KeptTokensSelector::BeginStep(int64_t kv_len) {
   if (inner_ == nullptr) return;
   inner_->BeginStep(longest_ + (kv_len - kept_->num_tokens));
   const TokenScoring scoring = inner_->scoring().scoring;
-  // What was gathered before is counted in tokens of the layer that keeps most.
+  // Positions gathered before are counted in tokens of the layer that keeps most.
   const bool counts_tokens = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPageBounds;
   const auto steps = inner_->layers();
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -1,13 +1,13 @@
-// Selector `kept_tokens`: behind a prompt of which tokens were left out, a query of each layer sees what that layer
-// keeps, and everything behind the prompt (SamKV; docs/methods/samkv.md), or what
-// another selector chooses of it. The lists lie in the sequence's compact pages, on the device (BeginLists,
+// Selector `kept_tokens`, for a prompt some of whose tokens were left out (SamKV; docs/methods/samkv.md). In each layer
+// a query sees the tokens that the layer keeps and everything behind the prompt, or the part of these that another
+// selector chooses. The lists are in the sequence's compact pages, on the device (BeginLists,
 // kernels/selection/candidates.h); a step only says where they end.
 //
-// The inner selector is asked as if the kept tokens of a layer, and what follows the prompt, were the sequence:
-// budgets, sinks, windows and recent tokens count tokens that are there, in their order, and not the positions that the
-// prompt once had; so does the length from which on choices begin, by the layer that keeps most. What a method attends
-// to is then what it would attend to if the prompt had never had the other tokens, but for its keys and queries, which
-// were rotated by their true positions.
+// The inner selector is asked as if the kept tokens of a layer, followed by the tokens behind the prompt, were the
+// whole sequence. Budgets, sinks, windows and recent tokens therefore count tokens that are there, in their order, not
+// positions of the prompt. The length at which choices begin is counted the same way, in the layer that keeps most. A
+// method thus attends to the tokens that it would attend to if the prompt had never had the others; only its keys and
+// queries are still rotated by their true positions.
 #pragma once
 
 #include <memory>
@@ -21,15 +21,15 @@ namespace spl::engine {
 
 class KeptTokensSelector final : public TokenSelector {
  public:
-  // `inner`, null for all that is kept: any selector of the model without head classes. REQUIRES: a list for each layer
-  // of `config`, which has no sliding windows.
+  // REQUIRES: a list for each layer of `config`, which has no sliding windows. `inner`: any selector of the model
+  // without head classes; null: queries see all that is kept.
   KeptTokensSelector(const ModelConfig& config, std::shared_ptr<const KeptTokens> kept,
                      std::unique_ptr<TokenSelector> inner = nullptr);
-  // That of the selector that chooses.
+  // The name of the inner selector, if there is one.
   std::string_view name() const override { return inner_ == nullptr ? "kept_tokens" : inner_->name(); }
   bool is_exact() const override { return false; }
   void BeginStep(int64_t kv_len) override;
-  // What every head sees is in the lists of the step.
+  // The step's lists say what each head sees.
   kernels::HeadVisibility Select(int32_t, int32_t) override { return {.rule = kernels::VisibilityRule::kSelected}; }
   uint64_t plan_key() const override { return 0x9d8f3c1a75b2e64dull; }
   ScoringPlan scoring() const override;
@@ -47,8 +47,8 @@ class KeptTokensSelector final : public TokenSelector {
   const std::unique_ptr<TokenSelector> inner_;
   const int32_t num_kv_heads_;
   std::vector<int64_t> counts_;  // [num_layers]: tokens of the prompt that the layer keeps
-  int64_t longest_ = 0;          // of these
-  int64_t kv_len_;               // of the step
+  int64_t longest_ = 0;          // largest of counts_
+  int64_t kv_len_;               // context of the current step
   std::vector<kernels::LayerSelection> layers_;
 };
 

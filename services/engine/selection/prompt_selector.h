@@ -1,6 +1,7 @@
-// What selectors that choose once share: before the first step, by what rows of the prompt attend to, each head keeps
-// positions of the prompt; what is generated joins (SnapKV, AdaKV, H2O; docs/methods/baselines.md). The rows are run
-// once more for this (runtime/prompt_replay.h). All of the KV stays, only less of it is read.
+// Base of the selectors that choose once, before the first step (SnapKV, AdaKV, H2O; docs/methods/baselines.md). Each
+// head keeps the positions of the prompt that some of its rows attend to most; generated tokens are added. These rows
+// run once more to measure their attention (runtime/prompt_replay.h). All KV stays in memory; steps only read less of
+// it.
 #pragma once
 
 #include <span>
@@ -15,24 +16,25 @@ class PromptSelector : public ChoosingSelector {
   // REQUIRES: options.window < options.budget.
   PromptSelector(const ModelConfig& config, const DecodeOptions& options);
 
-  // Last rows of the prompt, which are kept.
+  // Number of last rows of the prompt, which are always kept.
   int32_t window() const { return window_; }
-  // The rows from here on are those whose attention decides.
+  // First row whose attention decides; all later rows decide, too.
   virtual int64_t first_row(int64_t num_prompt) const { return num_prompt - window_; }
-  // Whether a prompt of so many tokens is longer than what is kept of it; else every step attends to everything.
+  // True if a prompt of so many tokens is longer than the budget; otherwise every step attends to everything.
   bool chooses_of(int64_t num_prompt) const { return num_prompt > budget_; }
 
-  // attention [num_kv_heads, columns] of one layer: the sum over these rows and the group's query heads of what they
-  // pay to position j. Returns for each head the positions kept of [0, columns), ascending; of all heads together
-  // about budget - window each.
+  // `attention` [num_kv_heads, columns], of one layer: attention paid to position j, summed over the rows that decide
+  // and over the group's query heads. Returns for each head the positions of [0, columns) that it keeps, ascending:
+  // about budget - window on average over the heads.
   virtual std::vector<std::vector<int32_t>> Keep(std::span<const float> attention, int32_t columns) const = 0;
 
-  // From now on steps attend to lists of at most `longest` positions in front of `first_fresh`, and all behind it.
+  // From now on steps attend to lists of at most `longest` positions in front of `first_fresh`, and to all positions
+  // from there on.
   void SetKept(int64_t longest, int64_t first_fresh);
   void BeginStep(int64_t kv_len) override;
   ScoringPlan scoring() const override;
   PromptSelector* of_prompt() override { return this; }
-  // Nothing is scored while decoding: there are only lists.
+  // False: nothing is scored while decoding, because there are only lists.
   bool Chooses(int32_t, int32_t) const override { return false; }
   bool Lists(int32_t layer, int32_t kv_head) const override { return ChoosingSelector::Chooses(layer, kv_head); }
   int64_t most_listed(int64_t num_tokens) const override { return num_tokens; }
@@ -42,9 +44,9 @@ class PromptSelector : public ChoosingSelector {
   const int32_t budget_, window_;
 
  private:
-  int64_t longest_ = 0;  // of the lists; 0: nothing was chosen
+  int64_t longest_ = 0;  // length of the longest list; 0: nothing was chosen
   int64_t first_fresh_ = 0;
-  int64_t kv_len_ = 0;  // of the step
+  int64_t kv_len_ = 0;  // context of the current step
 };
 
 }  // namespace spl::engine

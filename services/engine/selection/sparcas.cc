@@ -27,7 +27,7 @@ SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<cons
       refresh_interval_(options.refresh_interval) {}
 
 void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) {
-  if (selection.refresh) selection.parity ^= 1;  // the last step wrote the other table
+  if (selection.refresh) selection.parity ^= 1;  // the last step wrote the other table, which is valid now
   selection.first = step == 0;
   const int64_t interval = IntervalAt(step);
   selection.refresh = step == 0 || step % interval == layer % interval;

@@ -1,4 +1,4 @@
-// Selector `sparcas`: every key is scored by the few dimensions in which the query is largest, and the best tokens get
+// Selector `sparcas`: scores every key by the few dimensions in which the query is largest, and gives the best tokens
 // exact attention (SparCas 3; docs/methods/sparcas.md).
 #pragma once
 
@@ -13,14 +13,14 @@ class SparCasSelector final : public KeyScoringSelector {
   std::string_view name() const override { return "sparcas"; }
 
  protected:
-  // Dimensions are chosen anew every IntervalAt steps, the layers one after the other, so that no step chooses in more
-  // than ceil(layers / interval) of them.
+  // Each layer chooses its dimensions again every IntervalAt steps. The layers take turns, so that no step chooses in
+  // more than ceil(layers / interval) of them.
   void PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) override;
 
  private:
-  // Every four steps at first, then every quarter of the steps taken so far, up to refresh_interval. What a query looks
-  // for changes most where an answer begins: with 64 from the first step on, the dimensions that suit the first value
-  // of a list choose the tokens of all the others.
+  // Four steps at first, then a quarter of the steps so far rounded down to a power of two, up to refresh_interval.
+  // Queries change most at the start of an answer: with 64 from the first step on, the dimensions that suit the first
+  // value of a list would choose the tokens of all other values.
   int64_t IntervalAt(int64_t step) const;
 
   const int32_t refresh_interval_;

@@ -1,4 +1,4 @@
-// A decode method: which resident tokens a query attends to.
+// A decode method: decides which resident tokens a query attends to.
 #pragma once
 
 #include <algorithm>
@@ -22,38 +22,38 @@
 
 namespace spl::engine {
 
-// How tokens get the scores by which a step chooses among them.
+// How the tokens among which a step chooses are scored.
 enum class TokenScoring : uint8_t {
-  kNone,         // none are chosen: what a head sees is known to the host, or listed before the first step
+  kNone,         // none are chosen: the host knows what a head sees, or it is listed before the first step
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/sparcas/select_tokens.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/quest/page_bound_scores.h)
   kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/loopserve/query_window.h)
 };
 
-// What a selector needs computed, the same for all steps of a sequence but for the budget and the length of its lists.
-// Sequences that score the same way (SharesStep) are served by the same operations of a step.
+// Operations that a selector needs. Only the budget and the length of its lists may change between the steps of a
+// sequence. One step's operations serve all sequences that score the same way (SharesStep).
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
   int32_t num_dims = 0;     // kCompactKeys
   int32_t window = 0;       // kQueryWindow
-  int32_t first_layer = 0;  // no layer below chooses
+  int32_t first_layer = 0;  // layers below it do not choose
   int32_t budget = 0;
   int32_t recent = 1;
-  // Of a sequence with lists (kernels/selection/candidates.h): where what is fresh begins, and the most positions of a
-  // list of this step that is no choice; 0: it has none.
+  // For sequences with lists (kernels/selection/candidates.h): the first position of what is fresh, and the length of
+  // the longest list in this step that does not come from a choice; 0: there is none.
   int32_t first_fresh = 0;
   int64_t listed_tokens = 0;
 
-  // Whether the same operations serve both: budgets may differ, and first layers, for a sequence says in each layer
+  // True if the same operations serve both. Budgets and first layers may differ: each sequence says in each layer
   // whether it selects there.
   bool SharesStep(const ScoringPlan& other) const {
     return scoring == other.scoring && num_dims == other.num_dims && window == other.window;
   }
-  // An order of the ways.
+  // Some order of the ways to score.
   bool OrdersBefore(const ScoringPlan& other) const {
     return std::tie(scoring, num_dims, window) < std::tie(other.scoring, other.num_dims, other.window);
   }
-  // Positions of a list at most.
+  // Most positions in a list.
   int64_t list_tokens() const {
     const int64_t chosen = scoring == TokenScoring::kNone ? 0 : int64_t{budget} + (window > 0 ? window - 1 : 0);
     return std::max(chosen, listed_tokens);
@@ -62,47 +62,49 @@ struct ScoringPlan {
 
 class PromptSelector;
 
-// One object per sequence; used by the engine thread only, but for Select: of a model on several ranks each rank's
-// thread asks for its own heads, at the same time. Decides, never runs kernels.
+// One object per sequence. Used by the engine thread only, except for Select: with several ranks, the thread of each
+// rank calls it for its own heads at the same time. A selector decides; it runs no kernels.
 class TokenSelector {
  public:
   virtual ~TokenSelector() = default;
   virtual std::string_view name() const = 0;
   virtual bool is_exact() const = 0;
-  // Asked once for each step, in front of everything else: the step writes position kv_len - 1.
+  // Called once per step, before everything else. The step writes position kv_len - 1.
   virtual void BeginStep(int64_t /*kv_len*/) {}
-  // What the query of `kv_head` in `layer` attends to in this step. Spans stay valid until the next step. kSelected:
-  // what this step chooses.
+  // Returns what the query of `kv_head` in `layer` attends to in this step. kSelected: the tokens that this step
+  // chooses. Spans stay valid until the next step.
   virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
-  // Selectors of one model with equal keys select the same for every layer and head: a recorded step may be replayed.
+  // Selectors of one model with equal keys select the same for every layer and head, so that a recorded step may be
+  // replayed.
   virtual uint64_t plan_key() const = 0;
-  // False: hardly another sequence selects the same, so that a step is not worth recording for this plan alone.
+  // False: other sequences hardly ever select the same, so that it does not pay to record a step for this plan.
   virtual bool shares_plan() const { return true; }
 
   virtual ScoringPlan scoring() const { return {}; }
-  // The positions that streams may choose from beside what is fresh, where these are known without a choice; whoever
-  // begins decoding writes them to the compact pages (BeginLists). Empty: nothing is.
+  // Positions that streams may choose from besides what is fresh, if they are known without a choice. The code that
+  // begins decoding writes them to the compact pages (BeginLists). Empty: there are no lists.
   virtual KeptPositions lists() const { return {}; }
-  // Which streams have lists, and how many positions are in one at most when decoding begins behind so many tokens.
+  // Streams that have lists, and the most positions in a list if decoding begins behind `num_tokens` positions.
   virtual bool Lists(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
   virtual int64_t most_listed(int64_t /*num_tokens*/) const { return 0; }
-  // Null: this selector needs nothing of the prompt (runtime/prompt_replay.h).
+  // This selector, if it chooses by the prompt's attention (runtime/prompt_replay.h); null: it does not.
   virtual PromptSelector* of_prompt() { return nullptr; }
-  // Whether tokens of this stream are ever chosen by scores: it then has compact pages.
+  // True if this stream ever chooses tokens by scores; it then has compact pages.
   virtual bool Chooses(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
-  // What the layers do in this step; empty: nothing is chosen in any. [num_layers]
+  // [num_layers]: what each layer does in this step; empty: no layer chooses.
   virtual std::span<const kernels::LayerSelection> layers() const { return {}; }
 };
 
-// What a sequence with this selector keeps beside its KV when decoding begins behind `num_tokens` positions; nothing:
-// std::nullopt.
+// Compact pages that a sequence with this selector needs if decoding begins behind `num_tokens` positions;
+// std::nullopt: none.
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
                                                   int64_t num_tokens);
-// Its pages, for no positions yet; null where there are none. Errors as CompactPages::Create.
+// Makes these compact pages, without room for any positions yet. Errors are those of CompactPages::Create. Null: it
+// needs none.
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool, int64_t num_tokens);
-// Pages of a selector of the same method become those of this one, with room for the step behind `num_tokens`
-// positions; null where it needs none. Errors as CompactPages::Become.
+// Turns the compact pages of another selector of the same method into those of this one, with room for the step behind
+// `num_tokens` positions. `pages` becomes null if it needs none. Errors are those of CompactPages::Become.
 absl::Status FitCompactPages(const TokenSelector& selector, const Model& model, int64_t num_tokens,
                              std::unique_ptr<CompactPages>& pages);
 

@@ -1,4 +1,4 @@
-// The tree of a parsed template. Built by the parser, walked by the evaluator, never changed in between.
+// The tree of a parsed template: the parser builds it, the evaluator reads it.
 #pragma once
 
 #include <memory>
@@ -40,7 +40,7 @@ enum class ExprKind {
 struct Expr {
   ExprKind kind = ExprKind::kConstant;
   int line = 0;
-  int depth = 1;  // of the tree below
+  int depth = 1;  // depth of this tree
   std::string text;
   Value value;
   std::vector<ExprPtr> args;
@@ -53,7 +53,7 @@ using Block = std::vector<Node>;
 
 enum class NodeKind { kData, kPrint, kIf, kFor, kSet, kSetBlock, kMacro, kBreak, kContinue, kScope };
 
-// Where an assignment goes: a name, or an attribute of a namespace.
+// Target of an assignment: a name, or an attribute of a namespace.
 struct Target {
   std::string name;
   std::string attribute;  // empty: the name itself
@@ -63,10 +63,10 @@ struct Node {
   NodeKind kind = NodeKind::kData;
   int line = 0;
   std::string text;   // kData; the name of a macro
-  ExprPtr expr;       // kPrint, kSet, what kFor goes over; the filtered body of kSetBlock (kName "" is the body)
-  ExprPtr condition;  // kFor: which items, or null
+  ExprPtr expr;       // kPrint, kSet; the iterable of kFor; the filtered body of kSetBlock (kName "" is the body)
+  ExprPtr condition;  // kFor: filter of the items; null: all
   std::vector<Target> targets;                      // kSet, kSetBlock, kFor; parameters of a macro
-  std::vector<ExprPtr> defaults;                    // kMacro: of the parameters, null for none
+  std::vector<ExprPtr> defaults;                    // kMacro: defaults of the parameters; null: none
   std::vector<std::pair<ExprPtr, Block>> branches;  // kIf: condition and body
   Block body;                                       // kFor, kSetBlock, kMacro, kScope
   Block else_body;                                  // kIf, kFor

@@ -66,7 +66,7 @@ absl::StatusOr<Value> GetAttribute(const Value& object, std::string_view name) {
     case Value::Kind::kLoop:
       return LoopAttribute(object.AsLoop(), name);
     case Value::Kind::kDict:
-      if (IsDictMethod(name)) return Value::Callable(std::string(name));  // Python finds the method first
+      if (IsDictMethod(name)) return Value::Callable(std::string(name));  // Python prefers the method
       [[fallthrough]];
     case Value::Kind::kNamespace:
       if (const Value* value = object.AsDict().Find(name)) return *value;

@@ -1,4 +1,4 @@
-// What templates may call by name: filters, tests, methods, global functions. The parser refuses every other name.
+// Filters, tests, methods and global functions that templates may call by name. The parser refuses every other name.
 #pragma once
 
 #include <functional>
@@ -17,9 +17,9 @@ struct Arguments {
   List positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // The argument at `idx` or named `name`; null when not given.
+  // The argument at `idx` or named `name`; null: not given.
   const Value* Find(size_t idx, std::string_view name) const;
-  // InvalidArgument: more than `num_max` positional ones, or a named one that is not in `names`.
+  // InvalidArgument: more than `num_max` positional arguments, or a named one that is not in `names`.
   absl::Status Check(std::string_view callee, size_t num_max, const std::vector<std::string_view>& names) const;
 };
 
@@ -33,7 +33,7 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& input, const 
 absl::StatusOr<Value> CallMethod(std::string_view name, const Value& object, const Arguments& arguments);
 absl::StatusOr<Value> CallFunction(std::string_view name, const Arguments& arguments);
 
-// object.name and object[key] of values; undefined where there is none.
+// object.name and object[key]; an undefined value if there is none.
 absl::StatusOr<Value> GetAttribute(const Value& object, std::string_view name);
 absl::StatusOr<Value> GetItem(const Value& object, const Value& key);
 

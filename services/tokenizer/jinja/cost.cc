@@ -5,17 +5,17 @@
 namespace spl::tokenizer::jinja {
 namespace {
 
-constexpr int64_t kCopiesPerStep = 16;      // items that are only copied, which counts a reference
-constexpr int64_t kEqualitiesPerStep = 32;  // of small values
+constexpr int64_t kCopiesPerStep = 16;      // items that are only copied, which costs a reference count
+constexpr int64_t kEqualitiesPerStep = 32;  // comparisons of small values
 
 bool IsOneOf(std::string_view name, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// a * b of costs, without overflow.
+// a * b without overflow.
 int64_t Times(int64_t a, int64_t b) { return std::min(kCostMax, std::min(a, kCostMax) * std::min(b, kCostMax)); }
 
-// What a loop over `value` visits, at most.
+// Most items that a loop over `value` visits.
 int64_t NumItems(const Value& value) {
   if (value.is_string()) return static_cast<int64_t>(value.AsString().size());
   if (value.is_sequence()) return static_cast<int64_t>(value.AsList().size());
@@ -50,7 +50,7 @@ int64_t FilterCost(std::string_view name, const Value& input, const Arguments& a
   if (IsOneOf(name, {"list", "reverse"})) return IterationCost(input);
   const int64_t walk = input.cost() + ArgumentsCost(arguments);
   if (IsOneOf(name, {"map", "select", "selectattr", "reject", "rejectattr"})) {
-    return walk + Times(NumItems(input), 1 + ArgumentsCost(arguments));  // the arguments serve every item
+    return walk + Times(NumItems(input), 1 + ArgumentsCost(arguments));  // every item uses the arguments
   }
   if (name == "join") return walk + NumItems(input);
   if (name == "unique") {  // every item is compared with every one before it

@@ -1,6 +1,7 @@
-// What operations are charged before they run: the steps of what they read. Without this a small template reads the
-// same large text or list millions of times, or walks a list whose items share their items, which doubles per level.
-// Constant time each; at most a few times kCostMax. What an operation makes is charged after it, by the evaluator.
+// Steps that an operation is charged before it runs, for the values that it reads. Without this charge, a small
+// template could read the same large text or list millions of times, or walk a list whose items share their items,
+// which doubles per level. Each function takes constant time and returns at most a few times kCostMax. The evaluator
+// charges the result of an operation afterwards.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,13 @@
 
 namespace spl::tokenizer::jinja {
 
-// Printing or joining to text; a text itself is charged when it has been printed.
+// Cost of printing or joining a value as text. A value that is a text itself is charged when it has been printed.
 int64_t TextFormCost(const Value& value);
 
-// Iterate(value): the items, or the characters.
+// Cost of Iterate(value): the items, or the characters.
 int64_t IterationCost(const Value& value);
 
-// `left op right`, where op is == != < <= > >= in "not in".
+// Cost of `left op right`; op is == != < <= > >= in "not in".
 int64_t ComparisonCost(std::string_view op, const Value& left, const Value& right);
 
 int64_t ArgumentsCost(const Arguments& arguments);

@@ -13,7 +13,7 @@ namespace spl::tokenizer::jinja {
 
 namespace {
 
-// Names that one scope defines. Scopes live on the stack of the evaluation, inner ones shorter than outer ones.
+// Names that one scope defines. Scopes are on the stack of the evaluation; outer ones outlive inner ones.
 struct Scope {
   const Scope* parent = nullptr;
   Variables variables;
@@ -39,7 +39,7 @@ struct Scope {
 
 }  // namespace
 
-// A macro and the scope that it was defined in, which outlives it: macros cannot be put where an outer scope sees them.
+// A macro and its scope, which outlives it, because macros cannot be put where an outer scope sees them.
 struct MacroValue {
   const Node* node = nullptr;
   const Scope* scope = nullptr;
@@ -141,7 +141,7 @@ class Evaluator {
     return Execute(node.else_body, scope);
   }
 
-  // Gives `value` to one target, or its items to several.
+  // Assigns `value` to one target, or its items to several.
   absl::Status Assign(const Node& node, const Value& value, Scope* scope) {
     if (node.targets.size() == 1) return AssignOne(node, node.targets[0], value, scope);
     const absl::StatusOr<List> items = Iterate(value);
@@ -178,7 +178,7 @@ class Evaluator {
     return Assign(node, value, scope);
   }
 
-  // What `block` prints, instead of printing it.
+  // Returns the text of `block` instead of printing it.
   absl::StatusOr<std::string> Capture(const Block& block, Scope* scope) {
     std::string outer = std::exchange(out_, std::string());
     SPLICE_RETURN_IF_ERROR(Execute(block, scope).status());
@@ -204,7 +204,7 @@ class Evaluator {
   absl::StatusOr<Flow> ExecuteFor(const Node& node, Scope* scope) {
     LoopState loop;
     SPLICE_ASSIGN_OR_RETURN(loop.items, LoopItems(node, scope));
-    bool completed = false;  // Jinja runs the else part unless some iteration reached its end
+    bool completed = false;  // some iteration reached its end; otherwise Jinja runs the else part
     for (; loop.idx < loop.items.size(); ++loop.idx) {
       SPLICE_RETURN_IF_ERROR(Charge(node.line));
       Scope inner{scope, {}};
@@ -390,7 +390,7 @@ class Evaluator {
     return Value::String(std::move(text));
   }
 
-  // The result of an operation: its text or items are charged, its error gets the line.
+  // Finishes an operation: charges the text or items of its result, adds the line to its error.
   ValueOr Made(const Expr& expr, ValueOr value) {
     if (!value.ok()) return At(expr.line, value.status());
     const int64_t steps = value->is_string()     ? TextSteps(value->AsString().size())

@@ -10,11 +10,11 @@
 
 namespace spl::tokenizer::jinja {
 
-// Variables that the template sees; of two with one name the later counts.
+// Variables of the template; the later of two with the same name counts.
 using Variables = std::vector<std::pair<std::string, Value>>;
 
-// InvalidArgument: the template's own message where it calls raise_exception; else "line N: …" for an operation that
-// does not fit its values or that goes beyond the limits of limits.h. Reentrant.
+// InvalidArgument: the template's own message if it calls raise_exception; "line N: …" if an operation does not fit its
+// values or exceeds the limits of limits.h. Any thread.
 absl::StatusOr<std::string> Render(const Block& block, Variables variables);
 
 }  // namespace spl::tokenizer::jinja

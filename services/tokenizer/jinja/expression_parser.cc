@@ -9,7 +9,7 @@
 namespace spl::tokenizer::jinja {
 namespace {
 
-// Bounds on the tree, so that neither parsing nor evaluating nor freeing one exhausts the stack.
+// Bounds on the tree, so that parsing, evaluating or freeing it cannot exhaust the stack.
 constexpr int kNestingMax = 40;
 constexpr int kDepthMax = 200;
 
@@ -197,7 +197,7 @@ absl::StatusOr<ExprPtr> ExpressionParser::ParseConstant() {
   if (token.kind == TokenKind::kInt) expr->value = Value::Int(token.int_value);
   if (token.kind == TokenKind::kFloat) expr->value = Value::Float(token.float_value);
   if (token.kind == TokenKind::kString) {
-    std::string text = token.text;  // neighbouring strings are one
+    std::string text = token.text;  // adjacent strings are joined
     for (; stream_.next().kind == TokenKind::kString; stream_.Skip()) text += stream_.next().text;
     expr->value = Value::String(std::move(text));
   }
@@ -320,7 +320,7 @@ absl::StatusOr<ExprPtr> ExpressionParser::ParseSubscript(ExprPtr object) {
   return Finish(std::move(expr));
 }
 
-// After "(", up to and with ")".
+// Parses from behind "(" up to and including ")".
 absl::Status ExpressionParser::ParseArguments(Expr* call) {
   bool first = true;
   while (!stream_.TakeOperator(")")) {

@@ -13,12 +13,12 @@ class ExpressionParser {
   explicit ExpressionParser(TokenStream* stream) : stream_(*stream) {}
 
   absl::StatusOr<ExprPtr> Parse();                      // one expression
-  absl::StatusOr<ExprPtr> ParseWithoutIf();             // `if` ends it
-  absl::StatusOr<ExprPtr> ParseTuple(bool with_if);     // one, or several with commas between: a tuple
+  absl::StatusOr<ExprPtr> ParseWithoutIf();             // ends in front of `if`
+  absl::StatusOr<ExprPtr> ParseTuple(bool with_if);     // one expression, or a tuple of several separated by commas
   absl::StatusOr<ExprPtr> ParseFilters(ExprPtr input);  // zero or more "| name(…)"
   absl::StatusOr<ExprPtr> ParsePrimary();
 
-  // Names that are called like functions; the caller checks that something can have that name.
+  // Names that are called like functions. The caller checks that they can be defined.
   struct CalledName {
     std::string name;
     int line = 0;

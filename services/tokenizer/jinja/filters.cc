@@ -15,7 +15,7 @@ namespace {
 using ValueOr = absl::StatusOr<Value>;
 using FilterFn = ValueOr (*)(const Value&, const Arguments&);
 
-// The text of an argument; nothing when it is not given.
+// The text of an argument; nullopt: it is not given.
 absl::StatusOr<std::optional<std::string>> TextArgument(const Arguments& arguments, size_t idx, std::string_view name) {
   const Value* value = arguments.Find(idx, name);
   if (value == nullptr || value->is_none()) return std::optional<std::string>();
@@ -69,7 +69,7 @@ ValueOr ToJsonFilter(const Value& value, const Arguments& arguments) {
   return Value::String(std::move(json));
 }
 
-// "a.b.0" of an item: attributes, keys and positions.
+// Follows a path like "a.b.0" from an item: attributes, keys and positions.
 ValueOr Path(Value value, const Value& path) {
   if (path.is_integer()) return GetItem(value, path);
   if (!path.is_string()) return InvalidArgument("an attribute must be a string, not {}", path.TypeName());
@@ -114,7 +114,7 @@ ValueOr Items(const Value& value, const Arguments& arguments) {
   return CallMethod("items", value, arguments);
 }
 
-// Lists and texts are not iterated: their ends are at hand.
+// Lists and texts are not iterated, because their ends can be read directly.
 ValueOr First(const Value& value, const Arguments&) {
   if (value.is_string() && !value.AsString().empty())
     return Value::String(std::string(FirstCharacter(value.AsString())));
@@ -161,7 +161,7 @@ ValueOr Default(const Value& value, const Arguments& arguments) {
   return fallback != nullptr ? *fallback : Value::String("");
 }
 
-// select, reject, selectattr, rejectattr: `num_path` is 1 when the first argument names an attribute.
+// select, reject, selectattr, rejectattr. `num_path`: 1 if the first argument names an attribute, otherwise 0.
 template <bool keep, size_t num_path>
 ValueOr Select(const Value& value, const Arguments& arguments) {
   if (arguments.positional.size() < num_path || !arguments.named.empty()) {
@@ -225,7 +225,7 @@ ValueOr StringFilter(const Value& value, const Arguments&) {
   return Value::String(std::move(text));
 }
 
-// int(text) and float(text); what is no number gives the default, 0.
+// int(text) and float(text); a text that is no number gives the default, 0.
 ValueOr IntFilter(const Value& value, const Arguments& arguments) {
   SPLICE_RETURN_IF_ERROR(arguments.Check("int", 1, {"default"}));
   if (value.is_integer()) return Value::Int(value.AsInt());

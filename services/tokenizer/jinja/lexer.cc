@@ -99,7 +99,7 @@ class Lexer {
     if (!text.empty()) Push(TokenKind::kData, text);
   }
 
-  // What is left of `text` in front of a tag.
+  // The part of `text` that stays in front of a tag.
   std::string StripBefore(const std::string& text, bool is_block, char sign) const {
     if (sign == '-') return Strip(text, nullptr, StripSide::kRight);
     if (sign == '+' || !is_block) return text;
@@ -109,7 +109,7 @@ class Lexer {
     return Strip(text.substr(line), nullptr, StripSide::kBoth).empty() ? text.substr(0, line) : text;
   }
 
-  // Bytes of the end mark (and the whitespace that it takes along) at pos_; 0: there is none.
+  // Bytes of the end mark at pos_, with the whitespace that it removes; 0: there is none.
   size_t EndMark(std::string_view mark, bool trims_newline) const {
     if (in_[pos_] == '-' && std::string_view(in_).substr(pos_ + 1, 2) == mark) return 3 + SpaceAt(pos_ + 3);
     if (trims_newline && in_[pos_] == '+' && std::string_view(in_).substr(pos_ + 1, 2) == mark) return 3;
@@ -163,7 +163,7 @@ class Lexer {
   // Tokens up to the end mark.
   absl::Status Inside(TokenKind end_kind, std::string_view mark) {
     const int line = line_;
-    std::string open;  // brackets that are not closed: inside them "}}" closes dicts
+    std::string open;  // brackets that are not closed; inside them "}}" closes dicts
     while (pos_ < in_.size()) {
       if (open.empty()) {
         if (const size_t num_bytes = EndMark(mark, end_kind == TokenKind::kTagEnd)) {
@@ -270,7 +270,7 @@ class Lexer {
   std::string in_;
   size_t pos_ = 0;
   int line_ = 1;
-  bool line_starting_ = true;  // what was consumed last ended a line
+  bool line_starting_ = true;  // the last consumed character ended a line
   std::vector<Token> tokens_;
 };
 

@@ -1,5 +1,5 @@
-// Cuts template source into tokens, with the whitespace control that Hugging Face renders with (trim_blocks and
-// lstrip_blocks on, the last newline of the template dropped).
+// Cuts template source into tokens, with the whitespace control of Hugging Face: trim_blocks and lstrip_blocks are on,
+// and the last newline of the template is dropped.
 #pragma once
 
 #include <cstdint>

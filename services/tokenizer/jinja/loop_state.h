@@ -1,4 +1,4 @@
-// Where a running loop is; what its `loop` variable shows.
+// State of a running loop, which its `loop` variable shows.
 #pragma once
 
 #include <cstddef>

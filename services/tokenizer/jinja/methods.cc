@@ -14,7 +14,7 @@ namespace {
 using ValueOr = absl::StatusOr<Value>;
 using MethodFn = ValueOr (*)(const Value&, const Arguments&);
 
-// A string argument; null when it is not given or none.
+// A string argument; null: it is not given, or none.
 absl::StatusOr<const std::string*> Text(const Arguments& arguments, size_t idx, std::string_view name = "") {
   const Value* value = arguments.Find(idx, name);
   if (value == nullptr || value->is_none()) return nullptr;
@@ -210,7 +210,7 @@ const std::map<std::string_view, MethodFn>& DictMethods() {
   return *methods;
 }
 
-// raise_exception(message): the template refuses its input.
+// raise_exception(message), by which a template refuses its input.
 ValueOr RaiseException(const Arguments& arguments) {
   const Value* message = arguments.Find(0, "message");
   if (message == nullptr) return InvalidArgument("raise_exception needs a message");
@@ -251,7 +251,7 @@ ValueOr Range(const Arguments& arguments) {
   return Value::MakeList(std::move(items));
 }
 
-// namespace(a=1) and dict(a=1), both also from one dict.
+// namespace(a=1) and dict(a=1); both also take one dict.
 absl::StatusOr<Dict> DictArgument(std::string_view callee, const Arguments& arguments) {
   Dict dict;
   if (!arguments.positional.empty()) {

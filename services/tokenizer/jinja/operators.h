@@ -1,4 +1,4 @@
-// Arithmetic and slices of values, as in Python.
+// Arithmetic and slices of values, with Python's rules.
 #pragma once
 
 #include <string_view>
@@ -13,8 +13,8 @@ absl::StatusOr<Value> Calculate(std::string_view op, const Value& left, const Va
 
 absl::StatusOr<Value> Negate(const Value& value);
 
-// object[start:stop:step]; none (or undefined) parts are left out. InvalidArgument: not a list or string, parts that
-// are no integers, a step of 0.
+// object[start:stop:step]. InvalidArgument: not a list or string, parts that are no integers, a step of 0. A part that
+// is none or undefined: left out.
 absl::StatusOr<Value> Slice(const Value& object, const Value& start, const Value& stop, const Value& step);
 
 }  // namespace spl::tokenizer::jinja

@@ -38,7 +38,7 @@ class Parser {
     stream_.Skip();
     return absl::OkStatus();
   }
-  // "{% name %}", which ends a block.
+  // Parses "{% name %}", which ends a block.
   absl::Status Close(std::string_view name) {
     if (!AtTag(name)) return stream_.Unexpected("{% " + std::string(name) + " %}");
     stream_.Skip();
@@ -47,7 +47,7 @@ class Parser {
     return EndTag();
   }
 
-  // Nodes up to a tag of `ends` (which is left) or the end of the template.
+  // Parses nodes up to a tag of `ends`, which is not consumed, or the end of the template.
   absl::StatusOr<Block> ParseBlock(const std::vector<std::string_view>& ends) {
     if (nesting_ >= kNestingMax) return stream_.Error("tags are nested too deep");
     ++nesting_;
@@ -93,7 +93,7 @@ class Parser {
       node->kind = tag == "break" ? NodeKind::kBreak : NodeKind::kContinue;
       return EndTag();
     }
-    if (tag == "generation") {  // marks what the model wrote, for training; it prints its body
+    if (tag == "generation") {  // marks the model's text for training; it prints its body
       node->kind = NodeKind::kScope;
       SPLICE_RETURN_IF_ERROR(EndTag());
       SPLICE_ASSIGN_OR_RETURN(node->body, ParseBody({"endgeneration"}));
@@ -103,7 +103,7 @@ class Parser {
     return stream_.Error("the tag '" + tag + "' is not supported");
   }
 
-  // A body in which break and continue cannot reach the loop outside.
+  // Parses a body in which break and continue cannot reach the loop outside.
   absl::StatusOr<Block> ParseBody(const std::vector<std::string_view>& ends) {
     const int loops = std::exchange(loops_, 0);
     absl::StatusOr<Block> block = ParseBlock(ends);
@@ -133,7 +133,7 @@ class Parser {
     return true;
   }
 
-  // One name, or several with commas between, in parentheses or not.
+  // Parses one name or several separated by commas, with or without parentheses.
   absl::Status ParseTargets(std::vector<Target>* targets, bool allow_attribute) {
     const bool in_parentheses = stream_.TakeOperator("(");
     do {
@@ -219,7 +219,7 @@ class Parser {
   ExpressionParser expressions_;
   std::set<std::string> assigned_;  // names that the template itself defines somewhere
   int nesting_ = 0;
-  int loops_ = 0;  // that break and continue can reach
+  int loops_ = 0;  // loops that break and continue can reach
 };
 
 }  // namespace

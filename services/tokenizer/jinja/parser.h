@@ -9,7 +9,7 @@
 namespace spl::tokenizer::jinja {
 
 // InvalidArgument names the line and the construct: wrong syntax, or a tag, filter, test, method or function outside
-// the subset, even where it would never run.
+// the subset, even one that would never run.
 absl::StatusOr<Block> ParseTemplate(std::string_view source);
 
 }  // namespace spl::tokenizer::jinja

@@ -43,7 +43,7 @@ absl::StatusOr<size_t> Unescape(std::string_view text, std::string* out) {
     *out += simple.second;
     return 1;
   }
-  if (kind == '\n') return 1;  // a line that goes on
+  if (kind == '\n') return 1;  // a continued line
   if (const size_t num_digits = HexDigitsOf(kind)) {
     SPLICE_ASSIGN_OR_RETURN(const uint32_t value, Digits(text.substr(1), num_digits, 16));
     SPLICE_RETURN_IF_ERROR(AppendCodePoint(value, out));

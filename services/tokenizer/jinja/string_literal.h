@@ -1,4 +1,4 @@
-// String literals of templates, which are Python's.
+// String literals of templates, with Python's rules.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace spl::tokenizer::jinja {
 
-// What stands between the quotes, with its escapes resolved. An unknown escape keeps its backslash, as in Python.
+// Resolves the escapes in `literal`, the text between the quotes. An unknown escape keeps its backslash, as in Python.
 // InvalidArgument: an escape that is cut short, names no character, or is \N{…}.
 absl::StatusOr<std::string> UnescapeString(std::string_view literal);
 

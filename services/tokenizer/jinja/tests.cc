@@ -87,7 +87,7 @@ absl::StatusOr<bool> IsNumber(const Value& value, const Arguments&) { return val
 absl::StatusOr<bool> IsCallable(const Value& value, const Arguments&) {
   return value.kind() == Kind::kCallable || value.kind() == Kind::kMacro;
 }
-// Undefined values can be iterated and measured too.
+// Undefined values can be iterated and have a length, too.
 absl::StatusOr<bool> IsIterable(const Value& value, const Arguments&) {
   return value.is_undefined() || value.is_string() || value.is_sequence() || value.is_dict() ||
          value.kind() == Kind::kLoop;

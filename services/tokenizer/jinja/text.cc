@@ -24,7 +24,7 @@ char Upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c
 char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
 bool IsAsciiLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Whether `text` holds a character beyond ASCII for which upper or lower case may matter.
+// True if `text` has a character beyond ASCII for which upper or lower case may matter.
 bool HasOtherCasedCharacters(std::string_view text) {
   if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     return false;
@@ -43,7 +43,7 @@ int64_t LengthOf(std::string_view text) {
 }
 
 size_t FindText(std::string_view text, std::string_view part, size_t from) {
-  constexpr size_t kShort = 32;  // then even the worst case of find is linear, and its usual case faster
+  constexpr size_t kShort = 32;  // up to here find is linear even at worst, and usually faster
   if (part.size() <= kShort) return text.find(part, from);
   const void* const found = memmem(text.data() + from, text.size() - from, part.data(), part.size());
   if (found == nullptr) return std::string_view::npos;
@@ -81,7 +81,7 @@ std::string Strip(std::string_view text, const std::string* characters, StripSid
 
 namespace {
 
-// Appends a part, as long as the list that they become has room.
+// Appends a part. InvalidArgument: the list is full.
 absl::Status AddPart(std::string_view part, std::vector<std::string>* parts) {
   if (parts->size() >= kListItemsMax) return InvalidArgument("the text has more than {} parts", kListItemsMax);
   parts->emplace_back(part);
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, c
                                                         int64_t max_splits) {
   if (max_splits < 0) return Split(text, separator, max_splits);
   if (separator == nullptr) return InvalidArgument("rsplit with a limit needs a separator here");
-  // Backwards, since only the search forwards is linear.
+  // Reverses the text, because only the search forwards is linear.
   const std::string separator_backwards(separator->rbegin(), separator->rend());
   SPLICE_ASSIGN_OR_RETURN(std::vector<std::string> parts,
                           Split(std::string(text.rbegin(), text.rend()), &separator_backwards, max_splits));
@@ -217,7 +217,7 @@ std::string FloatText(double value) {
 
 namespace {
 
-// The characters beyond ASCII that Python holds for unprintable.
+// Characters beyond ASCII that Python counts as unprintable.
 std::vector<Span> UnprintableCharacters(std::string_view text) {
   std::vector<Span> found;
   if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))

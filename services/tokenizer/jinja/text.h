@@ -1,4 +1,5 @@
-// Python's str, as far as templates use it. Positions and lengths are in code points; all text is valid UTF-8.
+// Python's str methods, as far as templates use them. Positions and lengths are in code points; all text is valid
+// UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ bool IsPythonSpace(char32_t value);  // str.isspace
 
 int64_t LengthOf(std::string_view text);
 
-// Where `part` occurs first in `text` from byte `from` on; npos: nowhere. Linear in both, unlike std::string::find.
-// REQUIRES: from <= text.size().
+// Byte offset of the first `part` in `text` from byte `from` on. REQUIRES: from <= text.size(). Cost: linear in both,
+// unlike std::string::find. npos: there is none.
 size_t FindText(std::string_view text, std::string_view part, size_t from);
 
 // REQUIRES: the text is not empty.
@@ -23,11 +24,11 @@ std::string_view FirstCharacter(std::string_view text);
 std::string_view LastCharacter(std::string_view text);
 
 enum class StripSide { kBoth, kLeft, kRight };
-// str.strip(), and str.strip(characters) where `characters` is not null.
+// str.strip(characters); `characters` null: str.strip().
 std::string Strip(std::string_view text, const std::string* characters, StripSide side);
 
-// str.split(separator, max_splits); without a separator at runs of whitespace. max_splits < 0: no limit.
-// InvalidArgument: an empty separator, or more than kListItemsMax parts.
+// str.split(separator, max_splits). InvalidArgument: an empty separator, or more than kListItemsMax parts. `separator`
+// null: splits at runs of whitespace. max_splits < 0: no limit.
 absl::StatusOr<std::vector<std::string>> Split(std::string_view text, const std::string* separator, int64_t max_splits);
 absl::StatusOr<std::vector<std::string>> SplitFromRight(std::string_view text, const std::string* separator,
                                                         int64_t max_splits);
@@ -38,8 +39,8 @@ absl::StatusOr<std::string> Replace(std::string_view text, std::string_view from
                                     int64_t max_count);
 
 enum class Case { kUpper, kLower, kCapitalize, kTitle, kJinjaTitle };
-// str.upper and so on; kJinjaTitle is the filter of that name, which keeps "it's" as "It's".
-// InvalidArgument: characters beyond ASCII that have case, since their mapping is not known here.
+// str.upper and so on; kJinjaTitle is Jinja's filter `title`, which turns "it's" into "It's". InvalidArgument:
+// characters beyond ASCII that have case, because this build has no mapping for them.
 absl::StatusOr<std::string> ChangeCase(std::string_view text, Case mode);
 
 // Python's repr of a float, which is also its str.

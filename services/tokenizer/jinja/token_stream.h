@@ -1,4 +1,4 @@
-// The parser's view of its input: one token, a look at the next, errors with the line.
+// The parser's input: the current token, the next one, and errors that name the line.
 #pragma once
 
 #include <string>

@@ -11,7 +11,7 @@
 namespace spl::tokenizer::jinja {
 namespace {
 
-constexpr size_t kIndexedFrom = 16;  // items of a dict; fewer are searched faster one by one
+constexpr size_t kIndexedFrom = 16;  // items of a dict; fewer are faster to search one by one
 
 constexpr std::string_view kTypeNames[] = {
     "Undefined", "NoneType",         "bool",  "int",        "float", "str", "list", "tuple", "dict",
@@ -104,7 +104,7 @@ namespace {
 
 int64_t TextCost(const std::string& text) { return static_cast<int64_t>(text.size() / kTextBytesPerStep); }
 
-// The depth of a container that holds `item`.
+// Depth of a container that holds `item`.
 absl::StatusOr<int> DepthAround(const Value& item, int depth) {
   if (item.kind() == Value::Kind::kNamespace || item.kind() == Value::Kind::kMacro ||
       item.kind() == Value::Kind::kLoop) {
@@ -231,7 +231,7 @@ absl::StatusOr<int> Compare(const Value& a, const Value& b) {
   const auto order = [](const auto& x, const auto& y) { return x < y ? -1 : y < x ? 1 : 0; };
   if (a.is_integer() && b.is_integer()) return order(a.AsInt(), b.AsInt());
   if (a.is_number() && b.is_number()) return order(a.AsNumber(), b.AsNumber());
-  if (a.is_string() && b.is_string()) return order(a.AsString(), b.AsString());  // UTF-8 sorts as code points do
+  if (a.is_string() && b.is_string()) return order(a.AsString(), b.AsString());  // UTF-8 sorts like code points
   if (a.is_sequence() && a.kind() == b.kind()) {
     for (size_t i = 0; i < std::min(a.AsList().size(), b.AsList().size()); ++i) {
       if (!Equal(a.AsList()[i], b.AsList()[i])) return Compare(a.AsList()[i], b.AsList()[i]);

@@ -1,4 +1,4 @@
-// The values that a template computes with. They behave as Python's do, as far as templates can tell.
+// Values of templates. As far as templates can tell, they behave like Python's.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct LoopState;
 
 using List = std::vector<Value>;
 
-// Keeps the order of insertion. Keys are strings: JSON has no others, and template literals with others are refused.
-// Find and Set take constant time. Items are added by Set only.
+// Keeps the order of insertion. Keys are strings: JSON has no other keys, and template literals with others are
+// refused. Find and Set take constant time. Only Set adds items.
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;
 
@@ -30,18 +30,18 @@ struct Dict {
   void Set(std::string_view key, Value value);
 
  private:
-  size_t IndexOf(std::string_view key) const;  // items.size(): not there
+  size_t IndexOf(std::string_view key) const;  // items.size(): there is none
 
-  absl::flat_hash_map<std::string, size_t> index_;  // of every item, once there are many
+  absl::flat_hash_map<std::string, size_t> index_;  // holds all items, once there are many
 };
 
-inline constexpr int64_t kCostMax = 1 << 30;  // beyond kStepsMax, and sums and products of a few do not overflow
+inline constexpr int64_t kCostMax = 1 << 30;  // above kStepsMax; sums and products of a few costs do not overflow
 
-// Lists and dicts nest at most this deep, so that walking one never exhausts the stack.
+// Deepest nesting of lists and dicts, so that walking one cannot exhaust the stack.
 inline constexpr int kValueDepthMax = 100;
 
-// Cheap to copy: strings and containers are shared and never change, except the attributes of a namespace.
-// Macros and loops are borrowed from the evaluation that made them, so they cannot be put into containers.
+// Cheap to copy: strings and containers are shared, and only the attributes of a namespace ever change. Macros and
+// loops are borrowed from the evaluation that made them, and cannot be put into containers.
 class Value {
  public:
   enum class Kind {
@@ -61,18 +61,18 @@ class Value {
   };
 
   Value() = default;                         // undefined
-  static Value Undefined(std::string hint);  // the hint says what is undefined: "'x' is undefined"
+  static Value Undefined(std::string hint);  // the hint names it: "'x' is undefined"
   static Value None();
   static Value Bool(bool value);
   static Value Int(int64_t value);
   static Value Float(double value);
   static Value String(std::string value);
-  // InvalidArgument: nested too deep, or an item that cannot be kept.
+  // InvalidArgument: nested too deep, or an item that cannot be in a container.
   static absl::StatusOr<Value> MakeList(List items);
   static absl::StatusOr<Value> MakeTuple(List items);
   static absl::StatusOr<Value> MakeDict(Dict items);
   static absl::StatusOr<Value> MakeNamespace(Dict attributes);
-  static Value Callable(std::string name);  // a global function, or a method that is not called
+  static Value Callable(std::string name);  // a global function, or a method without its call
   static Value Macro(const MacroValue* macro);
   static Value Loop(const LoopState* loop);
 
@@ -95,17 +95,17 @@ class Value {
   const Dict& AsDict() const;  // dicts and namespaces
   const MacroValue& AsMacro() const;
   const LoopState& AsLoop() const;
-  const std::string& hint() const;  // of an undefined value: what is undefined
+  const std::string& hint() const;  // hint of an undefined value
   const std::string& callable_name() const;
 
   // Sets an attribute of a namespace.
   absl::Status SetAttribute(std::string_view name, const Value& value) const;
 
   bool Truthy() const;
-  std::string_view TypeName() const;  // Python's: "str", "NoneType", …
+  std::string_view TypeName() const;  // as in Python: "str", "NoneType", …
   int depth() const { return depth_; }
-  // Steps that a walk over the whole value takes, at most kCostMax: its items, what is in them, its text. A value that
-  // is in a container twice counts twice, since a walk meets it twice.
+  // Steps of a walk over the whole value, at most kCostMax: its items, their contents, its text. A value that is in a
+  // container twice counts twice, because a walk reaches it twice.
   int64_t cost() const;
 
  private:
@@ -116,8 +116,8 @@ class Value {
   static Value WithText(Kind kind, std::string text);
 
   Kind kind_ = Kind::kUndefined;
-  int depth_ = 0;     // of containers
-  int64_t cost_ = 0;  // of containers
+  int depth_ = 0;     // containers only
+  int64_t cost_ = 0;  // containers only
   Shared data_;
 };
 
@@ -126,11 +126,11 @@ bool Equal(const Value& a, const Value& b);
 // -1, 0 or 1. InvalidArgument: the two have no order.
 absl::StatusOr<int> Compare(const Value& a, const Value& b);
 
-// What a loop over the value visits: items, keys, characters; nothing for undefined. InvalidArgument: not iterable, or
-// a text with more than kListItemsMax bytes.
+// Lists the items, keys or characters that a loop over the value visits; none for undefined. InvalidArgument: not
+// iterable, or a text with more than kListItemsMax bytes.
 absl::StatusOr<List> Iterate(const Value& value);
 
-// str(value). InvalidArgument: something that has no useful text (a function, a macro).
+// str(value). InvalidArgument: the value has no useful text (a function, a macro).
 absl::StatusOr<std::string> ToText(const Value& value);
 
 // repr(value), as it appears inside a printed list or dict.
@@ -144,7 +144,7 @@ struct JsonOptions {
 // json.dumps(value). InvalidArgument: not JSON serializable.
 absl::StatusOr<std::string> ToJson(const Value& value, const JsonOptions& options);
 
-// A JSON text as a value; objects keep the order of their members.
+// Parses a JSON text; objects keep the order of their members.
 absl::StatusOr<Value> FromJsonText(std::string_view json, const std::string& name);
 
 }  // namespace spl::tokenizer::jinja

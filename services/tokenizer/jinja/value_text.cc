@@ -118,7 +118,7 @@ class JsonWriter {
     if (options_.indent) out_ += "\n" + std::string(static_cast<size_t>(*options_.indent) * level, ' ');
   }
 
-  // Before the item `idx` of a container at `level`.
+  // Writes the text in front of item `idx` of a container at `level`.
   void Separate(size_t idx, int level) {
     if (idx > 0) out_ += options_.indent ? "," : ", ";
     NewLine(level + 1);

@@ -1,4 +1,4 @@
-// Selector `quest`, a baseline: pages of 16 tokens by the upper bound of their scores (Quest 3;
+// Selector `quest`, a baseline: chooses pages of 16 tokens by the upper bound of their scores (Quest 3;
 // docs/methods/baselines.md).
 #pragma once
 

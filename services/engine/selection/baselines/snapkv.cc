@@ -13,7 +13,7 @@ std::vector<std::vector<int32_t>> SnapKvSelector::Keep(std::span<const float> at
   for (size_t h = 0; h < kept.size(); ++h) {
     const auto of_head = attention.subspan(h * bits.size(), bits.size());
     for (int32_t j = 0; j < columns; ++j) {
-      // Beyond the ends there are zeros: every mean is of as many, and so the sums are in the same order.
+      // Positions beyond the ends count as zeros. Every mean is over the same number, so the sums have the same order.
       float sum = 0;
       for (int32_t i = std::max(j - kPoolRadius, 0); i <= std::min(j + kPoolRadius, columns - 1); ++i)
         sum += of_head[static_cast<size_t>(i)];

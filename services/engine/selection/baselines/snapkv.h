@@ -1,5 +1,5 @@
-// Selector `snapkv`, a baseline: of each head the positions of the prompt that its last rows attend to most, a position
-// counting as the mean of its neighbours, and these rows (SnapKV 4; docs/methods/baselines.md).
+// Selector `snapkv`, a baseline: each head keeps the last rows of the prompt and the positions that these rows attend
+// to most, where a position's score is the mean over its neighbours (SnapKV 4; docs/methods/baselines.md).
 #pragma once
 
 #include <span>
@@ -11,10 +11,10 @@ namespace spl::engine {
 
 class SnapKvSelector final : public PromptSelector {
  public:
-  static constexpr int32_t kPoolRadius = 2;  // five neighbours
+  static constexpr int32_t kPoolRadius = 2;  // a score is the mean of five neighbours
   using PromptSelector::PromptSelector;
   std::string_view name() const override { return "snapkv"; }
-  // The budget - window largest of each head, ties to the lower position.
+  // Keeps the budget - window largest of each head, ties to the lower position.
   std::vector<std::vector<int32_t>> Keep(std::span<const float> attention, int32_t columns) const override;
 };
 

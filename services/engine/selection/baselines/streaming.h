@@ -1,4 +1,5 @@
-// Selector `streaming`, a baseline: the first tokens and the last ones (StreamingLLM 3; docs/methods/baselines.md).
+// Selector `streaming`, a baseline: queries see the first tokens and the last ones (StreamingLLM 3;
+// docs/methods/baselines.md).
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ class StreamingSelector final : public TokenSelector {
   }
 
  private:
-  const ModelConfig& config_;  // of the model, which outlives its sequences
+  const ModelConfig& config_;  // the model's; the model outlives its sequences
   const int32_t first_layer_, sinks_, window_;
 };
 
