@@ -11,6 +11,7 @@
 #include "services/methods/methods.h"
 #include "services/router/request/openai_request.h"
 #include "services/wire/convert.h"
+#include "tests/support/head_class_maps.h"
 
 namespace spl {
 namespace {
@@ -122,7 +123,7 @@ engine::ModelConfig SmallModel() {
 
 TEST(Methods, ThePoliciesAreWhatTheirTraitsSay) {
   const engine::ModelConfig config = SmallModel();
-  const auto map = engine::HeadClassMap::AllGlobal(config.num_layers, config.num_kv_heads);
+  const auto map = test::AllGlobal(config.num_layers, config.num_kv_heads);
   for (const methods::Policy& traits : methods::Policies()) {
     const engine::ReuseOptions options{.policy = std::string(traits.name)};
     const auto policy = engine::MakeRecoveryPolicy(options, config, &map);
