@@ -1,11 +1,6 @@
 #include "services/base/otlp_exporter.h"
 
 #include <CLI/CLI.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -13,6 +8,7 @@
 #include <thread>
 
 #include "services/base/address.h"
+#include "services/base/http_client.h"
 #include "services/base/ids.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
@@ -20,10 +16,6 @@
 namespace spl {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
-using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
@@ -53,69 +45,6 @@ absl::StatusOr<Collector> ParseEndpoint(const std::string& endpoint) {
   return out;
 }
 
-// One POST after the other; each with a connection of its own and a deadline.
-class HttpPoster {
- public:
-  HttpPoster(Collector collector, std::chrono::milliseconds timeout)
-      : collector_(std::move(collector)), timeout_(timeout) {}
-
-  absl::Status Post(std::string body) {
-    asio::io_context io;
-    Call call(io);
-    call.request = {http::verb::post, collector_.target, 11, std::move(body)};
-    call.request.set(http::field::host, collector_.address.ToString());
-    call.request.set(http::field::content_type, "application/json");
-    call.request.set(http::field::connection, "close");
-    call.request.prepare_payload();
-    call.parser.body_limit(kMaxAnswerBytes);
-    call.resolver.async_resolve(collector_.address.host, std::to_string(collector_.address.port),
-                                [&](const beast::error_code& e, const tcp::resolver::results_type& found) {
-                                  if (e) return call.End(e, "resolving");
-                                  Connect(call, found);
-                                });
-    io.run_for(timeout_);
-    const std::string where = "the collector at " + collector_.address.ToString();
-    if (!call.ended) return Errorf(absl::StatusCode::kDeadlineExceeded, "{} did not answer in time", where);
-    if (call.error) return Errorf(absl::StatusCode::kUnavailable, "{} {}: {}", call.step, where, call.error.message());
-    const int status = call.parser.get().result_int();
-    if (status / 100 == 2) return absl::OkStatus();
-    return Errorf(absl::StatusCode::kUnavailable, "{} answered {}: {}", where, status,
-                  call.parser.get().body().substr(0, 200));
-  }
-
- private:
-  struct Call {
-    explicit Call(asio::io_context& io) : resolver(io), stream(io) {}
-    void End(const beast::error_code& e, const char* at) {
-      ended = true;
-      error = e;
-      step = at;
-    }
-    tcp::resolver resolver;
-    beast::tcp_stream stream;
-    beast::flat_buffer buffer;
-    http::request<http::string_body> request;
-    http::response_parser<http::string_body> parser;
-    bool ended = false;
-    beast::error_code error;
-    const char* step = "";
-  };
-
-  static void Connect(Call& call, const tcp::resolver::results_type& found) {
-    call.stream.async_connect(found, [&call](const beast::error_code& e, const tcp::endpoint&) {
-      if (e) return call.End(e, "connecting to");
-      http::async_write(call.stream, call.request, [&call](const beast::error_code& written, size_t) {
-        if (written) return call.End(written, "writing to");
-        http::async_read(call.stream, call.buffer, call.parser,
-                         [&call](const beast::error_code& read, size_t) { call.End(read, "reading from"); });
-      });
-    });
-  }
-
-  const Collector collector_;
-  const std::chrono::milliseconds timeout_;
-};
-
 prometheus::Counter& SpansCounter(Metrics& metrics, const char* result) {
   return metrics.Counter("splice_trace_spans_total", "Spans of sampled traces, by what became of them.",
                          {{"result", result}});
@@ -128,7 +57,11 @@ class Exporter final : public OtlpExporter {
       : options_(options),
         program_(std::move(program)),
         instance_(std::move(instance)),
-        poster_(std::move(collector), options.timeout),
+        target_(std::move(collector.target)),
+        client_({.host = collector.address.host,
+                 .port = std::to_string(collector.address.port),
+                 .server = "the collector at " + collector.address.ToString(),
+                 .timeout = options.timeout}),
         exported_(SpansCounter(metrics, "exported")),
         queue_full_(SpansCounter(metrics, "queue_full")),
         not_sent_(SpansCounter(metrics, "not_sent")),
@@ -174,6 +107,19 @@ class Exporter final : public OtlpExporter {
     }
   }
 
+  absl::Status Post(std::string body) {
+    const auto answer = client_.Call({.method = "POST",
+                                      .target = target_,
+                                      .headers = {{"Content-Type", "application/json"}},
+                                      .body = std::move(body),
+                                      .body_timeout = options_.timeout},
+                                     kMaxAnswerBytes);
+    if (!answer.ok()) return answer.status();
+    if (answer->status / 100 == 2) return absl::OkStatus();
+    return Errorf(absl::StatusCode::kUnavailable, "the collector answered {}: {}", answer->status,
+                  answer->body.substr(0, 200));
+  }
+
   // All that is queued, batch by batch, until one is refused.
   bool SendAll() {
     while (true) {
@@ -186,7 +132,7 @@ class Exporter final : public OtlpExporter {
         }
       }
       if (batch.empty()) return true;
-      const absl::Status status = poster_.Post(EncodeOtlp(program_, instance_, batch));
+      const absl::Status status = Post(EncodeOtlp(program_, instance_, batch));
       (status.ok() ? exported_ : not_sent_).Increment(static_cast<double>(batch.size()));
       if (status.ok() == failing_) {
         failing_ = !status.ok();
@@ -199,7 +145,8 @@ class Exporter final : public OtlpExporter {
 
   const TraceOptions options_;
   const std::string program_, instance_;
-  HttpPoster poster_;
+  const std::string target_;
+  HttpClient client_;
   prometheus::Counter &exported_, &queue_full_, &not_sent_;
   bool failing_ = false;  // the thread's own
   std::mutex mutex_;      // guards the two below

@@ -1,25 +1,14 @@
 #include "services/membership/kubernetes.h"
 
-#include <utility>
-// Before Asio, which uses std::exchange without it.
-#include <array>
-#include <atomic>
-#include <boost/asio/connect.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/ssl.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
-#include <boost/beast/ssl.hpp>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "services/base/address.h"
+#include "services/base/http_client.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/membership/endpoint_slices.h"
@@ -27,10 +16,6 @@
 namespace spl::membership {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
-using tcp = asio::ip::tcp;
 using nlohmann::json;
 
 constexpr uint64_t kMaxListBytes = 64ull << 20;
@@ -65,150 +50,17 @@ std::string TextAt(const json& object, const char* outer, const char* key) {
   return found != object[outer].end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// One HTTPS connection at a time, on the calling thread. Cancel, from any thread, ends the running call and all later
-// ones.
-class ApiClient {
- public:
-  explicit ApiClient(KubernetesOptions options, HostPort server)
-      : options_(std::move(options)), server_(std::move(server)) {}
-
-  absl::Status Init() {
-    boost::system::error_code error;
-    context_.load_verify_file(options_.ca_file, error);
-    if (error) return InvalidArgument("cannot read the CA '{}': {}", options_.ca_file, error.message());
-    context_.set_verify_mode(asio::ssl::verify_peer);
-    return ReadFile(options_.token_file).status();
-  }
-
-  // GET; `on_data` gets the body piece by piece and returns false to end the call. Any status but 200 is an error.
-  absl::Status Get(const std::string& target, std::chrono::milliseconds body_timeout,
-                   const std::function<bool(std::string_view)>& on_data) {
-    if (cancelled_) return absl::CancelledError("stopped");
-    SPLICE_ASSIGN_OR_RETURN(const std::string token, ReadFile(options_.token_file));
-    stream_ = std::make_unique<Stream>(io_, context_);
-    const absl::Status status = Exchange(target, token, body_timeout, on_data);
-    beast::error_code ignored;
-    beast::get_lowest_layer(*stream_).socket().close(ignored);
-    stream_.reset();
-    return status;
-  }
-
-  // False when cancelled.
-  bool Pause(std::chrono::milliseconds time) {
-    pause_.expires_after(time);
-    Run([&](auto done) { pause_.async_wait([done](const boost::system::error_code&) { done(); }); });
-    return !cancelled_;
-  }
-
-  void Cancel() {
-    asio::post(io_, [this] {
-      cancelled_ = true;
-      resolver_.cancel();
-      pause_.cancel();
-      if (stream_ != nullptr) beast::get_lowest_layer(*stream_).cancel();
-    });
-  }
-  bool cancelled() const { return cancelled_; }
-
- private:
-  using Stream = beast::ssl_stream<beast::tcp_stream>;
-
-  // Starts one operation and runs the context until it has ended.
-  template <typename Start>
-  void Run(Start start) {
-    bool ended = false;
-    if (!cancelled_) {
-      start([&ended] { ended = true; });
-      io_.restart();
-      while (!ended) io_.run_one();
-    }
-    io_.restart();
-    io_.poll();  // a Cancel that came meanwhile
-  }
-
-  template <typename Start>
-  absl::Status Step(const char* what, std::chrono::milliseconds timeout, Start start) {
-    beast::error_code error;
-    beast::get_lowest_layer(*stream_).expires_after(timeout);
-    Run([&](auto done) {
-      start([&error, done](const beast::error_code& e, auto&&...) {
-        error = e;
-        done();
-      });
-    });
-    if (cancelled_) return absl::CancelledError("stopped");
-    if (!error) return absl::OkStatus();
-    return Errorf(absl::StatusCode::kUnavailable, "{} the Kubernetes API at {}: {}", what, options_.api_server,
-                  error.message());
-  }
-
-  absl::Status Exchange(const std::string& target, const std::string& token, std::chrono::milliseconds body_timeout,
-                        const std::function<bool(std::string_view)>& on_data) {
-    const auto timeout = options_.call_timeout;
-    boost::system::error_code not_an_address;
-    asio::ip::make_address(server_.host, not_an_address);
-    // Only names may be announced.
-    if (not_an_address) SSL_set_tlsext_host_name(stream_->native_handle(), server_.host.c_str());
-    stream_->set_verify_callback(asio::ssl::host_name_verification(server_.host));
-    tcp::resolver::results_type addresses;
-    SPLICE_RETURN_IF_ERROR(Step("resolving", timeout, [&](auto done) {
-      resolver_.async_resolve(server_.host, std::to_string(server_.port),
-                              [&addresses, done](const beast::error_code& e, tcp::resolver::results_type found) {
-                                addresses = std::move(found);
-                                done(e);
-                              });
-    }));
-    SPLICE_RETURN_IF_ERROR(Step("connecting to", timeout,
-                                [&](auto done) { beast::get_lowest_layer(*stream_).async_connect(addresses, done); }));
-    SPLICE_RETURN_IF_ERROR(
-        Step("TLS with", timeout, [&](auto done) { stream_->async_handshake(asio::ssl::stream_base::client, done); }));
-    http::request<http::empty_body> request{http::verb::get, target, 11};
-    request.set(http::field::host, server_.ToString());
-    request.set(http::field::authorization, "Bearer " + token);
-    request.set(http::field::accept, "application/json");
-    request.set(http::field::connection, "close");
-    SPLICE_RETURN_IF_ERROR(Step("writing to", timeout, [&](auto done) { http::async_write(*stream_, request, done); }));
-    beast::flat_buffer buffer;
-    http::response_parser<http::buffer_body> parser;
-    parser.body_limit(uint64_t{1} << 62);  // the readers have limits of their own
-    SPLICE_RETURN_IF_ERROR(
-        Step("reading from", timeout, [&](auto done) { http::async_read_header(*stream_, buffer, parser, done); }));
-    const int status = static_cast<int>(parser.get().result_int());
-    if (status != 200) return HttpError(status, target);
-    std::array<char, 16384> piece;
-    while (!parser.is_done()) {
-      parser.get().body().data = piece.data();
-      parser.get().body().size = piece.size();
-      const absl::Status read = Step("reading from", body_timeout, [&](auto done) {
-        http::async_read_some(*stream_, buffer, parser, [done](const beast::error_code& e, size_t size) {
-          done(e == http::error::need_buffer ? beast::error_code() : e, size);
-        });
-      });
-      SPLICE_RETURN_IF_ERROR(read);
-      if (!on_data({piece.data(), piece.size() - parser.get().body().size})) return absl::OkStatus();
-    }
-    return absl::OkStatus();
-  }
-
-  const KubernetesOptions options_;
-  const HostPort server_;
-  asio::ssl::context context_{asio::ssl::context::tls_client};
-  asio::io_context io_;
-  tcp::resolver resolver_{io_};
-  asio::steady_timer pause_{io_};
-  std::unique_ptr<Stream> stream_;
-  std::atomic<bool> cancelled_{false};
-};
-
 class KubernetesDiscovery final : public Discovery {
  public:
-  KubernetesDiscovery(KubernetesOptions options, HostPort server)
+  KubernetesDiscovery(KubernetesOptions options, const HostPort& server, std::shared_ptr<const TlsTrust> trust)
       : options_(std::move(options)),
-        api_(options_, std::move(server)),
+        api_({.host = server.host,
+              .port = std::to_string(server.port),
+              .server = "the Kubernetes API at " + options_.api_server,
+              .trust = std::move(trust),
+              .timeout = options_.call_timeout}),
         slices_(options_.service, options_.port_name) {}
   ~KubernetesDiscovery() override { Stop(); }
-
-  absl::Status Init() { return api_.Init(); }
 
   void Start(OnChange on_change) override {
     on_change_ = std::move(on_change);
@@ -224,6 +76,19 @@ class KubernetesDiscovery final : public Discovery {
   }
 
  private:
+  // `on_data` gets the body piece by piece and returns false to end the call. Any status but 200 is an error.
+  absl::Status Get(const std::string& target, std::chrono::milliseconds body_timeout,
+                   const std::function<bool(std::string_view)>& on_data) {
+    SPLICE_ASSIGN_OR_RETURN(const std::string token, ReadFile(options_.token_file));
+    SPLICE_ASSIGN_OR_RETURN(
+        const int status,
+        api_.Exchange({.target = target,
+                       .headers = {{"Authorization", "Bearer " + token}, {"Accept", "application/json"}},
+                       .body_timeout = body_timeout},
+                      [&](int status, std::string_view piece) { return status == 200 && on_data(piece); }));
+    return status == 200 ? absl::OkStatus() : HttpError(status, target);
+  }
+
   void Run() {
     bool reachable = true;
     while (!api_.cancelled()) {
@@ -260,12 +125,12 @@ class KubernetesDiscovery final : public Discovery {
     do {
       std::string body;
       bool too_long = false;
-      SPLICE_RETURN_IF_ERROR(api_.Get(Target(std::string("&limit=") + kListPage + more), options_.call_timeout,
-                                      [&](std::string_view data) {
-                                        body += data;
-                                        too_long = body.size() > kMaxListBytes;
-                                        return !too_long;
-                                      }));
+      SPLICE_RETURN_IF_ERROR(
+          Get(Target(std::string("&limit=") + kListPage + more), options_.call_timeout, [&](std::string_view data) {
+            body += data;
+            too_long = body.size() > kMaxListBytes;
+            return !too_long;
+          }));
       const json list = json::parse(body, nullptr, /*allow_exceptions=*/false);
       if (too_long || !list.is_object() || !list.contains("items") || !list["items"].is_array())
         return absl::UnavailableError("the Kubernetes API sent no list of EndpointSlices");
@@ -286,21 +151,20 @@ class KubernetesDiscovery final : public Discovery {
                                       "&timeoutSeconds=" + std::to_string(options_.watch_time.count()));
     std::string line;
     absl::Status taken;
-    const absl::Status status = api_.Get(target, std::chrono::milliseconds(options_.watch_time) + options_.call_timeout,
-                                         [&](std::string_view data) {
-                                           for (const char c : data) {
-                                             if (c != '\n') {
-                                               line += c;
-                                               continue;
-                                             }
-                                             taken = Take(line);
-                                             line.clear();
-                                             if (!taken.ok()) return false;
-                                           }
-                                           if (line.size() > kMaxEventBytes)
-                                             taken = absl::UnavailableError("a watch event is too long");
-                                           return taken.ok();
-                                         });
+    const absl::Status status =
+        Get(target, std::chrono::milliseconds(options_.watch_time) + options_.call_timeout, [&](std::string_view data) {
+          for (const char c : data) {
+            if (c != '\n') {
+              line += c;
+              continue;
+            }
+            taken = Take(line);
+            line.clear();
+            if (!taken.ok()) return false;
+          }
+          if (line.size() > kMaxEventBytes) taken = absl::UnavailableError("a watch event is too long");
+          return taken.ok();
+        });
     return taken.ok() ? status : taken;
   }
 
@@ -337,7 +201,7 @@ class KubernetesDiscovery final : public Discovery {
   }
 
   const KubernetesOptions options_;
-  ApiClient api_;
+  HttpClient api_;
   OnChange on_change_;
   // Used by the thread only.
   EndpointSlices slices_;
@@ -353,9 +217,9 @@ class KubernetesDiscovery final : public Discovery {
 absl::StatusOr<std::unique_ptr<Discovery>> MakeKubernetesDiscovery(KubernetesOptions options) {
   auto server = ParseHostPort(options.api_server);
   if (!server.ok()) return Annotate(server.status(), "the address of the Kubernetes API");
-  auto discovery = std::make_unique<KubernetesDiscovery>(std::move(options), *std::move(server));
-  SPLICE_RETURN_IF_ERROR(discovery->Init());
-  return discovery;
+  SPLICE_ASSIGN_OR_RETURN(auto trust, TlsTrust::Load("the CA of the Kubernetes API", options.ca_file));
+  SPLICE_RETURN_IF_ERROR(ReadFile(options.token_file).status());
+  return std::make_unique<KubernetesDiscovery>(std::move(options), *server, std::move(trust));
 }
 
 }  // namespace spl::membership

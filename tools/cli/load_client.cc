@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "services/base/http_client.h"
 #include "services/base/status.h"
 #include "services/base/tls_stream.h"
 #include "tools/cli/endpoint.h"
@@ -25,6 +26,8 @@ using asio::ip::tcp;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
+
+constexpr size_t kMaxReplyBytes = size_t{1} << 30;
 
 http::request<http::string_body> MakeRequest(const LoadOptions& options, const std::string& method,
                                              const std::string& path, const std::string& body) {
@@ -327,44 +330,23 @@ absl::StatusOr<LoadOutcome> RunLoad(const LoadOptions& options, const std::vecto
 
 absl::StatusOr<std::string> FetchJson(const LoadOptions& options, const std::string& method, const std::string& path,
                                       const std::string& body) {
-  asio::io_context io(1);
-  SPLICE_ASSIGN_OR_RETURN(const auto trust, TrustOf(options));
-  SPLICE_ASSIGN_OR_RETURN(const auto targets, Resolve(io, options.endpoint));
-  Stream stream(io);
-  ErrorCode failure;
-  // Blocking calls of tcp_stream have no time limit; asynchronous ones on a private loop have.
-  beast::flat_buffer buffer;
-  http::response<http::string_body> response;
-  const auto request = MakeRequest(options, method, path, body);
-  std::string why;
-  const auto exchange = [&] {
-    http::async_write(stream, request, [&](const ErrorCode& written, size_t) {
-      if ((failure = written)) return;
-      http::async_read(stream, buffer, response, [&](const ErrorCode& read, size_t) { failure = read; });
-    });
-  };
-  const auto handshake = [&] {
-    trust->Start(stream, options.endpoint.host);
-    stream.async_handshake(asio::ssl::stream_base::client, [&](const ErrorCode& error) {
-      if (!(failure = error)) return exchange();
-      why = trust->Explain(stream.native_handle(), options.endpoint.host, error);
-    });
-  };
-  stream.next_layer().expires_after(options.timeout);
-  stream.next_layer().async_connect(targets, [&](const ErrorCode& error, const tcp::endpoint&) {
-    if ((failure = error)) return;
-    trust == nullptr ? exchange() : handshake();
-  });
-  io.run();
-  if (failure) {
-    return Errorf(absl::StatusCode::kUnavailable, "{}{}: {}", options.endpoint.HostHeader(), path,
-                  why.empty() ? failure.message() : why);
-  }
-  if (response.result_int() != 200) {
+  SPLICE_ASSIGN_OR_RETURN(auto trust, TrustOf(options));
+  HttpClient client({.host = options.endpoint.host,
+                     .port = options.endpoint.port,
+                     .server = options.endpoint.HostHeader(),
+                     .trust = std::move(trust),
+                     .timeout = options.timeout});
+  HttpCall call{.method = method,
+                .target = options.endpoint.base + path,
+                .headers = {{"Content-Type", "application/json"}},
+                .body = body,
+                .body_timeout = options.timeout};
+  if (!options.api_key.empty()) call.headers.emplace_back("Authorization", "Bearer " + options.api_key);
+  SPLICE_ASSIGN_OR_RETURN(HttpAnswer answer, client.Call(call, kMaxReplyBytes));
+  if (answer.status != 200)
     return Errorf(absl::StatusCode::kFailedPrecondition, "{}: {}", path,
-                  ErrorMessageOf(response.result_int(), response.body()));
-  }
-  return response.body();
+                  ErrorMessageOf(static_cast<unsigned>(answer.status), answer.body));
+  return std::move(answer.body);
 }
 
 }  // namespace spl::cli
