@@ -42,26 +42,33 @@ void FillLines(const engine::LineReport& lines, v1::LineReceipt& receipt) {
   receipt.set_held_out_lowest(lines.held_out_lowest);
 }
 
-void FillReceipt(const engine::PrefillStats& stats, v1::Receipt& receipt) {
+void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
+  const engine::PrefillStats& stats = outcome.stats;
   receipt.set_reuse_policy(stats.policy);
   receipt.set_exact(stats.exact);
   receipt.set_prompt_tokens(static_cast<uint32_t>(stats.prompt_tokens));
   receipt.set_cached_tokens(static_cast<uint32_t>(stats.cached_tokens));
-  receipt.set_session_tokens(static_cast<uint32_t>(stats.session_tokens));
+  if (stats.session_tokens > 0) receipt.set_session_tokens(static_cast<uint32_t>(stats.session_tokens));
   receipt.set_stored_tokens(static_cast<uint32_t>(stats.stored_tokens));
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
-  receipt.set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
-  receipt.set_ffn_share(stats.ffn_share);
-  receipt.set_kept_share(stats.kept_share);
-  receipt.set_summaries_computed(static_cast<uint32_t>(stats.summaries_computed));
+  if (stats.ffn_share < 1 || stats.restored_heads > 0) {
+    receipt.mutable_head_classes()->set_ffn_share(stats.ffn_share);
+    receipt.mutable_head_classes()->set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
+  }
+  if (const auto* policy = methods::FindPolicy(stats.policy); policy != nullptr && policy->leaves_out_tokens) {
+    receipt.mutable_samkv()->set_kept_share(stats.kept_share);
+    receipt.mutable_samkv()->set_summaries_computed(static_cast<uint32_t>(stats.summaries_computed));
+  }
   if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
   receipt.set_lookup_seconds(stats.lookup_s);
   receipt.set_fetch_seconds(stats.fetch_s);
   receipt.set_prefill_seconds(stats.prefill_s);
+  if (!outcome.first_logits.empty())
+    receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
 }
 
 }  // namespace
@@ -209,17 +216,16 @@ absl::Status PrefillCore::Start(RunCall& call) {
     Count(outcome.stats);
     TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
-    FillReceipt(outcome.stats, receipt);
+    FillReceipt(outcome, receipt);
     // Another selector chooses among what is kept.
     receipt.set_decode_selector(outcome.kept != nullptr && selector == methods::kDense ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
     receipt.set_transport(push->peer().carrier());
-    receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes, push->peer()) : nullptr;
-    receipt.set_head_lease(lease != nullptr);
+    if (lease != nullptr) receipt.mutable_decode_restore();
     push->Commit(outcome, std::move(lease));
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.response->set_run_seconds(

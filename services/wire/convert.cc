@@ -11,6 +11,7 @@
 #include "services/base/status.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/methods/methods.h"
+#include "services/wire/request_options.h"
 
 namespace spl::wire {
 
@@ -46,18 +47,20 @@ int32_t Bounded(uint32_t value) { return static_cast<int32_t>(std::min<uint32_t>
 template <typename Options>
 void ReadOptions(const v1::ReuseOptions& proto, std::span<const engine::OptionField<Options>> fields,
                  Options& options) {
-  const auto& reflection = *proto.GetReflection();
   for (const engine::OptionField<Options>& option : fields) {
-    const auto* field = proto.GetDescriptor()->FindFieldByName(std::string(option.name));
-    SPLICE_CHECK(field != nullptr, "an option that v1.ReuseOptions has");
-    if (!reflection.HasField(proto, field)) continue;
+    const RequestOption& declared = FindRequestOption(option.name);
+    if (!declared.IsSet(proto)) continue;
+    const google::protobuf::Message& message = declared.In(proto);
+    const auto& reflection = *message.GetReflection();
+    const auto* const field = declared.field;
     std::visit(
         [&](auto member) {
           auto& value = options.*member;
-          if constexpr (std::is_same_v<decltype(value), int32_t&>) value = Bounded(reflection.GetUInt32(proto, field));
-          if constexpr (std::is_same_v<decltype(value), double&>) value = reflection.GetDouble(proto, field);
-          if constexpr (std::is_same_v<decltype(value), bool&>) value = reflection.GetBool(proto, field);
-          if constexpr (std::is_same_v<decltype(value), std::string&>) value = reflection.GetString(proto, field);
+          if constexpr (std::is_same_v<decltype(value), int32_t&>)
+            value = Bounded(reflection.GetUInt32(message, field));
+          if constexpr (std::is_same_v<decltype(value), double&>) value = reflection.GetDouble(message, field);
+          if constexpr (std::is_same_v<decltype(value), bool&>) value = reflection.GetBool(message, field);
+          if constexpr (std::is_same_v<decltype(value), std::string&>) value = reflection.GetString(message, field);
         },
         option.member);
   }
@@ -82,9 +85,10 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
 engine::HeadRestoreOptions HeadRestoreOptionsOf(const v1::ReuseOptions& proto) {
   const engine::ReuseOptions reuse = FromProto(proto);
   engine::HeadRestoreOptions restore;
-  restore.enabled = proto.decode_restore();
-  if (proto.has_decode_restore_interval()) restore.interval = Bounded(proto.decode_restore_interval());
-  restore.threshold = proto.has_decode_restore_threshold() ? proto.decode_restore_threshold() : reuse.restore_threshold;
+  const v1::HeadClassOptions& heads = proto.heads();
+  restore.enabled = heads.decode_restore();
+  if (heads.has_decode_restore_interval()) restore.interval = Bounded(heads.decode_restore_interval());
+  restore.threshold = heads.has_decode_restore_threshold() ? heads.decode_restore_threshold() : reuse.restore_threshold;
   restore.share = reuse.restore_share;
   return restore;
 }

@@ -10,8 +10,8 @@
 
 namespace spl::wire {
 
-inline constexpr uint32_t kVersionMin = 1;
-inline constexpr uint32_t kVersionMax = 1;
+inline constexpr uint32_t kVersionMin = 2;
+inline constexpr uint32_t kVersionMax = 2;
 
 v1::WireVersions OwnVersions();
 // FailedPrecondition names both ranges when `other` (zeros: a program from before versions, which is 1) does not

@@ -66,15 +66,13 @@ TEST(MemoryPressure, FailsNoRequestAndChangesNoToken) {
                       {"n", continuations},
                       {"temperature", continuations > 1 ? 1.5 : 0},
                       {"seed", random() % 1000},
-                      {"splice",
-                       {{"decode", i == 2   ? "sparcas"
-                                   : i == 5 ? "snapkv"
-                                            : "dense"},
-                        {"decode_budget", 64}}}});
+                      {"splice", i == 2   ? json{{"decode", "sparcas"}, {"decode_budget", 64}}
+                                 : i == 5 ? json{{"decode", "snapkv"}, {"decode_budget", 64}}
+                                          : json{{"decode", "dense"}}}});
   }
   // One with sparcas and one with snapkv are among them; these answers with room for a choice, and without.
   std::vector<json> dense = bodies;
-  for (json& body : dense) body["splice"]["decode"] = "dense";
+  for (json& body : dense) body["splice"] = {{"decode", "dense"}};
   double with_room = 0, without = 0;
   const std::string room = "512MiB";
   const std::vector<Answered> want = Ask(bodies, room, &with_room), want_dense = Ask(dense, room, &with_room),

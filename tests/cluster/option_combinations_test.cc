@@ -8,6 +8,7 @@
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -19,7 +20,7 @@
 
 #include "services/engine/engine.h"
 #include "services/methods/methods.h"
-#include "spl/v1/common.pb.h"
+#include "services/wire/request_options.h"
 #include "tests/cluster/processes.h"
 #include "tests/support/eventually.h"
 #include "tests/support/http_test_client.h"
@@ -54,13 +55,6 @@ class Dice {
  private:
   std::mt19937 random_;
 };
-
-// What the HTTP API calls a field of ReuseOptions.
-std::string NameOf(const Field& field) {
-  if (field.name() == "policy") return "reuse";
-  if (field.name() == "auto_segments") return "reuse_auto";
-  return field.name();
-}
 
 json ValueOf(const Field& field, Dice& dice) {
   static const std::map<std::string, std::vector<std::string>> kWords = [] {
@@ -101,12 +95,14 @@ std::string Document(uint32_t number) {
 
 json OptionsOf(Dice& dice) {
   json options = json::object();
-  const google::protobuf::Descriptor& all = *v1::ReuseOptions::descriptor();
-  for (int i = 0; i < all.field_count(); ++i) {
-    const Field& field = *all.field(i);
-    const bool is_method = field.name() == "policy" || field.name() == "decode";
-    const bool of_decoding = field.name().starts_with("decode_");  // most methods read several of these
-    if (dice.Chance(is_method ? .75 : of_decoding ? .15 : .05)) options[NameOf(field)] = ValueOf(field, dice);
+  for (const wire::RequestOption& option : wire::RequestOptions()) {
+    const bool is_method = option.name() == "reuse" || option.name() == "decode";
+    const std::string method = options.value(option.of_decoding ? "decode" : "reuse", "auto");
+    const bool read = option.methods.empty() || method == "auto" ||
+                      std::find(option.methods.begin(), option.methods.end(), method) != option.methods.end();
+    // Most of those that a method does not read would be refused.
+    const double chance = is_method ? .75 : !read ? .002 : option.methods.empty() || method == "auto" ? .05 : .15;
+    if (dice.Chance(chance)) options[option.name()] = ValueOf(*option.field, dice);
   }
   if (dice.Chance(.4)) options["namespace"] = "n" + std::to_string(dice.Below(4));
   if (dice.Chance(.2)) options["session"] = "s" + std::to_string(dice.Below(6));

@@ -295,7 +295,7 @@ class Cluster {
     if (random() % 3 == 0) reserve.set_num_output_tokens(random() % (tokens + 2));
     if (random() % 2 == 0) Fill(*reserve.mutable_sampling(), random, 1);
     if (random() % 2 == 0) reserve.mutable_sampling()->set_repetition_penalty(1.5);
-    if (random() % 3 == 0) Fill(*reserve.mutable_reuse(), random, 0);
+    if (random() % 3 == 0) Fill(*reserve.mutable_reuse(), random, 1);
     reserve.mutable_sampling()->set_max_tokens(1 + random() % 20);
     v1::Ticket ticket;
     grpc::ClientContext reserving, committing, streaming, releasing;

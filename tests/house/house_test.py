@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks of the tree as a whole: who includes whom, how long files and functions are, that names of files exist, that
-docs/ names every option, that comments in headers can be read.
+comments in headers can be read.
 
   house_test.py ROOT             checks the tree; every line that it prints is a mistake
   house_test.py ROOT --update    writes the lists of what is too long today (only ever to shorten them)
@@ -197,18 +197,6 @@ def check_references(files, names):
                     yield f"{name}:{number}: the link to {target} leads nowhere"
 
 
-def check_options(proto, pages):
-    """Options of a request, the fields of ReuseOptions, by the names that the HTTP API gives them."""
-    message = re.search(r"^message ReuseOptions \{\n(.*?)^\}", proto, re.S | re.M)
-    if message is None:
-        yield "proto/spl/v1/common.proto: there is no message ReuseOptions"
-        return
-    named = set(re.findall(r"`(?:splice\.)?(\w+)", "\n".join(pages)))
-    for name, json_name in re.findall(r'^\s*(?:optional )?\w+ (\w+) = \d+(?: \[json_name = "(\w+)"\])?;', message[1], re.M):
-        if (json_name or name) not in named:
-            yield f"proto/spl/v1/common.proto: no page of docs/ names the option {json_name or name}"
-
-
 def comments(text):
     """(first line, text) of each comment: a block of lines that are nothing else, or what stands behind code."""
     code = re.compile(r'//[^\n]*|/\*.*?\*/|R"([^()\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S)
@@ -296,15 +284,6 @@ constexpr int kTable[] = {1, 2};
     assert len(list(check_references({"docs/a.md": "`services/y.cc`, `services/x.cc`"}, names))) == 1
     assert not list(check_references({"docs/results/a.md": "`services/y.cc`"}, names))
     assert len(list(check_references({"docs/a.md": "[x](b/c.svg) [y](../services/x.cc)\n"}, names))) == 1
-    proto = 'message ReuseOptions {\n  string policy = 1 [json_name = "reuse"];  // x\n  optional uint32 dims = 2;\n}\n'
-    assert not list(check_options(proto, ["`reuse` and `splice.dims`"]))
-    assert len(list(check_options(proto, ["`policy` and dims"]))) == 2
-    assert len(list(check_options("", []))) == 1
-    header = '// A thing.\n// Of it two.\n\nint x = 1;  // of it\nint y;  // pages of it\nchar u[] = "http://a";  // {"What"}\n'
-    assert list(comments(header)) == [(1, "A thing. Of it two."), (4, "of it"), (5, "pages of it"), (6, '{"What"}')]
-    assert [line.split(":")[1] for line in check_words({"services/x/f.h": header}, ())] == ["1", "4"]
-    assert not list(check_words({"services/x/f.h": header, "services/x/f.cc": header}, ("services/x/",)))
-    assert not list(check_words({"services/x/f.h": "// A part\n// of it, of what it holds.\n"}, ()))
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
@@ -340,8 +319,6 @@ def main():
     mistakes += lengths
     mistakes += list(check_words(code, WORDS_TO_DO))
     mistakes += list(check_references({n: t for n, t in text.items() if not n.startswith("tests/house/")}, names))
-    mistakes += list(check_options(text.get("proto/spl/v1/common.proto", ""),
-                                   [t for n, t in text.items() if n.startswith("docs/") and "/results/" not in n]))
     for line in mistakes:
         print(line)
     if mistakes:

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "services/wire/version.h"
 #include "spl/v1/decode.grpc.pb.h"
 #include "spl/v1/prefill.grpc.pb.h"
 
@@ -57,8 +58,8 @@ class FakeDecode final : public v1::Decode::CallbackService {
     uint32_t max_sequences = 256;
     uint64_t max_sequence_tokens = 0;
     bool replays = true;  // DecodeInfo.replays
-    uint32_t wire_min = 0;
-    uint32_t wire_max = 0;
+    uint32_t wire_min = wire::kVersionMin;
+    uint32_t wire_max = wire::kVersionMax;
     std::string listen = "127.0.0.1:0";
   };
 

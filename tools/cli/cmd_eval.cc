@@ -11,6 +11,7 @@
 #include "services/base/status.h"
 #include "services/methods/methods.h"
 #include "services/tokenizer/tokenizer.h"
+#include "services/wire/request_options.h"
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/eval_method.h"
@@ -38,7 +39,7 @@ struct Flags {
   std::string perplexity_file;
   PerplexityOptions perplexity;
   std::string history = "expected";
-  bool keep_history_kv = false;
+  bool keep_history_kv = false, list_methods = false;
   std::string json_file, html_file, answers_file;
 };
 
@@ -155,6 +156,10 @@ absl::Status RunPerplexity(const Flags& flags) {
 }
 
 absl::Status RunEval(Flags flags) {
+  if (flags.list_methods) {
+    fmt::print("{}", wire::OptionsPage());
+    return absl::OkStatus();
+  }
   if (flags.data.empty() == flags.perplexity_file.empty())
     return InvalidArgument("give one of --data FILE and --perplexity FILE");
   if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
@@ -223,6 +228,7 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--decode", flags->decode, "decode methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
+  app.add_flag("--methods", flags->list_methods, "print all methods and their options, and exit");
   app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")
       ->delimiter(',')
       ->capture_default_str();

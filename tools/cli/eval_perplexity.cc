@@ -1,7 +1,6 @@
 #include "tools/cli/eval_perplexity.h"
 
 #include <fmt/format.h>
-#include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +8,7 @@
 
 #include "services/base/status.h"
 #include "services/methods/methods.h"
+#include "services/router/request/reuse_json.h"
 #include "services/wire/convert.h"
 #include "spl/v1/common.pb.h"
 #include "tools/cli/eval_data.h"
@@ -150,8 +150,10 @@ absl::StatusOr<engine::DecodeOptions> EngineDecodeOptions(const EvalMethod& meth
   json request = method.options;
   request["decode"] = method.decode;
   v1::ReuseOptions proto;
-  const auto parsed = google::protobuf::util::JsonStringToMessage(request.dump(), &proto);
-  if (!parsed.ok()) return InvalidArgument("--decode {}: {}", method.decode_label, std::string(parsed.message()));
+  router::ObjectReader reader(request, "");
+  router::ReadReuseOptions(reader, proto);
+  const absl::Status read = reader.Finish();
+  if (!read.ok()) return Annotate(read, "--decode " + method.decode_label);
   return wire::DecodeOptionsOf(proto);
 }
 

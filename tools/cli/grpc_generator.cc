@@ -1,5 +1,4 @@
 // TextGenerator over the typed gRPC API (grpc[s]://HOST:PORT).
-#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -9,6 +8,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
 #include "services/router/request/openai_response.h"
+#include "services/router/request/reuse_json.h"
 #include "services/router/request/wire.h"
 #include "spl/v1/inference.grpc.pb.h"
 #include "tools/cli/text_generator.h"
@@ -19,20 +19,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-// The members of the HTTP API's "splice" object are the fields of ReuseOptions by their JSON names, and these two.
+// The members of the HTTP API's "splice" object are options, and these two.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
-  json options = request.reuse_options.is_object() ? request.reuse_options : json::object();
-  const auto take = [&](const char* name) {
-    std::string value = options.value(name, "");
-    options.erase(name);
-    return value;
-  };
-  proto.set_namespace_name(take("namespace"));
-  proto.set_session(take("session"));
-  v1::ReuseOptions numbers;
-  const auto parsed = google::protobuf::util::JsonStringToMessage(options.dump(), &numbers);
-  if (!parsed.ok()) return InvalidArgument("reuse options: {}", std::string(parsed.message()));
-  proto.mutable_reuse()->MergeFrom(numbers);
+  if (!request.reuse_options.is_null()) {
+    router::ObjectReader reader(request.reuse_options, "splice.");
+    reader.String("namespace", proto.mutable_namespace_name());
+    reader.String("session", proto.mutable_session());
+    router::ReadReuseOptions(reader, *proto.mutable_reuse());
+    SPLICE_RETURN_IF_ERROR(reader.Finish());
+  }
   proto.mutable_reuse()->set_policy(request.reuse);
   proto.mutable_reuse()->set_decode(request.decode);
   for (const TextRequest::Segment& segment : request.segments) {
@@ -95,7 +90,7 @@ class GrpcGenerator final : public TextGenerator {
         result.prompt_tokens = response.final().prompt_tokens();
         result.completion_tokens = response.final().completion_tokens();
         result.cached_tokens = response.final().receipt().cached_tokens();
-        result.receipt = router::ReceiptJson(router::FromProto(response.final().receipt()));
+        result.receipt = router::ReceiptJson(response.final().receipt());
       }
     }
     SPLICE_RETURN_IF_ERROR(StatusOf(reader->Finish()));

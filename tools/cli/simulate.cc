@@ -120,7 +120,7 @@ class Simulation {
     size_t prefill = 0, decode = 0;
     uint64_t queued_tokens = 0;
     std::set<std::string> full;
-    router::LoadTracker::Hold prefill_load, decode_load;
+    router::PlacedLoad load;
     double link_bytes_per_s = 0;
     double first_token_s = 0;
   };
@@ -156,7 +156,7 @@ class Simulation {
     flights_[i] = {};
   }
 
-  // As Generation::Dispatch and Place.
+  // Generation::Dispatch without its calls.
   void Dispatch(size_t i) {
     Flight& flight = flights_[i];
     const SimRequest& request = trace_[i];
@@ -173,32 +173,29 @@ class Simulation {
                                          .aligned_cost = options_.model.aligned_cost,
                                          .fetch_bytes_per_s = options_.model.fetch_bytes_per_s,
                                          .full = &flight.full};
-      const absl::StatusOr<Candidate> candidate = placement_.Place(query);
-      if (!candidate.ok()) {
+      const absl::StatusOr<router::PlacedRequest> placed = router::PlaceRequest(placement_, query);
+      if (!placed.ok()) {
         flight.full.clear();
-        if (candidate.status().code() != absl::StatusCode::kResourceExhausted ||
-            !admission_.WaitForRoom(Queued(i)).ok()) {
+        if (placed.status().code() != absl::StatusCode::kResourceExhausted || !admission_.WaitForRoom(Queued(i)).ok()) {
           Refuse(i);
         }
         return;
       }
-      const auto& predicted = reuse[candidate->prefill_idx];
-      index_.Insert(flight.keys, holders_[candidate->prefill_idx], predicted.exact_tokens, Now());
-      const auto tokens = static_cast<uint64_t>(router::ComputeScorer::TokensToCompute(query, candidate->prefill_idx));
+      const Candidate& pair = placed->pair;
+      index_.Insert(flight.keys, holders_[pair.prefill_idx], placed->exact_tokens, Now());
       decisions_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - began).count());
-      flight.prefill = prefill_slots_[candidate->prefill_idx];
-      flight.decode = decode_slots_[static_cast<size_t>(candidate->decode - fleet_.decode.data())];
+      flight.prefill = prefill_slots_[pair.prefill_idx];
+      flight.decode = decode_slots_[static_cast<size_t>(pair.decode - fleet_.decode.data())];
       Decode& decode = decode_[flight.decode];
       Advance(flight.decode);
       if (!decode.worker->HasRoom(request.input_tokens + request.output_tokens)) {
-        flight.full.insert(candidate->decode->worker_id);
+        flight.full.insert(pair.decode->worker_id);
         continue;
       }
       decode.worker->Reserve(request.input_tokens + request.output_tokens);
-      flight.prefill_load = loads_->Add(candidate->prefill->worker_id, {.prefill_tokens = tokens});
-      flight.decode_load =
-          loads_->Add(candidate->decode->worker_id, {.prefill_tokens = request.input_tokens, .sequences = 1});
-      flight.link_bytes_per_s = candidate->link->bytes_per_s;
+      const uint64_t tokens = placed->tokens_to_compute;
+      flight.load = router::Charge(*loads_, query, *placed, 1);
+      flight.link_bytes_per_s = pair.link->bytes_per_s;
       flight.queued_tokens = tokens;
       placed_tokens_ += static_cast<double>(tokens);
       admission_.Reserved(i);
@@ -240,7 +237,7 @@ class Simulation {
     }
     prompt_tokens_ += request.input_tokens;
     saved_tokens_ += reuse.prefix + (1 - options_.model.aligned_cost) * reuse.aligned;
-    flight.prefill_load.Reset();
+    flight.load.prefill.Reset();
     flight.first_token_s = now_s_;
     const double ttft_ms = 1e3 * (now_s_ - request.at_s);
     ttft_ms_.push_back(ttft_ms);

@@ -91,8 +91,8 @@ class HeadClassMap {
   // REQUIRES: classes.size() == num_layers * num_kv_heads, both positive; classes within kHeadWindowMax.
   HeadClassMap(int32_t num_layers, int32_t num_kv_heads, std::vector<HeadClass> classes);
 
-  // The round(share * heads) heads that the ranking puts first are global, ties to the lower layer
-  // and head; so are those of the dense prefix. REQUIRES: a profile of this shape.
+  // The round(share * heads) heads that the ranking puts first become global, ties to the lower layer and head, and so
+  // do the heads of the dense prefix. REQUIRES: a profile of this shape.
   static HeadClassMap FromProfile(int32_t num_layers, int32_t num_kv_heads, HeadProfile profile,
                                   const HeadPreset& preset);
 

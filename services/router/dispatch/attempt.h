@@ -36,8 +36,7 @@ struct Attempt {
   absl::Status early_end;  // the stream ended before prefill answered
   bool stream_ended = false;
   std::vector<v1::StreamChunk> early;  // at most one: the next is read after prefill has answered
-  LoadTracker::Hold prefill_load;
-  LoadTracker::Hold decode_load;
+  PlacedLoad load;
   Span reserve_span, prefill_span, decode_span;  // spans of its calls
 
   // Number of answer tokens that these workers take for a part of the prompt: all of them, or none where the decode

@@ -111,12 +111,12 @@ void Generation::Dispatch() {
     core_.metrics().queue_stage_seconds.Observe(queue_seconds_);
   }
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
-  const absl::StatusOr<Candidate> candidate = Place(*fleet);
-  if (candidate.ok()) {
+  const absl::Status placed = Place(*fleet);
+  if (placed.ok()) {
     history_.none_since = {};
     return Reserve(*fleet);
   }
-  if (candidate.status().code() == absl::StatusCode::kResourceExhausted) {
+  if (placed.code() == absl::StatusCode::kResourceExhausted) {
     history_.full.clear();
     waiting_in_ = TtftStage::kQueue;
     const absl::Status waiting = core_.admission().WaitForRoom(Queued());
@@ -124,11 +124,11 @@ void Generation::Dispatch() {
     return;
   }
   // A worker that restarts is back within a poll or two: worth the same patience as a failed attempt.
-  if (!fleet->model.known) return Fail(candidate.status());
-  WaitForWorkers(candidate.status());
+  if (!fleet->model.known) return Fail(placed);
+  WaitForWorkers(placed);
 }
 
-absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
+absl::Status Generation::Place(const FleetSnapshot& fleet) {
   const Clock::time_point start = Clock::now();
   (void)place_fault.Hit();
   std::vector<PrefixIndex::Holder> holders;
@@ -154,30 +154,27 @@ absl::StatusOr<Candidate> Generation::Place(const FleetSnapshot& fleet) {
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              // What is left out of heads is kept for the decode worker by a prefill worker.
-                             .may_stay_local = !request_.reuse.decode_restore(),
+                             .may_stay_local = !request_.reuse.heads().decode_restore(),
                              .full = &history_.full,
                              .leaving = leaving.get(),
                              .failed = &avoided};
-  absl::StatusOr<Candidate> candidate = core_.placement().Place(query);
-  if (candidate.ok()) {
+  const absl::StatusOr<PlacedRequest> placed = PlaceRequest(core_.placement(), query);
+  if (placed.ok()) {
+    const Candidate& pair = placed->pair;
     attempt_ = std::make_shared<Attempt>();
-    attempt_->exact_tokens = reuse[candidate->prefill_idx].exact_tokens;
-    if (Publishes(request_.reuse))
-      core_.NoteSent(prompt_.keys, holders[candidate->prefill_idx], attempt_->exact_tokens);
-    core_.breakers().OnSent(candidate->prefill->worker_id, start);
-    core_.breakers().OnSent(candidate->decode->worker_id, start);
-    attempt_->prefill = *candidate->prefill;
-    attempt_->decode = *candidate->decode;
-    attempt_->link = *candidate->link;
-    attempt_->expected_seconds = candidate->expected_s;
-    const auto computed = static_cast<uint64_t>(ComputeScorer::TokensToCompute(query, candidate->prefill_idx));
-    if (!candidate->prefill->local.has_value()) core_.planner().OnPlaced(static_cast<double>(computed));
-    attempt_->prefill_load = core_.loads().Add(candidate->prefill->worker_id, {.prefill_tokens = computed});
-    attempt_->decode_load =
-        core_.loads().Add(candidate->decode->worker_id, {.prefill_tokens = tokens, .sequences = request_.sampling.n});
+    attempt_->exact_tokens = placed->exact_tokens;
+    if (Publishes(request_.reuse)) core_.NoteSent(prompt_.keys, holders[pair.prefill_idx], placed->exact_tokens);
+    core_.breakers().OnSent(pair.prefill->worker_id, start);
+    core_.breakers().OnSent(pair.decode->worker_id, start);
+    attempt_->prefill = *pair.prefill;
+    attempt_->decode = *pair.decode;
+    attempt_->link = *pair.link;
+    attempt_->expected_seconds = pair.expected_s;
+    if (!pair.prefill->local.has_value()) core_.planner().OnPlaced(static_cast<double>(placed->tokens_to_compute));
+    attempt_->load = Charge(core_.loads(), query, *placed, request_.sampling.n);
   }
   core_.metrics().decision_seconds.Observe(SecondsSince(start));
-  return candidate;
+  return placed.status();
 }
 
 void Generation::Reserve(const FleetSnapshot& fleet) {
@@ -275,7 +272,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
   attempt->prefill_call.reset();
   attempt->prefill_span.SetStatus(status);
   attempt->prefill_span.End();
-  attempt->prefill_load.Reset();
+  attempt->load.prefill.Reset();
   if (done_ || attempt != attempt_) return;
   if (GivenUpByWorker(status.code())) attempt->writer_quiet = true;
   if (!status.ok()) {
@@ -298,7 +295,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
                             .prefill_s = receipt.prefill_seconds()});
   }
   core_.breakers().OnSuccess(attempt->prefill.worker_id);
-  Learn(*attempt, FromProto(response.receipt()));
+  Learn(*attempt, response.receipt());
   DeliverFirst(response);
   std::vector<v1::StreamChunk> early = std::move(attempt->early);
   for (const v1::StreamChunk& chunk : early) {
@@ -310,13 +307,13 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
 }
 
 // Of what really happened, for the placement of others.
-void Generation::Learn(const Attempt& attempt, const RequestReceipt& receipt) {
+void Generation::Learn(const Attempt& attempt, const v1::Receipt& receipt) {
   core_.costs().Observe(request_.reuse, receipt,
                         // Computing beside decode steps says nothing of what a token costs.
                         {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
                          .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
   if (!core_.options().has_store || !Publishes(request_.reuse) || !attempt.prefill.reads_store) return;
-  const uint32_t exact = receipt.aligned_tokens == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
+  const uint32_t exact = receipt.aligned_tokens() == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
   core_.prefix_index().InsertStored(prompt_.keys, exact, Clock::now());
 }
 
@@ -354,12 +351,12 @@ void Generation::OnStreamEnded(const AttemptPtr& attempt, const absl::Status& st
 
 void Generation::DeliverFirst(const v1::PrefillResponse& response) {
   if (!started_output_) {
-    receipt_ = FromProto(response.receipt());
-    receipt_.prefill_worker = attempt_->prefill.process_id();
-    receipt_.prefill = attempt_->prefill.local.has_value() ? "local" : "pool";
+    receipt_ = response.receipt();
+    receipt_.set_prefill_worker(attempt_->prefill.process_id());
+    receipt_.set_prefill(attempt_->prefill.local.has_value() ? "local" : "pool");
   }
-  receipt_.decode_worker = attempt_->decode.worker_id;
-  if (receipt_.transport.empty()) receipt_.transport = attempt_->link.transport;
+  receipt_.set_decode_worker(attempt_->decode.worker_id);
+  if (receipt_.transport().empty()) receipt_.set_transport(attempt_->link.transport);
   if (attempt_->decode.replays && !answer_.tokens().empty()) return;  // it is the client's already
   std::vector<Delta> deltas;
   for (int i = 0; i < response.first_tokens_size(); ++i) {
@@ -370,12 +367,8 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
 }
 
 void Generation::Deliver(const v1::StreamChunk& chunk) {
-  if (chunk.has_restores()) {
-    const v1::StreamChunk::Restores& restores = chunk.restores();
-    receipt_.decode_restored_heads = restores.restored_heads();
-    receipt_.restore_misses = restores.missed_lease() + restores.missed_pages() + restores.missed_fetch();
-  }
-  if (chunk.has_kv_bytes()) receipt_.decode_kv_bytes = chunk.kv_bytes();
+  if (chunk.has_restores()) *receipt_.mutable_decode_restore() = ReceiptOf(chunk.restores());
+  if (chunk.has_kv_bytes()) receipt_.set_decode_kv_bytes(chunk.kv_bytes());
   std::vector<Delta> deltas;
   for (const v1::StreamChunk::Token& token : chunk.tokens()) {
     const absl::Status taken = answer_.Take(token.index(), token.token(), &deltas);
@@ -432,10 +425,10 @@ void Generation::Succeed() {
   if (steps > 1) core_.planner().OnTpot((SecondsSince(arrived_) - ttft_seconds_) / (steps - 1));
   core_.metrics().prompt_tokens.Increment(static_cast<double>(num_prompt_tokens()));
   core_.metrics().prompt_tokens_per_request.Observe(static_cast<double>(num_prompt_tokens()));
-  core_.metrics().reuse_prefix_tokens.Increment(receipt_.cached_tokens);
-  core_.metrics().reuse_segment_tokens.Increment(receipt_.aligned_tokens);
-  core_.metrics().reuse_miss_tokens.Increment(static_cast<double>(num_prompt_tokens()) - receipt_.cached_tokens -
-                                              receipt_.aligned_tokens);
+  core_.metrics().reuse_prefix_tokens.Increment(receipt_.cached_tokens());
+  core_.metrics().reuse_segment_tokens.Increment(receipt_.aligned_tokens());
+  core_.metrics().reuse_miss_tokens.Increment(static_cast<double>(num_prompt_tokens()) - receipt_.cached_tokens() -
+                                              receipt_.aligned_tokens());
   Finish(absl::OkStatus());
 }
 

@@ -58,13 +58,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Attempts.
   void Dispatch();
   void WaitForWorkers(const absl::Status& missing);
-  absl::StatusOr<Candidate> Place(const FleetSnapshot& fleet);
+  absl::Status Place(const FleetSnapshot& fleet);
   void Reserve(const FleetSnapshot& fleet);
   void OnReserved(const AttemptPtr& attempt, const absl::Status& status, v1::Ticket ticket);
   void OpenStream(const AttemptPtr& attempt);
   void RunPrefill(const AttemptPtr& attempt);
   void OnPrefilled(const AttemptPtr& attempt, const absl::Status& status, const v1::PrefillResponse& response);
-  void Learn(const Attempt& attempt, const RequestReceipt& receipt);
+  void Learn(const Attempt& attempt, const v1::Receipt& receipt);
   void OnChunk(const AttemptPtr& attempt, v1::StreamChunk chunk);
   void OnStreamEnded(const AttemptPtr& attempt, const absl::Status& status);
   void OnDecodeFull(const std::string& worker_id);
@@ -120,7 +120,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   RequestPrompt prompt_;
   RateLimits::Lease lease_;
   Answer answer_;
-  RequestReceipt receipt_;
+  v1::Receipt receipt_;
 
   AttemptPtr attempt_;
   AttemptHistory history_;

@@ -39,7 +39,7 @@ void Generation::RecordTrace(const absl::Status& status) const {
                                         {"splice.api", request_.api},
                                         {"splice.caller", request_.caller.name},
                                         {"splice.prompt_tokens", static_cast<int64_t>(num_prompt_tokens())},
-                                        {"splice.cached_tokens", static_cast<int64_t>(receipt_.cached_tokens)},
+                                        {"splice.cached_tokens", static_cast<int64_t>(receipt_.cached_tokens())},
                                         {"splice.output_tokens", static_cast<int64_t>(answer_.num_tokens())},
                                         {"splice.attempts", static_cast<int64_t>(history_.attempts)},
                                         {"splice.ttft_seconds", ttft_seconds_}},
@@ -54,7 +54,7 @@ void Generation::ObserveFirst() {
   core_.metrics().ttft_seconds.Observe(ttft_seconds_);
   core_.metrics().ObserveStages(stages_);
   core_.planner().OnTtft(ttft_seconds_);
-  receipt_.ttft_stages = stages_.ToMap();
+  for (const auto& [stage, seconds] : stages_.ToMap()) (*receipt_.mutable_ttft_stages())[stage] = seconds;
 }
 
 void Generation::ObserveLatency() {
@@ -67,17 +67,17 @@ FinalInfo Generation::MakeFinal() const {
   FinalInfo final{.prompt_tokens = static_cast<uint32_t>(num_prompt_tokens()),
                   .completion_tokens = answer_.num_tokens(),
                   .receipt = receipt_};
-  RequestReceipt& r = final.receipt;
-  r.prompt_tokens = final.prompt_tokens;
-  r.queue_seconds += queue_seconds_;
-  r.ttft_seconds = ttft_seconds_;
-  r.seed = request_.sampling.seed.value_or(0);
-  r.attempts = history_.attempts;
-  r.migrations = history_.migrations;
+  v1::Receipt& r = final.receipt;
+  r.set_prompt_tokens(final.prompt_tokens);
+  r.set_queue_seconds(r.queue_seconds() + queue_seconds_);
+  r.set_ttft_seconds(ttft_seconds_);
+  r.set_seed(request_.sampling.seed.value_or(0));
+  r.set_attempts(history_.attempts);
+  r.set_migrations(history_.migrations);
   // After a move the prompt's KV and the output's were computed by other workers, whose rounding may be another one
   // (other processors, other companions on a GPU): at a near tie the rest may be another text than the undisturbed one.
-  r.exact = r.exact && history_.migrations == 0;
-  r.knowledge_bases = request_.knowledge_bases;
+  r.set_exact(r.exact() && history_.migrations == 0);
+  r.mutable_knowledge_bases()->insert(request_.knowledge_bases.begin(), request_.knowledge_bases.end());
   return final;
 }
 
@@ -88,10 +88,10 @@ void Generation::LogLine(const absl::Status& status) const {
   log::Info("router.request", log::F("request", request_.request_id), log::F("trace", trace),
             log::F("api", request_.api), log::F("caller", request_.caller.name), log::F("status", outcome),
             log::F("message", message), log::F("prompt_tokens", num_prompt_tokens()),
-            log::F("cached_tokens", receipt_.cached_tokens), log::F("output_tokens", answer_.num_tokens()),
+            log::F("cached_tokens", receipt_.cached_tokens()), log::F("output_tokens", answer_.num_tokens()),
             log::F("n", request_.sampling.n), log::F("queue_ms", queue_seconds_ * 1e3),
             log::F("ttft_ms", ttft_seconds_ * 1e3), log::F("e2e_ms", SecondsSince(arrived_) * 1e3),
-            log::F("prefill", receipt_.prefill_worker), log::F("decode", receipt_.decode_worker),
+            log::F("prefill", receipt_.prefill_worker()), log::F("decode", receipt_.decode_worker()),
             log::F("attempts", history_.attempts), log::F("migrations", history_.migrations));
 }
 
@@ -110,9 +110,9 @@ void Generation::Describe(RequestRecord& record) const {
   }
   record.queue_seconds = queue_seconds_;
   record.ttft_seconds = ttft_seconds_;
-  record.ttft_stages = receipt_.ttft_stages;
+  record.ttft_stages = {receipt_.ttft_stages().begin(), receipt_.ttft_stages().end()};
   record.prompt_tokens = static_cast<uint32_t>(num_prompt_tokens());
-  record.cached_tokens = receipt_.cached_tokens + receipt_.aligned_tokens;
+  record.cached_tokens = receipt_.cached_tokens() + receipt_.aligned_tokens();
   record.completion_tokens = answer_.num_tokens();
   record.attempts = history_.attempts;
   record.migrations = history_.migrations;

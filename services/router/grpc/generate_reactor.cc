@@ -25,7 +25,7 @@ v1::GenerateResponse ToProto(const FinalInfo& final) {
   v1::GenerateResponse::Final* out = response.mutable_final();
   out->set_prompt_tokens(final.prompt_tokens);
   out->set_completion_tokens(final.completion_tokens);
-  *out->mutable_receipt() = ToProto(final.receipt);
+  *out->mutable_receipt() = final.receipt;
   return response;
 }
 

@@ -275,4 +275,18 @@ absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
   return chosen;
 }
 
+absl::StatusOr<PlacedRequest> PlaceRequest(const Placement& placement, const PlacementQuery& query) {
+  SPLICE_ASSIGN_OR_RETURN(const Candidate pair, placement.Place(query));
+  return PlacedRequest{
+      .pair = pair,
+      .exact_tokens = query.reuse.empty() ? 0 : query.reuse[pair.prefill_idx].exact_tokens,
+      .tokens_to_compute = static_cast<uint64_t>(ComputeScorer::TokensToCompute(query, pair.prefill_idx))};
+}
+
+PlacedLoad Charge(LoadTracker& loads, const PlacementQuery& query, const PlacedRequest& placed, uint32_t sequences) {
+  return {.prefill = loads.Add(placed.pair.prefill->worker_id, {.prefill_tokens = placed.tokens_to_compute}),
+          .decode = loads.Add(placed.pair.decode->worker_id,
+                              {.prefill_tokens = query.prompt_tokens, .sequences = sequences})};
+}
+
 }  // namespace spl::router

@@ -74,4 +74,20 @@ class Placement {
   mutable uint64_t turn_ = 0;
 };
 
+// A request's place, and what is expected there.
+struct PlacedRequest {
+  Candidate pair;             // points into the query's fleet
+  uint32_t exact_tokens = 0;  // leading ones that are there exactly
+  uint64_t tokens_to_compute = 0;
+};
+
+// Placement::Place, for the router and for whoever simulates it.
+absl::StatusOr<PlacedRequest> PlaceRequest(const Placement& placement, const PlacementQuery& query);
+
+// The load of a placed request on its two workers, until the holds are given up.
+struct PlacedLoad {
+  LoadTracker::Hold prefill, decode;
+};
+PlacedLoad Charge(LoadTracker& loads, const PlacementQuery& query, const PlacedRequest& placed, uint32_t sequences);
+
 }  // namespace spl::router

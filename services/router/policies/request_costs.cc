@@ -13,8 +13,8 @@ constexpr uint64_t kFewBytes = 1ull << 20;
 
 std::string KeyOf(const v1::ReuseOptions& reuse) {
   std::string key(methods::ResolvePolicy(methods::PolicyOf(reuse.policy(), reuse.quality()), false, ""));
-  if (reuse.head_classes()) key += "+heads";
-  if (reuse.full_kv()) key += "+full";
+  if (reuse.lines().head_classes()) key += "+heads";
+  if (reuse.heads().full_kv()) key += "+full";
   return key;
 }
 
@@ -30,25 +30,25 @@ RequestCost RequestCosts::Of(const v1::ReuseOptions& reuse) const {
   return cost;
 }
 
-void RequestCosts::Observe(const v1::ReuseOptions& reuse, const RequestReceipt& receipt, const Worker& worker) {
-  const uint32_t prompt = receipt.cached_tokens + receipt.aligned_tokens + receipt.computed_tokens;
+void RequestCosts::Observe(const v1::ReuseOptions& reuse, const v1::Receipt& receipt, const Worker& worker) {
+  const uint32_t prompt = receipt.cached_tokens() + receipt.aligned_tokens() + receipt.computed_tokens();
   std::lock_guard lock(mutex_);
-  if (receipt.bytes_fetched >= kFewBytes && receipt.fetch_seconds > 0) {
-    const double rate = static_cast<double>(receipt.bytes_fetched) / receipt.fetch_seconds;
+  if (receipt.bytes_fetched() >= kFewBytes && receipt.fetch_seconds() > 0) {
+    const double rate = static_cast<double>(receipt.bytes_fetched()) / receipt.fetch_seconds();
     if (fetch_bytes_per_s_ == 0) fetch_bytes_per_s_ = rate;
     Learn(rate, &fetch_bytes_per_s_);
   }
   const std::string key = KeyOf(reuse);
   if (!by_policy_.contains(key) && by_policy_.size() >= kMaxPolicies) return;
   RequestCost& cost = by_policy_[key];
-  if (worker.kv_bytes_per_token > 0 && prompt >= kFewTokens && receipt.bytes_moved > 0) {
+  if (worker.kv_bytes_per_token > 0 && prompt >= kFewTokens && receipt.bytes_moved() > 0) {
     const double dense = static_cast<double>(worker.kv_bytes_per_token) * prompt;
-    Learn(std::clamp(static_cast<double>(receipt.bytes_moved) / dense, 0.0, 1.0), &cost.wire_share);
+    Learn(std::clamp(static_cast<double>(receipt.bytes_moved()) / dense, 0.0, 1.0), &cost.wire_share);
   }
-  if (worker.tokens_per_s > 0 && receipt.aligned_tokens >= kFewTokens && receipt.prefill_seconds > 0) {
-    const double equivalent = receipt.prefill_seconds * worker.tokens_per_s;
-    const double aligned = equivalent - receipt.computed_tokens;
-    Learn(std::clamp(aligned / receipt.aligned_tokens, 0.0, 1.0), &cost.aligned_cost);
+  if (worker.tokens_per_s > 0 && receipt.aligned_tokens() >= kFewTokens && receipt.prefill_seconds() > 0) {
+    const double equivalent = receipt.prefill_seconds() * worker.tokens_per_s;
+    const double aligned = equivalent - receipt.computed_tokens();
+    Learn(std::clamp(aligned / receipt.aligned_tokens(), 0.0, 1.0), &cost.aligned_cost);
   }
 }
 

@@ -27,7 +27,7 @@ class RequestCosts {
     double tokens_per_s = 0;          // speed of the prefill worker that served it; 0: unknown
     uint64_t kv_bytes_per_token = 0;  // 0: unknown
   };
-  void Observe(const v1::ReuseOptions& reuse, const RequestReceipt& receipt, const Worker& worker);
+  void Observe(const v1::ReuseOptions& reuse, const v1::Receipt& receipt, const Worker& worker);
 
  private:
   mutable std::mutex mutex_;  // guards the two below

@@ -6,6 +6,7 @@
 
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
+#include "services/router/request/reuse_json.h"
 
 namespace spl::router {
 namespace {
@@ -89,42 +90,6 @@ absl::StatusOr<std::vector<TokenSegment>> ReadTokenSegments(const Json& value) {
     segments.push_back(std::move(segment));
   }
   return segments;
-}
-
-// Every option by its name in JSON. Absent and null leave an option unset.
-void ReadReuseOptions(ObjectReader& reader, v1::ReuseOptions& reuse) {
-  using google::protobuf::FieldDescriptor;
-  const auto& reflection = *reuse.GetReflection();
-  const auto& type = *reuse.GetDescriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor* field = type.field(i);
-    const char* name = field->has_json_name() ? field->json_name().c_str() : field->name().c_str();
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_BOOL: {
-        std::optional<bool> value;
-        reader.Bool(name, &value);
-        if (value.has_value()) reflection.SetBool(&reuse, field, *value);
-        break;
-      }
-      case FieldDescriptor::CPPTYPE_UINT32: {
-        std::optional<uint32_t> value;
-        reader.Uint32(name, &value);
-        if (value.has_value()) reflection.SetUInt32(&reuse, field, *value);
-        break;
-      }
-      case FieldDescriptor::CPPTYPE_DOUBLE: {
-        std::optional<double> value;
-        reader.Number(name, &value);
-        if (value.has_value()) reflection.SetDouble(&reuse, field, *value);
-        break;
-      }
-      default: {  // a test holds that there are no others
-        std::string value;
-        reader.String(name, &value);
-        reflection.SetString(&reuse, field, std::move(value));
-      }
-    }
-  }
 }
 
 // The Splice extensions, the object "splice" in a body. `token_segments` is null where a prompt of token ids is not

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "services/methods/methods.h"
 #include "services/tokenizer/byte_level.h"
 
 namespace spl::router {
 namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 
 constexpr double kLowestLogprob = -9999.0;  // JSON has no infinity
 
@@ -19,6 +22,36 @@ double JsonLogprob(float logprob) {
 
 size_t CountCharacters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// REQUIRES: a type that Receipt has.
+OrderedJson FieldJson(const Message& message, const FieldDescriptor& field) {
+  const auto& reflection = *message.GetReflection();
+  if (field.is_map()) {
+    std::map<std::string, OrderedJson> out;  // a protobuf map has no order
+    for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
+      const Message& entry = reflection.GetRepeatedMessage(message, &field, i);
+      out[entry.GetReflection()->GetString(entry, field.message_type()->map_key())] =
+          FieldJson(entry, *field.message_type()->map_value());
+    }
+    return out;
+  }
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return ReceiptJson(reflection.GetMessage(message, &field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field);
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return reflection.GetUInt32(message, &field);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return reflection.GetUInt64(message, &field);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(message, &field);
+    default: {
+      std::string text = reflection.GetString(message, &field);
+      return field.type() == FieldDescriptor::TYPE_BYTES ? absl::Base64Escape(text) : text;
+    }
+  }
 }
 
 }  // namespace
@@ -32,41 +65,24 @@ OrderedJson UsageJson(const FinalInfo& final) {
   usage["prompt_tokens"] = final.prompt_tokens;
   usage["completion_tokens"] = final.completion_tokens;
   usage["total_tokens"] = final.prompt_tokens + final.completion_tokens;
-  usage["prompt_tokens_details"]["cached_tokens"] = final.receipt.cached_tokens;
+  usage["prompt_tokens_details"]["cached_tokens"] = final.receipt.cached_tokens();
   return usage;
 }
 
-OrderedJson ReceiptJson(const RequestReceipt& r) {
+OrderedJson ReceiptJson(const google::protobuf::Message& message) {
   OrderedJson out;
-  out["reuse"] = r.reuse_policy;
-  out["decode"] = r.decode_selector;
-  out["exact"] = r.exact;
-  out["tokens"] = {{"prompt", r.prompt_tokens},   {"cached", r.cached_tokens},         {"stored", r.stored_tokens},
-                   {"aligned", r.aligned_tokens}, {"recomputed", r.recomputed_tokens}, {"computed", r.computed_tokens}};
-  if (r.session_tokens > 0) out["tokens"]["session"] = r.session_tokens;
-  // Of the methods with head classes.
-  if (r.ffn_share < 1 || r.restored_heads > 0)
-    out["head_classes"] = {{"ffn_share", r.ffn_share}, {"restored_heads", r.restored_heads}};
-  if (const auto* policy = methods::FindPolicy(r.reuse_policy); policy != nullptr && policy->leaves_out_tokens)
-    out["samkv"] = {{"kept_share", r.kept_share}, {"summaries_computed", r.summaries_computed}};
-  if (r.head_lease)
-    out["decode_restore"] = {{"restored_heads", r.decode_restored_heads}, {"restore_misses", r.restore_misses}};
-  if (r.lines.has_value())
-    out["lines"] = {{"heads", r.lines->heads},       {"dense_heads", r.lines->dense_heads},
-                    {"covered", r.lines->covered},   {"cells", r.lines->cells},
-                    {"held_out", r.lines->held_out}, {"held_out_lowest", r.lines->held_out_lowest}};
-  out["bytes"] = {{"fetched", r.bytes_fetched}, {"moved", r.bytes_moved}, {"decode_kv", r.decode_kv_bytes}};
-  out["seconds"] = {{"queue", r.queue_seconds},     {"lookup", r.lookup_seconds},     {"fetch", r.fetch_seconds},
-                    {"prefill", r.prefill_seconds}, {"transfer", r.transfer_seconds}, {"ttft", r.ttft_seconds}};
-  out["ttft_stages"] = r.ttft_stages;
-  out["seed"] = r.seed;
-  out["prefill"] = r.prefill;
-  out["workers"] = {{"prefill", r.prefill_worker}, {"decode", r.decode_worker}};
-  out["transport"] = r.transport;
-  out["attempts"] = r.attempts;
-  out["migrations"] = r.migrations;
-  if (!r.first_logits.empty()) out["first_logits"] = absl::Base64Escape(r.first_logits);
-  if (!r.knowledge_bases.empty()) out["knowledge_bases"] = r.knowledge_bases;
+  const auto& reflection = *message.GetReflection();
+  const auto& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor& field = *type.field(i);
+    const bool absent = field.is_repeated() ? reflection.FieldSize(message, &field) == 0
+                                            : field.has_presence() && !reflection.HasField(message, &field);
+    if (absent) continue;
+    const std::string& path = field.options().GetExtension(v1::path);
+    const size_t dot = path.find('.');
+    OrderedJson& place = out[path.empty() ? field.name() : path.substr(0, dot)];
+    (dot == std::string::npos ? place : place[path.substr(dot + 1)]) = FieldJson(message, field);
+  }
   return out;
 }
 

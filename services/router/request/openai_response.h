@@ -21,8 +21,9 @@ std::string SseEvent(const OrderedJson& json);
 inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 
 OrderedJson UsageJson(const FinalInfo& final);
-// The receipt, under "splice".
-OrderedJson ReceiptJson(const RequestReceipt& receipt);
+// A v1.Receipt, for "splice", by its declaration: each field at its path, but for messages and optional fields that are
+// not set, and empty maps.
+OrderedJson ReceiptJson(const google::protobuf::Message& receipt);
 
 // A token as text, and as the bytes it stands for (which may be part of a character).
 struct TokenText {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "services/router/request/api_error.h"
+#include "services/wire/request_options.h"
 
 namespace spl::router {
 namespace {
@@ -72,14 +73,16 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
   if (!reuse.quality().empty() && reuse.quality() != methods::kBalanced && reuse.quality() != methods::kStrict) {
     return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality());
   }
-  const auto& type = *reuse.GetDescriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const auto& field = *type.field(i);
-    if (field.cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) continue;
-    const auto& reflection = *reuse.GetReflection();
-    if (!reflection.HasField(reuse, &field)) continue;
-    const std::string name = "splice." + field.name();
-    SPLICE_RETURN_IF_ERROR(CheckRange(name.c_str(), reflection.GetDouble(reuse, &field), 0, 1));
+  for (const wire::RequestOption& option : wire::RequestOptions()) {
+    if (option.field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE || !option.IsSet(reuse)) continue;
+    const google::protobuf::Message& in = option.In(reuse);
+    const std::string name = "splice." + option.name();
+    SPLICE_RETURN_IF_ERROR(CheckRange(name.c_str(), in.GetReflection()->GetDouble(in, option.field), 0, 1));
+  }
+  if (const wire::UnreadOption unread = wire::FindUnreadOption(reuse); unread.option != nullptr) {
+    return ParamError("splice." + unread.option->name(), "is an option of {} {}, and {} does not read it",
+                      unread.option->of_decoding ? "decode" : "reuse", fmt::join(unread.option->methods, ", "),
+                      unread.method);
   }
   return CheckName("splice.namespace", request.namespace_name);
 }

@@ -130,9 +130,10 @@ struct GenerationRequest {
   bool skip_special_tokens = true;
   v1::ReuseOptions reuse;  // the router reads a few of its fields and carries the others
   std::string namespace_name;
-  int32_t priority = 0;                             // among the caller's own requests; lower goes first
-  std::string session;                              // a conversation that this is a turn of; empty: none
-  std::map<std::string, uint64_t> knowledge_bases;  // see RequestReceipt; set by KnowledgeBases::Resolve
+  int32_t priority = 0;  // among the caller's own requests; lower goes first
+  std::string session;   // a conversation that this is a turn of; empty: none
+  std::map<std::string, uint64_t>
+      knowledge_bases;  // that the prompt names, with versions; set by KnowledgeBases::Resolve
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
@@ -162,55 +163,10 @@ struct Delta {
   FinishReason finish_reason = FinishReason::kNone;
 };
 
-// What was done for a request; see Receipt in proto/spl/v1/common.proto.
-struct RequestReceipt {
-  std::string reuse_policy;
-  std::string decode_selector;
-  bool exact = true;
-  uint32_t prompt_tokens = 0;
-  uint32_t cached_tokens = 0;
-  uint32_t session_tokens = 0;
-  uint32_t stored_tokens = 0;
-  uint32_t aligned_tokens = 0;
-  uint32_t recomputed_tokens = 0;
-  uint32_t computed_tokens = 0;
-  uint32_t restored_heads = 0;
-  bool head_lease = false;
-  uint32_t decode_restored_heads = 0;
-  uint32_t restore_misses = 0;
-  double ffn_share = 1;
-  double kept_share = 1;
-  uint32_t summaries_computed = 0;
-  struct Lines {  // see LineReceipt
-    uint64_t heads = 0, dense_heads = 0;
-    double covered = 1, cells = 1, held_out = 1, held_out_lowest = 1;
-  };
-  std::optional<Lines> lines;
-  uint64_t bytes_fetched = 0;
-  uint64_t bytes_moved = 0;
-  uint64_t decode_kv_bytes = 0;
-  double queue_seconds = 0;
-  double lookup_seconds = 0;
-  double fetch_seconds = 0;
-  double prefill_seconds = 0;
-  double transfer_seconds = 0;
-  double ttft_seconds = 0;
-  std::map<std::string, double> ttft_stages;  // see TtftStage; they add up to ttft_seconds
-  uint64_t seed = 0;
-  std::string prefill;  // "pool": a prefill worker computed the prompt; "local": the decode worker itself
-  std::string prefill_worker;
-  std::string decode_worker;
-  std::string transport;
-  uint32_t attempts = 0;                            // prefills that were started for this request
-  uint32_t migrations = 0;                          // of those, after the first token
-  std::map<std::string, uint64_t> knowledge_bases;  // that the prompt names, and the version that was read
-  std::string first_logits;                         // f32, little endian; empty unless asked for
-};
-
 struct FinalInfo {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;  // over all continuations
-  RequestReceipt receipt;
+  v1::Receipt receipt;
 };
 
 // Receives one request's output. Called from one thread at a time, in order; the calls return quickly and never block.

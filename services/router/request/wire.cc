@@ -84,97 +84,10 @@ v1::TokenLogprob LogprobToProto(const OutputToken& token) {
   return out;
 }
 
-v1::Receipt ToProto(const RequestReceipt& r) {
-  v1::Receipt out;
-  out.set_reuse_policy(r.reuse_policy);
-  out.set_decode_selector(r.decode_selector);
-  out.set_exact(r.exact);
-  out.set_prompt_tokens(r.prompt_tokens);
-  out.set_cached_tokens(r.cached_tokens);
-  out.set_session_tokens(r.session_tokens);
-  out.set_stored_tokens(r.stored_tokens);
-  out.set_aligned_tokens(r.aligned_tokens);
-  out.set_recomputed_tokens(r.recomputed_tokens);
-  out.set_restored_heads(r.restored_heads);
-  out.set_head_lease(r.head_lease);
-  out.set_decode_restored_heads(r.decode_restored_heads);
-  out.set_restore_misses(r.restore_misses);
-  out.set_ffn_share(r.ffn_share);
-  out.set_kept_share(r.kept_share);
-  out.set_summaries_computed(r.summaries_computed);
-  if (r.lines.has_value()) {
-    v1::LineReceipt& lines = *out.mutable_lines();
-    lines.set_heads(r.lines->heads);
-    lines.set_dense_heads(r.lines->dense_heads);
-    lines.set_covered(r.lines->covered);
-    lines.set_cells(r.lines->cells);
-    lines.set_held_out(r.lines->held_out);
-    lines.set_held_out_lowest(r.lines->held_out_lowest);
-  }
-  out.set_computed_tokens(r.computed_tokens);
-  out.set_bytes_fetched(r.bytes_fetched);
-  out.set_bytes_moved(r.bytes_moved);
-  out.set_decode_kv_bytes(r.decode_kv_bytes);
-  out.set_queue_seconds(r.queue_seconds);
-  out.set_lookup_seconds(r.lookup_seconds);
-  out.set_fetch_seconds(r.fetch_seconds);
-  out.set_prefill_seconds(r.prefill_seconds);
-  out.set_transfer_seconds(r.transfer_seconds);
-  out.set_ttft_seconds(r.ttft_seconds);
-  out.mutable_ttft_stages()->insert(r.ttft_stages.begin(), r.ttft_stages.end());
-  out.set_seed(r.seed);
-  out.set_prefill(r.prefill);
-  out.set_prefill_worker(r.prefill_worker);
-  out.set_decode_worker(r.decode_worker);
-  out.set_transport(r.transport);
-  out.set_attempts(r.attempts);
-  out.set_migrations(r.migrations);
-  out.set_first_logits(r.first_logits);
-  for (const auto& [name, version] : r.knowledge_bases) (*out.mutable_knowledge_bases())[name] = version;
-  return out;
-}
-
-RequestReceipt FromProto(const v1::Receipt& r) {
-  RequestReceipt out;
-  out.reuse_policy = r.reuse_policy();
-  out.decode_selector = r.decode_selector();
-  out.exact = r.exact();
-  out.prompt_tokens = r.prompt_tokens();
-  out.cached_tokens = r.cached_tokens();
-  out.session_tokens = r.session_tokens();
-  out.stored_tokens = r.stored_tokens();
-  out.aligned_tokens = r.aligned_tokens();
-  out.recomputed_tokens = r.recomputed_tokens();
-  out.restored_heads = r.restored_heads();
-  out.head_lease = r.head_lease();
-  out.decode_restored_heads = r.decode_restored_heads();
-  out.restore_misses = r.restore_misses();
-  out.ffn_share = r.ffn_share();
-  out.kept_share = r.kept_share();
-  out.summaries_computed = r.summaries_computed();
-  if (r.has_lines())
-    out.lines = {r.lines().heads(), r.lines().dense_heads(), r.lines().covered(),
-                 r.lines().cells(), r.lines().held_out(),    r.lines().held_out_lowest()};
-  out.computed_tokens = r.computed_tokens();
-  out.bytes_fetched = r.bytes_fetched();
-  out.bytes_moved = r.bytes_moved();
-  out.decode_kv_bytes = r.decode_kv_bytes();
-  out.queue_seconds = r.queue_seconds();
-  out.lookup_seconds = r.lookup_seconds();
-  out.fetch_seconds = r.fetch_seconds();
-  out.prefill_seconds = r.prefill_seconds();
-  out.transfer_seconds = r.transfer_seconds();
-  out.ttft_seconds = r.ttft_seconds();
-  out.ttft_stages.insert(r.ttft_stages().begin(), r.ttft_stages().end());
-  out.seed = r.seed();
-  out.prefill = r.prefill();
-  out.prefill_worker = r.prefill_worker();
-  out.decode_worker = r.decode_worker();
-  out.transport = r.transport();
-  out.attempts = r.attempts();
-  out.migrations = r.migrations();
-  out.first_logits = r.first_logits();
-  out.knowledge_bases.insert(r.knowledge_bases().begin(), r.knowledge_bases().end());
+v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores) {
+  v1::DecodeRestoreReceipt out;
+  out.set_restored_heads(restores.restored_heads());
+  out.set_restore_misses(restores.missed_lease() + restores.missed_pages() + restores.missed_fetch());
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include "services/router/request/request.h"
 #include "spl/v1/common.pb.h"
+#include "spl/v1/decode.pb.h"
 
 namespace spl::router {
 
@@ -26,8 +27,6 @@ OutputToken TokenFromProto(const SampledToken& sampled) {
   }
   return token;
 }
-
-v1::Receipt ToProto(const RequestReceipt& receipt);
-RequestReceipt FromProto(const v1::Receipt& receipt);
+v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores);
 
 }  // namespace spl::router

@@ -240,6 +240,8 @@ TEST(FleetTest, AnotherWireVersionIsExcludedByName) {
   cluster.decode.push_back(std::make_unique<FakeDecode>(
       cluster.fabric, FakeDecode::Options{.worker_id = "newer", .wire_min = 7, .wire_max = 8}));
   cluster.decode.push_back(std::make_unique<FakeDecode>(
+      cluster.fabric, FakeDecode::Options{.worker_id = "older", .wire_min = 0, .wire_max = 0}));
+  cluster.decode.push_back(std::make_unique<FakeDecode>(
       cluster.fabric, FakeDecode::Options{.worker_id = "overlaps", .wire_min = 1, .wire_max = 2}));
   auto discovery = std::make_shared<ScriptedDiscovery>();
   discovery->Add(membership::Role::kPrefill, cluster.prefill[0]->address());
@@ -248,7 +250,7 @@ TEST(FleetTest, AnotherWireVersionIsExcludedByName) {
   cluster.WaitForPairs(1, 2);
   ASSERT_TRUE(spl::test::Eventually([&] { return NumDecode(cluster) == 2; }));
   for (const DecodeView& view : cluster.router->dispatcher().fleet().snapshot()->decode)
-    EXPECT_NE(view.worker_id, "newer");
+    EXPECT_TRUE(view.worker_id != "newer" && view.worker_id != "older") << view.worker_id;
 }
 
 TEST(CircuitBreakerTest, OpensProbesAndBacksOff) {

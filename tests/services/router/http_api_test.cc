@@ -364,43 +364,40 @@ TEST_F(HttpApiTest, ReuseOptionsReachTheWorker) {
   EXPECT_EQ(run.segments(0).end(), 3u);
   EXPECT_EQ(run.reuse().policy(), "exact") << "strict";
   EXPECT_EQ(run.reuse().dense_layers(), 2u);
-  EXPECT_EQ(run.reuse().recompute_share(), 0.25);
+  EXPECT_EQ(run.reuse().sparsex().recompute_share(), 0.25);
   EXPECT_TRUE(run.reuse().auto_segments());
   EXPECT_TRUE(run.reuse().has_publish() && !run.reuse().publish());
   EXPECT_EQ(run.reuse().quality(), "strict");
   EXPECT_TRUE(run.reuse().return_first_logits());
-  EXPECT_FALSE(run.reuse().has_epic_tokens());
+  EXPECT_FALSE(run.reuse().epic().has_epic_tokens());
 }
 
 TEST_F(HttpApiTest, OptionsOfColdPromptsReachTheWorker) {
-  Post(kCompletions, {{"prompt", "ab"},
-                      {"max_tokens", 1},
-                      {"splice",
-                       {{"reuse", "loopserve"},
-                        {"line_alpha", 0.9},
-                        {"line_samples", 32},
-                        {"line_min_span", 2048},
-                        {"head_classes", true},
-                        {"line_columns", 100},
-                        {"line_slashes", 200},
-                        {"band_sinks", 4},
-                        {"band_window", 512},
-                        {"band_last_rows", 10}}}});
-  const v1::ReuseOptions reuse = cluster_.prefill[0]->last_run().reuse();
+  const auto sent = [&](const json& options) {
+    Post(kCompletions, {{"prompt", "ab"}, {"max_tokens", 1}, {"splice", options}});
+    return cluster_.prefill[0]->last_run().reuse();
+  };
+  v1::ReuseOptions reuse = sent({{"reuse", "loopserve"},
+                                 {"line_alpha", 0.9},
+                                 {"line_samples", 32},
+                                 {"line_min_span", 2048},
+                                 {"head_classes", true}});
   EXPECT_EQ(reuse.policy(), "loopserve");
-  EXPECT_EQ(reuse.line_alpha(), 0.9);
-  EXPECT_EQ(reuse.line_samples(), 32u);
-  EXPECT_EQ(reuse.line_min_span(), 2048u);
-  EXPECT_TRUE(reuse.head_classes());
-  EXPECT_EQ(reuse.line_columns(), 100u);
-  EXPECT_EQ(reuse.line_slashes(), 200u);
-  EXPECT_EQ(reuse.band_sinks(), 4u);
-  EXPECT_EQ(reuse.band_window(), 512u);
-  EXPECT_EQ(reuse.band_last_rows(), 10u);
+  EXPECT_EQ(reuse.lines().line_alpha(), 0.9);
+  EXPECT_EQ(reuse.lines().line_samples(), 32u);
+  EXPECT_EQ(reuse.lines().line_min_span(), 2048u);
+  EXPECT_TRUE(reuse.lines().head_classes());
+  reuse = sent({{"reuse", "minference"}, {"lines", {{"line_columns", 100}, {"line_slashes", 200}}}});
+  EXPECT_EQ(reuse.lines().line_columns(), 100u);
+  EXPECT_EQ(reuse.lines().line_slashes(), 200u);
+  reuse = sent({{"reuse", "tri-shape"}, {"band_sinks", 4}, {"band_window", 512}, {"band_last_rows", 10}});
+  EXPECT_EQ(reuse.band().band_sinks(), 4u);
+  EXPECT_EQ(reuse.band().band_window(), 512u);
+  EXPECT_EQ(reuse.band().band_last_rows(), 10u);
   for (const char* policy : {"minference", "a-shape", "tri-shape"}) {
     Post(kCompletions, {{"prompt", "ab"}, {"max_tokens", 1}, {"splice", {{"reuse", policy}}}});
     EXPECT_EQ(cluster_.prefill[0]->last_run().reuse().policy(), policy);
-    EXPECT_FALSE(cluster_.prefill[0]->last_run().reuse().has_band_window());
+    EXPECT_FALSE(cluster_.prefill[0]->last_run().reuse().band().has_band_window());
   }
   const TestResponse bad =
       Call(cluster_.http(), "POST", kCompletions,

@@ -45,24 +45,24 @@ TEST(ParseChatBodyTest, OptionsOfSamKv) {
       "choose":"means","recompute":"attended","budget_ratio":0.25,"fusion":true,"personal_bias":false,
       "quantized_copies":false}})");
   ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ(r->generation.reuse.choose(), "means");
-  EXPECT_EQ(r->generation.reuse.recompute(), "attended");
-  EXPECT_EQ(r->generation.reuse.budget_ratio(), 0.25);
-  EXPECT_TRUE(r->generation.reuse.fusion());
-  EXPECT_TRUE(r->generation.reuse.has_personal_bias() && !r->generation.reuse.personal_bias());
-  EXPECT_TRUE(r->generation.reuse.has_quantized_copies() && !r->generation.reuse.quantized_copies());
+  EXPECT_EQ(r->generation.reuse.samkv().choose(), "means");
+  EXPECT_EQ(r->generation.reuse.samkv().recompute(), "attended");
+  EXPECT_EQ(r->generation.reuse.samkv().budget_ratio(), 0.25);
+  EXPECT_TRUE(r->generation.reuse.samkv().fusion());
+  EXPECT_TRUE(r->generation.reuse.samkv().has_personal_bias() && !r->generation.reuse.samkv().personal_bias());
+  EXPECT_TRUE(r->generation.reuse.samkv().has_quantized_copies() && !r->generation.reuse.samkv().quantized_copies());
 }
 
 TEST(ParseChatBodyTest, AnOptionThatIsNullIsAsIfItWereNotThere) {
   const auto parse = [](const std::string& value) {
     return ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"score_all_heads":)" + value + "}}");
   };
-  EXPECT_TRUE(parse("false")->generation.reuse.has_score_all_heads());
-  EXPECT_FALSE(parse("false")->generation.reuse.score_all_heads());
-  EXPECT_TRUE(parse("true")->generation.reuse.score_all_heads());
+  EXPECT_TRUE(parse("false")->generation.reuse.heads().has_score_all_heads());
+  EXPECT_FALSE(parse("false")->generation.reuse.heads().score_all_heads());
+  EXPECT_TRUE(parse("true")->generation.reuse.heads().score_all_heads());
   const auto null = parse("null");
   ASSERT_TRUE(null.ok()) << null.status();
-  EXPECT_FALSE(null->generation.reuse.has_score_all_heads());
+  EXPECT_FALSE(null->generation.reuse.heads().has_score_all_heads());
   EXPECT_FALSE(parse("1").ok());
 }
 

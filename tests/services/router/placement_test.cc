@@ -490,14 +490,14 @@ TEST(RequestCostsTest, LearnFromReceipts) {
   redknot.set_policy("redknot");
   EXPECT_EQ(costs.Of(redknot).wire_share, 1);
   for (int i = 0; i < 60; ++i) {
-    RequestReceipt receipt;
-    receipt.cached_tokens = 1000;
-    receipt.aligned_tokens = 2000;
-    receipt.computed_tokens = 1000;
-    receipt.bytes_moved = 4000ull * 1000 / 5;
-    receipt.bytes_fetched = 8 << 20;
-    receipt.fetch_seconds = 0.004;
-    receipt.prefill_seconds = 0.16;  // of 1,600 tokens: 600 for the 2,000 aligned ones
+    v1::Receipt receipt;
+    receipt.set_cached_tokens(1000);
+    receipt.set_aligned_tokens(2000);
+    receipt.set_computed_tokens(1000);
+    receipt.set_bytes_moved(4000ull * 1000 / 5);
+    receipt.set_bytes_fetched(8 << 20);
+    receipt.set_fetch_seconds(0.004);
+    receipt.set_prefill_seconds(0.16);  // of 1,600 tokens: 600 for the 2,000 aligned ones
     costs.Observe(redknot, receipt, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
   }
   EXPECT_NEAR(costs.Of(redknot).wire_share, 0.2, 0.01);

@@ -9,9 +9,9 @@ class HeadClassWorkersTest : public WorkersTest {
  protected:
   void SetUp() override {
     reuse_.set_policy("redknot");
-    reuse_.set_restore_share(0);
+    reuse_.mutable_heads()->set_restore_share(0);
     // Ranks add up in another order, which may turn a choice of rows.
-    if (GetParam().f32()) reuse_.set_ffn_mass(1);
+    if (GetParam().f32()) reuse_.mutable_heads()->set_ffn_mass(1);
   }
   // The path of a map for splice-tiny with as many global heads as the preset says, spread over the model.
   static std::string MapFile(const std::string& preset) {
@@ -66,18 +66,18 @@ TEST_P(HeadClassWorkersTest, OnlyWhatIsKeptMovesAndTokensEqualThePlainModel) {
 
 TEST_P(HeadClassWorkersTest, RestoredHeadsBringTheirWholeContext) {
   StartWorkers(MapFile("paper"));
-  reuse_.set_restore_share(0.1);
-  reuse_.set_restore_threshold(0);
+  reuse_.mutable_heads()->set_restore_share(0.1);
+  reuse_.mutable_heads()->set_restore_threshold(0);
   for (size_t length : {500, 1500}) {
     const auto prompt = Prompt(static_cast<uint32_t>(length + 1), length);
     const Result result = Generate(prompt, Sampling(24));
     ASSERT_TRUE(result.run.ok()) << result.run;
     ASSERT_TRUE(result.stream.ok()) << result.stream;
     EXPECT_EQ(result.tokens, Expected(prompt, Sampling(24))) << length;
-    EXPECT_GT(result.receipt.restored_heads(), 0u);
+    EXPECT_GT(result.receipt.head_classes().restored_heads(), 0u);
     const int64_t hole = (static_cast<int64_t>(length) - 256) / 64 - 1;
     EXPECT_EQ(result.receipt.bytes_moved(),
-              Bytes(KeptPages(static_cast<int64_t>(length)) + hole * result.receipt.restored_heads()));
+              Bytes(KeptPages(static_cast<int64_t>(length)) + hole * result.receipt.head_classes().restored_heads()));
   }
   EXPECT_TRUE(PagesComeBack());
 }
@@ -88,10 +88,10 @@ TEST_P(HeadClassWorkersTest, LinesAndClasses) {
   const auto prompt = Prompt(4, 1200);
   reuse_.Clear();
   reuse_.set_policy("loopserve");
-  reuse_.set_line_alpha(1);
-  reuse_.set_line_min_span(512);
+  reuse_.mutable_lines()->set_line_alpha(1);
+  reuse_.mutable_lines()->set_line_min_span(512);
   for (const bool classes : {false, true}) {
-    reuse_.set_head_classes(classes);
+    reuse_.mutable_lines()->set_head_classes(classes);
     const Result result = Generate(prompt, Sampling(16));
     ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
     EXPECT_EQ(result.receipt.bytes_moved(), Bytes(classes ? KeptPages(1200) : DensePages(1200)));
@@ -106,9 +106,9 @@ TEST_P(HeadClassWorkersTest, WhatNeedsEverythingGetsEverything) {
   StartWorkers(MapFile("paper"));
   const auto prompt = Prompt(3, 700);
   v1::ReuseOptions full = reuse_, exact;
-  full.set_full_kv(true);
-  full.set_restore_share(0.1);
-  full.set_restore_threshold(0);
+  full.mutable_heads()->set_full_kv(true);
+  full.mutable_heads()->set_restore_share(0.1);
+  full.mutable_heads()->set_restore_threshold(0);
   exact.set_policy("exact");
   for (const v1::ReuseOptions& reuse : {full, exact}) {
     reuse_ = reuse;
@@ -136,7 +136,7 @@ TEST_P(HeadClassWorkersTest, DamageIsFoundInWhatIsKept) {
 
 TEST_P(HeadClassWorkersTest, TicketsWithHolesAreChecked) {
   StartWorkers(MapFile("safe"));
-  reuse_.set_restore_share(0.1);
+  reuse_.mutable_heads()->set_restore_share(0.1);
   const auto prompt = Prompt(8, 1000);
   auto ticket = Reserve(prompt, Sampling(5));
   ASSERT_TRUE(ticket.ok()) << ticket.status();
@@ -216,7 +216,7 @@ TEST_P(HeadClassWorkersTest, MoreSequencesFit) {
     for (const bool full : {true, false}) {
       StartWorkers(MapFile(preset));
       pool_pages = decode_->pool().num_pages();
-      reuse_.set_full_kv(full);
+      reuse_.mutable_heads()->set_full_kv(full);
       int& count = fit[full];
       while (Reserve(Prompt(1, 2000), Sampling(5)).ok()) ++count;
       TearDown();

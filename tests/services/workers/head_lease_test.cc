@@ -98,12 +98,12 @@ class HeadLeaseTest : public WorkersTest {
  protected:
   void SetUp() override {
     reuse_.set_policy("redknot");
-    reuse_.set_ffn_mass(1);
-    reuse_.set_restore_threshold(1);  // none during prefill
-    reuse_.set_restore_share(1);
-    reuse_.set_decode_restore(true);
-    reuse_.set_decode_restore_threshold(-1);
-    reuse_.set_decode_restore_interval(8);
+    reuse_.mutable_heads()->set_ffn_mass(1);
+    reuse_.mutable_heads()->set_restore_threshold(1);  // none during prefill
+    reuse_.mutable_heads()->set_restore_share(1);
+    reuse_.mutable_heads()->set_decode_restore(true);
+    reuse_.mutable_heads()->set_decode_restore_threshold(-1);
+    reuse_.mutable_heads()->set_decode_restore_interval(8);
     map_ = testing::TempDir() + "/head_lease_map_" + std::to_string(::getpid()) + ".json";
     const engine::HeadPreset preset{.name = "test", .global_share = 0.2, .window = 96, .sinks = 16};
     std::ofstream(map_) << engine::HeadClassMap::Spread(12, 4, preset).ToJson();
@@ -150,8 +150,8 @@ TEST_P(HeadLeaseTest, AFetchedHeadSeesEverythingFromThenOn) {
   }
   const Result result = Generate(prompt, Sampled(kTokens));
   ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
-  EXPECT_TRUE(result.receipt.head_lease());
-  EXPECT_EQ(result.receipt.restored_heads(), 0u);
+  EXPECT_TRUE(result.receipt.has_decode_restore());
+  EXPECT_EQ(result.receipt.head_classes().restored_heads(), 0u);
   EXPECT_EQ(result.restores.restored_heads(), NumLocal());
   EXPECT_EQ(result.restores.missed_lease() + result.restores.missed_pages() + result.restores.missed_fetch(), 0u);
   ASSERT_TRUE(result.restores.has_first_token());
@@ -167,11 +167,11 @@ TEST_P(HeadLeaseTest, AFetchedHeadSeesEverythingFromThenOn) {
 TEST_P(HeadLeaseTest, NothingIsRestoredWhereNothingIsMissed) {
   if (!OnHost()) return;
   StartWorkers(map_);
-  reuse_.set_decode_restore_threshold(1);
+  reuse_.mutable_heads()->set_decode_restore_threshold(1);
   const auto prompt = Prompt(62, 700);
   const Result result = Generate(prompt, Sampled(60));
   ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
-  EXPECT_TRUE(result.receipt.head_lease());
+  EXPECT_TRUE(result.receipt.has_decode_restore());
   EXPECT_EQ(result.restores.restored_heads(), 0u);
   EXPECT_EQ(result.tokens, Reference(prompt, -1, 60));
   EXPECT_TRUE(PagesComeBack());
@@ -184,7 +184,7 @@ TEST_P(HeadLeaseTest, WithoutRoomForALeaseTheRequestGoesOn) {
   const auto prompt = Prompt(63, 700);
   const Result result = Generate(prompt, Sampled(40));
   ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
-  EXPECT_FALSE(result.receipt.head_lease());
+  EXPECT_FALSE(result.receipt.has_decode_restore());
   EXPECT_EQ(result.restores.restored_heads(), 0u);
   EXPECT_EQ(result.tokens, Reference(prompt, -1, 40));
   EXPECT_TRUE(PagesComeBack());
@@ -239,7 +239,7 @@ TEST_P(HeadLeaseTest, AnExpiredLeaseIsAMiss) {
   const auto prompt = Prompt(61, 900);
   const Result result = Generate(prompt, Sampled(kTokens));
   ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
-  EXPECT_TRUE(result.receipt.head_lease());
+  EXPECT_TRUE(result.receipt.has_decode_restore());
   EXPECT_EQ(result.tokens, Reference(prompt, -1, kTokens));
   EXPECT_EQ(result.restores.missed_lease(), NumLocal());
   EXPECT_TRUE(PagesComeBack());
@@ -250,7 +250,7 @@ TEST_P(HeadLeaseTest, TheAnswerOutlivesThePrefillWorker) {
   head_leases_.ttl = 500ms;
   head_fetches_ = {.fetch_timeout = 500ms, .rpc_timeout = 200ms};
   StartWorkers(map_);
-  reuse_.set_decode_restore_interval(60);
+  reuse_.mutable_heads()->set_decode_restore_interval(60);
   const auto prompt = Prompt(61, 900);
   on_chunk_ = [&] {
     if (prefill_) prefill_->Stop();
@@ -269,7 +269,7 @@ TEST_P(HeadLeaseTest, IsRenewedWhileTheSequenceIsDecoded) {
   head_leases_.ttl = 600ms;
   StartWorkers(map_);
   const auto prompt = Prompt(61, 900);
-  reuse_.set_decode_restore_interval(kTokens * 4);
+  reuse_.mutable_heads()->set_decode_restore_interval(kTokens * 4);
   const auto start = std::chrono::steady_clock::now();
   const Result result = Generate(prompt, Sampled(kTokens * 6));
   ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;

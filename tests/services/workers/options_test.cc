@@ -1,8 +1,11 @@
-// An option is declared once, in v1.ReuseOptions, and has one row in a table of the engine (docs/extending.md).
+// An option is declared once, in proto/spl/v1/reuse.proto, and has one row in a table of the engine
+// (docs/extending.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -11,6 +14,7 @@
 #include "services/methods/methods.h"
 #include "services/router/request/openai_request.h"
 #include "services/wire/convert.h"
+#include "services/wire/request_options.h"
 #include "tests/support/head_class_maps.h"
 
 namespace spl {
@@ -19,10 +23,10 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using testing::HasSubstr;
 
-// Fields that no method's options have.
-const std::set<std::string> kElsewhere = {"policy",
+// Options that no method's options have.
+const std::set<std::string> kElsewhere = {"reuse",
                                           "decode",
-                                          "auto_segments",
+                                          "reuse_auto",
                                           "publish",
                                           "quality",
                                           "return_first_logits",
@@ -30,21 +34,30 @@ const std::set<std::string> kElsewhere = {"policy",
                                           "decode_restore_interval",
                                           "decode_restore_threshold"};
 
-const FieldDescriptor& FieldOf(std::string_view name) {
-  const FieldDescriptor* const field = v1::ReuseOptions::descriptor()->FindFieldByName(std::string(name));
-  EXPECT_NE(field, nullptr) << name;
-  return *field;
+// The message with this option alone, at another value than any default.
+v1::ReuseOptions With(const wire::RequestOption& option, bool truth) {
+  v1::ReuseOptions proto;
+  google::protobuf::Message& in = option.In(proto);
+  const auto& reflection = *in.GetReflection();
+  const FieldDescriptor* const field = option.field;
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) reflection.SetBool(&in, field, truth);
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_UINT32) reflection.SetUInt32(&in, field, 77);
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) reflection.SetDouble(&in, field, 0.625);
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) reflection.SetString(&in, field, "a word");
+  return proto;
 }
 
-// The message with this field alone, at another value than any default.
-v1::ReuseOptions With(const FieldDescriptor& field, bool truth) {
-  v1::ReuseOptions proto;
-  const auto& reflection = *proto.GetReflection();
-  if (field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL) reflection.SetBool(&proto, &field, truth);
-  if (field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32) reflection.SetUInt32(&proto, &field, 77);
-  if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) reflection.SetDouble(&proto, &field, 0.625);
-  if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) reflection.SetString(&proto, &field, "a word");
-  return proto;
+std::string JsonOf(const wire::RequestOption& option) {
+  switch (option.field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return "77";
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return "0.625";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return option.name() == "quality" ? R"("strict")" : option.name() == "reuse" ? R"("exact")" : R"("dense")";
+    default:
+      return "true";
+  }
 }
 
 template <typename Options>
@@ -52,45 +65,85 @@ bool Reads(const engine::OptionField<Options>& row, const Options& with) {
   return std::visit([&](auto member) { return with.*member != Options().*member; }, row.member);
 }
 
-TEST(OptionTable, HasEveryFieldOfTheMessageOnce) {
+TEST(OptionTable, HasEveryOptionOfTheMessageOnce) {
   std::multiset<std::string> rows(kElsewhere.begin(), kElsewhere.end());
   for (const auto& row : engine::kReuseOptionFields) rows.emplace(row.name);
   for (const auto& row : engine::kDecodeOptionFields) rows.emplace(row.name);
-  const auto& type = *v1::ReuseOptions::descriptor();
-  for (int i = 0; i < type.field_count(); ++i)
-    EXPECT_EQ(rows.count(type.field(i)->name()), 1u) << type.field(i)->name();
-  EXPECT_EQ(rows.size(), static_cast<size_t>(type.field_count()));
+  for (const wire::RequestOption& option : wire::RequestOptions())
+    EXPECT_EQ(rows.count(option.name()), 1u) << option.name();
+  EXPECT_EQ(rows.size(), wire::RequestOptions().size());
 }
 
 TEST(OptionTable, EveryRowIsReadAndMakesAnotherMethod) {
   for (const auto& row : engine::kReuseOptionFields) {
-    const FieldDescriptor& field = FieldOf(row.name);
-    const engine::ReuseOptions yes = wire::FromProto(With(field, true)), no = wire::FromProto(With(field, false));
+    const wire::RequestOption& option = wire::FindRequestOption(row.name);
+    const engine::ReuseOptions yes = wire::FromProto(With(option, true)), no = wire::FromProto(With(option, false));
     EXPECT_TRUE(Reads(row, yes) || Reads(row, no)) << row.name;
     const std::string unset = MethodOf(engine::ReuseOptions());
     EXPECT_TRUE(MethodOf(yes) != unset || MethodOf(no) != unset) << row.name;
   }
   for (const auto& row : engine::kDecodeOptionFields)
-    EXPECT_TRUE(Reads(row, wire::DecodeOptionsOf(With(FieldOf(row.name), true)))) << row.name;
+    EXPECT_TRUE(Reads(row, wire::DecodeOptionsOf(With(wire::FindRequestOption(row.name), true)))) << row.name;
 }
 
-TEST(OptionTable, TheHttpApiReadsEveryField) {
-  const auto& type = *v1::ReuseOptions::descriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    const std::string name = field.has_json_name() ? field.json_name() : field.name();
-    std::string value = "true";
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32) value = "77";
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) value = "0.625";
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)
-      value = name == "quality" ? R"("strict")" : name == "reuse" ? R"("exact")" : R"("dense")";
-    const std::string body = R"({"prompt":"x","splice":{")" + name + "\":" + value + "}}";
-    const auto request = router::ParseCompletionBody(body);
-    ASSERT_TRUE(request.ok()) << body << request.status();
-    EXPECT_TRUE(request->generation.reuse.GetReflection()->HasField(request->generation.reuse, &field)) << body;
-    const std::string bad = R"({"prompt":"x","splice":{")" + name + "\":[]}}";
-    EXPECT_THAT(std::string(router::ParseCompletionBody(bad).status().message()), HasSubstr("splice." + name)) << bad;
+absl::StatusOr<v1::ReuseOptions> Parse(const std::string& splice) {
+  auto request = router::ParseCompletionBody(R"({"prompt":"x","splice":{)" + splice + "}}");
+  if (!request.ok()) return request.status();
+  return request->generation.reuse;
+}
+
+TEST(OptionTable, TheHttpApiReadsEveryOptionWithAndWithoutItsGroup) {
+  for (const wire::RequestOption& option : wire::RequestOptions()) {
+    const std::string member = "\"" + option.name() + "\":" + JsonOf(option);
+    const auto reuse = Parse(member);
+    ASSERT_TRUE(reuse.ok()) << member << reuse.status();
+    EXPECT_TRUE(option.IsSet(*reuse)) << member;
+    const std::string bad = "\"" + option.name() + "\":[]";
+    EXPECT_THAT(std::string(Parse(bad).status().message()), HasSubstr("splice." + option.name())) << bad;
+    if (option.group == nullptr) continue;
+    const std::string nested = "\"" + option.group->name() + "\":{" + member + "}";
+    const auto same = Parse(nested);
+    ASSERT_TRUE(same.ok()) << nested << same.status();
+    EXPECT_EQ(same->SerializeAsString(), reuse->SerializeAsString()) << nested;
+    EXPECT_THAT(std::string(Parse(nested + "," + member).status().message()), HasSubstr("stands in")) << nested;
   }
+  EXPECT_THAT(std::string(Parse(R"("samkv":{"fusio":true})").status().message()), HasSubstr("splice.samkv.fusio"));
+  EXPECT_THAT(std::string(Parse(R"("samkv":7)").status().message()), HasSubstr("splice.samkv"));
+  EXPECT_TRUE(Parse(R"("samkv":null,"line_alpha":null)").ok());
+}
+
+// The names of the methods that an option names, and what becomes of it beside another method.
+TEST(OptionTable, AnOptionThatTheNamedMethodDoesNotReadIsRefused) {
+  std::set<std::string_view> readers;
+  for (const wire::RequestOption& option : wire::RequestOptions()) {
+    EXPECT_FALSE(option.help().empty()) << option.name();
+    const std::string method = option.of_decoding ? "decode" : "reuse";
+    const std::string member = ",\"" + option.name() + "\":" + JsonOf(option);
+    for (const std::string_view name : option.methods) {
+      if (!option.of_decoding) readers.insert(name);
+      EXPECT_TRUE(option.of_decoding ? methods::FindSelector(name) != nullptr : methods::FindPolicy(name) != nullptr)
+          << option.name() << " " << name;
+      EXPECT_TRUE(Parse("\"" + method + "\":\"" + std::string(name) + "\"" + member).ok()) << member;
+    }
+    if (option.methods.empty()) continue;
+    EXPECT_TRUE(Parse("\"" + method + "\":\"auto\"" + member).ok()) << member;
+    const std::string other = option.of_decoding ? "dense" : "naive";
+    const absl::Status refused = Parse("\"" + method + "\":\"" + other + "\"" + member).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << member;
+    EXPECT_THAT(std::string(refused.message()), testing::AllOf(HasSubstr("splice." + option.name()), HasSubstr(other),
+                                                               HasSubstr(std::string(option.methods.front()))));
+    if (!option.of_decoding) {
+      EXPECT_TRUE(Parse(R"("reuse":"naive","quality":"strict")" + member).ok()) << member;
+    }
+  }
+  for (const methods::Policy& policy : methods::Policies())
+    EXPECT_EQ(readers.contains(policy.name), policy.name != "exact" && policy.name != "naive") << policy.name;
+}
+
+TEST(OptionTable, ThePageOfTheDocumentationIsWhatTheDeclarationsSay) {
+  std::ifstream file("docs/options.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(page, wire::OptionsPage()) << "build/bin/splice eval --methods > docs/options.md";
 }
 
 TEST(OptionTable, SharesAndNumbersHaveTheirRange) {

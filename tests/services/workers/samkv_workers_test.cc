@@ -159,7 +159,7 @@ class SamKvWorkersTest : public WorkersTest {
 TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
   const Documents documents = MakeDocuments();
   reuse_.set_policy("samkv");
-  reuse_.set_budget_ratio(0.4);
+  reuse_.mutable_samkv()->set_budget_ratio(0.4);
   Publish(documents);
   struct Options {
     const char *choose, *recompute;
@@ -171,9 +171,9 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
     for (const bool fusion : {false, true}) {
       if (fusion && !blends) continue;
       SCOPED_TRACE(choose);
-      reuse_.set_choose(choose);
-      reuse_.set_recompute(recompute);
-      reuse_.set_fusion(fusion);
+      reuse_.mutable_samkv()->set_choose(choose);
+      reuse_.mutable_samkv()->set_recompute(recompute);
+      reuse_.mutable_samkv()->set_fusion(fusion);
       const Alone alone = RunAlone(documents, 20);
       const Result result = Generate(documents.prompt, Sampling(20));
       ASSERT_TRUE(result.run.ok()) << result.run;
@@ -181,8 +181,8 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
       EXPECT_EQ(result.tokens, alone.tokens) << recompute << ", fusion " << fusion;
       EXPECT_EQ(result.receipt.reuse_policy(), "samkv");
       EXPECT_EQ(result.receipt.decode_selector(), "kept_tokens");
-      EXPECT_DOUBLE_EQ(result.receipt.kept_share(), alone.kept_share);
-      EXPECT_LT(result.receipt.kept_share(), 1);
+      EXPECT_DOUBLE_EQ(result.receipt.samkv().kept_share(), alone.kept_share);
+      EXPECT_LT(result.receipt.samkv().kept_share(), 1);
       EXPECT_EQ(result.receipt.aligned_tokens(), 700u + 650 + 800);
       // Sent is what is decoded with, in whole pages.
       EXPECT_EQ(result.receipt.bytes_moved(), static_cast<uint64_t>(alone.pages) * model_->page_bytes());
@@ -196,8 +196,8 @@ TEST_P(SamKvWorkersTest, TokensAreThoseOfOneProcess) {
 TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
   const Documents documents = MakeDocuments();
   reuse_.set_policy("samkv");
-  reuse_.set_budget_ratio(0.4);
-  reuse_.set_decode_budget(128);
+  reuse_.mutable_samkv()->set_budget_ratio(0.4);
+  reuse_.mutable_decoding()->set_decode_budget(128);
   Publish(documents);
   reserve_with_tokens_ = true;
   const std::vector<const char*> methods = {"sparcas", "quest", "loopserve", "streaming", "snapkv", "adakv", "h2o"};
@@ -211,7 +211,7 @@ TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
     ASSERT_TRUE(result.stream.ok()) << name << ": " << result.stream;
     EXPECT_EQ(result.tokens, alone.tokens) << name;
     EXPECT_EQ(result.receipt.decode_selector(), name);
-    EXPECT_LT(result.receipt.kept_share(), 1);
+    EXPECT_LT(result.receipt.samkv().kept_share(), 1);
     EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages()) << name;
   }
 }
@@ -221,14 +221,14 @@ TEST_P(SamKvWorkersTest, EverySelectorChoosesAmongWhatIsKept) {
 TEST_P(SamKvWorkersTest, CompactPromptsAreShorter) {
   const Documents documents = MakeDocuments();
   reuse_.set_policy("samkv");
-  reuse_.set_budget_ratio(0.4);
-  reuse_.set_decode_budget(128);
-  reuse_.set_compact(true);
+  reuse_.mutable_samkv()->set_budget_ratio(0.4);
+  reuse_.mutable_decoding()->set_decode_budget(128);
+  reuse_.mutable_samkv()->set_compact(true);
   Publish(documents);
   for (const auto& [choose, recompute] :
        {std::pair{"", ""}, std::pair{"attention", "samkv"}, std::pair{"attention", "none"}}) {
-    reuse_.set_choose(choose);
-    reuse_.set_recompute(recompute);
+    reuse_.mutable_samkv()->set_choose(choose);
+    reuse_.mutable_samkv()->set_recompute(recompute);
     const std::vector<const char*> methods = {"auto", "sparcas", "snapkv"};
     const std::vector<Alone> all = RunAlone(documents, 24, methods);
     for (size_t i = 0; i < methods.size(); ++i) {
@@ -240,8 +240,8 @@ TEST_P(SamKvWorkersTest, CompactPromptsAreShorter) {
       ASSERT_TRUE(result.stream.ok()) << result.stream;
       EXPECT_EQ(result.tokens, all[i].tokens);
       EXPECT_EQ(result.receipt.decode_selector(), i == 0 ? "dense" : methods[i]);
-      EXPECT_DOUBLE_EQ(result.receipt.kept_share(), all[i].kept_share);
-      EXPECT_LT(result.receipt.kept_share(), 0.6);
+      EXPECT_DOUBLE_EQ(result.receipt.samkv().kept_share(), all[i].kept_share);
+      EXPECT_LT(result.receipt.samkv().kept_share(), 0.6);
       EXPECT_EQ(result.receipt.bytes_moved(), static_cast<uint64_t>(all[i].pages) * model_->page_bytes());
       EXPECT_LT(2 * all[i].pages,
                 engine::PagesForTokens(model_->config(), static_cast<int64_t>(documents.prompt.size())));
@@ -284,13 +284,13 @@ TEST_P(SamKvWorkersTest, WhatIsNotServedSaysWhich) {
   EXPECT_EQ(selector.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(selector.message(), testing::HasSubstr("'head_classes' needs"));
   reuse_.clear_decode();
-  reuse_.set_budget_ratio(2);
+  reuse_.mutable_samkv()->set_budget_ratio(2);
   // Nothing is reserved for what a prefill worker would refuse.
   const absl::Status budget = Reserve(documents.prompt, Sampling(2)).status();
   EXPECT_EQ(budget.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(budget.message(), testing::HasSubstr("budget_ratio is 2"));
-  reuse_.clear_budget_ratio();
-  reuse_.set_recompute("sparsex");
+  reuse_.mutable_samkv()->clear_budget_ratio();
+  reuse_.mutable_samkv()->set_recompute("sparsex");
   const absl::Status recompute = Reserve(documents.prompt, Sampling(2)).status();
   EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'sparsex'"));
 }

@@ -33,10 +33,10 @@ TEST_P(TransferTest, ColdPromptsGiveTheTokensOfThePlainGenerator) {
   for (const char* policy : {"loopserve", "minference", "tri-shape"}) {
     reuse_.set_policy(policy);
     // Ranks add up in another order, which may turn a choice of lines: there all are taken.
-    reuse_.set_line_alpha(GetParam().f32() ? 1 : 0.9);
-    reuse_.set_line_min_span(512);
-    reuse_.set_line_slashes(GetParam().f32() ? 8192 : 64);
-    reuse_.set_band_window(256);
+    reuse_.mutable_lines()->set_line_alpha(GetParam().f32() ? 1 : 0.9);
+    reuse_.mutable_lines()->set_line_min_span(512);
+    reuse_.mutable_lines()->set_line_slashes(GetParam().f32() ? 8192 : 64);
+    reuse_.mutable_band()->set_band_window(256);
     const Result result = Generate(prompt, Sampling(8));
     ASSERT_TRUE(result.run.ok()) << policy << ": " << result.run;
     ASSERT_TRUE(result.stream.ok()) << policy << ": " << result.stream;
@@ -203,7 +203,7 @@ TEST_P(WorkersTest, AChoiceThatFindsNoRoomDecodesDensely) {
   const auto prompt = Prompt(61, 300);
   const std::vector<int32_t> dense = Expected(prompt, Sampling(20));
   reuse_.set_decode("sparcas");
-  reuse_.set_decode_budget(64);
+  reuse_.mutable_decoding()->set_decode_budget(64);
   const Result chosen = Generate(prompt, Sampling(20));
   ASSERT_TRUE(chosen.stream.ok()) << chosen.run << " " << chosen.stream;
   EXPECT_EQ(chosen.receipt.decode_selector(), "sparcas");

@@ -1,0 +1,13 @@
+// Options of a request from JSON, by the declaration of v1.ReuseOptions.
+#pragma once
+
+#include "services/router/request/json_reader.h"
+#include "spl/v1/reuse.pb.h"
+
+namespace spl::router {
+
+// Reads the members of the object "splice" that are options, directly or in the object of their group. Absent and null
+// leave an option unset. The reader is failed by one that stands in both places, and by an unknown member of a group.
+void ReadReuseOptions(ObjectReader& reader, v1::ReuseOptions& reuse);
+
+}  // namespace spl::router
