@@ -159,7 +159,7 @@ TEST(ParallelExecutor, GeneratesTheSameTextWithForksAndPenalties) {
       const absl::Status status = (*generator)->Generate(prompt, sampling, [&](int32_t, const SampledToken& token) {
         got.back().push_back(token.token);
         EXPECT_EQ(token.logprob.has_value(), sampling.num_logprobs.has_value());
-        if (token.logprob.has_value()) EXPECT_EQ(token.logprob->top.size(), 5u);
+        EXPECT_EQ(token.logprob.has_value() ? token.logprob->top.size() : 5, 5u);
         return true;
       });
       ASSERT_TRUE(status.ok()) << status;
