@@ -39,7 +39,7 @@ struct Flags {
   std::string perplexity_file;
   PerplexityOptions perplexity;
   std::string history = "expected";
-  bool keep_history_kv = false, list_methods = false;
+  bool keep_history_kv = false;
   std::string json_file, html_file, answers_file;
 };
 
@@ -156,10 +156,6 @@ absl::Status RunPerplexity(const Flags& flags) {
 }
 
 absl::Status RunEval(Flags flags) {
-  if (flags.list_methods) {
-    fmt::print("{}", wire::OptionsPage());
-    return absl::OkStatus();
-  }
   if (flags.data.empty() == flags.perplexity_file.empty())
     return InvalidArgument("give one of --data FILE and --perplexity FILE");
   if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
@@ -198,6 +194,12 @@ absl::Status RunEval(Flags flags) {
   return WriteFile(flags.html_file, evaluation.report().ToHtml("splice eval: " + source->generator->description()));
 }
 
+// Ends the program before anything else is asked of its options.
+void PrintMethods() {
+  fmt::print("{}", wire::OptionsPage());
+  throw CLI::Success();
+}
+
 }  // namespace
 
 Command MakeEvalCommand(CLI::App& root) {
@@ -228,7 +230,7 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--decode", flags->decode, "decode methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_flag("--methods", flags->list_methods, "print all methods and their options, and exit");
+  app.add_flag_callback("--methods", PrintMethods, "print all methods and their options, and exit");
   app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")
       ->delimiter(',')
       ->capture_default_str();
