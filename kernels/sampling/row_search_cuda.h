@@ -23,7 +23,7 @@ struct Params {
   SampledRow* out;
   TopToken* top;
   int64_t scratch_stride;
-  int32_t width, mask_words, top_stride;
+  int32_t width, top_stride;
   int32_t span;  // logits of a warp, a multiple of kStep
 };
 

@@ -297,7 +297,6 @@ cudaError_t SampleTokens(const SampleTokensArgs& a, const SampleTokensLaunch& la
                  .top = a.top,
                  .scratch_stride = (a.width + 3) / 4 * 4,
                  .width = static_cast<int32_t>(a.width),
-                 .mask_words = static_cast<int32_t>((a.width + 31) / 32),
                  .top_stride = a.top_stride,
                  .span = shape.span};
   if (shape.blocks == 1) return Launch<1, false>(p, a.rows.size(), shape.smem_bytes, stream);

@@ -1,11 +1,11 @@
 #include "kernels/sampling/sample_tokens_isa.h"
 
 #include "kernels/common/simd.h"
+#include "kernels/sampling/exponential.h"
 
 namespace spl::kernels::cpu::SPLICE_ISA {
 namespace {
 
-constexpr float kMinExponent = -62.0f;          // the same as in sampling_math.h
 constexpr float kOneWeight = 1099511627776.0f;  // 2^kWeightBits
 // Exponents of -41 and below, whose weights are 0, are in the last bin.
 constexpr float kBinsPerExponent = (kExponentBins - 2) / 41.0f;
@@ -33,18 +33,18 @@ SPLICE_INLINE F Fused(F a, F b, F c) {
 #endif
 }
 
-// NaN gives kMinExponent: Max returns its second operand then.
-SPLICE_INLINE F Exponent(F y, F max, F scale) { return Max(Mul(Sub(y, max), scale), Set1(kMinExponent)); }
+// NaN gives sampling::kMinExponent: Max returns its second operand then.
+SPLICE_INLINE F Exponent(F y, F max, F scale) { return Max(Mul(Sub(y, max), scale), Set1(sampling::kMinExponent)); }
 
 SPLICE_INLINE F PowerOfTwo(F t) {
   const F n = Round(t);
   const F f = Sub(t, n);
-  F p = Set1(0.000153533605f);
-  p = Fused(p, f, Set1(0.00133988739f));
-  p = Fused(p, f, Set1(0.00961843692f));
-  p = Fused(p, f, Set1(0.0555033237f));
-  p = Fused(p, f, Set1(0.240226477f));
-  p = Fused(p, f, Set1(0.693147182f));
+  F p = Set1(sampling::kExp2C6);
+  p = Fused(p, f, Set1(sampling::kExp2C5));
+  p = Fused(p, f, Set1(sampling::kExp2C4));
+  p = Fused(p, f, Set1(sampling::kExp2C3));
+  p = Fused(p, f, Set1(sampling::kExp2C2));
+  p = Fused(p, f, Set1(sampling::kExp2C1));
   return ScaleByPowerOfTwo(Fused(p, f, Set1(1.0f)), n);
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/sampling/exponential.h"
 #include "kernels/sampling/sample_tokens.h"
 
 #ifdef __CUDACC__
@@ -49,8 +50,6 @@ inline uint64_t MulHigh(uint64_t a, uint64_t b) {
 #endif
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-// Smaller exponents have no weight: 2^-62 is far below one unit of a weight.
-constexpr float kMinExponent = -62.0f;
 // A sum with this number has no fraction bits: adding it rounds to the nearest whole number, ties to even. For |x| <
 // 2^22.
 constexpr float kWholeNumber = 12582912.0f;
@@ -64,13 +63,12 @@ SPLICE_SAMPLING float ExponentOf(float y, float max, float scale) {
 SPLICE_SAMPLING uint64_t WeightOfExponent(float t) {
   const float shifted = Add(t, kWholeNumber);
   const float f = Sub(t, Sub(shifted, kWholeNumber));
-  // 2^f = 1 + f·poly(f) for |f| <= 1/2: near-minimax, relative error 2e-9.
-  float p = 0.000153533605f;
-  p = Fma(p, f, 0.00133988739f);
-  p = Fma(p, f, 0.00961843692f);
-  p = Fma(p, f, 0.0555033237f);
-  p = Fma(p, f, 0.240226477f);
-  p = Fma(p, f, 0.693147182f);
+  float p = kExp2C6;
+  p = Fma(p, f, kExp2C5);
+  p = Fma(p, f, kExp2C4);
+  p = Fma(p, f, kExp2C3);
+  p = Fma(p, f, kExp2C2);
+  p = Fma(p, f, kExp2C1);
   const uint32_t bits = Bits(Fma(p, f, 1.0f));
   const int32_t n = static_cast<int32_t>(Bits(shifted) - Bits(kWholeNumber));
   // p = mantissa · 2^(exponent - 150), in [0.7, 1.5), and n <= 0: the shift is in [0, 63].

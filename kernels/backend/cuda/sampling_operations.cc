@@ -11,7 +11,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-// What a launch reads, before it is on the device.
+// The input of a launch, before it is on the device.
 struct HostRows {
   std::vector<DeviceSampleRow> rows;
   std::vector<TokenEdit> edits;

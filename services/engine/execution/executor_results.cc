@@ -1,4 +1,4 @@
-// What comes back to the host of Executor's passes: logits, the most likely tokens, the best scores.
+// The results of Executor's passes, on the host: logits, the most likely tokens, the best scores.
 #include <algorithm>
 
 #include "services/base/status.h"

@@ -52,7 +52,7 @@ class ParallelExecutor {
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   absl::StatusOr<std::span<float>> Logits();
   absl::StatusOr<std::span<const int32_t>> Argmax();
-  // Of several ranks it moves the logits to the host, and samples there: the tokens are the same.
+  // With several ranks it moves the logits to the host and samples there: the tokens are the same.
   absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
   // While Prefill runs on_layer: a point behind the layer's KV on every rank. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence();

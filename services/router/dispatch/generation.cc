@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "services/base/fault_point.h"
+#include "services/base/status.h"
 #include "services/router/dispatch/failures.h"
-#include "services/router/request/api_error.h"
 #include "services/router/request/wire.h"
 
 namespace spl::router {
@@ -258,13 +258,12 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   AddTrace(call->context, attempt->prefill_span.context());
   EndStage(TtftStage::kDispatch);
   Note("prefill");
-  PrefillCall::Start(
-      call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
-      [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
-        self->Post([raw = self.get(), attempt, status, response = std::move(finished.response)]() mutable {
-          raw->OnPrefilled(attempt, status, std::move(response));
-        });
-      });
+  PrefillCall::Start(call, *attempt->prefill.worker, &v1::Prefill::Stub::async_interface::Run, request_.deadline,
+                     [self = shared_from_this(), attempt](const absl::Status& status, PrefillCall& finished) {
+                       self->Post([raw = self.get(), attempt, status, response = std::move(finished.response)] {
+                         raw->OnPrefilled(attempt, status, response);
+                       });
+                     });
 }
 
 void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& status,
@@ -306,7 +305,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
   if (!paused_ && !early.empty()) attempt->stream->ReadNext();
 }
 
-// Of what really happened, for the placement of others.
+// Records what really happened, for the placement of other requests.
 void Generation::Learn(const Attempt& attempt, const v1::Receipt& receipt) {
   core_.costs().Observe(request_.reuse, receipt,
                         // Computing beside decode steps says nothing of what a token costs.

@@ -6,7 +6,7 @@
 
 namespace spl::engine {
 
-// Of one prompt on one rank, over all of its passes. A pass that ends with the prompt's last position asks its last
+// Serves one prompt on one rank, in all of its passes. A pass that ends with the prompt's last position asks its last
 // rows, and must have no other slice.
 class HeadRestore final : public LayerObserver {
  public:

@@ -6,7 +6,7 @@
 
 namespace spl::engine {
 
-// Of one prompt on one rank, over all of its passes, by LayerPlan::ffn.
+// Serves one prompt on one rank, in all of its passes, by LayerPlan::ffn.
 class SparseFfn final : public LayerObserver {
  public:
   absl::StatusOr<bool> ChooseFfnRows(const LayerView& view, std::vector<int32_t>& rows) override;
