@@ -211,7 +211,7 @@ class Load:
         self.command = [str(BIN / "splice"), "bench", "--endpoint", endpoint, "--concurrency", "4", "--num-requests", str(self.ROUND),
                         "--input-tokens", "300", "--output-tokens", "24", "--timeout-s", "60", "--json", str(report)]
         self.report, self.requests, self.failed, self.ttft_p99, self.itl_p99, self.output = report, 0, 0, 0.0, 0.0, ""
-        self.stopping = threading.Event()
+        self.stopping, self.round_over = threading.Event(), threading.Condition()
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
@@ -222,12 +222,21 @@ class Load:
             done = subprocess.run([*self.command, "--seed", str(seed)], env={**os.environ, "SPLICE_API_KEY": KEY}, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             result = json.loads(self.report.read_text()) if self.report.exists() else {}
-            self.requests += self.ROUND
+            with self.round_over:
+                self.requests += self.ROUND
+                self.round_over.notify_all()
             self.failed += result.get("requests", {}).get("failed", self.ROUND)
             self.ttft_p99 = max(self.ttft_p99, result.get("ttft_ms", {}).get("p99", 0) / 1e3)
             self.itl_p99 = max(self.itl_p99, result.get("itl_ms", {}).get("p99", 0) / 1e3)
             if done.returncode != 0 or result.get("errors"):
                 self.output += f"{done.stdout[-1500:]}\n{result.get('errors')}\n"
+
+    def wait_for_a_round(self, seconds=90):
+        """Until a round that ends after this call has ended."""
+        with self.round_over:
+            before = self.requests
+            if not self.round_over.wait_for(lambda: self.requests > before, seconds):
+                raise AssertionError(f"no round of {self.ROUND} requests ended within {seconds} s")
 
     def stop(self):
         self.stopping.set()
@@ -266,19 +275,19 @@ class PodmanTest(unittest.TestCase):
         self.service = Service([cluster.address("router", i) for i in range(routers)])
         load = Load(f"http://127.0.0.1:{self.service.port}", pathlib.Path(cluster.folder) / "bench.json")
         self.addCleanup(load.stop)
-        time.sleep(5)  # of load before the first restart
+        load.wait_for_a_round()  # there is load before the first restart
         restarts = 0
         for component, index in [("decode", 1), *pods]:
             if component == "router":
                 self.service.leaving.add(cluster.address(component, index))
-                time.sleep(2)  # the chart's preStop: connections that are open end, new ones go elsewhere
+                load.wait_for_a_round()  # in place of the chart's preStop: open connections end, new ones go elsewhere
             stopped = cluster.stop(component, index)
             cluster.start(component, index)
             ready = cluster.wait_ready(component, index)
             self.service.leaving.discard(cluster.address(component, index))
             restarts += 1
             print(f"{component} {index}: ended {stopped:.1f} s after SIGTERM, ready {ready:.1f} s after its start", file=sys.stderr)
-            time.sleep(2)
+            load.wait_for_a_round()
         load.stop()
         if load.failed > 0 and "SPLICE_PODMAN_LOGS" in os.environ:
             for component, index in pods:
