@@ -1,0 +1,73 @@
+#include "services/engine/runtime/decode_admission.h"
+
+#include <utility>
+
+#include "services/base/status.h"
+
+namespace spl::engine {
+
+struct DecodeAdmission::Round {
+  size_t rows = 0;           // of the batch
+  int64_t gathered = 0;      // positions whose keys the next step gathers
+  bool ran_slice = false;    // of any sequence
+  bool asked_alone = false;  // the next one had the pool for itself and did not fit
+};
+
+void DecodeAdmission::AdmitWaiting() {
+  auto& waiting = batch_.waiting();
+  Round round{.rows = batch_.counts().running};
+  for (size_t i = 0; i < waiting.size();) {
+    DecodeSequence& next = *waiting[i];
+    if (round.rows + next.num_rows() > static_cast<size_t>(options_.max_rows)) break;
+    const bool starts = !next.started();
+    const absl::StatusOr<Ready> ready = Advance(next, round);
+    if (ready.ok() && *ready == Ready::kNextStep) break;
+    if (ready.ok() && *ready == Ready::kLater) {
+      ++i;
+      continue;
+    }
+    absl::Status status = ready.status();
+    if (status.code() == absl::StatusCode::kResourceExhausted) {
+      if (!batch_.running().empty()) break;  // what they hold comes back
+      if (preemption_.FindRoomFor(next)) continue;
+      if (!preemption_.IsAlone(next)) break;                  // what is reserved is committed, or expires
+      if (!std::exchange(round.asked_alone, true)) continue;  // others may have left the pool since
+      status = preemption_.TooSmall();
+    }
+    DecodeBatch::Sequence sequence = std::move(waiting[i]);
+    waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
+    round.asked_alone = false;
+    if (!status.ok()) {
+      batch_.Finish(*sequence, status);
+    } else if (sequence->num_active() == 0) {
+      batch_.Finish(*sequence, absl::OkStatus());  // every first token ended its continuation
+    } else {
+      round.rows += sequence->num_active();
+      if (starts && sequence->request.on_start) sequence->request.on_start();
+      batch_.Run(std::move(sequence));
+    }
+  }
+  batch_.RemoveFinished();
+}
+
+absl::StatusOr<DecodeAdmission::Ready> DecodeAdmission::Advance(DecodeSequence& next, Round& round) {
+  if (next.parked != nullptr) SPLICE_RETURN_IF_ERROR(preemption_.Return(next));
+  if (next.started()) return Ready::kNow;
+  if (DecodeStart::HasSlices(next)) {
+    batch_.LookAgain();
+    if (!std::exchange(round.ran_slice, true)) SPLICE_RETURN_IF_ERROR(start_.RunSlice(next));
+    if (DecodeStart::HasSlices(next)) return Ready::kLater;
+  }
+  const int64_t own = next.gathered_tokens();
+  if (own > 0 && round.gathered > 0 && round.gathered + own > options_.gathered_tokens) {
+    batch_.LookAgain();
+    return Ready::kNextStep;
+  }
+  if (!start_.HasRoom(next) && !preemption_.IsAlone(next))
+    return absl::ResourceExhaustedError("no pages for the continuations");
+  SPLICE_RETURN_IF_ERROR(start_.Start(next));
+  round.gathered += own;
+  return Ready::kNow;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,98 @@
+#include "services/engine/runtime/decode_preemption.h"
+
+#include <utility>
+#include <vector>
+
+#include "services/base/status.h"
+#include "services/engine/runtime/local_generator.h"
+
+namespace spl::engine {
+
+DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, DecodeBatch& batch, size_t parked_bytes)
+    : pool_(pool),
+      batch_(batch),
+      parked_bytes_max_(parked_bytes),
+      streams_of_rank_(KvShapeOf(model.config()).num_streams() / pool.view().num_ranks()) {}
+
+void DecodePreemption::GrowOrPreempt() {
+  auto& running = batch_.running();
+  for (const auto& sequence : running) {
+    for (DecodeFork& fork : sequence->forks) {
+      while (sequence->runs() && !fork.finished && !fork.Grow().ok()) {
+        // Alone in the pool it asks once more: others may have left it since.
+        if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence)) continue;
+        batch_.Finish(*sequence, TooSmall());
+      }
+    }
+  }
+  for (auto& sequence : running) {
+    if (sequence->parked != nullptr && !sequence->done) batch_.Wait(std::move(sequence));
+  }
+  std::erase(running, nullptr);
+  batch_.RemoveFinished();
+}
+
+bool DecodePreemption::FindRoomFor(DecodeSequence& needy) {
+  auto& waiting = batch_.waiting();
+  for (size_t i = waiting.size(); i-- > 0 && waiting[i]->order > needy.order;) {
+    if (!waiting[i]->runs()) continue;
+    Park(*waiting[i]);
+    if (waiting[i]->done) waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
+    return true;
+  }
+  auto& running = batch_.running();
+  for (size_t i = running.size(); i-- > 0;) {
+    DecodeSequence& youngest = *running[i];
+    if (!youngest.runs()) continue;
+    if (&youngest == &needy && IsAlone(needy)) return false;
+    Park(youngest);
+    return true;
+  }
+  return false;
+}
+
+bool DecodePreemption::IsAlone(const DecodeSequence& sequence) const {
+  std::vector<int64_t> others_free(static_cast<size_t>(pool_.view().num_ranks()), pool_.view().pages_per_rank());
+  if (sequence.parked == nullptr) {
+    const std::vector<int64_t> own = sequence.Holders().PagesByRank(pool_);
+    for (size_t r = 0; r < own.size(); ++r) others_free[r] -= own[r];
+  }
+  return pool_.HasFree(others_free);
+}
+
+void DecodePreemption::Park(DecodeSequence& sequence) {
+  ++num_preemptions_;
+  sequence.DropChoice();
+  const PageHolders holders = sequence.Holders();
+  const size_t bytes = holders.Pages(pool_).size() * pool_.view().page_bytes();
+  absl::Status status;
+  if (batch_.counts().parked_bytes + bytes > parked_bytes_max_) {
+    status = absl::ResourceExhaustedError("no host memory for its KV is left");
+  } else if (auto parked = ParkedPages::Park(pool_, holders); parked.ok()) {
+    sequence.parked = *std::move(parked);
+    return;
+  } else {
+    status = parked.status();
+  }
+  batch_.Finish(sequence, Errorf(absl::StatusCode::kUnavailable,
+                                 "preempted: the decode worker's KV pool is full, and {}", MessageOf(status)));
+}
+
+absl::Status DecodePreemption::Return(DecodeSequence& sequence) {
+  std::vector<int64_t> spare(static_cast<size_t>(pool_.view().num_ranks()));
+  // Alone it returns without: whether it can grow is seen when it does.
+  for (const DecodeFork& fork : sequence.forks) {
+    if (fork.finished || IsAlone(sequence)) continue;
+    for (int64_t& pages : spare) pages += fork.GrowthPages(streams_of_rank_);
+  }
+  SPLICE_RETURN_IF_ERROR(sequence.parked->Return(sequence.Holders(), spare));
+  sequence.parked.reset();
+  return absl::OkStatus();
+}
+
+absl::Status DecodePreemption::TooSmall() {
+  ++num_preemptions_;
+  return absl::UnavailableError("preempted: the decode worker's KV pool is too small for this sequence");
+}
+
+}  // namespace spl::engine

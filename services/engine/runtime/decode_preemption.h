@@ -1,0 +1,47 @@
+// What a decode engine does when its page pool runs out: the youngest sequence gives way until there is room again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "services/engine/cache/page_pool.h"
+#include "services/engine/model/model.h"
+#include "services/engine/runtime/decode_batch.h"
+
+namespace spl::engine {
+
+// Moves the pages of sequences to host memory and back (ParkedPages). One that gives way keeps its age, waits in front
+// of all younger ones, and goes on with the same tokens. Engine thread.
+class DecodePreemption {
+ public:
+  // All outlive it. `parked_bytes` of host memory are used at most.
+  DecodePreemption(const Model& model, PagePool& pool, DecodeBatch& batch, size_t parked_bytes);
+
+  // Every active continuation of the batch gets room for its next position; the youngest sequences give way when the
+  // pool is full. Those that gave way wait, or have ended with Unavailable where no host memory is left for them.
+  void GrowOrPreempt();
+  // A sequence that has pages gives them up, the youngest first, so that `needy` may have them; `needy` itself where
+  // nobody is younger, if it runs. False: nobody is left to ask.
+  bool FindRoomFor(DecodeSequence& needy);
+  // Whether nobody else has pages of the pool.
+  bool IsAlone(const DecodeSequence& sequence) const;
+  // Takes the pages back that a sequence gave up, where there is room for its next position, too. ResourceExhausted:
+  // there is not, and the sequence is as it was. REQUIRES: it gave way.
+  absl::Status Return(DecodeSequence& sequence);
+  // Counts a sequence that ends because the pool is too small for it alone; the status that it ends with.
+  absl::Status TooSmall();
+
+  uint64_t num_preemptions() const { return num_preemptions_; }  // that gave way, or ended because they could not
+
+ private:
+  void Park(DecodeSequence& sequence);
+
+  PagePool& pool_;
+  DecodeBatch& batch_;
+  const size_t parked_bytes_max_;
+  const int64_t streams_of_rank_;
+  uint64_t num_preemptions_ = 0;
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,98 @@
+// One sequence of a decode engine and its continuations: what each of them holds, from its submission to its end.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/engine/cache/compact_pages.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/model/model.h"
+#include "services/engine/runtime/decode_fidelity.h"
+#include "services/engine/runtime/decode_request.h"
+#include "services/engine/runtime/head_restorer.h"
+#include "services/engine/runtime/parked_pages.h"
+#include "services/engine/runtime/prompt_replay.h"
+#include "services/engine/runtime/sampler.h"
+#include "services/engine/selection/token_selector.h"
+
+namespace spl::engine {
+
+// One continuation: a row of every step until it has finished. Owns its share of the sequence's pages.
+struct DecodeFork {
+  int32_t index = 0;
+  std::unique_ptr<SequenceKv> kv;  // null once finished
+  std::unique_ptr<TokenSelector> selector;
+  std::unique_ptr<CompactPages> compact;  // null: the selector needs none
+  std::unique_ptr<Sampler> sampler;
+  std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
+  std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
+  int32_t last_token = 0;
+  std::deque<int32_t> replay;  // come next, whatever is drawn; the client has them
+  int64_t num_output = 1;      // tokens of this request, the first one included
+  bool finished = false;
+
+  // Pages of each rank that Grow takes at most, of a model with so many streams a rank.
+  int64_t GrowthPages(int64_t streams) const;
+  // Takes room for the next position. ResourceExhausted: no pages are free.
+  absl::Status Grow();
+  // Gives back the pages.
+  void Free();
+};
+
+// Made by Make on any thread; from then on the engine thread's.
+struct DecodeSequence {
+  // Checks the request and derives the traits of its selector. InvalidArgument: a field out of range, named with its
+  // value; a token outside the vocabulary; more continuations than a step of `max_rows` rows has.
+  static absl::StatusOr<std::unique_ptr<DecodeSequence>> Make(DecodeRequest request, const Model& model,
+                                                              int32_t max_rows);
+
+  DecodeRequest request;
+  uint64_t order = 0;                   // of arrival
+  std::vector<DecodeFork> forks;        // none before it has started
+  std::unique_ptr<ParkedPages> parked;  // null: its pages are in the pool
+  // Traits of its selector, the same for all of its life.
+  bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless nothing is decoded
+  bool gathers_keys = false;                // in its first step
+  bool steps_are_alone = true;              // what a step attends to does not depend on the steps before it
+  std::unique_ptr<TokenSelector> chooser;   // of a choice that is being made
+  std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
+  std::optional<KeptPositions> of_prompt;   // what its selector chose, the same of every fork
+  std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; none without restoring
+  HeadRestoreReport told;
+  bool done = false;
+
+  // Tells of what has been restored or missed since.
+  void TellRestores();
+  // Gives back the pages of a choice that is not done; it is made anew.
+  void DropChoice();
+  // Gives back all pages and then tells that the sequence has ended, so that who hears of it finds them free. Once.
+  void End(const absl::Status& status);
+
+  bool has_to_choose() const { return chooses_by_prompt && !of_prompt.has_value(); }
+  // Tokens are left that one step may have many of.
+  bool has_to_replay() const { return request.replay.size() > 1 && steps_are_alone && request.heads == nullptr; }
+  // Positions whose keys its first step gathers.
+  int64_t gathered_tokens() const { return gathers_keys ? request.kv->num_tokens() : 0; }
+  const std::vector<int32_t>& tokens() const {
+    return request.left_prompt.empty() ? request.prompt : request.left_prompt;
+  }
+  bool started() const { return !forks.empty(); }
+  bool runs() const { return !done && parked == nullptr; }
+  PageHolders Holders() const;
+  // Continuations that take part in a step.
+  size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
+
+  bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  size_t num_active() const {
+    return static_cast<size_t>(
+        std::count_if(forks.begin(), forks.end(), [](const DecodeFork& f) { return !f.finished; }));
+  }
+};
+
+}  // namespace spl::engine

@@ -1,0 +1,138 @@
+#include "services/engine/runtime/decode_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "services/base/check.h"
+#include "services/base/fault_point.h"
+#include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
+#include "services/engine/runtime/device_lost.h"
+#include "services/engine/runtime/local_generator.h"
+
+namespace spl::engine {
+namespace {
+
+FaultPoint step_fault("engine.decode_step");
+
+}  // namespace
+
+DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity)
+    : model_(executor.model()),
+      executor_(executor),
+      pool_(pool),
+      batch_(batch),
+      fidelity_(fidelity),
+      streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
+      keep_free_(static_cast<size_t>(pool.view().num_ranks())) {}
+
+void DecodeStep::RestoreHeads() {
+  for (auto& sequence : batch_.running()) RestoreHeads(*sequence);
+}
+
+void DecodeStep::RestoreHeads(DecodeSequence& sequence) {
+  for (DecodeFork& fork : sequence.forks) {
+    if (fork.finished || fork.restorer == nullptr || !fork.restorer->Apply(*fork.kv, fork.num_output)) continue;
+    auto selector = MakeSelectorFor(*fork.kv, sequence.request.decode, model_);
+    SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+    fork.selector = *std::move(selector);
+  }
+  sequence.TellRestores();
+}
+
+bool DecodeStep::Group::Has(const ScoringPlan& plan) const {
+  return plan.scoring == TokenScoring::kNone ||
+         std::any_of(plans.begin(), plans.end(), [&](const ScoringPlan& other) { return plan.SharesStep(other); });
+}
+
+bool DecodeStep::Group::Fits(const ScoringPlan& plan) const {
+  return Has(plan) || plans.size() < static_cast<size_t>(kernels::kSelectionPlansMax);
+}
+
+void DecodeStep::MakeGroups() {
+  num_groups_ = 0;
+  for (auto& sequence : batch_.running()) {
+    for (DecodeFork& fork : sequence->forks) {
+      if (fork.finished) continue;
+      const ScoringPlan plan = fork.selector->scoring();
+      const auto end = groups_.begin() + static_cast<std::ptrdiff_t>(num_groups_);
+      auto group = std::find_if(groups_.begin(), end, [&](const Group& g) { return g.Fits(plan); });
+      if (group == end) {
+        if (num_groups_ == groups_.size()) groups_.emplace_back();
+        group = groups_.begin() + static_cast<std::ptrdiff_t>(num_groups_++);
+        group->plans.clear();
+        group->rows.clear();
+      }
+      if (!group->Has(plan)) group->plans.push_back(plan);
+      group->rows.push_back({sequence.get(), &fork});
+    }
+  }
+}
+
+absl::Status DecodeStep::Run() {
+  MakeGroups();
+  for (size_t g = 0; g < num_groups_; ++g) {
+    const absl::Status status = RunTogether(groups_[g].rows);
+    if (status.ok()) continue;
+    if (IsDeviceLost(status)) {
+      // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
+      batch_.FinishAll(absl::UnavailableError(MessageOf(status)));
+      batch_.RemoveFinished();
+      return status;
+    }
+    // Whatever a step says, none of its requests is known to be at fault: each was checked when it came. Internal: the
+    // router starts them again, too.
+    const absl::Status ended = Errorf(absl::StatusCode::kInternal, "a step of the batch failed: {}", MessageOf(status));
+    for (const Row& row : groups_[g].rows) batch_.Finish(*row.sequence, ended);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
+  SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
+  decode_rows_.clear();
+  samplers_.clear();
+  watched_.clear();
+  for (const auto& [sequence, fork] : rows) {
+    HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
+    decode_rows_.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get(), probe});
+    samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
+    watched_.push_back(fork->watched.get());
+  }
+  SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
+  SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
+  SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, row_sampler_.Sample(executor_, samplers_));
+  // A page of every stream for each row: no running sequence is to give way to a head of another one.
+  std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
+  for (size_t i = 0; i < rows.size();) {
+    DecodeSequence& sequence = *rows[i].sequence;
+    std::vector<DecodeToken> tokens;
+    for (; i < rows.size() && rows[i].sequence == &sequence; ++i) {
+      DecodeFork& fork = *rows[i].fork;
+      if (TakeToken(fork, sampled[i], keep_free_)) tokens.push_back({fork.index, std::move(sampled[i])});
+    }
+    sequence.TellRestores();
+    if (!tokens.empty()) sequence.request.on_tokens(std::move(tokens));
+    if (sequence.num_active() == 0) batch_.Finish(sequence, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+bool DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free) {
+  fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
+  const bool replays = !fork.replay.empty();
+  if (replays) {
+    sampled.token = fork.replay.front();
+    fork.replay.pop_front();
+    fork.sampler->Accept(sampled.token);
+  }
+  fork.last_token = sampled.token;
+  ++fork.num_output;
+  fork.finished = sampled.finish != FinishReason::kNone;
+  if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free);
+  if (fork.finished) fork.Free();
+  return !replays;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,66 @@
+// One step of a decode engine's batch: every active continuation gets its next token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/engine/cache/page_pool.h"
+#include "services/engine/execution/parallel_executor.h"
+#include "services/engine/runtime/decode_batch.h"
+#include "services/engine/runtime/decode_fidelity.h"
+#include "services/engine/runtime/sample_rows.h"
+
+namespace spl::engine {
+
+// Engine thread.
+class DecodeStep {
+ public:
+  // All outlive it.
+  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity);
+
+  // Heads whose pages have arrived see everything from the next step on.
+  void RestoreHeads();
+  // Runs the batch: one pass of the model, or several where the ways in which its continuations choose tokens are too
+  // many for one. A pass that fails ends its sequences with Internal, and no others. DataLoss: the device is lost, and
+  // every sequence has ended with Unavailable. REQUIRES: each active continuation has room for its next position.
+  absl::Status Run();
+
+ private:
+  struct Row {
+    DecodeSequence* sequence;
+    DecodeFork* fork;
+  };
+  // Continuations that share a pass.
+  struct Group {
+    std::vector<ScoringPlan> plans;  // ways of choosing, each once
+    std::vector<Row> rows;           // those of a sequence one behind the other
+    bool Has(const ScoringPlan& plan) const;
+    bool Fits(const ScoringPlan& plan) const;  // whether a row with this plan may join
+  };
+
+  void RestoreHeads(DecodeSequence& sequence);
+  void MakeGroups();
+  absl::Status RunTogether(std::span<const Row> rows);
+  // Takes the token that row `row` has drawn, or the one that is replayed. True: the client has not got it yet.
+  bool TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free);
+
+  const Model& model_;
+  ParallelExecutor& executor_;
+  PagePool& pool_;
+  DecodeBatch& batch_;
+  DecodeFidelity& fidelity_;
+  RowSampler row_sampler_;
+  const int64_t streams_of_rank_;
+
+  // Of the step under way; kept for their memory.
+  std::vector<Group> groups_;
+  size_t num_groups_ = 0;
+  std::vector<DecodeRow> decode_rows_;
+  std::vector<Sampler*> samplers_;
+  std::vector<WatchedSequence*> watched_;
+  std::vector<int64_t> keep_free_;  // [num_ranks]
+};
+
+}  // namespace spl::engine
