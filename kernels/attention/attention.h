@@ -57,13 +57,14 @@ struct PrefillAttentionArgs {
   int64_t q_row_stride = 0;  // elements
   Activations out;           // [num_rows, num_qo_heads, head_dim], contiguous
   float* lse = nullptr;      // [num_rows, num_qo_heads] or null
-  std::span<const PrefillSequence> sequences;
+  std::span<const PrefillSequence> sequences;  // the first ones of the pass, from its first row on
   int32_t layer = 0;  // layer number in the staged batch; see RopeWriteKvArgs
   // > 0: computes only the last `last_rows` rows of each sequence; the results of its other rows stay unchanged.
   int32_t last_rows = 0;
 };
 
-// One query row per sequence, at position kv_len - 1 of each head.
+// One query row per sequence, at position kv_len - 1 of each head. The sequences are consecutive ones of the pass: q and
+// out begin with the row of the first.
 struct DecodeAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
@@ -73,6 +74,7 @@ struct DecodeAttentionArgs {
   float* lse = nullptr;                     // [num_sequences, num_qo_heads] or null
   std::span<const HeadStreamView> streams;  // [num_sequences * num_kv_heads]
   int32_t layer = 0;                        // layer number in the staged batch; see RopeWriteKvArgs
+  int32_t first_sequence = 0;               // number of the first sequence in the staged batch
   // True: a device reads visibility from the staged batch (BatchArgs), which must say the same as `streams`. A recorded
   // call then serves sequences of any visibility. False: visibility may be part of the recording.
   bool staged_plans = false;

@@ -24,35 +24,63 @@ transport::TransportOptions TransportOptionsOf(const DecodeServerOptions& option
 
 }  // namespace
 
+// The pages, and how prefill workers write them.
+absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOptions& options) {
+  const engine::Model& model = *model_;
+  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, model));
+  SPLICE_ASSIGN_OR_RETURN(transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
+  const kernels::Backend& backend = model.backend();
+  const bool on_host = backend.host_memory();
+  const uint64_t registered_pages =
+      on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model.page_bytes();
+  const uint64_t registered_bytes = registered_pages * model.page_bytes();
+  SPLICE_ASSIGN_OR_RETURN(memory_, transport_->Allocate(registered_bytes + kScratchBytes));
+  v1::DecodeEndpoint endpoint;
+  if (!on_host) {
+    SPLICE_RETURN_IF_ERROR(backend.PinHost(memory_->data(), memory_->size()));
+    SPLICE_ASSIGN_OR_RETURN(device_memory_, engine::AllocateKvMemory(model, num_pages));
+    for (int r = 0; r < model.num_ranks(); ++r) {
+      SPLICE_ASSIGN_OR_RETURN(const std::string handle, model.rank(r).backend().Export(*device_memory_->buffers[r]));
+      (r == 0 ? endpoint.mutable_device_handle() : endpoint.add_more_device_handles())->assign(handle);
+    }
+    landing_ = std::make_unique<engine::PagePool>(kernels::KvPoolView{
+        memory_->data(), model.kv_dtype(), model.config().head_dim, static_cast<int32_t>(registered_pages)});
+  }
+  const engine::KvPartitions pages =
+      on_host ? engine::PartitionHostMemory(model, memory_->data(), num_pages) : device_memory_->pages;
+  pool_ = std::make_unique<engine::PagePool>(pages, model.backends());
+
+  const RandomId epoch = RandomId::Make();
+  endpoint.set_worker_id(options.worker_id.empty() ? "decode-" + epoch.ToHex().substr(0, 8) : options.worker_id);
+  uint64_t epoch_number = 0;
+  for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
+  endpoint.set_epoch(epoch_number);
+  endpoint.set_ucx_address(transport_->listen_address());
+  endpoint.set_pool_rkey(memory_->packed_rkey());
+  endpoint.set_pool_base(reinterpret_cast<uint64_t>(memory_->data()));
+  endpoint.set_pool_bytes(registered_bytes + kScratchBytes);
+  endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(pages.pages_per_rank()));
+  endpoint.set_page_bytes(static_cast<uint32_t>(model.page_bytes()));
+  endpoint.set_layout_digest(wire::ToBytes(model.layout_digest()));
+  if (model.head_classes() != nullptr) endpoint.set_head_class_digest(wire::ToBytes(model.head_classes()->digest()));
+  endpoint.set_scratch_offset(registered_bytes);
+  endpoint.set_scratch_bytes(kScratchBytes);
+  endpoint.set_host_id(transport::HostId());
+  *endpoint.mutable_wire() = wire::OwnVersions();
+  return endpoint;
+}
+
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
                                                                   const DecodeServerOptions& options) {
   auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
   server->model_ = model;
-  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
-  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
-  const kernels::Backend& backend = model->backend();
-  const bool on_host = backend.host_memory();
-  const uint64_t registered_pages =
-      on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model->page_bytes();
-  const uint64_t registered_bytes = registered_pages * model->page_bytes();
-  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(registered_bytes + kScratchBytes));
-  std::vector<std::string> device_handles;  // one per rank
-  if (!on_host) {
-    SPLICE_RETURN_IF_ERROR(backend.PinHost(server->memory_->data(), server->memory_->size()));
-    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
-    for (int r = 0; r < model->num_ranks(); ++r) {
-      SPLICE_ASSIGN_OR_RETURN(device_handles.emplace_back(),
-                              model->rank(r).backend().Export(*server->device_memory_->buffers[r]));
-    }
-    server->landing_ = std::make_unique<engine::PagePool>(kernels::KvPoolView{
-        server->memory_->data(), model->kv_dtype(), model->config().head_dim, static_cast<int32_t>(registered_pages)});
-  }
-  const engine::KvPartitions pages =
-      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
-  server->pool_ = std::make_unique<engine::PagePool>(pages, model->backends());
+  SPLICE_ASSIGN_OR_RETURN(v1::DecodeEndpoint endpoint, server->MakePool(options));
   engine::DecodeEngineOptions engine_options = options.engine;
   const bool prefills = options.local_prefill.max_new_tokens > 0;
-  if (prefills) engine_options.turns = std::make_shared<engine::StepTurns>();
+  if (prefills || options.shares_pool) engine_options.turns = std::make_shared<engine::StepTurns>(options.itl_target);
+  if (options.shares_pool)
+    server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
+  engine_options.shared = server->shared_;
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
                                        double kept_mass) {
@@ -61,38 +89,14 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   };
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
-  const RandomId epoch = RandomId::Make();
-  v1::DecodeEndpoint endpoint;
-  endpoint.set_worker_id(options.worker_id.empty() ? "decode-" + epoch.ToHex().substr(0, 8) : options.worker_id);
-  uint64_t epoch_number = 0;
-  for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
-  endpoint.set_epoch(epoch_number);
-  endpoint.set_ucx_address(server->transport_->listen_address());
-  endpoint.set_pool_rkey(server->memory_->packed_rkey());
-  endpoint.set_pool_base(reinterpret_cast<uint64_t>(server->memory_->data()));
-  endpoint.set_pool_bytes(registered_bytes + kScratchBytes);
-  for (size_t r = 0; r < device_handles.size(); ++r) {
-    if (r == 0)
-      endpoint.set_device_handle(device_handles[r]);
-    else
-      endpoint.add_more_device_handles(device_handles[r]);
-  }
-  endpoint.set_device_pool_pages(on_host ? 0 : static_cast<uint64_t>(pages.pages_per_rank()));
-  endpoint.set_page_bytes(static_cast<uint32_t>(model->page_bytes()));
-  endpoint.set_layout_digest(wire::ToBytes(model->layout_digest()));
-  if (model->head_classes() != nullptr) endpoint.set_head_class_digest(wire::ToBytes(model->head_classes()->digest()));
-  endpoint.set_scratch_offset(registered_bytes);
-  endpoint.set_scratch_bytes(kScratchBytes);
-  endpoint.set_host_id(transport::HostId());
-  *endpoint.mutable_wire() = wire::OwnVersions();
-
   DecodeServiceOptions service_options = options.service;
   service_options.leases.tls = options.tls;
   service_options.transport = server->transport_.get();
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
-  server->service_ = std::make_unique<DecodeService>(*server->engine_, *server->pool_, server->landing_.get(), endpoint,
-                                                     service_options, server->metrics_, *server->tracer_);
+  server->service_ = std::make_unique<DecodeService>(
+      *server->engine_, ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get()}, endpoint,
+      service_options, server->metrics_, *server->tracer_);
   std::vector<grpc::Service*> services = {server->service_.get()};
   if (prefills) {
     const local_prefill::DecodeHost self{.model = model,
@@ -121,7 +125,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   server->service_->set_grpc_address(address);
   if (server->local_) {
     endpoint.set_grpc_address(address);
-    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, {server->memory_->data(), server->memory_->size()},
+    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, server->memory(),
                                                    server->host_->InProcessChannel()));
     server->service_->set_local_prefill(server->local_.get());
   }
@@ -130,6 +134,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
     if (s->local_) s->local_->UpdateGauges();
   });
   server->host_->SetReady(true);
+  const auto num_pages = static_cast<int32_t>(server->pool_->num_pages());
   if (options.join != nullptr) {
     SPLICE_ASSIGN_OR_RETURN(server->registration_,
                             options.join(wire::MemberOf(membership::Role::kDecode, address, endpoint.worker_id(),

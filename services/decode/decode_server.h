@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -33,6 +34,9 @@ struct DecodeServerOptions {
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;
   local_prefill::LocalPrefillOptions local_prefill;
+  // A prefill worker of this process will compute in the pool (shared()).
+  bool shares_pool = false;
+  std::chrono::milliseconds itl_target = engine::StepTurns::kDefaultItlTarget;  // StepTurns, where prompts are computed
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
   // Host that routers and peers use to reach this worker, for gRPC and KV; empty: the host it listens on.
@@ -51,11 +55,16 @@ class DecodeServer {
   std::string grpc_address() const { return host_->grpc_address(); }  // where it listens
   std::string metrics_address() const { return host_->metrics_address(); }
   const engine::PagePool& pool() const { return *pool_; }
+  const std::shared_ptr<engine::SharedPool>& shared() const { return shared_; }  // null: shares_pool is false
+  transport::KvTransport& transport() { return *transport_; }
+  std::span<std::byte> memory() { return {memory_->data(), memory_->size()}; }  // as its endpoint describes it
+  std::shared_ptr<grpc::Channel> InProcessChannel() { return host_->InProcessChannel(); }
   const local_prefill::LocalPrefill* local_prefill() const { return local_.get(); }  // null: none
   void Stop();                                                                       // drains, then ends; idempotent
 
  private:
   DecodeServer() = default;
+  absl::StatusOr<v1::DecodeEndpoint> MakePool(const DecodeServerOptions& options);
 
   std::shared_ptr<const engine::Model> model_;
   Metrics metrics_;
@@ -64,6 +73,7 @@ class DecodeServer {
   std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or with a pool on a GPU the landing memory
   std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<engine::PagePool> pool_;
+  std::shared_ptr<engine::SharedPool> shared_;
   std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
   std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it
   std::unique_ptr<engine::DecodeEngine> engine_;

@@ -46,13 +46,13 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const abs
 
 }  // namespace
 
-DecodeService::DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
+DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools,
                              const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics,
                              const Tracer& tracer)
     : tracer_(tracer),
       engine_(engine),
-      pool_(pool),
-      landing_pool_(landing),
+      pool_(pools.pool),
+      pools_(pools),
       options_(options),
       endpoint_(endpoint),
       fence_(options.transport, {.tls = options.leases.tls}),
@@ -116,7 +116,7 @@ void DecodeService::Drain(std::chrono::steady_clock::time_point deadline) {
 void DecodeService::UpdateGauges() {
   const engine::DecodeLoad load = engine_.load();
   const TicketCounts counts = tickets_.counts();
-  const double used = static_cast<double>(pool_.num_pages() - pool_.num_free());
+  const double used = static_cast<double>(pool_.num_pages() - NumFreePages(load));
   running_.Set(static_cast<double>(load.running));
   waiting_.Set(static_cast<double>(load.waiting + counts.reserved));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool_.num_pages())));
@@ -155,7 +155,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   *response->mutable_model() = wire::IdentityOf(engine_.model());
   response->set_running_sequences(static_cast<uint32_t>(load.running + load.waiting));
   response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
-  response->set_free_pages(static_cast<uint64_t>(pool_.num_free()));
+  response->set_free_pages(static_cast<uint64_t>(NumFreePages(load)));
   response->set_total_pages(static_cast<uint64_t>(pool_.num_pages()));
   response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
   response->set_step_seconds(load.step_s);
@@ -184,13 +184,19 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
   return Answer(context, status);
 }
 
+// KV that a prefill engine only caches in a shared pool goes when a sequence needs its pages.
+int64_t DecodeService::NumFreePages(const engine::DecodeLoad& load) const {
+  if (pools_.shared == nullptr) return pool_.num_free();
+  return std::max(pool_.num_free(), pool_.num_pages() - load.held_pages);
+}
+
 absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
   if (draining()) return absl::UnavailableError("the decode worker is draining");
   SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), engine_.model()));
   // Sequences that were preempted come first: free pages are theirs.
   if (const size_t parked = engine_.load().parked; parked > 0)
     return Errorf(absl::StatusCode::kResourceExhausted, "{} sequences that gave way wait for KV pages", parked);
-  SPLICE_ASSIGN_OR_RETURN(auto ticket, MakeReservation(request, engine_.model(), {pool_, landing_pool_}, response));
+  SPLICE_ASSIGN_OR_RETURN(auto ticket, MakeReservation(request, engine_.model(), pools_, response));
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
   ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl
@@ -257,9 +263,9 @@ void DecodeService::LandingLoop() {
 void DecodeService::Land(LandingTask task) {
   const RandomId id = task.ticket->id;
   bool damaged = false;
-  absl::Status status = LandPrompt(*task.ticket, task.request, {pool_, landing_pool_}, engine_.model(), damaged);
+  absl::Status status = LandPrompt(*task.ticket, task.request, pools_, engine_.model(), damaged);
   if (damaged) checksum_failures_.Increment();
-  if (status.ok())
+  if (status.ok() && !task.ticket->in_place)
     bytes_in_.Increment(static_cast<double>(task.ticket->kv->num_pages()) *
                         static_cast<double>(pool_.view().page_bytes()));
   if (status.ok()) status = Launch(*task.ticket, task.request, task.span.context());

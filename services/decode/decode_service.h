@@ -13,6 +13,7 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/decode/head_lease_client.h"
+#include "services/decode/reservation.h"
 #include "services/decode/ticket_table.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
@@ -32,8 +33,8 @@ struct DecodeServiceOptions {
 // Borrows engine, pool and metrics. gRPC threads only validate and enqueue. One landing thread verifies checksums.
 class DecodeService final : public v1::Decode::CallbackService {
  public:
-  // `landing` is null unless the pool is on a GPU.
-  DecodeService(engine::DecodeEngine& engine, engine::PagePool& pool, engine::PagePool* landing,
+  // pools.landing is null unless the pool is on a GPU.
+  DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools,
                 const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics,
                 const Tracer& tracer);
   ~DecodeService() override;
@@ -69,6 +70,7 @@ class DecodeService final : public v1::Decode::CallbackService {
     Span span;  // span of the commit
   };
 
+  int64_t NumFreePages(const engine::DecodeLoad& load) const;
   absl::Status DoReserve(const v1::ReserveRequest& request, v1::Ticket& response);
   absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done, Span span);
   void CountRefusal(const absl::Status& status);
@@ -81,7 +83,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   const Tracer& tracer_;
   engine::DecodeEngine& engine_;
   engine::PagePool& pool_;
-  engine::PagePool* const landing_pool_;
+  const ReservationPools pools_;
   const DecodeServiceOptions options_;
   std::atomic<const local_prefill::LocalPrefill*> local_prefill_{nullptr};
   mutable std::mutex endpoint_mutex_;  // guards endpoint_

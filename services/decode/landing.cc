@@ -85,6 +85,17 @@ absl::Status Shorten(Ticket& ticket, const v1::CommitRequest& request) {
   return absl::OkStatus();
 }
 
+// The prompt in the pages in which it was computed.
+absl::Status TakeInPlace(Ticket& ticket, const v1::CommitRequest& request, const ReservationPools& pools) {
+  if (!ticket.in_place && !request.in_place()) return absl::OkStatus();
+  const auto given = ticket.in_place && pools.shared != nullptr ? pools.shared->Take(ticket.id) : nullptr;
+  if (given == nullptr || !request.in_place())
+    return InvalidArgument("commit of a ticket that is{} in place, and {} was handed over in this process",
+                           ticket.in_place ? "" : " not", given == nullptr ? "nothing" : "its KV");
+  ticket.kv = given->Continue();
+  return absl::OkStatus();
+}
+
 // Gives back the pages of positions that were not sent, before anything is checked.
 absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request, const engine::ModelConfig& config) {
   ticket.kv->set_num_tokens(ticket.prompt_tokens);
@@ -138,11 +149,12 @@ absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request, cons
 
 absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const ReservationPools& pools,
                         const engine::Model& model, bool& damaged) {
+  SPLICE_RETURN_IF_ERROR(TakeInPlace(ticket, request, pools));
   SPLICE_RETURN_IF_ERROR(Shorten(ticket, request));
   const int32_t num_streams = ticket.kv->shape().num_streams();
   if (request.num_tokens() != ticket.prompt_tokens)
     return InvalidArgument("commit of {} tokens, {} were reserved", request.num_tokens(), ticket.prompt_tokens);
-  if (request.crc32c_size() != num_streams)
+  if (!ticket.in_place && request.crc32c_size() != num_streams)
     return InvalidArgument("commit has {} checksums, {} are needed", request.crc32c_size(), num_streams);
   if (request.in_landing_pages() && ticket.landing == nullptr)
     return InvalidArgument("commit of landing pages, the ticket has none");
@@ -150,6 +162,7 @@ absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const 
   SPLICE_RETURN_IF_ERROR(KeepOnly(ticket, request, model.config()));
   const FaultOutcome fault = landing_fault.Hit();
   SPLICE_RETURN_IF_ERROR(fault.status);
+  if (ticket.in_place) return absl::OkStatus();  // nothing was moved that could have been damaged
   if (fault.corrupt) SPLICE_RETURN_IF_ERROR(FlipAByte(request.in_landing_pages() ? *ticket.landing : *ticket.kv));
   // Pages that landed on the host go on first: where they end is where they are checked, and faster than on the host.
   const std::vector<int32_t> pages = ticket.kv->AllPages();

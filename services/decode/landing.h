@@ -14,6 +14,8 @@ namespace spl::decode {
 // committed, so that all bytes are in the pool or in the landing pages. Afterwards the ticket describes the KV that
 // arrived, all of it in the pool: a shorter prompt (`only`), fewer positions (`kept`), more heads (`restored_heads`).
 //
+// In place (ticket.in_place) the KV is what was handed over within the process; nothing is copied or checked.
+//
 // DataLoss: a page differs from the one that was sent; sets `damaged`. InvalidArgument: the commit contradicts the
 // ticket or itself. Cost: a checksum of all pages, on the pool's device.
 absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const ReservationPools& pools,

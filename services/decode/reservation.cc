@@ -105,7 +105,8 @@ struct Choice {
 
 int64_t Most(const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); }
 
-// REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens.
+// REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens. In place nothing is reserved, and a
+// choice fits if the pool is large enough.
 absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseOptions& reuse,
                                       const engine::Model& model, const engine::PagePool& pool,
                                       const std::vector<int64_t>& without) {
@@ -123,12 +124,15 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
     return choice;
   };
   SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(ticket.decode));
-  if (pool.HasFree(wanted.needed)) return wanted;
+  const auto fits = [&](const Choice& choice) {
+    return ticket.in_place ? Most(choice.needed) <= pool.view().pages_per_rank() : pool.HasFree(choice.needed);
+  };
+  if (fits(wanted)) return wanted;
   engine::DecodeOptions dense = ticket.decode;
   dense.selector = methods::ResolveSelector(methods::kAuto, ticket.classes != nullptr);
   SPLICE_ASSIGN_OR_RETURN(Choice everything, choice_of(dense));
   everything.falls_back = Most(everything.needed) < Most(wanted.needed) &&
-                          (pool.HasFree(everything.needed) || Most(wanted.needed) > pool.view().pages_per_rank());
+                          (fits(everything) || Most(wanted.needed) > pool.view().pages_per_rank());
   return everything.falls_back ? std::move(everything) : std::move(wanted);
 }
 
@@ -162,10 +166,13 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(auto ticket, ReadRequest(request, reuse, model));
+  ticket->in_place = pools.shared != nullptr && request.writer().epoch() != 0 &&
+                     request.writer().epoch() == pools.shared->writer_epoch();
   const int64_t tokens = ticket->prompt_tokens;
   const int num_ranks = pool.view().num_ranks();
   const bool leave_out =
-      ticket->classes != nullptr && LeavingOutPays(*ticket->classes, tokens, pool.view().page_bytes(),
+      ticket->classes != nullptr && !ticket->in_place &&
+      LeavingOutPays(*ticket->classes, tokens, pool.view().page_bytes(),
                                                    {request.kv_bytes_per_s(), request.kv_write_seconds()});
   const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
   // Growth pages per stream and fork on top: a sequence that could not take its first step is not let in.
@@ -181,6 +188,10 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   if (Most(choice.needed) > pool.view().pages_per_rank())
     return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
                            tokens, ticket->sampling.num_forks, Sum(choice.needed), pool.num_pages());
+  if (ticket->in_place) {
+    response.set_in_place(true);
+    return ticket;
+  }
   if (!pool.HasFree(choice.needed))
     return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", Sum(choice.needed),
                   pool.num_free(), pool.num_pages());

@@ -8,6 +8,7 @@
 #include "services/decode/ticket_table.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/model/model.h"
+#include "services/engine/runtime/shared_pool.h"
 #include "spl/v1/decode.pb.h"
 
 namespace spl::decode {
@@ -16,6 +17,7 @@ namespace spl::decode {
 struct ReservationPools {
   engine::PagePool& pool;
   engine::PagePool* landing = nullptr;  // host memory in front of a pool on a GPU; null: prompts arrive in the pool
+  engine::SharedPool* shared = nullptr;  // of a prefill worker in this process; null: there is none
 };
 
 // Returns a ticket with its pages: KV of the prompt, spare pages for heads that may be restored, compact pages for
@@ -24,6 +26,9 @@ struct ReservationPools {
 //
 // If there is room for the KV but not for the compact pages, the ticket is for a sequence that attends to everything,
 // and `response` names the method. `response` also gets the pages and holes.
+//
+// A ticket whose writer shares the pool is in place: it takes no pages, because the writer computes the prompt in pages
+// of the same pool, which it finds when the prompt begins.
 //
 // InvalidArgument: the message names the field and its range, or the prompt is larger than the pool. ResourceExhausted:
 // not enough free pages now. FailedPrecondition, Unimplemented: the policy or the decode method, as CheckRecoveryPolicy

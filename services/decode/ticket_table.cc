@@ -90,7 +90,7 @@ void TicketTable::Release(const RandomId& id, uint64_t generation, bool writer_q
     ticket.cancelled->store(true);
     if (ticket.state == TicketState::kReserved || ticket.state == TicketState::kQuarantined) {
       stream = ticket.stream;
-      if (writer_quiet) {
+      if (writer_quiet || ticket.in_place) {
         gone = std::move(it->second);
         tickets_.erase(it);
         changed_.notify_all();
@@ -160,16 +160,23 @@ void TicketTable::ExpireLoop() {
 
 void TicketTable::ExpireOnce(Clock::time_point now) {
   std::vector<std::shared_ptr<TokenStream>> ended;
+  std::vector<std::unique_ptr<Ticket>> gone;  // their pages go back without the lock
   {
     std::lock_guard lock(mutex_);
-    for (auto& [id, ticket] : tickets_) {
-      if (ticket->state != TicketState::kReserved || now < ticket->expires) continue;
-      ticket->state = TicketState::kQuarantined;
-      changed_.notify_all();
+    for (auto it = tickets_.begin(); it != tickets_.end();) {
+      const auto at = it++;
+      Ticket& ticket = *at->second;
+      if (ticket.state != TicketState::kReserved || now < ticket.expires) continue;
       ++expired_total_;
-      ended.push_back(ticket->stream);
+      changed_.notify_all();
+      ended.push_back(ticket.stream);
+      ticket.state = TicketState::kQuarantined;
+      if (!ticket.in_place) continue;
+      gone.push_back(std::move(at->second));
+      tickets_.erase(at);
     }
   }
+  gone.clear();
   for (const auto& stream : ended)
     stream->End(absl::DeadlineExceededError("the ticket expired before the prompt's KV was committed"));
 }
@@ -203,8 +210,8 @@ void TicketTable::LookForProofs(Clock::time_point now) {
     if (!gone.empty()) changed_.notify_all();
   }
   for (size_t i = 0; i < to_ask.size(); ++i) {
-    const auto [id, generation] = to_ask[i];
-    (void)proofs_->Ask(writers[i], id, [this, id, generation] {
+    const auto& [ticket, its_generation] = to_ask[i];
+    (void)proofs_->Ask(writers[i], ticket, [this, id = ticket, generation = its_generation] {
       Release(id, generation, true, absl::CancelledError("its writer is quiet"));
     });
   }

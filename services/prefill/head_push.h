@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "services/prefill_work/head_lease_table.h"
-#include "services/prefill_work/kv_push.h"
 #include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/push_worker.h"
 #include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/prefill.pb.h"
 

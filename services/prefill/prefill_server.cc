@@ -5,6 +5,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
+#include "services/transport/own_memory.h"
 #include "services/wire/convert.h"
 #include "services/wire/member.h"
 
@@ -21,32 +22,44 @@ transport::TransportOptions TransportOptionsOf(const PrefillServerOptions& optio
 
 }  // namespace
 
+// The pages, and how decode workers are reached from them.
+absl::StatusOr<engine::KvPartitions> PrefillServer::MakePages(const PrefillServerOptions& options, PeerOptions& peers) {
+  if (options.neighbour.pool != nullptr) {
+    peers.open_memory = [memory = options.neighbour.memory](const transport::RemoteMemory&) {
+      return transport::MakeOwnMemoryChannel(memory);
+    };
+    peers.open_calls = [calls = options.neighbour.calls](const std::string&) { return calls; };
+    return options.neighbour.pool->pool().view();
+  }
+  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model_));
+  SPLICE_ASSIGN_OR_RETURN(transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
+  const bool on_host = model_->backend().host_memory();
+  const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model_->page_bytes();
+  // Registered, so that the transport need not pin or copy the pages that it sends.
+  SPLICE_ASSIGN_OR_RETURN(memory_, transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
+  if (on_host) return engine::PartitionHostMemory(*model_, memory_->data(), num_pages);
+  SPLICE_ASSIGN_OR_RETURN(device_memory_, engine::AllocateKvMemory(*model_, num_pages));
+  SPLICE_ASSIGN_OR_RETURN(
+      staging_, StagingPages::Create(memory_->data(), memory_->size(), model_->page_bytes(), model_->backend()));
+  peers.staging = staging_.get();
+  return device_memory_->pages;
+}
+
 absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_ptr<const engine::Model> model,
                                                                     const PrefillServerOptions& options) {
   auto server = std::unique_ptr<PrefillServer>(new PrefillServer);
   server->model_ = model;
-  SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model));
-  SPLICE_ASSIGN_OR_RETURN(server->transport_, transport::KvTransport::Create(TransportOptionsOf(options)));
-  const bool on_host = model->backend().host_memory();
-  const uint64_t pool_bytes = static_cast<uint64_t>(num_pages) * model->page_bytes();
-  // Registered, so that the transport need not pin or copy the pages that it sends.
-  SPLICE_ASSIGN_OR_RETURN(server->memory_, server->transport_->Allocate(on_host ? pool_bytes : options.staging_bytes));
   PeerOptions peer_options{.use_device = options.use_device_transfer,
                            .require_device = options.require_device_transfer,
                            .tls = options.tls,
                            .min_bytes_per_s = options.min_transfer_bytes_per_s};
-  if (!on_host) {
-    SPLICE_ASSIGN_OR_RETURN(server->device_memory_, engine::AllocateKvMemory(*model, num_pages));
-    SPLICE_ASSIGN_OR_RETURN(server->staging_, StagingPages::Create(server->memory_->data(), server->memory_->size(),
-                                                                   model->page_bytes(), model->backend()));
-    peer_options.staging = server->staging_.get();
-  }
-  const engine::KvPartitions pages =
-      on_host ? engine::PartitionHostMemory(*model, server->memory_->data(), num_pages) : server->device_memory_->pages;
+  SPLICE_ASSIGN_OR_RETURN(const engine::KvPartitions pages, server->MakePages(options, peer_options));
+  const DecodeNeighbour& neighbour = options.neighbour;
+  transport::KvTransport& transport = neighbour.pool != nullptr ? *neighbour.transport : *server->transport_;
   engine::PrefillEngineOptions engine_options = options.engine;
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;
-    remote.transport = server->transport_.get();
+    remote.transport = &transport;
     remote.tls = options.tls;
     chunk::ClusterStoreOptions cluster;
     cluster.metrics = &server->metrics_;
@@ -58,8 +71,12 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
     events->Report(stored, keys);
   };
   engine_options.reclaim = [leases = server->leases_.get()] { return leases->ReclaimOne(); };
+  if (neighbour.pool != nullptr) {
+    engine_options.shared = neighbour.pool;
+    engine_options.turns = neighbour.pool->turns();
+  }
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
-  server->peers_ = std::make_unique<PeerTable>(*server->transport_, model, peer_options);
+  server->peers_ = std::make_unique<PeerTable>(transport, model, peer_options);
   server->pushes_ =
       std::make_unique<PushWorker>(*model, server->metrics_, [engine = server->engine_.get()] { engine->Wake(); });
 
@@ -71,7 +88,8 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   SPLICE_ASSIGN_OR_RETURN(server->tracer_, MakeTracer(options.trace, "splice-prefill", worker_id, server->metrics_));
   server->service_ = std::make_unique<PrefillService>(
       *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
-      worker_id, epoch_number, options.fidelity_share, server->metrics_, *server->tracer_);
+      worker_id, epoch_number, options.fidelity_share, neighbour.pool, server->metrics_, *server->tracer_);
+  if (neighbour.pool != nullptr) neighbour.pool->set_writer_epoch(epoch_number);
   ServiceHostOptions host;
   host.name = "prefill";
   host.listen = options.listen;
@@ -93,10 +111,10 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   if (options.join != nullptr) {
     SPLICE_ASSIGN_OR_RETURN(
         server->registration_,
-        options.join(wire::MemberOf(membership::Role::kPrefill, address, worker_id, epoch_number, *model, num_pages)));
+        options.join(wire::MemberOf(membership::Role::kPrefill, address, worker_id, epoch_number, *model, static_cast<int32_t>(pages.num_pages()))));
   }
   log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),
-            log::F("pages", num_pages), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),
+            log::F("pages", pages.num_pages()), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),
             log::F("tokens_per_s", server->engine_->load().tokens_per_s),
             log::F("store", options.store_address.empty() ? std::string("none") : options.store_address),
             log::F("ranks", model->num_ranks()), log::F("backend", model->backend().description()));

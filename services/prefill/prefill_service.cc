@@ -48,8 +48,8 @@ prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
                                TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
-                               std::string worker_id, uint64_t epoch, double fidelity_share, Metrics& metrics,
-                               const Tracer& tracer)
+                               std::string worker_id, uint64_t epoch, double fidelity_share,
+                               std::shared_ptr<engine::SharedPool> shared, Metrics& metrics, const Tracer& tracer)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
@@ -58,9 +58,11 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       cache_streams_(cache_streams),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
+      in_place_(shared != nullptr),
       tracer_(tracer),
       core_(
-          engine, peers, pushes, tickets, {.worker_id = worker_id_, .epoch = epoch_, .fidelity_share = fidelity_share},
+          engine, peers, pushes, tickets,
+          {.worker_id = worker_id_, .epoch = epoch_, .fidelity_share = fidelity_share, .shared = std::move(shared)},
           [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes, const Peer& peer) {
             return GiveLease(outcome, classes, peer);
           },
@@ -183,7 +185,7 @@ grpc::ServerUnaryReactor* PrefillService::ConnectPeer(grpc::CallbackServerContex
   const auto done = [this, reactor, response](const absl::StatusOr<std::shared_ptr<const Peer>>& peer) {
     if (peer.ok()) {
       *response->mutable_writer() = WriterOf(**peer);
-      response->set_transport((*peer)->carrier());
+      response->set_transport(in_place_ ? "in place" : (*peer)->carrier());
       response->set_bytes_per_s((*peer)->bytes_per_s);
       response->set_write_seconds((*peer)->write_s);
     }

@@ -11,7 +11,6 @@
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
 #include "services/prefill_work/cache_streams.h"
-#include "services/prefill_work/kv_push.h"
 #include "services/prefill_work/peer_table.h"
 #include "services/prefill_work/prefill_core.h"
 #include "services/prefill_work/ticket_guard.h"
@@ -24,7 +23,8 @@ class PrefillService final : public v1::Prefill::CallbackService {
  public:
   PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
                  HeadLeaseTable& leases, CacheStreams& cache_streams, std::string worker_id, uint64_t epoch,
-                 double fidelity_share, Metrics& metrics, const Tracer& tracer);
+                 double fidelity_share, std::shared_ptr<engine::SharedPool> shared, Metrics& metrics,
+                 const Tracer& tracer);
 
   grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,
                                         v1::SetDrainingResponse* response) override;
@@ -73,6 +73,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
   CacheStreams& cache_streams_;
   const std::string worker_id_;
   const uint64_t epoch_;
+  const bool in_place_;  // prompts go to the decode worker of this process, in its own pool
   const Tracer& tracer_;
   PrefillCore core_;
   bool draining() const { return draining_ || draining_by_operator_; }

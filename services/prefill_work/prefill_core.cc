@@ -11,6 +11,9 @@
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/methods/methods.h"
+#include "services/prefill_work/in_place_delivery.h"
+#include "services/prefill_work/kv_push.h"
+#include "services/prefill_work/ticket_check.h"
 #include "services/wire/convert.h"
 #include "services/wire/ticket_metrics.h"
 
@@ -154,6 +157,28 @@ grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext*
   return reactor;
 }
 
+absl::Status PrefillCore::CheckTicket(const v1::PrefillRequest& request, const Peer& peer,
+                                      const engine::StreamClasses* classes) const {
+  const v1::Ticket& ticket = request.ticket();
+  if (!ticket.in_place())
+    return ValidateTicket(ticket, peer.endpoint, engine_.model(), request.token_ids_size(), classes);
+  if (options_.shared == nullptr || ticket.page_ids_size() > 0)
+    return InvalidArgument("the ticket of '{}' is in place and has {} pages; this worker {} pool with it",
+                           ticket.worker_id(), ticket.page_ids_size(),
+                           options_.shared == nullptr ? "shares no" : "shares its");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<PromptDelivery>> PrefillCore::MakeDelivery(
+    const v1::PrefillRequest& request, std::shared_ptr<const Peer> peer,
+    std::shared_ptr<const engine::StreamClasses> classes, std::unique_ptr<TicketGuard::Hold> hold) {
+  if (request.ticket().in_place())
+    return std::make_shared<InPlaceDelivery>(pushes_, std::move(peer), request.ticket(), options_.shared,
+                                             std::move(hold), request.request_id());
+  return KvPush::Create(pushes_, std::move(peer), request.ticket(), engine_.model(), std::move(classes),
+                        std::move(hold), request.request_id());
+}
+
 absl::Status PrefillCore::Start(RunCall& call) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
@@ -168,9 +193,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
   SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(wire::FromProto(request.reuse()), engine_.model()));
-  if (const absl::Status status = ValidateTicket(request.ticket(), peer->endpoint, engine_.model(),
-                                                 static_cast<int64_t>(prefill.tokens.size()), classes.get());
-      !status.ok()) {
+  if (const absl::Status status = CheckTicket(request, *peer, classes.get()); !status.ok()) {
     tickets_invalid_.Increment();
     return status;
   }
@@ -198,9 +221,9 @@ absl::Status PrefillCore::Start(RunCall& call) {
   SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
-  SPLICE_ASSIGN_OR_RETURN(auto push, KvPush::Create(pushes_, peer, request.ticket(), engine_.model(), classes,
-                                                    std::move(hold), prefill.id));
-  prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
+  SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
+  if (!request.ticket().in_place())
+    prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
   const bool keeps_heads = restore.enabled && classes != nullptr && give_lease_ != nullptr;
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
@@ -221,7 +244,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     receipt.set_decode_selector(outcome.kept != nullptr && selector == methods::kDense ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
     receipt.set_decode_worker(push->peer().endpoint.worker_id());
-    receipt.set_transport(push->peer().carrier());
+    receipt.set_transport(push->carrier());
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes, push->peer()) : nullptr;

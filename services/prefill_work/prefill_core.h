@@ -1,5 +1,5 @@
-// Handles one prompt from a router: checks ticket and request, computes, pushes the KV into the ticket's pages
-// meanwhile, and answers with the first tokens and the receipt. Used by splice-prefill, and by decode workers that
+// Handles one prompt from a router: checks ticket and request, computes, delivers the KV to the decode worker, and
+// answers with the first tokens and the receipt. Used by splice-prefill, and by decode workers that
 // prefill short prompts themselves (services/decode/local_prefill.h).
 #pragma once
 
@@ -14,8 +14,8 @@
 #include "services/engine/engine.h"
 #include "services/prefill_work/engine_call.h"
 #include "services/prefill_work/fidelity_sampler.h"
-#include "services/prefill_work/kv_push.h"
 #include "services/prefill_work/peer_table.h"
+#include "services/prefill_work/prompt_delivery.h"
 #include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/prefill.pb.h"
 
@@ -26,6 +26,8 @@ struct PrefillCoreOptions {
   uint64_t epoch = 0;
   double fidelity_share = 0;        // share of the approximate prompts that are also computed exactly and compared
   int64_t max_computed_tokens = 0;  // limit per prompt (engine::PrefillRequest); 0: none
+  // The pool of a decode worker in this process, when the engine computes in it; null: it has a pool of its own.
+  std::shared_ptr<engine::SharedPool> shared;
 };
 
 // Raises a counter to a value that was counted elsewhere.
@@ -52,6 +54,12 @@ class PrefillCore {
  private:
   using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
   absl::Status Start(RunCall& call);
+  absl::Status CheckTicket(const v1::PrefillRequest& request, const Peer& peer,
+                           const engine::StreamClasses* classes) const;
+  absl::StatusOr<std::shared_ptr<PromptDelivery>> MakeDelivery(const v1::PrefillRequest& request,
+                                                               std::shared_ptr<const Peer> peer,
+                                                               std::shared_ptr<const engine::StreamClasses> classes,
+                                                               std::unique_ptr<TicketGuard::Hold> hold);
   void Count(const engine::PrefillStats& stats);
   void TraceStages(const TraceContext& run, const TraceContext& fetch, const engine::PrefillStats& stats) const;
 

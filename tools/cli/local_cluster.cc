@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
 constexpr std::chrono::milliseconds kReadyPoll{5};
+// Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
+constexpr int32_t kSliceTokensOnGpu = 2048;
 
 }  // namespace
 
@@ -48,6 +50,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
   decode.engine.fidelity.share = options.fidelity_share;
+  decode.shares_pool = decode_model == model && options.kv_transport == "auto";
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(decode_model, decode));
 
@@ -59,7 +62,13 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
+  if (!model->backend().host_memory()) prefill.engine.executor.max_rows = kSliceTokensOnGpu;
   prefill.SetKvTransport(options.kv_transport);
+  if (decode.shares_pool)
+    prefill.neighbour = {.pool = cluster->decode_->shared(),
+                         .transport = &cluster->decode_->transport(),
+                         .memory = cluster->decode_->memory(),
+                         .calls = cluster->decode_->InProcessChannel()};
   SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
 
   router::RouterOptions router;

@@ -33,7 +33,9 @@ struct LocalClusterOptions {
   std::string data_dir;  // folder of the chunk store; empty: memory only
   int32_t prefill_tp = 1;
   int32_t decode_tp = 1;
-  uint64_t kv_bytes = 1ull << 30;  // size of each page pool
+  // Size of the page pool. The two workers share one, unless they split the model differently or kv_transport names a
+  // way between them: then each has one of this size.
+  uint64_t kv_bytes = 1ull << 30;
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
@@ -62,8 +64,8 @@ class LocalCluster {
   absl::Status WaitReady();
 
   std::unique_ptr<kvstore::KvStoreServer> store_;
-  std::unique_ptr<prefill::PrefillServer> prefill_;
   std::unique_ptr<decode::DecodeServer> decode_;
+  std::unique_ptr<prefill::PrefillServer> prefill_;  // may compute in the decode worker's pool
   std::unique_ptr<router::RouterServer> router_;
 };
 

@@ -146,10 +146,10 @@ absl::Status CudaBackend::PrefillAttention(const KernelContext& ctx, const Prefi
   CudaSession& session = CudaSession::Of(ctx);
   const DeviceBatch& b = session.batch();
   PrefillArgs args{.heads = Heads(a.shape),
-                   .batch = Batch(b, a.pool, a.layer),
+                   .batch = Batch(b, a.pool, a.layer, 0, static_cast<int32_t>(a.sequences.size())),
                    .row_begin = b.row_begin,
                    .positions = b.positions,
-                   .num_rows = b.num_rows,
+                   .num_rows = a.sequences.back().row_end,
                    .max_kv_len = b.max_kv_len,
                    .dtype = a.q.dtype,
                    .q = a.q.data,
@@ -178,8 +178,10 @@ absl::Status CudaBackend::PrefillAttention(const KernelContext& ctx, const Prefi
 absl::Status CudaBackend::DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs& a) const {
   CudaSession& session = CudaSession::Of(ctx);
   const DeviceBatch& b = session.batch();
+  const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
+  const auto num_sequences = static_cast<int32_t>(a.streams.size() / heads);
   DecodeArgs args{.heads = Heads(a.shape),
-                  .batch = Batch(b, a.pool, a.layer),
+                  .batch = Batch(b, a.pool, a.layer, a.first_sequence, num_sequences),
                   .max_kv_len = b.max_kv_len,
                   .dtype = a.q.dtype,
                   .q = a.q.data,
@@ -187,11 +189,10 @@ absl::Status CudaBackend::DecodeAttention(const KernelContext& ctx, const Decode
                   .out = a.out.data,
                   .lse = a.lse,
                   .lists = a.lists};
-  const size_t heads = static_cast<size_t>(a.shape.num_kv_heads);
   if (a.staged_plans) {
     if (b.plans == nullptr) return absl::FailedPreconditionError("cuda: attention over staged plans, none are staged");
     args.plans = b.plans + static_cast<int64_t>(a.layer) * a.shape.num_kv_heads;
-    args.plan_offset = b.plan_offset;
+    args.plan_offset = b.plan_offset + a.first_sequence;
   }
   for (size_t begin = 0; begin < a.streams.size() && !a.staged_plans; begin += heads) {
     if (absl::Status s = TakeRules(a.streams.subspan(begin, heads), begin == 0, a.lists.tokens != nullptr, args.rules);
@@ -200,7 +201,7 @@ absl::Status CudaBackend::DecodeAttention(const KernelContext& ctx, const Decode
   }
   auto workspace = session.Scratch(
       CudaSession::Use::kDecodeAttention,
-      DecodeWorkspaceBytes(args.heads, b.num_sequences, b.max_kv_len, a.lists.tokens != nullptr ? a.lists.stride : 0));
+      DecodeWorkspaceBytes(args.heads, num_sequences, b.max_kv_len, a.lists.tokens != nullptr ? a.lists.stride : 0));
   if (!workspace.ok()) return workspace.status();
   args.workspace = *workspace;
   // Stage copied tables and lengths before the first kernel of the pass; in a pass of one row a sequence that row is

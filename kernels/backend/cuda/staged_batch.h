@@ -23,6 +23,14 @@ inline PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t la
           .pool = DevicePool(pool),
           .num_sequences = b.num_sequences};
 }
+// Sequences [first, first + count) of it.
+inline PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t layer, int32_t first, int32_t count) {
+  PagedBatch batch = Batch(b, pool, layer);
+  batch.table_offset += first;
+  batch.kv_len += first;
+  batch.num_sequences = count;
+  return batch;
+}
 inline RopeBatch Rows(const DeviceBatch& b, int32_t layer) {
   return {.positions = b.positions,
           .row_sequence = b.row_sequence,

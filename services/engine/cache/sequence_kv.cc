@@ -238,6 +238,18 @@ absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) c
   return fork;
 }
 
+std::unique_ptr<SequenceKv> SequenceKv::Continue() const {
+  SPLICE_CHECK(is_whole() && !evicted_, "a whole sequence that has its pages");
+  auto next = std::make_unique<SequenceKv>(pool_, shape_);
+  for (const std::vector<int32_t>& pages : streams_) pool_.Share(pages);
+  next->streams_.assign(streams_.begin(), streams_.end());
+  next->num_tokens_ = num_tokens_;
+  next->settled_until_ = capacity();
+  next->provenance_ = provenance_;
+  next->exact_end_ = exact_end_;
+  return next;
+}
+
 std::vector<int32_t> SequenceKv::PagesOfChunk(int32_t page_idx) const {
   std::vector<int32_t> pages;
   pages.reserve(streams_.size());

@@ -36,8 +36,8 @@ inline int32_t PagesFor(int64_t num_tokens) {
 std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* classes, int num_ranks, int64_t num_tokens);
 
 // Is an owner of every page it lists, until it is destroyed. One thread at a time; any thread may destroy it. Every
-// stream has the same number of places for pages. Full pages may be shared with the prefix index or a fork; a page that
-// is still written to never is.
+// stream has the same number of places for pages. Full pages may be shared with the prefix index or a fork. A page that
+// is still written to has one writer; other owners only read the positions that were written when they got it.
 //
 // With head classes the sequence is a view (docs/methods/provenance.md, P5). The places of a local stream that no later
 // position sees are kNoPage, and the sequence is never a source for the prefix index, a segment or a chunk. Under one
@@ -66,6 +66,9 @@ class SequenceKv {
   // position `own_from`, and owns copies of the rest.
   absl::StatusOr<std::unique_ptr<SequenceKv>> Fork() const { return Fork(num_tokens_); }
   absl::StatusOr<std::unique_ptr<SequenceKv>> Fork(int64_t own_from) const;
+  // Makes a sequence that goes on where this one ends, on the same pages. REQUIRES: a whole sequence, to which nothing
+  // is written any more.
+  std::unique_ptr<SequenceKv> Continue() const;
 
   // Gives back the pages that `classes` do not keep, and applies them from now on. REQUIRES: no classes so far, and no
   // page behind that of the last written position.

@@ -118,15 +118,17 @@ absl::Status Executor::StageBatch(bool staged_plans) {
   return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
 }
 
-absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer) {
+absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer,
+                               std::span<const DecodeRow> riders) {
   return Prefill(
-      slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer); }, on_layer);
+      slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer); }, on_layer,
+      riders);
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
-                               const OnLayer& on_layer) {
+                               const OnLayer& on_layer, std::span<const DecodeRow> riders) {
   if (pass.whole) {
-    SPLICE_CHECK(slices.size() == 1, "a whole span is of one prompt");
+    SPLICE_CHECK(slices.size() == 1 && riders.empty(), "a whole span is of one prompt");
     return PrefillSpan(slices[0], pass, plan, on_layer);
   }
   const int32_t num_layers = model_->config().num_layers;
@@ -145,11 +147,21 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
     observed = true;
     for (LayerObserver* const observer : *slice.observers) observer->BeginPass(slice.positions);
   }
+  SPLICE_CHECK(riders.empty() || (!observed && pass == PassLayers{{0, num_layers}}), "a pass that may be shared");
+  for (const DecodeRow& row : riders) {
+    const int32_t begin = static_cast<int32_t>(tokens_.size());
+    tokens_.push_back(row.token);
+    positions_.push_back(static_cast<int32_t>(row.position()));
+    spans_.push_back({begin, begin + 1, row.kv_len(), row.kv});
+  }
   SPLICE_RETURN_IF_ERROR(Stage());
   LayerHooks hooks{.on_layer = on_layer,
                    .keys_only_last = pass.keys_only_last,
                    .attention_only_last = pass.attention_only_last,
-                   .attend = [&](int32_t layer) { return AttendPrefill(slices, plan, layer); }};
+                   .attend = [&](int32_t layer) -> absl::Status {
+                     SPLICE_RETURN_IF_ERROR(AttendPrefill(slices, plan, layer));
+                     return riders.empty() ? absl::OkStatus() : AttendRiders(riders, layer);
+                   }};
   if (observed) {
     hooks.before_kv = [&](int32_t layer) {
       ViewPageTables(layer);
@@ -260,7 +272,7 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
       wants_lse |= observer->wants_lse(layer, layer_plans_[s]);
   }
   prefill_sequences_.clear();
-  for (size_t s = 0; s < spans_.size(); ++s) {
+  for (size_t s = 0; s < slices.size(); ++s) {
     const RowSpan& rows = spans_[s];
     prefill_sequences_.push_back({rows.begin, rows.end,
                                   std::span(positions_).subspan(rows.begin, rows.end - rows.begin),

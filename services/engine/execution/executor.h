@@ -102,10 +102,15 @@ class Executor {
 
   // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens, or a whole one more
   // than span_rows().
-  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
+  //
+  // `riders`: rows of running sequences that share the pass, which costs them the reading of their KV alone. They come
+  // behind the slices' rows. REQUIRES: the pass runs all layers, no slice has observers, and every rider
+  // CanRide.
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr,
+                       std::span<const DecodeRow> riders = {});
   // The same with plans from elsewhere than the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
-                       const OnLayer& on_layer);
+                       const OnLayer& on_layer, std::span<const DecodeRow> riders = {});
   // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ColumnScoring.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
@@ -194,6 +199,7 @@ class Executor {
   LayerView View(size_t slice, int32_t layer);
   absl::StatusOr<bool> ChooseFfnRows(std::span<const PrefillSlice> slices, int32_t layer);
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
+  absl::Status AttendRiders(std::span<const DecodeRow> riders, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
   void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status MeasureEverything(std::span<const DecodeRow> rows, int32_t layer);

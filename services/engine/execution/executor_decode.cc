@@ -18,6 +18,14 @@ float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<
 constexpr uint64_t kDecodeStep = 0x9e3779b97f4a7c15ull;  // mixes selectors into the key of a recorded step
 constexpr uint64_t kAnyPlans = 0xd1b54a32d192ed03ull;    // in the place of a plan's key: of any mix of plans
 
+// Address of an element.
+void* From(void* data, kernels::DType dtype, int64_t element) {
+  return static_cast<std::byte*>(data) + element * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+}
+const void* From(const void* data, kernels::DType dtype, int64_t element) {
+  return static_cast<const std::byte*>(data) + element * static_cast<int64_t>(kernels::DTypeBytes(dtype));
+}
+
 template <typename T>
 bool AnyRow(std::span<const DecodeRow> rows, T* DecodeRow::*task) {
   return std::any_of(rows.begin(), rows.end(), [&](const DecodeRow& row) { return row.*task != nullptr; });
@@ -117,6 +125,29 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
   if (measures) SPLICE_RETURN_IF_ERROR(MeasureKept(rows, layer));
   if (probes) ProbeOutside(rows, layer);
   return absl::OkStatus();
+}
+
+// Rows of their own behind those of the slices.
+absl::Status Executor::AttendRiders(std::span<const DecodeRow> riders, int32_t layer) {
+  const ModelConfig& c = model_->config();
+  const size_t first = spans_.size() - riders.size();
+  stream_views_.clear();
+  for (size_t i = 0; i < riders.size(); ++i) {
+    for (int32_t h = model_->first_kv_head(); h < model_->first_kv_head() + c.num_kv_heads; ++h)
+      stream_views_.push_back({riders[i].kv->stream(layer, h), static_cast<int32_t>(spans_[first + i].kv_len),
+                               riders[i].selector->Select(layer, h)});
+  }
+  const int64_t row = spans_[first].begin;
+  const kernels::ConstActivations q = query();
+  const kernels::Activations out = Act(ws_.attention);
+  return model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
+                                                       .pool = pool_,
+                                                       .q = {From(q.data, q.dtype, row * query_stride()), q.dtype},
+                                                       .q_row_stride = query_stride(),
+                                                       .out = {From(out.data, out.dtype, row * c.q_size()), out.dtype},
+                                                       .streams = stream_views_,
+                                                       .layer = layer,
+                                                       .first_sequence = static_cast<int32_t>(first)});
 }
 
 // The step's queries over everything, before what they choose: the same output is written again.

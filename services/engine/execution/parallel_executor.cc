@@ -127,11 +127,11 @@ std::shared_ptr<const kernels::Fence> ParallelExecutor::RecordFence() {
 }
 
 absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass,
-                                       const OnLayer& on_layer) {
-  if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer);
-  size_t num_rows = 0;
+                                       const OnLayer& on_layer, std::span<const DecodeRow> riders) {
+  if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer, riders);
+  size_t num_rows = riders.size();
   for (const PrefillSlice& slice : slices) num_rows += slice.tokens.size();
-  SPLICE_RETURN_IF_ERROR(CheckPass(pass.whole ? 0 : num_rows, slices.size()));
+  SPLICE_RETURN_IF_ERROR(CheckPass(pass.whole ? 0 : num_rows, slices.size() + riders.size()));
   if (pass.whole && num_rows > static_cast<size_t>(options_.span_rows()))
     return Errorf(absl::StatusCode::kResourceExhausted, "executor: a span of {} rows, at most {}", num_rows,
                   options_.span_rows());
@@ -161,7 +161,7 @@ absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, con
   }
   SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) {
     const OnLayer on_rank_layer = [&, r](int32_t layer) { return OnRankLayer(r, layer, on_layer); };
-    const absl::Status status = ranks_[r]->Prefill(of_rank[r], pass, plan, on_layer ? on_rank_layer : nullptr);
+    const absl::Status status = ranks_[r]->Prefill(of_rank[r], pass, plan, on_layer ? on_rank_layer : nullptr, riders);
     return status.code() == absl::StatusCode::kCancelled ? absl::OkStatus() : status;  // all ranks alike
   }));
   return stop_before_ ? absl::CancelledError("the pass was cancelled") : absl::OkStatus();

@@ -34,7 +34,8 @@ class ParallelExecutor {
                                                                   const ExecutorOptions& options);
 
   using OnLayer = Executor::OnLayer;
-  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr);
+  absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr,
+                       std::span<const DecodeRow> riders = {});
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
     return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
   }

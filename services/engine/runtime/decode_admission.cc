@@ -11,6 +11,8 @@ struct DecodeAdmission::Round {
   int64_t gathered = 0;      // positions whose keys the next step gathers
   bool ran_slice = false;    // of any sequence
   bool asked_alone = false;  // the next one had the pool for itself and did not fit
+  // For which cached KV was evicted; it is asked for once.
+  const DecodeSequence* evicted_for = nullptr;
 };
 
 void DecodeAdmission::AdmitWaiting() {
@@ -28,6 +30,7 @@ void DecodeAdmission::AdmitWaiting() {
     }
     absl::Status status = ready.status();
     if (status.code() == absl::StatusCode::kResourceExhausted) {
+      if (std::exchange(round.evicted_for, &next) != &next && preemption_.EvictCachedFor(next)) continue;
       if (!batch_.running().empty()) break;  // what they hold comes back
       if (preemption_.FindRoomFor(next)) continue;
       if (!preemption_.IsAlone(next)) break;                  // what is reserved is committed, or expires

@@ -22,6 +22,7 @@ void DecodeBatch::Finish(DecodeSequence& sequence, const absl::Status& status) {
   if (sequence.done) return;
   look_again_ = true;
   sequence.End(status);
+  if (shared_ != nullptr) shared_->PagesFreed();
 }
 
 void DecodeBatch::FinishAll(const absl::Status& status) {
@@ -37,16 +38,17 @@ void DecodeBatch::RemoveFinished() {
 
 DecodeCounts DecodeBatch::counts() const {
   DecodeCounts counts{.waiting = waiting_.size()};
-  const auto count_parked = [&](const Sequence& sequence) {
+  const auto count = [&](const Sequence& sequence) {
+    counts.held_pages += sequence->NumPages();
     if (sequence->parked == nullptr) return;
     ++counts.parked;
     counts.parked_bytes += sequence->parked->bytes();
   };
   for (const auto& sequence : running_) {
     counts.running += sequence->num_active();
-    count_parked(sequence);  // on its way to those that wait
+    count(sequence);  // on its way to those that wait
   }
-  std::for_each(waiting_.begin(), waiting_.end(), count_parked);
+  std::for_each(waiting_.begin(), waiting_.end(), count);
   return counts;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "services/engine/runtime/decode_sequence.h"
+#include "services/engine/runtime/shared_pool.h"
 
 namespace spl::engine {
 
@@ -17,6 +18,7 @@ struct DecodeCounts {
   size_t waiting = 0;       // sequences that wait for a place
   size_t parked = 0;        // of these, the ones that gave way
   size_t parked_bytes = 0;  // host memory of their pages
+  int64_t held_pages = 0;   // by all; a page that two share counts twice
 };
 
 // Owns the sequences. Engine thread.
@@ -24,11 +26,15 @@ class DecodeBatch {
  public:
   using Sequence = std::unique_ptr<DecodeSequence>;
 
+  // `shared` is told when pages were freed; null: nobody is.
+  explicit DecodeBatch(SharedPool* shared) : shared_(shared) {}
+
   // Puts a sequence where it belongs by its age.
   void Wait(Sequence sequence);
   void Run(Sequence sequence);
   // Both oldest first. Whoever takes one out of them leaves no null behind.
   std::deque<Sequence>& waiting() { return waiting_; }
+  const std::deque<Sequence>& waiting() const { return waiting_; }
   std::vector<Sequence>& running() { return running_; }
   bool empty() const { return waiting_.empty() && running_.empty(); }
 
@@ -45,6 +51,7 @@ class DecodeBatch {
   bool TakeLookAgain() { return std::exchange(look_again_, false); }
 
  private:
+  SharedPool* const shared_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
   bool look_again_ = false;

@@ -1,6 +1,8 @@
 #include "services/engine/runtime/decode_engine.h"
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "services/base/check.h"
@@ -24,7 +26,8 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       options_(options),
       executor_(std::move(executor)),
       fidelity_(executor_->model(), options.fidelity),
-      preemption_(executor_->model(), pool, batch_, options.parked_bytes),
+      batch_(options.shared.get()),
+      preemption_(executor_->model(), pool, options.shared.get(), batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
@@ -39,6 +42,9 @@ absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_p
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   DecodeEngine* self = engine.get();
   engine->thread_ = std::thread([self] { self->RunLoop(); });
+  if (options.shared != nullptr)
+    options.shared->AttachDecoder(
+        {.growth_pages = [self] { return self->GrowthPages(); }, .max_rows = options.executor.max_rows});
   return engine;
 }
 
@@ -86,7 +92,14 @@ DecodeLoad DecodeEngine::load() const {
   return load;
 }
 
+int64_t DecodeEngine::GrowthPages() const {
+  const DecodeLoad load = this->load();
+  if (load.parked > 0) return -1;
+  return static_cast<int64_t>(load.running + load.waiting) * KvShapeOf(model().config()).num_streams();
+}
+
 void DecodeEngine::Stop() {
+  if (options_.shared != nullptr) options_.shared->DetachDecoder();
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -106,15 +119,15 @@ void DecodeEngine::RunLoop() {
     }
     CollectInbox();
     DropDead();
-    // Admitting may run the model, too.
     StepTurns::Turn turn;
-    if (!batch_.empty()) turn = StepTurns::TakeOf(options_.turns.get());
+    if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
+    if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
     UpdateLoad();
     step_.RestoreHeads();
     preemption_.GrowOrPreempt();
     UpdateLoad();
-    if (!batch_.running().empty()) RunStep();
+    if (!batch_.running().empty()) RunStep(std::move(turn));
     batch_.RemoveFinished();
     UpdateLoad();
   }
@@ -147,7 +160,27 @@ void DecodeEngine::DropDead() {
   UpdateLoad();
 }
 
-void DecodeEngine::RunStep() {
+bool DecodeEngine::StartsOnDevice() const {
+  const auto& waiting = batch_.waiting();
+  return std::any_of(waiting.begin(), waiting.end(), [](const auto& sequence) {
+    return !sequence->started() && (DecodeStart::HasSlices(*sequence) || !sequence->steps_are_alone);
+  });
+}
+
+void DecodeEngine::RunStep(StepTurns::Turn turn) {
+  if (options_.turns != nullptr && !turn.held()) {
+    // Passes of prompts reach the pages only in a pool that is theirs, too.
+    if (StepOffer* const offer = options_.shared == nullptr ? nullptr : step_.Offer(); offer != nullptr) {
+      std::optional<StepTurns::Turn> own = options_.turns->TakeOrRide(*offer);
+      if (!own.has_value()) {
+        if (const absl::Status lost = step_.Land(); !lost.ok()) options_.on_device_lost(lost);
+        return;
+      }
+      turn = *std::move(own);
+    } else {
+      turn = options_.turns->Take(StepTurns::Work::kDecoding);
+    }
+  }
   const auto start = Clock::now();
   if (const absl::Status lost = step_.Run(); !lost.ok()) return options_.on_device_lost(lost);
   std::lock_guard lock(mutex_);
@@ -161,6 +194,7 @@ void DecodeEngine::UpdateLoad() {
   load_.waiting = counts.waiting;
   load_.parked = counts.parked;
   load_.parked_bytes = counts.parked_bytes;
+  load_.held_pages = counts.held_pages;
   load_.preemptions = preemption_.num_preemptions();
 }
 

@@ -19,7 +19,7 @@
 #include "services/engine/runtime/decode_start.h"
 #include "services/engine/runtime/decode_step.h"
 #include "services/engine/runtime/device_lost.h"
-#include "services/engine/runtime/step_turns.h"
+#include "services/engine/runtime/shared_pool.h"
 
 namespace spl::engine {
 
@@ -32,6 +32,7 @@ struct DecodeEngineOptions {
   int64_t gathered_tokens = 1 << 18;
   DecodeFidelityOptions fidelity;    // its report must be set where its share is above 0
   std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
+  std::shared_ptr<SharedPool> shared;  // the pool is shared with a prefill engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -40,6 +41,7 @@ struct DecodeLoad {
   size_t waiting = 0;  // sequences that wait for a place
   size_t parked = 0;   // of these, the ones that gave way: who asks for pages now would keep them waiting
   size_t parked_bytes = 0;
+  int64_t held_pages = 0;    // by sequences; a page that two share counts twice
   uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
   double step_s = 0;         // smoothed duration of a step
 };
@@ -75,7 +77,10 @@ class DecodeEngine {
   void RunLoop();
   void CollectInbox();
   void DropDead();
-  void RunStep();
+  int64_t GrowthPages() const;  // SharedPool::Decoder
+  // Whether a sequence that waits runs the model, or works on device memory, before its first step.
+  bool StartsOnDevice() const;
+  void RunStep(StepTurns::Turn turn);
   void UpdateLoad();
 
   PagePool& pool_;

@@ -1,15 +1,21 @@
 #include "services/engine/runtime/decode_preemption.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "services/base/check.h"
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/local_generator.h"
 
 namespace spl::engine {
 
-DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, DecodeBatch& batch, size_t parked_bytes)
-    : pool_(pool),
+DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch,
+                                   size_t parked_bytes)
+    : model_(model),
+      pool_(pool),
+      shared_(shared),
       batch_(batch),
       parked_bytes_max_(parked_bytes),
       streams_of_rank_(KvShapeOf(model.config()).num_streams() / pool.view().num_ranks()) {}
@@ -19,6 +25,7 @@ void DecodePreemption::GrowOrPreempt() {
   for (const auto& sequence : running) {
     for (DecodeFork& fork : sequence->forks) {
       while (sequence->runs() && !fork.finished && !fork.Grow().ok()) {
+        if (MakeRoom(fork.GrowthPages(KvShapeOf(model_.config()).num_streams())) && fork.Grow().ok()) break;
         // Alone in the pool it asks once more: others may have left it since.
         if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence)) continue;
         batch_.Finish(*sequence, TooSmall());
@@ -30,6 +37,29 @@ void DecodePreemption::GrowOrPreempt() {
   }
   std::erase(running, nullptr);
   batch_.RemoveFinished();
+}
+
+bool DecodePreemption::EvictCachedFor(const DecodeSequence& sequence) { return MakeRoom(PagesToGoOn(sequence)); }
+
+int64_t DecodePreemption::PagesToGoOn(const DecodeSequence& sequence) const {
+  const KvShape shape = KvShapeOf(model_.config());
+  int64_t pages = shape.num_streams() * static_cast<int64_t>(sequence.num_rows());
+  if (sequence.parked != nullptr) pages += static_cast<int64_t>(sequence.parked->bytes() / pool_.view().page_bytes());
+  if (!sequence.started()) {
+    // Continuations take copies of the unfinished page, and pages beside the KV.
+    const int32_t n = sequence.request.sampling.num_forks;
+    pages += int64_t{shape.num_streams()} * n;
+    const SequenceKv& kv = *sequence.request.kv;
+    const auto selector = MakeSelectorFor(kv, sequence.request.decode, model_);
+    SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
+    const auto compact = CompactNeedsOf(**selector, model_, kv.num_tokens());
+    const std::vector<int64_t> beside =
+        compact.has_value()
+            ? CompactPages::PagesByRank(shape, *compact, pool_.view().num_ranks(), kv.num_tokens() + 1)
+            : std::vector<int64_t>();
+    for (const int64_t of_rank : beside) pages += of_rank * n;
+  }
+  return std::min(pages, pool_.num_pages());
 }
 
 bool DecodePreemption::FindRoomFor(DecodeSequence& needy) {

@@ -85,6 +85,7 @@ struct DecodeSequence {
   bool started() const { return !forks.empty(); }
   bool runs() const { return !done && parked == nullptr; }
   PageHolders Holders() const;
+  int64_t NumPages() const;  // of the pool, beside those of its selector
   // Continuations that take part in a step.
   size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
 

@@ -72,24 +72,49 @@ void DecodeStep::MakeGroups() {
 absl::Status DecodeStep::Run() {
   MakeGroups();
   for (size_t g = 0; g < num_groups_; ++g) {
-    const absl::Status status = RunTogether(groups_[g].rows);
-    if (status.ok()) continue;
-    if (IsDeviceLost(status)) {
-      // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
-      batch_.FinishAll(absl::UnavailableError(MessageOf(status)));
-      batch_.RemoveFinished();
-      return status;
-    }
-    // Whatever a step says, none of its requests is known to be at fault: each was checked when it came. Internal: the
-    // router starts them again, too.
-    const absl::Status ended = Errorf(absl::StatusCode::kInternal, "a step of the batch failed: {}", MessageOf(status));
-    for (const Row& row : groups_[g].rows) batch_.Finish(*row.sequence, ended);
+    if (const absl::Status status = RunTogether(groups_[g].rows); !status.ok())
+      SPLICE_RETURN_IF_ERROR(Fail(groups_[g].rows, status));
   }
   return absl::OkStatus();
 }
 
-absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
-  SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
+absl::Status DecodeStep::Fail(std::span<const Row> rows, const absl::Status& status) {
+  if (IsDeviceLost(status)) {
+    // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
+    batch_.FinishAll(absl::UnavailableError(MessageOf(status)));
+    batch_.RemoveFinished();
+    return status;
+  }
+  // Whatever a step says, none of its requests is known to be at fault: each was checked when it came. Internal: the
+  // router starts them again, too.
+  const absl::Status ended = Errorf(absl::StatusCode::kInternal, "a step of the batch failed: {}", MessageOf(status));
+  for (const Row& row : rows) batch_.Finish(*row.sequence, ended);
+  return absl::OkStatus();
+}
+
+StepOffer* DecodeStep::Offer() {
+  MakeGroups();
+  if (num_groups_ != 1) return nullptr;
+  const std::vector<Row>& rows = groups_[0].rows;
+  if (std::any_of(rows.begin(), rows.end(),
+                  [](const Row& row) { return row.fork->restorer != nullptr || row.fork->watched != nullptr; }))
+    return nullptr;
+  DescribeRows(rows);
+  if (!std::all_of(decode_rows_.begin(), decode_rows_.end(), CanRide)) return nullptr;
+  offer_ = {.rows = decode_rows_, .samplers = samplers_};
+  return &offer_;
+}
+
+absl::Status DecodeStep::Land() {
+  const std::vector<Row>& rows = groups_[0].rows;
+  absl::Status status = step_fault.Hit().status;
+  if (status.ok()) status = offer_.status;
+  if (!status.ok()) return Fail(rows, status);
+  TakeTokens(rows, std::move(offer_.sampled));
+  return absl::OkStatus();
+}
+
+void DecodeStep::DescribeRows(std::span<const Row> rows) {
   decode_rows_.clear();
   samplers_.clear();
   watched_.clear();
@@ -99,10 +124,20 @@ absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched_.push_back(fork->watched.get());
   }
+}
+
+absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
+  SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
+  DescribeRows(rows);
   SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
   SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, row_sampler_.Sample(executor_, samplers_));
+  TakeTokens(rows, std::move(sampled));
+  return absl::OkStatus();
+}
+
+void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled) {
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
   std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
   for (size_t i = 0; i < rows.size();) {
@@ -116,7 +151,6 @@ absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
     if (!tokens.empty()) sequence.request.on_tokens(std::move(tokens));
     if (sequence.num_active() == 0) batch_.Finish(sequence, absl::OkStatus());
   }
-  return absl::OkStatus();
 }
 
 bool DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free) {

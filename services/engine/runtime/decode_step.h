@@ -11,6 +11,7 @@
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/sample_rows.h"
+#include "services/engine/runtime/step_offer.h"
 
 namespace spl::engine {
 
@@ -26,6 +27,12 @@ class DecodeStep {
   // many for one. A pass that fails ends its sequences with Internal, and no others. DataLoss: the device is lost, and
   // every sequence has ended with Unavailable. REQUIRES: each active continuation has room for its next position.
   absl::Status Run();
+
+  // The batch as a step that a pass of prompts may take along; null: it has to run by itself. Valid until the next call
+  // of a function.
+  StepOffer* Offer();
+  // Takes what came of it when it was taken along; errors as Run.
+  absl::Status Land();
 
  private:
   struct Row {
@@ -43,6 +50,10 @@ class DecodeStep {
   void RestoreHeads(DecodeSequence& sequence);
   void MakeGroups();
   absl::Status RunTogether(std::span<const Row> rows);
+  void DescribeRows(std::span<const Row> rows);
+  void TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled);
+  // Ends the sequences of a pass that failed; DataLoss as Run.
+  absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
   // Takes the token that row `row` has drawn, or the one that is replayed. True: the client has not got it yet.
   bool TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free);
 
@@ -61,6 +72,7 @@ class DecodeStep {
   std::vector<Sampler*> samplers_;
   std::vector<WatchedSequence*> watched_;
   std::vector<int64_t> keep_free_;  // [num_ranks]
+  StepOffer offer_;
 };
 
 }  // namespace spl::engine

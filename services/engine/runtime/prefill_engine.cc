@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "services/base/check.h"
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/step_offer.h"
 
 namespace spl::engine {
 namespace {
@@ -20,6 +23,12 @@ FaultPoint step_fault("engine.prefill.step");
 // Upper bound of a wait without work: a safety net, every real event wakes the thread.
 constexpr std::chrono::milliseconds kIdleWait{100};
 
+// A pass that takes a decode step along: enough rows for the products to be bound by arithmetic. With more, running
+// sequences would get fewer of their tokens in passes of prompts, and more in steps of their own.
+constexpr int32_t kRowsWithRiders = 512;
+// A pass of fewer rows costs little less, so that a step that is due waits for so many.
+constexpr int32_t kLeastRows = 128;
+
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 absl::Status Stopping() { return absl::UnavailableError("the prefill worker is stopping"); }
@@ -31,12 +40,14 @@ struct PrefillEngine::Pass {
   std::vector<std::shared_ptr<Job>> jobs;
   std::vector<PrefillSlice> slices;  // [jobs.size()]
   PassLayers layers;
+  StepOffer* riders = nullptr;  // a decode step that shares the pass; null: none
 };
 
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
                              const PrefillEngineOptions& options)
     : model_(std::move(model)),
-      pool_(pool, model_->backends()),
+      own_pool_(options.shared == nullptr ? std::make_unique<PagePool>(pool, model_->backends()) : nullptr),
+      pool_(own_pool_ != nullptr ? *own_pool_ : options.shared->pool()),
       local_{PrefixIndex(pool_, options.on_cache_change), SegmentIndex(model_->fingerprint(), options.on_cache_change),
              SessionTable(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
                           options.session_lease)},
@@ -62,6 +73,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
   ExecutorOptions executor = options.executor;
   executor.max_sequences = static_cast<int32_t>(options.max_concurrent);
+  if (options.shared != nullptr) executor.max_sequences += options.shared->max_decode_rows();
   executor.max_span_rows = static_cast<int32_t>(engine->max_prompt_tokens());
   SPLICE_ASSIGN_OR_RETURN(engine->executor_, ParallelExecutor::Create(engine->model_, pool, executor));
   SPLICE_RETURN_IF_ERROR(engine->meter_.WarmUp(*engine->executor_, engine->pool_));
@@ -69,6 +81,9 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   self->harvest_.Start([self](int64_t first, int32_t count) { return self->meter_.RecomputeSeconds(first, count); },
                        [self] { self->Wake(); });
   self->fetcher_.Start();
+  if (options.shared != nullptr)
+    options.shared->AttachCache({.make_room = [self](int64_t pages) { return self->budget_.MakeRoom(pages, true); },
+                                 .on_pages_freed = [self] { self->Wake(); }});
   self->engine_thread_ = std::thread([self] { self->RunLoop(); });
   return engine;
 }
@@ -139,6 +154,7 @@ void PrefillEngine::Stop() {
     stopping_ = true;
     wake_.notify_one();
   }
+  if (options_.shared != nullptr) options_.shared->DetachCache();
   if (engine_thread_.joinable()) engine_thread_.join();
   harvest_.Stop();
 }
@@ -157,12 +173,14 @@ void PrefillEngine::RunLoop() {
     local_.sessions.Expire(Clock::now());
     if (queue_.has_waiting() || queue_.num_running() > 0 || fetcher_.num_fetching() > 0) canonical_.Cancel();
     AdmitWaiting();
+    if (options_.turns != nullptr) options_.turns->SetPromptsReady(queue_.num_running() > 0);
     if (queue_.num_running() > 0) {
       RunStep();
     } else if (CanStepCanonical()) {
       StepCanonical();
     }
   }
+  if (options_.turns != nullptr) options_.turns->SetPromptsReady(false);
   canonical_.Stop();
   CollectInbox();
   for (const auto& job : queue_.TakeAll()) FinishJob(job, Stopping());
@@ -207,7 +225,9 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   local_.AppendLeading(*job, *kv);
   const auto hits = static_cast<size_t>(kv->num_pages_per_stream());
   const int64_t needed = PagesForTokens(model_->config(), length) - kv->num_pages();
-  if (!budget_.MakeRoom(needed, PromptQueue::IsOverdue(*job, start) || !PagesWillReturn())) return false;
+  const std::optional<int64_t> room = RoomFor(needed);
+  if (!room.has_value() || !budget_.MakeRoom(*room, PromptQueue::IsOverdue(*job, start) || !PagesWillReturn()))
+    return false;
   if (!kv->Reserve(length).ok()) return false;  // another thread was faster
   job->kv = std::move(kv);
   job->stats.cached_tokens = job->cached();
@@ -221,19 +241,29 @@ bool PrefillEngine::Admit(const std::shared_ptr<Job>& job) {
   return true;
 }
 
+// What sequences that are decoded in the same pool will need stays free.
+std::optional<int64_t> PrefillEngine::RoomFor(int64_t num_pages) const {
+  if (options_.shared == nullptr) return num_pages;
+  const std::optional<int64_t> growth = options_.shared->GrowthPages();
+  if (!growth.has_value()) return std::nullopt;
+  return std::min(num_pages + *growth, pool_.num_pages());
+}
+
 // Whether somebody works with pages that will be free soon: no reason to drop what was meant to stay.
 bool PrefillEngine::PagesWillReturn() {
+  if (options_.shared != nullptr && options_.shared->GrowthPages().value_or(1) > 0) return true;
   return queue_.num_running() > 0 || fetcher_.num_fetching() > 0 || budget_.HasHandedOut() || harvest_.busy();
 }
 
 void PrefillEngine::RunStep() {
-  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get());
+  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kPrompts);
   const auto start = Clock::now();
   (void)step_fault.Hit();
-  const Pass pass = ChoosePass();
+  Pass pass = ChoosePass();
   if (pass.jobs.empty()) return;
+  Board(pass);
   absl::Status status = RunPass(pass);
-  if (status.code() == absl::StatusCode::kCancelled) return;  // DropDead ends them
+  if (status.code() == absl::StatusCode::kCancelled) return Land(pass, status);  // DropDead ends the prompts
   double tokens = 0, cost = 0;
   for (size_t i = 0; i < pass.jobs.size() && status.ok(); ++i) {
     Job& job = *pass.jobs[i];
@@ -248,15 +278,31 @@ void PrefillEngine::RunStep() {
     if (const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence(); fence != nullptr)
       status = fence->Wait();
   }
-  if (!status.ok()) return FailAll(pass.jobs, status);
+  if (!status.ok()) {
+    Land(pass, status);
+    return FailAll(pass.jobs, status);
+  }
   meter_.Add(tokens, cost, Seconds(Clock::now() - start));
   FinishPass(pass);
+}
+
+// As many as are computed until the next decode step is due on a device that is shared.
+int32_t PrefillEngine::RowsOfPass() const {
+  int32_t most = executor_->max_rows();
+  if (options_.turns == nullptr) return most;
+  if (const size_t riders = options_.turns->num_offered(); riders > 0)
+    most = std::max<int32_t>(kernels::kPageTokens, std::min(most, kRowsWithRiders) - static_cast<int32_t>(riders));
+  const std::chrono::nanoseconds time = options_.turns->TimeToDecode();
+  if (time == std::chrono::nanoseconds::max()) return most;
+  const double rows = Seconds(time) * meter_.load(0).tokens_per_s;
+  const int32_t least = std::min(most, kLeastRows);
+  return rows >= most ? most : std::max(least, static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens);
 }
 
 // The prompt whose turn it is, and as many behind it as have the same layers to run and fit.
 PrefillEngine::Pass PrefillEngine::ChoosePass() {
   Pass pass;
-  int32_t room = executor_->max_rows();
+  int32_t room = RowsOfPass();
   for (const auto& job : queue_.RunningInOrder(Clock::now())) {
     if (job->run == nullptr) {
       if (const absl::Status started = job->StartRun(local_, *executor_); !started.ok()) {
@@ -278,20 +324,34 @@ PrefillEngine::Pass PrefillEngine::ChoosePass() {
   return pass;
 }
 
+// A decode step that waits shares the pass, where its slices are plain ones.
+void PrefillEngine::Board(Pass& pass) {
+  if (options_.shared == nullptr || options_.turns->num_offered() == 0) return;
+  const bool plain = pass.layers == PassLayers{{0, model_->config().num_layers}} &&
+                     std::all_of(pass.slices.begin(), pass.slices.end(),
+                                 [](const PrefillSlice& slice) { return slice.observers == nullptr; });
+  size_t rows = options_.turns->num_offered();
+  for (const PrefillSlice& slice : pass.slices) rows += slice.tokens.size();
+  if (!plain || rows > static_cast<size_t>(executor_->max_rows())) return options_.turns->CannotBoard();
+  pass.riders = options_.turns->Board();
+}
+
 absl::Status PrefillEngine::RunPass(const Pass& pass) {
+  const bool announces = std::any_of(pass.jobs.begin(), pass.jobs.end(),
+                                     [](const auto& job) { return job->request.on_layer != nullptr; });
   return executor_->Prefill(pass.slices, pass.layers, [&](int32_t layer) {
-    bool any_alive = false;
-    const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence();
+    bool any_alive = pass.riders != nullptr;
+    const std::shared_ptr<const kernels::Fence> fence = announces ? executor_->RecordFence() : nullptr;
     for (const auto& job : pass.jobs) {
       any_alive |= !job->cancelled();
       job->AnnounceLayer(layer, fence);
     }
     return any_alive;
-  });
+  }, pass.riders == nullptr ? std::span<const DecodeRow>() : pass.riders->rows);
 }
 
 // Ends the prompts that are complete now; the logits of those that have an answer are one product.
-void PrefillEngine::FinishPass(const Pass& pass) {
+void PrefillEngine::FinishPass(Pass& pass) {
   std::vector<int32_t> last_rows;
   std::vector<std::shared_ptr<Job>> complete;
   int32_t row = 0;
@@ -307,9 +367,12 @@ void PrefillEngine::FinishPass(const Pass& pass) {
       complete.push_back(job);
     }
   }
-  if (complete.empty()) return;
+  if (complete.empty() && pass.riders == nullptr) return;
+  for (size_t i = 0; pass.riders != nullptr && i < pass.riders->rows.size(); ++i)
+    last_rows.push_back(row + static_cast<int32_t>(i));
   absl::Status status = executor_->ComputeLogits(last_rows);
   if (status.ok()) status = SampleFirstTokens(complete);
+  Land(pass, status, static_cast<int32_t>(complete.size()));
   if (!status.ok()) return FailAll(complete, status);
   for (const auto& job : complete) FinishJob(job, absl::OkStatus());
 }
@@ -343,6 +406,21 @@ absl::Status PrefillEngine::SampleFirstTokens(std::span<const std::shared_ptr<Jo
   return absl::OkStatus();
 }
 
+// Gives the step that shared the pass its tokens; its logits are those from row `first` on.
+void PrefillEngine::Land(Pass& pass, const absl::Status& computed, int32_t first) {
+  StepOffer* const riders = std::exchange(pass.riders, nullptr);
+  if (riders == nullptr) return;
+  riders->status = computed;
+  if (computed.ok()) {
+    std::vector<int32_t> rows(riders->rows.size());
+    std::iota(rows.begin(), rows.end(), first);
+    absl::StatusOr<std::vector<SampledToken>> sampled = row_sampler_.Sample(*executor_, riders->samplers, rows);
+    riders->status = sampled.status();
+    if (sampled.ok()) riders->sampled = *std::move(sampled);
+  }
+  options_.turns->Land(*riders);
+}
+
 // Engine thread.
 bool PrefillEngine::CanStepCanonical() const {
   return queue_.num_running() == 0 && !queue_.has_waiting() && fetcher_.num_fetching() == 0 && canonical_.has_work();
@@ -355,6 +433,7 @@ bool PrefillEngine::WorkArrived() const {
 
 // One slice, or the part of it until a request comes.
 void PrefillEngine::StepCanonical() {
+  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kPrompts);
   const absl::StatusOr<CanonicalPrefill::Pass> pass = canonical_.Step(*executor_, [this] { return WorkArrived(); });
   if (!pass.ok()) return FailAll({}, pass.status());
   if (pass->work > 0) meter_.Add(pass->work, pass->cost, pass->seconds);

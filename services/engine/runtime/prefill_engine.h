@@ -31,7 +31,7 @@ namespace spl::engine {
 // the background only while there are none, and stop in front of the next layer when one comes.
 class PrefillEngine {
  public:
-  // `pool` views memory that outlives the engine.
+  // `pool` views memory that outlives the engine; with options.shared it is that of the shared pool.
   static absl::StatusOr<std::unique_ptr<PrefillEngine>> Create(std::shared_ptr<const Model> model,
                                                                const KvPartitions& pool,
                                                                const PrefillEngineOptions& options);
@@ -74,11 +74,15 @@ class PrefillEngine {
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
+  // Pages that must be free for a prompt that needs so many; nullopt: it may not begin yet.
+  std::optional<int64_t> RoomFor(int64_t num_pages) const;
   bool PagesWillReturn();
+  int32_t RowsOfPass() const;
   void RunStep();
   Pass ChoosePass();
+  void Board(Pass& pass);
   absl::Status RunPass(const Pass& pass);
-  void FinishPass(const Pass& pass);
+  void FinishPass(Pass& pass);
   void FailAll(std::span<const std::shared_ptr<Job>> batch, const absl::Status& failed);
   bool CanStepCanonical() const;
   void StepCanonical();
@@ -86,11 +90,13 @@ class PrefillEngine {
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void CountFinished(bool published);
+  void Land(Pass& pass, const absl::Status& computed, int32_t first = 0);
   // Samples the first tokens of prompts whose logits the executor has, in their order.
   absl::Status SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs);
 
   std::shared_ptr<const Model> model_;
-  PagePool pool_;
+  std::unique_ptr<PagePool> own_pool_;  // null: the pool is shared
+  PagePool& pool_;
   LocalKv local_;
   const PrefillEngineOptions options_;
   PrefillMeter meter_;

@@ -9,7 +9,7 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/execution/executor.h"
 #include "services/engine/runtime/device_lost.h"
-#include "services/engine/runtime/step_turns.h"
+#include "services/engine/runtime/shared_pool.h"
 
 namespace spl::engine {
 
@@ -43,6 +43,8 @@ struct PrefillEngineOptions {
   // The two kinds never share a key. May be null.
   PrefixIndex::Observer on_cache_change;
   std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
+  // The pool is shared with a decode engine, which is attached already, and so are the turns; null: it is not.
+  std::shared_ptr<SharedPool> shared;
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

@@ -1,25 +1,163 @@
 #include "services/engine/runtime/step_turns.h"
 
-namespace spl::engine {
+#include <algorithm>
 
-StepTurns::Turn StepTurns::Take() {
+#include "services/base/check.h"
+#include "services/engine/runtime/step_offer.h"
+
+namespace spl::engine {
+namespace {
+
+// A prompt's engine asks for its next turn within this time; if not, decoding does not wait for it.
+constexpr std::chrono::milliseconds kGrace{10};
+// Time to prepare the step behind one that was taken along.
+constexpr std::chrono::milliseconds kOfferGrace{1};
+
+}  // namespace
+
+StepTurns::Turn StepTurns::Take(Work work) {
   std::unique_lock lock(mutex_);
-  const uint64_t number = next_++;
-  ended_.wait(lock, [&] { return serving_ == number; });
-  return Turn(*this);
+  bool rode = false;
+  return WaitForTurn(lock, work, nullptr, rode);
+}
+
+std::optional<StepTurns::Turn> StepTurns::TakeOrRide(StepOffer& offer) {
+  std::unique_lock lock(mutex_);
+  bool rode = false;
+  Turn turn = WaitForTurn(lock, Work::kDecoding, &offer, rode);
+  if (rode) return std::nullopt;
+  return turn;
+}
+
+StepTurns::Turn StepTurns::WaitForTurn(std::unique_lock<std::mutex>& lock, Work work, StepOffer* offer, bool& rode) {
+  Line& own = line(work);
+  const uint64_t number = own.next++;
+  changed_.notify_all();  // the other kind may have waited for this one to ask
+  bool offered = false;
+  while (true) {
+    const Time now = std::chrono::steady_clock::now();
+    if (offer != nullptr && !offered && own.serving == number) {
+      offered_ = offer;
+      offered = true;
+      changed_.notify_all();
+    }
+    if (offered && offered_ != offer && aboard_ != offer) {
+      rode = true;
+      ++own.serving;
+      changed_.notify_all();
+      return Turn();
+    }
+    if (own.serving == number && (offer == nullptr || aboard_ != offer) && MayTakeLocked(work, now)) break;
+    // Only the passing of time lets a decode step go in front of prompts that do not ask, or prompts go without a step.
+    if (work == Work::kDecoding && !taken_)
+      changed_.wait_until(lock, std::max(DueLocked(), last_step_ + kGrace));
+    else if (work == Work::kPrompts && AwaitsOfferLocked(now))
+      changed_.wait_until(lock, last_step_ + kOfferGrace);
+    else
+      changed_.wait(lock);
+  }
+  if (work == Work::kDecoding) landed_ = false;
+  if (offered) offered_ = nullptr;
+  taken_ = true;
+  turn_start_ = std::chrono::steady_clock::now();
+  return Turn(*this, work);
+}
+
+size_t StepTurns::num_offered() const {
+  std::lock_guard lock(mutex_);
+  return offered_ == nullptr ? 0 : offered_->rows.size();
+}
+
+StepOffer* StepTurns::Board() {
+  std::lock_guard lock(mutex_);
+  landed_ = false;
+  if (offered_ == nullptr) return nullptr;
+  boards_ = true;
+  return aboard_ = std::exchange(offered_, nullptr);
+}
+
+void StepTurns::Land(StepOffer& offer) {
+  std::lock_guard lock(mutex_);
+  SPLICE_CHECK(aboard_ == &offer, "the step that was taken along");
+  aboard_ = nullptr;
+  ++num_rides_;
+  landed_ = true;
+  last_step_ = std::chrono::steady_clock::now();
+  changed_.notify_all();
+}
+
+void StepTurns::CannotBoard() {
+  std::lock_guard lock(mutex_);
+  landed_ = false;
+  if (offered_ != nullptr) boards_ = false;
+}
+
+// The next step is on its way: a pass that waits for it takes it along.
+bool StepTurns::AwaitsOfferLocked(Time now) const {
+  return landed_ && decoding_ && offered_ == nullptr && now < last_step_ + kOfferGrace;
+}
+
+// The time at which a decode step must start.
+StepTurns::Time StepTurns::DueLocked() const {
+  return last_step_ + std::max(itl_target_ - step_time_, std::chrono::nanoseconds(0));
+}
+
+bool StepTurns::MayTakeLocked(Work work, Time now) const {
+  if (taken_) return false;
+  const bool prompts_wait = lines_[static_cast<size_t>(Work::kPrompts)].waits();
+  const bool due = now >= DueLocked(), rides = offered_ != nullptr && boards_;
+  if (work == Work::kPrompts) {
+    if (AwaitsOfferLocked(now)) return false;
+    return rides || last_decoded_ || !due || !lines_[static_cast<size_t>(Work::kDecoding)].waits();
+  }
+  if (prompts_wait) return due && !last_decoded_ && !rides;
+  if (prompts_ready_) return due && (!last_decoded_ || now >= last_step_ + kGrace);
+  return true;
+}
+
+void StepTurns::SetPromptsReady(bool ready) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(prompts_ready_, ready) != ready) changed_.notify_all();
+}
+
+void StepTurns::SetDecoding(bool decoding) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(decoding_, decoding) != decoding) changed_.notify_all();
+}
+
+std::chrono::nanoseconds StepTurns::TimeToDecode() const {
+  std::lock_guard lock(mutex_);
+  if (!decoding_) return std::chrono::nanoseconds::max();
+  return std::max<std::chrono::nanoseconds>(DueLocked() - std::chrono::steady_clock::now(),
+                                            std::chrono::nanoseconds(0));
 }
 
 uint64_t StepTurns::num_waiting() const {
   std::lock_guard lock(mutex_);
-  return next_ > serving_ ? next_ - serving_ - 1 : 0;
+  uint64_t waiting = 0;
+  for (const Line& line : lines_) waiting += line.next - line.serving;
+  return waiting - (taken_ ? 1 : 0);
+}
+
+uint64_t StepTurns::num_rides() const {
+  std::lock_guard lock(mutex_);
+  return num_rides_;
 }
 
 void StepTurns::Turn::End() {
   StepTurns* const turns = std::exchange(turns_, nullptr);
   if (turns == nullptr) return;
   std::lock_guard lock(turns->mutex_);
-  ++turns->serving_;
-  turns->ended_.notify_all();
+  const auto now = std::chrono::steady_clock::now();
+  turns->taken_ = false;
+  ++turns->line(work_).serving;
+  turns->last_decoded_ = work_ == Work::kDecoding;
+  if (turns->last_decoded_) {
+    const std::chrono::nanoseconds took = now - turns->turn_start_;
+    turns->step_time_ += (took - turns->step_time_) / (turns->step_time_.count() == 0 ? 1 : 8);
+    turns->last_step_ = now;
+  }
+  turns->changed_.notify_all();
 }
 
 }  // namespace spl::engine

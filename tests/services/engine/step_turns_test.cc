@@ -4,27 +4,36 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "services/base/fault_point.h"
+#include "services/engine/runtime/step_offer.h"
 #include "tests/services/engine/engines_fixture.h"
 
 namespace spl::engine {
 namespace {
 
-TEST(StepTurnsTest, WhoAskedFirstIsNext) {
+using Work = StepTurns::Work;
+
+// Until somebody waits who did not before.
+void WaitForWaiting(const StepTurns& turns, uint64_t num) {
+  while (turns.num_waiting() != num) std::this_thread::yield();
+}
+
+TEST(StepTurnsTest, OfAKindWhoAskedFirstIsNext) {
   StepTurns turns;
-  StepTurns::Turn mine = turns.Take();
+  StepTurns::Turn mine = turns.Take(Work::kPrompts);
   std::vector<int> order;  // guarded by the turn
   std::vector<std::thread> others;
   for (int i = 0; i < 4; ++i) {
     others.emplace_back([&, i] {
-      const StepTurns::Turn turn = turns.Take();
+      const StepTurns::Turn turn = turns.Take(Work::kPrompts);
       order.push_back(i);
     });
-    while (turns.num_waiting() != static_cast<uint64_t>(i) + 1) std::this_thread::yield();
+    WaitForWaiting(turns, static_cast<uint64_t>(i) + 1);
   }
   mine.End();
   for (std::thread& other : others) other.join();
@@ -33,32 +42,170 @@ TEST(StepTurnsTest, WhoAskedFirstIsNext) {
 }
 
 TEST(StepTurnsTest, NeverTwoAtOnce) {
-  StepTurns turns;
+  StepTurns turns(std::chrono::microseconds(100));
   int inside = 0, most = 0, steps = 0;  // guarded by the turn
-  const auto step = [&] {
+  const auto step = [&](Work work) {
     for (int i = 0; i < 2000; ++i) {
-      const StepTurns::Turn turn = turns.Take();
+      const StepTurns::Turn turn = turns.Take(work);
       most = std::max(most, ++inside);
       ++steps;
       --inside;
     }
   };
-  std::thread a(step), b(step);
+  std::thread a(step, Work::kPrompts), b(step, Work::kDecoding), c(step, Work::kDecoding);
   a.join();
   b.join();
+  c.join();
   EXPECT_EQ(most, 1);
-  EXPECT_EQ(steps, 4000);
+  EXPECT_EQ(steps, 6000);
+}
+
+// Runs one turn of each kind that wait for the third to end; returns the kind that came first.
+Work FirstOfBoth(StepTurns& turns, Work in_front) {
+  StepTurns::Turn mine = turns.Take(in_front);
+  std::vector<Work> order;  // guarded by the turn
+  const auto take = [&](Work work) {
+    const StepTurns::Turn turn = turns.Take(work);
+    order.push_back(work);
+  };
+  std::thread step(take, Work::kDecoding);
+  WaitForWaiting(turns, 1);
+  std::thread slice(take, Work::kPrompts);
+  WaitForWaiting(turns, 2);
+  mine.End();
+  step.join();
+  slice.join();
+  EXPECT_EQ(order.size(), 2u);
+  return order[0];
+}
+
+TEST(StepTurnsTest, PromptsGoFirstUntilAStepIsDue) {
+  StepTurns patient(std::chrono::hours(1));
+  { const StepTurns::Turn step = patient.Take(Work::kDecoding); }
+  EXPECT_EQ(FirstOfBoth(patient, Work::kPrompts), Work::kPrompts);
+  StepTurns strict(std::chrono::nanoseconds(0));
+  { const StepTurns::Turn step = strict.Take(Work::kDecoding); }
+  EXPECT_EQ(FirstOfBoth(strict, Work::kPrompts), Work::kDecoding);
+}
+
+TEST(StepTurnsTest, StepsThatAreAlwaysDueLeaveEverySecondTurnToPrompts) {
+  StepTurns turns(std::chrono::nanoseconds(0));
+  EXPECT_EQ(FirstOfBoth(turns, Work::kDecoding), Work::kPrompts);
+}
+
+// Between two of its slices a prompt does not ask for the device: a step of few rows does not slip in there.
+TEST(StepTurnsTest, AStepThatIsNotDueWaitsForPromptsThatDoNotAskYet) {
+  StepTurns turns(std::chrono::hours(1));
+  { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+  turns.SetPromptsReady(true);
+  std::atomic<bool> decoded = false;
+  std::thread step([&] {
+    const StepTurns::Turn turn = turns.Take(Work::kDecoding);
+    decoded = true;
+  });
+  WaitForWaiting(turns, 1);
+  for (int i = 0; i < 3; ++i) {
+    const StepTurns::Turn slice = turns.Take(Work::kPrompts);
+    EXPECT_FALSE(decoded);
+  }
+  turns.SetPromptsReady(false);
+  step.join();
+  EXPECT_TRUE(decoded);
+}
+
+TEST(StepTurnsTest, AStepThatIsDueDoesNotWaitForPromptsThatNeverAsk) {
+  StepTurns turns(std::chrono::milliseconds(1));
+  { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+  turns.SetPromptsReady(true);
+  const StepTurns::Turn step = turns.Take(Work::kDecoding);
+}
+
+TEST(StepTurnsTest, ASliceEndsWhenTheNextStepIsDue) {
+  StepTurns turns(std::chrono::hours(1));
+  EXPECT_EQ(turns.TimeToDecode(), std::chrono::nanoseconds::max()) << "nothing is decoded";
+  turns.SetDecoding(true);
+  { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+  EXPECT_GT(turns.TimeToDecode(), std::chrono::minutes(59));
+  EXPECT_LE(turns.TimeToDecode(), std::chrono::hours(1));
+  StepTurns strict(std::chrono::nanoseconds(0));
+  strict.SetDecoding(true);
+  EXPECT_EQ(strict.TimeToDecode(), std::chrono::nanoseconds(0));
+}
+
+// Offers a step on a thread of its own, and waits until it is seen.
+class OfferedStep {
+ public:
+  explicit OfferedStep(StepTurns& turns) {
+    offer_.rows = {&row_, 1};
+    thread_ = std::thread([this, &turns] { rode_ = !turns.TakeOrRide(offer_).has_value(); });
+    while (turns.num_offered() == 0) std::this_thread::yield();
+  }
+  bool Rode() {
+    thread_.join();
+    return rode_;
+  }
+  const StepOffer& offer() const { return offer_; }
+
+ private:
+  DecodeRow row_;
+  StepOffer offer_;
+  bool rode_ = false;
+  std::thread thread_;
+};
+
+TEST(StepTurnsTest, APassTakesAlongTheStepThatWaits) {
+  for (const auto target : {std::chrono::nanoseconds(0), std::chrono::nanoseconds(std::chrono::hours(1))}) {
+    StepTurns turns(target);
+    { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+    const StepTurns::Turn slice = turns.Take(Work::kPrompts);
+    OfferedStep step(turns);
+    EXPECT_EQ(turns.num_offered(), 1u);
+    StepOffer* const aboard = turns.Board();
+    ASSERT_EQ(aboard, &step.offer());
+    EXPECT_EQ(turns.num_offered(), 0u);
+    EXPECT_EQ(turns.Board(), nullptr) << "it is taken once";
+    aboard->status = absl::InternalError("seen");
+    turns.Land(*aboard);
+    EXPECT_TRUE(step.Rode());
+    EXPECT_EQ(step.offer().status.message(), "seen");
+    EXPECT_EQ(turns.num_rides(), 1u);
+  }
+}
+
+// Prompts whose passes cannot take it along do not keep a step waiting that is due.
+TEST(StepTurnsTest, AStepThatCannotBoardGetsATurn) {
+  StepTurns turns(std::chrono::nanoseconds(0));
+  { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+  turns.SetPromptsReady(true);
+  StepTurns::Turn slice = turns.Take(Work::kPrompts);
+  OfferedStep step(turns);
+  turns.CannotBoard();
+  std::thread next([&] { const StepTurns::Turn turn = turns.Take(Work::kPrompts); });
+  WaitForWaiting(turns, 2);
+  slice.End();
+  EXPECT_FALSE(step.Rode());
+  next.join();
+  EXPECT_EQ(turns.num_rides(), 0u);
+  EXPECT_EQ(turns.num_offered(), 0u);
+}
+
+TEST(StepTurnsTest, WithoutPromptsAStepDoesNotWaitForOne) {
+  StepTurns turns(std::chrono::hours(1));
+  for (int i = 0; i < 3; ++i) {
+    StepOffer offer;
+    EXPECT_TRUE(turns.TakeOrRide(offer).has_value());
+  }
 }
 
 TEST(StepTurnsTest, NobodysTurnEndsNothing) {
   StepTurns turns;
-  { const StepTurns::Turn none = StepTurns::TakeOf(nullptr); }
-  StepTurns::Turn turn = turns.Take();
+  { const StepTurns::Turn none = StepTurns::TakeOf(nullptr, Work::kPrompts); }
+  StepTurns::Turn turn = turns.Take(Work::kPrompts);
   StepTurns::Turn moved = std::move(turn);
   turn.End();  // it has none any more
   moved.End();
   moved.End();
-  const StepTurns::Turn again = turns.Take();
+  const StepTurns::Turn again = turns.Take(Work::kPrompts);
 }
 
 using SharedDeviceTest = EnginesTest;
@@ -67,7 +214,7 @@ using SharedDeviceTest = EnginesTest;
 // that waits while the other works is next, whatever either takes: a slice follows each step that a slice waited for,
 // and a step each slice that a step waited for.
 TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
-  const auto turns = std::make_shared<StepTurns>();
+  const auto turns = std::make_shared<StepTurns>(std::chrono::nanoseconds(0));
   PrefillEngineOptions prefill;
   prefill.turns = turns;
   prefill.executor.max_rows = 64;

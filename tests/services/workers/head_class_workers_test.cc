@@ -289,6 +289,7 @@ TEST_P(HeadClassWorkersTest, EveryKeptPageArrivesAsItWasComputed) {
   engine->Stop();
 }
 
+INSTANTIATE_TEST_SUITE_P(OnePool, HeadClassWorkersTest, testing::Values(Way{"in place", false, "in place"}), WayName);
 INSTANTIATE_TEST_SUITE_P(Carriers, HeadClassWorkersTest,
                          testing::ValuesIn(FewOf(2, {{"shm", false, "shm"},
                                                      {"device", true, "device", 2, 1},

@@ -295,6 +295,7 @@ TEST_P(SamKvWorkersTest, WhatIsNotServedSaysWhich) {
   EXPECT_THAT(recompute.message(), testing::HasSubstr("recompute is 'sparsex'"));
 }
 
+INSTANTIATE_TEST_SUITE_P(OnePool, SamKvWorkersTest, testing::Values(Way{"in place", false, "in place"}), WayName);
 INSTANTIATE_TEST_SUITE_P(Ways, SamKvWorkersTest,
                          testing::ValuesIn(FewOf(1, {{"device", true, "device"},
                                                      {"shm", false, "shm", 2, 1},

@@ -46,6 +46,7 @@ struct Way {
   // Ranks add up in another order than the plain model. In bf16 that turns a token of a random prompt now and then; in
   // f32 arithmetic with f32 KV it does not.
   bool f32() const { return prefill_ranks * decode_ranks > 1; }
+  bool in_place() const { return std::string_view(kv_transport) == "in place"; }  // one pool for both workers
 };
 
 // The first `few`, which differ most, unless SPLICE_TEST_ALL_WAYS is set (./dev test --full): each way is servers that
@@ -90,9 +91,11 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     decode::DecodeServerOptions d;
     d.worker_id = "d";
     d.metrics_listen = metrics_listen_;
-    d.kv_bytes = twice * (128 << 20);
+    d.kv_bytes = twice * pool_bytes_;
+    d.shares_pool = GetParam().in_place();
     d.drain_timeout = drain_timeout_;
-    d.transport.carriers = std::string(GetParam().kv_transport) == "device" ? "auto" : GetParam().kv_transport;
+    const std::string transport = GetParam().in_place() ? "auto" : GetParam().kv_transport;
+    d.transport.carriers = transport == "device" ? "auto" : transport;
     d.landing_bytes = twice * (96 << 20);
     d.service.leases = head_fetches_;
     d.local_prefill = local_prefill_;
@@ -102,11 +105,13 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     prefill::PrefillServerOptions p;
     p.worker_id = "p";
     p.metrics_listen = metrics_listen_;
-    p.kv_bytes = twice * (128 << 20);
-    p.SetKvTransport(GetParam().kv_transport);
+    p.kv_bytes = twice * pool_bytes_;
+    p.SetKvTransport(transport);
     p.staging_bytes = 4 << 20;  // less than one prompt: it is used in turns
     p.leases = head_leases_;
-    p.engine.prefix_cache = false;  // every page of a finished request must be free again
+    p.engine.prefix_cache = prefix_cache_;
+    if (GetParam().in_place())
+      p.neighbour = {decode_->shared(), &decode_->transport(), decode_->memory(), decode_->InProcessChannel()};
     auto prefill = prefill::PrefillServer::Start(LoadOnce(GetParam().prefill_ranks, prefill_classes), p);
     ASSERT_TRUE(prefill.ok()) << prefill.status();
     prefill_ = std::move(*prefill);
@@ -282,6 +287,8 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   std::unique_ptr<v1::Prefill::Stub> prefill_stub_;
   std::string carrier_;
   std::string metrics_listen_;              // empty: none
+  uint64_t pool_bytes_ = 128 << 20;         // of each worker, or of both
+  bool prefix_cache_ = false;               // without it every page of a finished request must be free again
   v1::ReuseOptions reuse_;                  // of all requests
   bool reserve_with_tokens_ = false;        // for selectors that choose by the prompt
   std::vector<v1::TokenSegment> segments_;  // of the next requests
@@ -297,6 +304,8 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
 inline std::string WayName(const ::testing::TestParamInfo<Way>& info) {
   std::string name = info.param.carrier;
   std::replace(name.begin(), name.end(), '+', '_');
+  std::replace(name.begin(), name.end(), ' ', '_');
+  if (info.param.in_place() && info.param.device) name += "_on_device";
   if (info.param.prefill_ranks * info.param.decode_ranks > 1)
     name += "_tp" + std::to_string(info.param.prefill_ranks) + "_to_tp" + std::to_string(info.param.decode_ranks);
   return name;

@@ -1,0 +1,74 @@
+// One page pool for the prefill engine and the decode engine of a process: prompts change hands without a copy.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "services/base/ids.h"
+#include "services/engine/cache/sequence_kv.h"
+#include "services/engine/runtime/step_turns.h"
+
+namespace spl::engine {
+
+// Running sequences and cached KV compete for the same pages. Running sequences win: each engine may have cached KV
+// evicted, and a prompt begins only when the sequences that are decoded keep room to grow.
+//
+// Both engines attach themselves and detach before they end. Any thread may call; no engine's lock may be held.
+class SharedPool {
+ public:
+  // `pool` outlives it. `turns`: those of the device; never null.
+  SharedPool(PagePool& pool, std::shared_ptr<StepTurns> turns) : pool_(pool), turns_(std::move(turns)) {}
+
+  PagePool& pool() const { return pool_; }
+  const std::shared_ptr<StepTurns>& turns() const { return turns_; }
+
+  // The engine that caches KV.
+  struct Cache {
+    std::function<bool(int64_t num_pages)> make_room;  // evicts until the pool has so many free pages; false: it cannot
+    std::function<void()> on_pages_freed;              // by the other engine
+  };
+  void AttachCache(Cache cache);
+  void DetachCache();  // returns when no call of its functions runs
+  // The engine that decodes.
+  struct Decoder {
+    std::function<int64_t()> growth_pages;  // that its sequences will need soon; -1: some wait for pages
+    int32_t max_rows = 0;                   // of a step
+  };
+  void AttachDecoder(Decoder decoder);
+  void DetachDecoder();  // likewise; what was given and not taken goes back
+
+  // Evicts cached KV until `num_pages` are free. False: not enough is left to evict.
+  bool MakeRoom(int64_t num_pages);
+  void PagesFreed();  // by a sequence that has ended: prompts may begin
+  // Pages that a new prompt must leave free for the sequences that are decoded; nullopt: no prompt may begin, because
+  // sequences that gave way come first.
+  std::optional<int64_t> GrowthPages() const;
+  int32_t max_decode_rows() const;  // of a step that a pass of prompts may take along
+
+  // Epoch of the prefill worker that hands prompts over in this process; 0: none yet. Reservations for other workers
+  // get pages to write to.
+  void set_writer_epoch(uint64_t epoch) { writer_epoch_ = epoch; }
+  uint64_t writer_epoch() const { return writer_epoch_; }
+
+  // A finished prompt on its way, by its ticket. Nobody writes to the sequence any more.
+  void Give(const RandomId& ticket, std::shared_ptr<const SequenceKv> kv);
+  std::shared_ptr<const SequenceKv> Take(const RandomId& ticket);  // null: none was given, or it was taken before
+
+ private:
+  PagePool& pool_;
+  const std::shared_ptr<StepTurns> turns_;
+  std::atomic<uint64_t> writer_epoch_{0};
+  std::mutex cache_mutex_;  // guards cache_; held while its functions run
+  Cache cache_;
+  mutable std::mutex decoder_mutex_;  // guards decoder_; held while its functions run
+  Decoder decoder_;
+  std::mutex mutex_;  // guards given_
+  std::unordered_map<RandomId, std::shared_ptr<const SequenceKv>, RandomIdHash> given_;
+};
+
+}  // namespace spl::engine

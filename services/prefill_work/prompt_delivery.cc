@@ -1,0 +1,174 @@
+#include "services/prefill_work/prompt_delivery.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "services/base/fault_point.h"
+#include "services/base/grpc_status.h"
+#include "services/base/grpc_trace.h"
+#include "services/base/log.h"
+#include "services/base/status.h"
+#include "services/wire/convert.h"
+
+namespace spl::prefill {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+FaultPoint commit_fault("prefill.commit");
+
+constexpr std::chrono::seconds kRpcTimeout{10};
+
+void AddRanges(const engine::PositionRanges& ranges, v1::KeptPositions& positions) {
+  for (const engine::PositionRange& range : ranges) {
+    positions.add_bounds(static_cast<uint32_t>(range.begin));
+    positions.add_bounds(static_cast<uint32_t>(range.end));
+  }
+}
+
+// What the decode worker must know of the prompt.
+v1::CommitRequest CommitOf(const engine::PrefillOutcome& outcome) {
+  v1::CommitRequest commit;
+  commit.set_num_tokens(static_cast<uint32_t>(outcome.kv->num_tokens()));
+  for (const engine::SampledToken& token : outcome.first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
+  commit.mutable_restored_heads()->Assign(outcome.restored_heads.begin(), outcome.restored_heads.end());
+  if (!outcome.only.empty()) AddRanges(outcome.only, *commit.mutable_only());
+  if (outcome.kept != nullptr) {
+    for (const engine::PositionRanges& layer : outcome.kept->layers) AddRanges(layer, *commit.add_kept());
+  }
+  return commit;
+}
+
+}  // namespace
+
+PromptDelivery::PromptDelivery(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket,
+                               std::unique_ptr<TicketGuard::Hold> hold, std::string request_id)
+    : worker_(worker),
+      peer_(std::move(peer)),
+      ticket_(ticket),
+      hold_(std::move(hold)),
+      request_id_(std::move(request_id)) {
+  worker_.PushStarted();
+}
+
+void PromptDelivery::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease) {
+  NoteOutcome(outcome);
+  std::shared_ptr<const engine::SequenceKv> kv = outcome.kv;
+  const std::shared_ptr<PushLease> kept = std::move(lease);
+  const bool queued = worker_.Enqueue(
+      [self = shared_from_this(), kv, commit = CommitOf(outcome), computed = Clock::now(), kept]() mutable {
+        self->kv_ = std::move(kv);
+        self->commit_ = std::move(commit);
+        self->lease_ = std::move(kept);
+        self->computed_ = computed;
+        self->push_span_ = Span(*self->tracer_, "prefill.push", self->trace_, SpanKind::kInternal, computed);
+        self->push_span_.Set("splice.bytes", self->num_bytes());
+        self->push_span_.Set("splice.transport", self->carrier());
+        self->DoCommit();
+      });
+  if (queued) return;
+  kv.reset();
+  if (kept != nullptr) kept->release();
+  EndUnflushed();
+  worker_.PushEnded();
+}
+
+void PromptDelivery::Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why,
+                           std::function<void()> done) {
+  const bool queued = worker_.Enqueue([self = shared_from_this(), kv, why, done] {
+    self->kv_ = kv;
+    self->DoAbort(why, done);
+  });
+  if (queued) return;
+  EndUnflushed();
+  worker_.PushEnded();
+  done();
+}
+
+void PromptDelivery::EndUnflushed() {
+  if (!hold_->EndUnflushed()) peer_->given_up = true;
+}
+
+void PromptDelivery::DescribeLease() {
+  if (lease_ == nullptr) return;
+  v1::HeadLease& lease = *commit_.mutable_lease();
+  lease = lease_->lease;
+  for (const LeasedHeads::Head& head : lease_->heads->heads())
+    *lease.add_summaries() =
+        wire::ToProto(engine::SummarizeKeys(lease_->heads->pool(), head.stream, head.first_page, head.pages));
+}
+
+void PromptDelivery::DropLease() {
+  if (lease_ != nullptr) lease_->release();
+  lease_.reset();
+}
+
+void PromptDelivery::EndPushSpan(const absl::Status& why) {
+  push_span_.SetStatus(why);
+  push_span_.End();
+}
+
+void PromptDelivery::End() {
+  lease_.reset();
+  kv_.reset();
+  worker_.PushEnded();
+}
+
+void PromptDelivery::SendCommit() {
+  hold_->EndFlushed();
+  struct Call {
+    grpc::ClientContext context;
+    v1::CommitResponse response;
+  };
+  commit_.set_ticket_id(ticket_.ticket_id());
+  commit_.set_generation(ticket_.generation());
+  const FaultOutcome fault = commit_fault.Hit();
+  if (fault.corrupt && commit_.crc32c_size() > 0) commit_.set_crc32c(0, commit_.crc32c(0) ^ 1u);
+  if (fault.drop) {
+    DropLease();
+    OnRefused();
+    return End();
+  }
+  auto call = std::make_shared<Call>();
+  call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
+  commit_span_ = Span(*tracer_, "prefill.commit", push_span_.context(), SpanKind::kClient);
+  AddTrace(call->context, commit_span_.context());
+  peer_->decode->async()->Commit(
+      &call->context, &commit_, &call->response, [self = shared_from_this(), call](const grpc::Status& grpc_status) {
+        const absl::Status status = FromGrpcStatus(grpc_status);
+        self->commit_span_.SetStatus(status);
+        self->commit_span_.End();
+        self->push_span_.End();
+        if (status.ok()) {
+          self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
+          self->worker_.metrics().seconds.Observe(
+              std::chrono::duration<double>(Clock::now() - self->computed_).count());
+        } else {
+          self->DropLease();
+          self->OnRefused();
+          self->worker_.metrics().failures_commit.Increment();
+          log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
+                       log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
+        }
+        self->End();
+      });
+}
+
+void PromptDelivery::SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::ReleaseRequest request;
+    v1::ReleaseResponse response;
+  };
+  auto call = std::make_shared<Call>();
+  call->request.set_ticket_id(ticket_.ticket_id());
+  call->request.set_generation(ticket_.generation());
+  call->request.set_reason(reason);
+  call->request.set_writer_quiet(writer_quiet);
+  call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
+  peer_->decode->async()->Release(&call->context, &call->request, &call->response,
+                                  [call, done](const grpc::Status&) { done(); });
+}
+
+}  // namespace spl::prefill
