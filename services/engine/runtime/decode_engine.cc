@@ -173,6 +173,7 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
     if (StepOffer* const offer = options_.shared == nullptr ? nullptr : step_.Offer(); offer != nullptr) {
       std::optional<StepTurns::Turn> own = options_.turns->TakeOrRide(*offer);
       if (!own.has_value()) {
+        options_.turns->NoteTokens(static_cast<int64_t>(offer->rows.size()));
         if (const absl::Status lost = step_.Land(); !lost.ok()) options_.on_device_lost(lost);
         return;
       }
@@ -182,6 +183,7 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
     }
   }
   const auto start = Clock::now();
+  if (options_.turns != nullptr) options_.turns->NoteTokens(static_cast<int64_t>(batch_.counts().running));
   if (const absl::Status lost = step_.Run(); !lost.ok()) return options_.on_device_lost(lost);
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);

@@ -23,9 +23,8 @@ FaultPoint step_fault("engine.prefill.step");
 // Upper bound of a wait without work: a safety net, every real event wakes the thread.
 constexpr std::chrono::milliseconds kIdleWait{100};
 
-// A pass that takes a decode step along: enough rows for the products to be bound by arithmetic. With more, running
-// sequences would get fewer of their tokens in passes of prompts, and more in steps of their own.
-constexpr int32_t kRowsWithRiders = 512;
+// A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
+constexpr int32_t kLeastRowsWithRiders = 256;
 // A pass of fewer rows costs little less, so that a step that is due waits for so many.
 constexpr int32_t kLeastRows = 128;
 
@@ -283,20 +282,26 @@ void PrefillEngine::RunStep() {
     return FailAll(pass.jobs, status);
   }
   meter_.Add(tokens, cost, Seconds(Clock::now() - start));
+  if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
   FinishPass(pass);
 }
 
-// As many as are computed until the next decode step is due on a device that is shared.
+// As many as are computed until the next decode step is due on a device that is shared. Of a pass that takes a step along
+// as many as keep prompts and running sequences in balance.
 int32_t PrefillEngine::RowsOfPass() const {
-  int32_t most = executor_->max_rows();
+  const int32_t most = executor_->max_rows();
   if (options_.turns == nullptr) return most;
-  if (const size_t riders = options_.turns->num_offered(); riders > 0)
-    most = std::max<int32_t>(kernels::kPageTokens, std::min(most, kRowsWithRiders) - static_cast<int32_t>(riders));
-  const std::chrono::nanoseconds time = options_.turns->TimeToDecode();
+  const auto riders = static_cast<int32_t>(options_.turns->num_offered());
+  const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
   if (time == std::chrono::nanoseconds::max()) return most;
-  const double rows = Seconds(time) * meter_.load(0).tokens_per_s;
-  const int32_t least = std::min(most, kLeastRows);
-  return rows >= most ? most : std::max(least, static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens);
+  double rows = Seconds(time) * meter_.load(0).tokens_per_s;
+  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0)
+    rows = std::min(rows, per_token * riders);
+  const double least = riders > 0 ? kLeastRowsWithRiders : kLeastRows;
+  rows = std::clamp(rows, std::min<double>(least, most), static_cast<double>(most));
+  // Whole pages, riders included.
+  const int32_t whole = static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens;
+  return std::max(whole - riders, std::min(most, kernels::kPageTokens));
 }
 
 // The prompt whose turn it is, and as many behind it as have the same layers to run and fit.

@@ -1,6 +1,7 @@
 #include "services/engine/runtime/step_turns.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "services/base/check.h"
 #include "services/engine/runtime/step_offer.h"
@@ -10,6 +11,8 @@ namespace {
 
 // A prompt's engine asks for its next turn within this time; if not, decoding does not wait for it.
 constexpr std::chrono::milliseconds kGrace{10};
+// How long what was done counts for how the next passes are made up.
+constexpr std::chrono::duration<double> kMemory{4};
 // Time to prepare the step behind one that was taken along.
 constexpr std::chrono::milliseconds kOfferGrace{1};
 
@@ -137,6 +140,19 @@ uint64_t StepTurns::num_waiting() const {
   uint64_t waiting = 0;
   for (const Line& line : lines_) waiting += line.next - line.serving;
   return waiting - (taken_ ? 1 : 0);
+}
+
+void StepTurns::Note(int64_t rows, int64_t tokens) {
+  std::lock_guard lock(mutex_);
+  const Time now = std::chrono::steady_clock::now();
+  const double kept = std::exp(-std::chrono::duration<double>(now - std::exchange(noted_, now)) / kMemory);
+  recent_rows_ = recent_rows_ * kept + static_cast<double>(rows);
+  recent_tokens_ = recent_tokens_ * kept + static_cast<double>(tokens);
+}
+
+double StepTurns::PromptRowsPerToken() const {
+  std::lock_guard lock(mutex_);
+  return recent_tokens_ < 1 ? 0 : recent_rows_ / recent_tokens_;
 }
 
 uint64_t StepTurns::num_rides() const {

@@ -74,6 +74,14 @@ class StepTurns {
   // Whether sequences wait for their next token, also between two of their turns.
   void SetDecoding(bool decoding);
 
+  // What was done: rows of prompts, tokens of running sequences. Prompt rows for each token, over the last seconds, is
+  // what a pass should have for each row that it takes along: with fewer prompts would queue, with more running
+  // sequences would get tokens in steps of their own, which cost the reading of all weights.
+  void NotePrompts(int64_t rows) { Note(rows, 0); }
+  void NoteTokens(int64_t tokens) { Note(0, tokens); }
+  double PromptRowsPerToken() const;  // 0: nothing is known
+  std::chrono::nanoseconds itl_target() const { return itl_target_; }
+
   // Time that a slice of a prompt may take before the next decode step is due, at least 0; max(): nothing is decoded.
   std::chrono::nanoseconds TimeToDecode() const;
   uint64_t num_waiting() const;  // for a turn, now
@@ -86,6 +94,7 @@ class StepTurns {
     bool waits() const { return next > serving; }
   };
   Line& line(Work work) { return lines_[static_cast<size_t>(work)]; }
+  void Note(int64_t rows, int64_t tokens);
   Turn WaitForTurn(std::unique_lock<std::mutex>& lock, Work work, StepOffer* offer, bool& rode);
   bool MayTakeLocked(Work work, Time now) const;
   bool AwaitsOfferLocked(Time now) const;
@@ -107,6 +116,8 @@ class StepTurns {
   bool boards_ = true;                     // passes of prompts take steps along
   bool landed_ = false;                    // the last pass did; the next step is being prepared
   uint64_t num_rides_ = 0;
+  double recent_rows_ = 0, recent_tokens_ = 0;  // each decays with kMemory
+  Time noted_;
 };
 
 }  // namespace spl::engine
