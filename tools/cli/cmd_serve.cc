@@ -31,6 +31,18 @@ absl::Status RunServe(const Flags& flags) {
   return absl::OkStatus();
 }
 
+void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-transport", c.kv_transport,
+                 "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
+      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
+      ->capture_default_str();
+  AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
+                    "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
+  AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
+  AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
+}
+
 }  // namespace
 
 Command MakeServeCommand(CLI::App& root) {
@@ -72,21 +84,17 @@ Command MakeServeCommand(CLI::App& root) {
       "--special-tokens-in-text", c.special_tokens_in_text,
       "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
   c.public_tls.Register(app);
-  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  app.add_option("--kv-transport", c.kv_transport,
-                 "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
-      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
-      ->capture_default_str();
-  AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
-                    "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
-  AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
-  AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
+  AddKvFlags(app, c);
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
   app.add_option("--fidelity-share", c.fidelity_share,
                  "of the requests that are not exact: also computed exactly in the background, and the logits compared "
                  "(splice_fidelity_* in the metrics)")
       ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--slice-tokens", c.slice_tokens,
+                 "tokens of one prefill slice (a multiple of 64); other prompts wait for one slice at most")
+      ->check(CLI::Range(64, 65536))
       ->capture_default_str();
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))

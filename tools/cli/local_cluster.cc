@@ -59,6 +59,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
+  prefill.engine.executor.max_rows = options.slice_tokens;
   prefill.SetKvTransport(options.kv_transport);
   SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
 

@@ -38,6 +38,7 @@ struct LocalClusterOptions {
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
+  int32_t slice_tokens = 512;  // tokens of one prefill slice, a multiple of 64
   double fidelity_share = 0.01;
   TraceOptions trace;
 };
