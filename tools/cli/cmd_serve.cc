@@ -37,8 +37,11 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
-                    "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
+  AddByteSizeOrAutoOption(
+      app, "--kv-bytes", c.kv_bytes,
+      "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB; auto: half "
+      "each of what a GPU has left behind the weights, less a margin, or on the CPU of a quarter of the "
+      "available memory, and no more than the model's sequences need");
   AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }

@@ -6,6 +6,7 @@
 
 #include "services/base/status.h"
 #include "services/router/open_address.h"
+#include "services/worker_flags/kv_pool.h"
 #include "services/worker_flags/worker_flags.h"
 
 namespace spl::cli {
@@ -13,6 +14,21 @@ namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
 constexpr std::chrono::milliseconds kReadyPoll{5};
+
+struct PoolBytes {
+  uint64_t prefill = 0, decode = 0;
+};
+
+// Sizes of the two page pools, which share the devices.
+absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, const engine::Model& prefill,
+                                    const engine::Model& decode) {
+  const KvPoolNeed needs[] = {NeedOfPool("prefill", options.kv_bytes, prefill, {.max_rows = options.slice_tokens}),
+                              NeedOfPool("decode", options.kv_bytes, decode,
+                                         {.max_rows = options.max_sequences, .max_sequences = options.max_sequences})};
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes,
+                          SizeKvPools(prefill.num_ranks() > decode.num_ranks() ? prefill : decode, needs));
+  return PoolBytes{.prefill = bytes[0], .decode = bytes[1]};
+}
 
 }  // namespace
 
@@ -29,6 +45,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
     SPLICE_ASSIGN_OR_RETURN(decode_model,
                             LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
   }
+  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, *model, *decode_model));
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
 
   kvstore::KvStoreOptions store;
@@ -43,7 +60,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode::DecodeServerOptions decode;
   decode.metrics_listen = options.metrics_listen;
   decode.worker_id = "decode-0";
-  decode.kv_bytes = options.kv_bytes;
+  decode.kv_bytes = pools.decode;
   decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
@@ -54,7 +71,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill::PrefillServerOptions prefill;
   prefill.metrics_listen = options.metrics_listen;
   prefill.worker_id = "prefill-0";
-  prefill.kv_bytes = options.kv_bytes;
+  prefill.kv_bytes = pools.prefill;
   prefill.trace = options.trace;
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();

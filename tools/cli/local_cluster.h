@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -33,7 +34,7 @@ struct LocalClusterOptions {
   std::string data_dir;  // folder of the chunk store; empty: memory only
   int32_t prefill_tp = 1;
   int32_t decode_tp = 1;
-  uint64_t kv_bytes = 1ull << 30;  // size of each page pool
+  std::optional<uint64_t> kv_bytes;  // size of each page pool; nullopt: auto (SizeKvPools)
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
