@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/router/request/generation_config_flag.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
@@ -86,6 +87,7 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_flag(
       "--special-tokens-in-text", c.special_tokens_in_text,
       "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
+  router::AddGenerationConfigFlag(app, c.generation_config);
   c.public_tls.Register(app);
   AddKvFlags(app, c);
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")

@@ -92,6 +92,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.secret_file = options.secret_file;
   router.insecure_open = options.insecure_open;
   router.special_tokens_in_text = options.special_tokens_in_text;
+  router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();

@@ -24,10 +24,11 @@ struct LocalClusterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // for metrics of workers and store; empty: only the router's, at the HTTP API's /metrics
   std::string api_keys_file;
-  std::string secret_file;              // see router::RouterOptions
-  bool insecure_open = false;           // see router::RouterOptions
-  bool special_tokens_in_text = false;  // parse those in messages and segments (router::ServedModel)
-  PublicTlsOptions public_tls;          // TLS of the HTTP and gRPC APIs
+  std::string secret_file;                 // see router::RouterOptions
+  bool insecure_open = false;              // see router::RouterOptions
+  bool special_tokens_in_text = false;     // parse those in messages and segments (router::ServedModel)
+  std::string generation_config = "auto";  // see router::RouterOptions
+  PublicTlsOptions public_tls;             // TLS of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
