@@ -67,7 +67,7 @@ class ClusterTest : public testing::Test {
  protected:
   // Greedy text of the plain in-process model, computed once for all tests.
   static const std::string& Expected(const std::string& prompt, int max_tokens = 16) {
-    static auto generator = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0);
+    static auto generator = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}});
     static std::map<std::pair<std::string, int>, std::string> cache;
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto [it, fresh] = cache.try_emplace({prompt, max_tokens});
@@ -160,7 +160,7 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
 
 // Two ranks add two numbers, in which order makes no difference: the text is that of the plain model on two ranks.
 TEST_F(ClusterTest, TensorParallelWorkersEqualThePlainModelOnAsManyRanks) {
-  auto plain = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0, /*tp=*/2);
+  auto plain = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}, .tp = 2});
   if (!plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
     GTEST_SKIP() << plain.status();
   ASSERT_TRUE(plain.ok()) << plain.status();
@@ -190,7 +190,7 @@ TEST_F(ClusterTest, WorkersOfDifferentParallelismServeTogether) {
     const std::vector<std::string> command = {
         BinDir() + "/splice", "serve",  "--model",    kTinyModel, flag, "2", "--http",
         "127.0.0.1:0",        "--grpc", "127.0.0.1:0"};
-    if (auto plain = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0, /*tp=*/2);
+    if (auto plain = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}, .tp = 2});
         !plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
       GTEST_SKIP() << plain.status();
     auto serve = Process::StartAndWaitReady(command);
