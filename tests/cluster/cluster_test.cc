@@ -148,6 +148,14 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
     return json::parse(reply.body)["usage"]["prompt_tokens"].get<int>();
   };
   EXPECT_EQ(count("<|begin_of_text|>ship"), count("ship"));
+  // Ctrl-C: the benchmark says what it has measured.
+  const Process::Result bench =
+      Process::Run({"/usr/bin/timeout", "--preserve-status", "--signal=INT", "3", BinDir() + "/splice", "bench",
+                    "--endpoint", "http://" + serve->ready("http"), "--concurrency", "2", "--num-requests", "100000",
+                    "--input-tokens", "16", "--output-tokens", "2"});
+  EXPECT_EQ(bench.exit_code, 130) << bench.err;
+  EXPECT_THAT(bench.out, testing::HasSubstr("TTFT"));
+  EXPECT_THAT(bench.err, testing::HasSubstr("of 100000 requests were finished"));
   // SIGTERM lets a running stream finish.
   SseStream stream(serve->ready("http"), "/v1/completions", CompletionBody(prompts[0], 60, true));
   ASSERT_FALSE(stream.Next().empty());
