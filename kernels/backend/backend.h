@@ -25,6 +25,11 @@ struct CopyOp {
   size_t bytes = 0;
 };
 
+struct DeviceMemory {
+  uint64_t free_bytes = 0;  // bytes that can still be allocated, by any process
+  uint64_t total_bytes = 0;
+};
+
 // Threads: a Backend is immutable and may be shared. Operations take a KernelContext; one context serves one thread at
 // a time. Pointers: all pointers in arguments are device pointers (on the CPU: host pointers). Errors: operations
 // validate their arguments and return InvalidArgument. An operation that a backend lacks returns Unimplemented, never a
@@ -84,6 +89,10 @@ class Backend : public LayerOperations,
 
   // out[i] = CRC32C of page pages[i] of `pool`, in device memory. Complete on return; any thread may call.
   virtual absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const = 0;
+
+  // Memory of the device at the time of the call; any thread may call. On the CPU: ReadHostMemory. Cost: a call of the
+  // driver, or some small files.
+  virtual absl::StatusOr<DeviceMemory> Memory() const = 0;
 
   // Zeroed, 64-byte aligned.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const = 0;

@@ -6,6 +6,7 @@
 #include "kernels/backend/backend.h"
 #include "kernels/backend/host_session.h"
 #include "kernels/common/host_buffer.h"
+#include "kernels/common/host_memory.h"
 #include "kernels/kv_copy/crc32c.h"
 
 namespace spl::kernels {
@@ -14,6 +15,11 @@ class HostBackend : public Backend {
  public:
   absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override {
     return std::make_unique<HostSession>(options);
+  }
+  absl::StatusOr<DeviceMemory> Memory() const override {
+    const absl::StatusOr<HostMemory> host = ReadHostMemory();
+    if (!host.ok()) return host.status();
+    return DeviceMemory{.free_bytes = host->available_bytes, .total_bytes = host->total_bytes};
   }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override { return AllocateHostBuffer(bytes); }
   using Backend::Copy;

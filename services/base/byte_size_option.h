@@ -27,4 +27,20 @@ CLI::Option* AddByteSizeOption(CLI::App& app, const std::string& name, Target& t
       help);
 }
 
+// The same for a size that the program chooses itself when it is "auto", the default: `target` is nullopt then.
+inline CLI::Option* AddByteSizeOrAutoOption(CLI::App& app, const std::string& name, std::optional<uint64_t>& target,
+                                            const std::string& help) {
+  const std::string shown = target.has_value() ? FormatByteSize(*target) : "auto";
+  return app.add_option_function<std::string>(
+      name,
+      [&target, name](const std::string& text) {
+        target.reset();
+        if (text == "auto") return;
+        const auto bytes = ParseByteSize(text);
+        if (!bytes.ok()) throw CLI::ValidationError(name, MessageOf(bytes.status()) + ", or auto");
+        target = *bytes;
+      },
+      help + " (default " + shown + ")");
+}
+
 }  // namespace spl

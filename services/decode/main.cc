@@ -23,9 +23,10 @@ int main(int argc, char** argv) {
                           options.join = [membership = flags.membership](const spl::membership::Member& member) {
                             return membership.MakeRegistration(member);
                           };
-                          options.kv_bytes = flags.kv_bytes;
+                          options.kv_bytes = *flags.kv_bytes;
                           options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
                           options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
+                          options.itl_target = std::chrono::milliseconds(flags.itl_target_ms);
                           options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
                           options.local_prefill.num_threads = flags.num_threads;
                           options.local_prefill.store_address = flags.store;

@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
         options.join = [membership = flags.membership](const spl::membership::Member& member) {
           return membership.MakeRegistration(member);
         };
-        options.kv_bytes = flags.kv_bytes;
+        options.kv_bytes = *flags.kv_bytes;
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;

@@ -192,7 +192,8 @@ absl::Status PrefillCore::Start(RunCall& call) {
   engine::PrefillRequest prefill;
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
-  SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(wire::FromProto(request.reuse()), engine_.model()));
+  prefill.reuse = wire::FromProto(request.reuse());
+  SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(prefill.reuse, engine_.model()));
   if (const absl::Status status = CheckTicket(request, *peer, classes.get()); !status.ok()) {
     tickets_invalid_.Increment();
     return status;
@@ -203,7 +204,6 @@ absl::Status PrefillCore::Start(RunCall& call) {
   }
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = wire::FromProto(request.sampling());
-  prefill.reuse = wire::FromProto(request.reuse());
   prefill.reuse_auto = request.reuse().auto_segments();
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
   prefill.return_first_logits = request.reuse().return_first_logits();

@@ -7,18 +7,28 @@
 #include "services/base/version.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/router/open_address.h"
+#include "services/router/request/generation_config_flag.h"
 
 namespace spl::router {
 
-void RouterFlags::Register(CLI::App& app) {
-  app.set_version_flag("--version", VersionWithCommit());
-  app.add_option("--model", options_.model_dir, "Hugging Face folder with tokenizer, chat template and config.json")
+namespace {
+
+void AddModelFlags(CLI::App& app, RouterOptions& options) {
+  app.add_option("--model", options.model_dir, "Hugging Face folder with tokenizer, chat template and config.json")
       ->required()
       ->type_name("DIR");
-  app.add_option("--served-model-name", options_.served_model_name, "Name in requests (default: the folder's name)");
-  app.add_flag("--special-tokens-in-text", options_.special_tokens_in_text,
+  app.add_option("--served-model-name", options.served_model_name, "Name in requests (default: the folder's name)");
+  app.add_flag("--special-tokens-in-text", options.special_tokens_in_text,
                "Parse special tokens such as <|im_end|> in messages and segments, too, not only in what the chat "
                "template says: whoever may write there may then speak as the system");
+  AddGenerationConfigFlag(app, options.generation_config);
+}
+
+}  // namespace
+
+void RouterFlags::Register(CLI::App& app) {
+  app.set_version_flag("--version", VersionWithCommit());
+  AddModelFlags(app, options_);
   app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',');
   app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',');
   membership_.Register(app);

@@ -65,8 +65,11 @@ class Server final : public RouterServer {
       SPLICE_ASSIGN_OR_RETURN(http_tls_, HttpTls::Load(options_.public_tls.files()));
       NoteCertificate("router.public_tls_on");
     }
-    SPLICE_ASSIGN_OR_RETURN(model_, ServedModel::Load(options_.model_dir, options_.served_model_name,
-                                                      options_.max_context, options_.special_tokens_in_text));
+    SPLICE_ASSIGN_OR_RETURN(model_, ServedModel::Load({.dir = options_.model_dir,
+                                                       .name = options_.served_model_name,
+                                                       .max_context = options_.max_context,
+                                                       .special_tokens_in_text = options_.special_tokens_in_text,
+                                                       .generation_config = options_.generation_config}));
     if (!options_.api_keys_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(keys_, ApiKeys::Load(options_.api_keys_file));
     }

@@ -7,6 +7,8 @@
 #include "kernels/backend/cuda/cuda_plugin.h"
 #include "services/base/address.h"
 #include "services/base/byte_size_option.h"
+#include "services/engine/execution/workspace_bytes.h"
+#include "services/worker_flags/kv_pool.h"
 
 namespace spl {
 
@@ -33,6 +35,64 @@ void RequireModelSource(CLI::App& app, ModelSource& source) {
   AddHeadClassesFlag(app, source);
 }
 
+namespace {
+
+void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
+  app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--local-prefill-tokens", flags.local_prefill_tokens,
+                 "prompts of which at most so many tokens are new are prefilled by this worker itself where that is "
+                 "faster; 0: none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  AddByteSizeOption(app, "--parked-bytes", flags.parked_bytes,
+                    "host memory for the KV of sequences that give way when the pool is full and go on later; beyond "
+                    "it the router starts them again elsewhere");
+  AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
+                    "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their "
+                    "prefixes for later ones");
+  app.add_option("--itl-target-ms", flags.itl_target_ms,
+                 "with --local-prefill-tokens: while prompts are computed here, running sequences get their next token "
+                 "after this time at the latest, where a slice and a decode step fit into it")
+      ->check(CLI::Range(0, 60000))
+      ->capture_default_str();
+  app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
+                 "tokens that are computed between two steps of decoding (a multiple of 64)")
+      ->check(CLI::Range(64, 65536))
+      ->capture_default_str();
+  app.add_option("--store", flags.store,
+                 "HOST:PORT of a splice-kvstore, or of several, for --local-prefill-tokens: HOST:PORT,HOST:PORT; "
+                 "empty: none");
+}
+
+void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
+  app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
+      ->check(CLI::Range(64, 65536))
+      ->capture_default_str();
+  app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
+                 "refuse decode workers that KV reaches more slowly than this; 0: any")
+      ->check(CLI::NonNegativeNumber);
+  AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
+                    "of the page pool, what may be kept for decode workers that leave it out and may fetch it later "
+                    "(requests with decode_restore); 0: nothing");
+  app.add_option("--session-share", flags.session_share,
+                 "of the KV pool: what conversations may keep between their turns")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--session-lease", flags.session_lease_s, "seconds that they keep it after a turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--store", flags.store,
+                 "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
+  app.add_flag("!--no-quantized-copies", flags.quantized_copies,
+               "store no copies in four bits a value beside the KV of documents that are published or that samkv "
+               "prompts bring (19 to 24 % more bytes); from such copies samkv prompts get to their first token "
+               "sooner");
+}
+
+}  // namespace
+
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   RequireModelSource(app, flags.model);
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
@@ -52,8 +112,11 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  AddByteSizeOption(app, "--kv-bytes", flags.kv_bytes,
-                    "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB");
+  AddByteSizeOrAutoOption(
+      app, "--kv-bytes", flags.kv_bytes,
+      "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB; auto: what a GPU has left "
+      "behind the weights, less a margin, or on the CPU a quarter of the available memory, and no more "
+      "than the model's sequences need. Two workers on one GPU need sizes");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--kv-transport", flags.kv_transport,
                  "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
@@ -74,54 +137,27 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
                "compared (splice_fidelity_*)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  if (role == WorkerRole::kDecode) {
-    app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
-        ->check(CLI::Range(1, 4096))
-        ->capture_default_str();
-    app.add_option("--local-prefill-tokens", flags.local_prefill_tokens,
-                   "prompts of which at most so many tokens are new are prefilled by this worker itself where that is "
-                   "faster; 0: none")
-        ->check(CLI::Range(0, 1 << 20))
-        ->capture_default_str();
-    AddByteSizeOption(app, "--parked-bytes", flags.parked_bytes,
-                      "host memory for the KV of sequences that give way when the pool is full and go on later; beyond "
-                      "it the router starts them again elsewhere");
-    AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
-                      "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their "
-                      "prefixes for later ones");
-    app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
-                   "tokens that are computed between two steps of decoding (a multiple of 64)")
-        ->check(CLI::Range(64, 65536))
-        ->capture_default_str();
-    app.add_option("--store", flags.store,
-                   "HOST:PORT of a splice-kvstore, or of several, for --local-prefill-tokens: HOST:PORT,HOST:PORT; "
-                   "empty: none");
-  } else {
-    app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
-        ->check(CLI::Range(64, 65536))
-        ->capture_default_str();
-    app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
-                   "refuse decode workers that KV reaches more slowly than this; 0: any")
-        ->check(CLI::NonNegativeNumber);
-    AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
-                      "of the page pool, what may be kept for decode workers that leave it out and may fetch it later "
-                      "(requests with decode_restore); 0: nothing");
-    app.add_option("--session-share", flags.session_share,
-                   "of the KV pool: what conversations may keep between their turns")
-        ->check(CLI::Range(0.0, 1.0))
-        ->capture_default_str();
-    app.add_option("--session-lease", flags.session_lease_s, "seconds that they keep it after a turn")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
-    app.add_option("--store", flags.store,
-                   "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
-    app.add_flag("!--no-quantized-copies", flags.quantized_copies,
-                 "store no copies in four bits a value beside the KV of documents that are published or that samkv "
-                 "prompts bring (19 to 24 % more bytes); from such copies samkv prompts get to their first token "
-                 "sooner");
-  }
+  role == WorkerRole::kDecode ? AddDecodeFlags(app, flags) : AddPrefillFlags(app, flags);
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
+}
+
+absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags) {
+  engine::ExecutorOptions executor;
+  if (role == WorkerRole::kDecode)
+    executor.max_rows = executor.max_sequences = flags.max_sequences;
+  else
+    executor.max_rows = flags.slice_tokens;
+  KvPoolNeed need = NeedOfPool(role == WorkerRole::kDecode ? "decode" : "prefill", flags.kv_bytes, model, executor);
+  if (role == WorkerRole::kDecode && flags.local_prefill_tokens > 0) {
+    engine::ExecutorOptions local;
+    local.max_rows = flags.local_prefill_slice_tokens;
+    need.other_bytes += engine::WorkspaceBytes(model.rank(0), local) +
+                        flags.local_prefill_kv_bytes / static_cast<uint64_t>(model.num_ranks());
+  }
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(model, {&need, 1}));
+  flags.kv_bytes = bytes[0];
+  return absl::OkStatus();
 }
 
 absl::Status CheckAddresses(const WorkerFlags& flags) {

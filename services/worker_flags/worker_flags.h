@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -45,13 +46,14 @@ struct WorkerFlags {
   std::string store;  // HOST:PORT[,HOST:PORT…] of splice-kvstores
   std::vector<std::string> faults;
   int32_t tp = 1;
-  uint64_t kv_bytes = 1ull << 30;  // for all ranks together
+  std::optional<uint64_t> kv_bytes;  // for all ranks together; nullopt: auto, which RunWorker replaces by a size
   int32_t num_threads = 0;
   int32_t max_sequences = 64;                      // decode only
   uint32_t local_prefill_tokens = 0;               // decode only
   uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
   uint64_t parked_bytes = 4ull << 30;              // decode only
   int32_t local_prefill_slice_tokens = 128;        // decode only
+  int64_t itl_target_ms = 50;                      // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only
   bool quantized_copies = true;              // prefill only
@@ -89,6 +91,9 @@ absl::Status CheckAddresses(const WorkerFlags& flags);
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp = 1);
 
+// Gives flags.kv_bytes a size (SizeKvPools) where it is auto.
+absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags);
+
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, and stops.
 // Exit codes: 0 done, 1 the work failed (message on stderr), 2 bad usage.
 template <typename StartServer>
@@ -117,6 +122,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   flags.tls = *std::move(tls);
   auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp);
   if (!model.ok()) return fail(model.status());
+  if (const absl::Status status = SizeKvPool(role, **model, flags); !status.ok()) return fail(status);
   auto server = start(flags, std::move(*model));
   if (!server.ok()) return fail(server.status());
   fmt::print("ready grpc={} metrics={}\n", (*server)->grpc_address(), (*server)->metrics_address());

@@ -22,7 +22,7 @@ absl::Status Run(int prompt_tokens, int rounds) {
   SPLICE_ASSIGN_OR_RETURN(auto cluster, cli::LocalCluster::Start({.model = {.dir = "models/splice-tiny"},
                                                                   .http_listen = "127.0.0.1:0",
                                                                   .grpc_listen = "127.0.0.1:0"}));
-  SPLICE_ASSIGN_OR_RETURN(auto local, cli::MakeLocalTextGenerator({.dir = "models/splice-tiny"}, "", "auto", 0));
+  SPLICE_ASSIGN_OR_RETURN(auto local, cli::MakeLocalTextGenerator({.model = {.dir = "models/splice-tiny"}}));
   SPLICE_ASSIGN_OR_RETURN(auto remote, cli::MakeEndpointGenerator({.url = cluster->http_address()}));
   std::mt19937 random(1);
   std::vector<double> local_ms, remote_ms, difference_ms, around_ms;

@@ -67,7 +67,7 @@ class ClusterTest : public testing::Test {
  protected:
   // Greedy text of the plain in-process model, computed once for all tests.
   static const std::string& Expected(const std::string& prompt, int max_tokens = 16) {
-    static auto generator = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0);
+    static auto generator = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}});
     static std::map<std::pair<std::string, int>, std::string> cache;
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto [it, fresh] = cache.try_emplace({prompt, max_tokens});
@@ -131,6 +131,10 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
       {BinDir() + "/splice", "serve", "--model", kTinyModel, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
   ASSERT_NE(serve, nullptr);
   ExpectAllEqual(serve->ready("http"), prompts, "splice serve");
+  // Without --kv-bytes the sizes of the pools follow from the memory, and the log says how.
+  EXPECT_THAT(serve->Stderr(), testing::AllOf(testing::HasSubstr("kv_pool.sized pool=prefill"),
+                                              testing::HasSubstr("kv_pool.sized pool=decode"),
+                                              testing::HasSubstr("tokens="), testing::HasSubstr("pools")));
   // The same through the gRPC API.
   auto grpc = cli::MakeEndpointGenerator({.url = "grpc://" + serve->ready("grpc")});
   ASSERT_TRUE(grpc.ok()) << grpc.status();
@@ -144,6 +148,14 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
     return json::parse(reply.body)["usage"]["prompt_tokens"].get<int>();
   };
   EXPECT_EQ(count("<|begin_of_text|>ship"), count("ship"));
+  // Ctrl-C: the benchmark says what it has measured.
+  const Process::Result bench =
+      Process::Run({"/usr/bin/timeout", "--preserve-status", "--signal=INT", "3", BinDir() + "/splice", "bench",
+                    "--endpoint", "http://" + serve->ready("http"), "--concurrency", "2", "--num-requests", "100000",
+                    "--input-tokens", "16", "--output-tokens", "2"});
+  EXPECT_EQ(bench.exit_code, 130) << bench.err;
+  EXPECT_THAT(bench.out, testing::HasSubstr("TTFT"));
+  EXPECT_THAT(bench.err, testing::HasSubstr("of 100000 requests were finished"));
   // SIGTERM lets a running stream finish.
   SseStream stream(serve->ready("http"), "/v1/completions", CompletionBody(prompts[0], 60, true));
   ASSERT_FALSE(stream.Next().empty());
@@ -156,7 +168,7 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
 
 // Two ranks add two numbers, in which order makes no difference: the text is that of the plain model on two ranks.
 TEST_F(ClusterTest, TensorParallelWorkersEqualThePlainModelOnAsManyRanks) {
-  auto plain = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0, /*tp=*/2);
+  auto plain = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}, .tp = 2});
   if (!plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
     GTEST_SKIP() << plain.status();
   ASSERT_TRUE(plain.ok()) << plain.status();
@@ -186,7 +198,7 @@ TEST_F(ClusterTest, WorkersOfDifferentParallelismServeTogether) {
     const std::vector<std::string> command = {
         BinDir() + "/splice", "serve",  "--model",    kTinyModel, flag, "2", "--http",
         "127.0.0.1:0",        "--grpc", "127.0.0.1:0"};
-    if (auto plain = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0, /*tp=*/2);
+    if (auto plain = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}, .tp = 2});
         !plain.ok() && std::string(plain.status().message()).find("GPUs can be used") != std::string::npos)
       GTEST_SKIP() << plain.status();
     auto serve = Process::StartAndWaitReady(command);

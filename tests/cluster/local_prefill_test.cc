@@ -59,7 +59,7 @@ class LocalPrefillTest : public ::testing::Test {
   static std::string Expected(const Ids& prompt, int max_tokens) {
     static std::mutex mutex;  // the generator is one thread's at a time
     std::lock_guard lock(mutex);
-    static auto generator = cli::MakeLocalTextGenerator({.dir = kTinyModel}, "", "auto", 0);
+    static auto generator = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}});
     EXPECT_TRUE(generator.ok()) << generator.status();
     auto result =
         (*generator)->Generate({.ids = prompt, .max_tokens = max_tokens, .ignore_eos = true}, [](const std::string&) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio.hpp>
 #include <boost/beast.hpp>
 #include <condition_variable>
@@ -173,6 +174,9 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
     std::vector<std::string> argv = {BinDir() + "/" + program, "--model", config.model_dir, "--kv-transport",
                                      config.transport};
     argv.insert(argv.end(), flags.begin(), flags.end());
+    // Workers that share a device need sizes (--kv-bytes auto).
+    if (std::find(flags.begin(), flags.end(), "--kv-bytes") == flags.end())
+      argv.insert(argv.end(), {"--kv-bytes", "1GiB"});
     auto process = Process::StartAndWaitReady(argv);
     if (!process) return false;
     list += (list.empty() ? "" : ",") + process->ready("grpc");

@@ -46,7 +46,8 @@ TEST(TurnsTest, LengthsAreOfThisTokenizer) {
 // One family is enough to see that a position does not get lost on the way to the model; all of them take minutes and
 // are in docs/evaluation.md.
 TEST(TurnsTest, TheModelAnswersAtEveryPosition) {
-  const auto generator = MakeLocalTextGenerator({.dir = test::kTinyModel}, "", "cpu", 2);
+  const auto generator =
+      MakeLocalTextGenerator({.model = {.dir = test::kTinyModel}, .backend = "cpu", .num_threads = 2});
   ASSERT_TRUE(generator.ok()) << generator.status();
   EvalRun run(**generator, {.groupings = {EvalGrouping::kPosition}});
   const auto samples = LoadEvalData(SetPath("growing"));

@@ -16,6 +16,7 @@ class FakeDeviceBackend : public kernels::Backend {
   explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
 
   std::atomic<bool> lost{false};  // from here on operations fail as on a GPU whose context is gone
+  kernels::DeviceMemory memory{.free_bytes = 60ull << 30, .total_bytes = 80ull << 30};
 
   std::string name() const override { return "fake-device"; }
   std::string description() const override { return "a device made of host memory, for tests"; }
@@ -45,6 +46,7 @@ class FakeDeviceBackend : public kernels::Backend {
                              uint32_t* out) const override {
     return cpu_->PageChecksums(pool, pages, out);
   }
+  absl::StatusOr<kernels::DeviceMemory> Memory() const override { return memory; }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Allocate(size_t bytes) const override {
     return cpu_->Allocate(bytes);
   }

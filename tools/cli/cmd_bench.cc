@@ -1,8 +1,10 @@
 // splice bench: puts load on an endpoint and measures latencies; or measures how many sequences a page pool holds, the
 // turns of conversations, or a simulated cluster.
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -50,6 +52,17 @@ struct Flags {
   // --simulate.
   SimulateFlags sim;
 };
+
+std::atomic<bool> interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
+
+// The first Ctrl-C ends the measurement, a second one the program.
+void CatchInterrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted.store(true); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  ::sigaction(SIGINT, &action, nullptr);
+}
 
 // Token ids of ordinary text, from the server's own tokenizer.
 absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, const std::string& model) {
@@ -141,6 +154,8 @@ absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
   options.first_tokens = static_cast<int32_t>(flags.plan.input_tokens);
   options.answer_tokens = static_cast<int32_t>(flags.plan.output_tokens);
   options.seed = flags.plan.seed;
+  options.stop = &interrupted;
+  CatchInterrupt();
   SPLICE_ASSIGN_OR_RETURN(options.alphabet, Alphabet(flags, load));
   SPLICE_ASSIGN_OR_RETURN(
       const auto generator,
@@ -157,7 +172,9 @@ absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
   SPLICE_RETURN_IF_ERROR(turns.status());
   if (flags.json_file != "-") fmt::print("{}", ConversationText(*turns));
   if (!flags.page_file.empty()) SPLICE_RETURN_IF_ERROR(WriteFile(flags.page_file, ConversationPage(*turns)));
-  return flags.json_file.empty() ? absl::OkStatus() : WriteJson(flags, ConversationJson(*turns, options));
+  if (!flags.json_file.empty()) SPLICE_RETURN_IF_ERROR(WriteJson(flags, ConversationJson(*turns, options)));
+  if (options.stopped()) return absl::CancelledError("interrupted: the turns so far are counted");
+  return absl::OkStatus();
 }
 
 absl::Status WriteJson(const Flags& flags, const LoadReport& report, const Slo& slo) {
@@ -190,6 +207,8 @@ absl::Status RunBench(const Flags& flags) {
   load.concurrency = load.open_loop ? 4096 : flags.concurrency;
 
   const bool terminal = isatty(STDERR_FILENO) == 1;
+  load.stop = &interrupted;
+  CatchInterrupt();
   SPLICE_ASSIGN_OR_RETURN(const LoadOutcome outcome, RunLoad(load, plan, terminal ? PrintProgress : nullptr));
   if (terminal) fmt::print(stderr, "\r\x1b[K");
 
@@ -199,6 +218,9 @@ absl::Status RunBench(const Flags& flags) {
   const LoadReport report = MakeReport(outcome, slo);
   if (flags.json_file != "-") fmt::print("{}", ToText(report, slo));
   if (!flags.json_file.empty()) SPLICE_RETURN_IF_ERROR(WriteJson(flags, report, slo));
+  if (outcome.stopped)
+    return Errorf(absl::StatusCode::kCancelled, "interrupted: {} of {} requests were finished and are counted",
+                  outcome.results.size(), plan.size());
   if (report.num_ok == 0) {
     return Errorf(absl::StatusCode::kUnavailable, "no request succeeded; the first error: {}",
                   report.errors.empty() ? "none" : report.errors.begin()->first);

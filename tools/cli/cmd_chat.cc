@@ -22,7 +22,7 @@ struct Flags {
   SourceFlags source;
   std::string system = "You are a helpful assistant.";
   int64_t max_tokens = 512;
-  double temperature = 0;
+  std::optional<double> temperature;
 };
 
 std::atomic<bool> interrupted{false};
@@ -57,7 +57,8 @@ absl::Status RunChat(const Flags& flags) {
       continue;
     }
     messages.push_back({{"role", "user"}, {"content", line}});
-    TextRequest request{.messages = messages, .max_tokens = flags.max_tokens, .temperature = flags.temperature};
+    TextRequest request{
+        .messages = messages, .max_tokens = flags.max_tokens, .temperature = flags.temperature, .model_sampling = true};
     request.reuse_options = {{"session", session}};
     const auto result = generator->Generate(request, [](const std::string& piece) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -88,13 +89,13 @@ Command MakeChatCommand(CLI::App& root) {
       "Example:\n  splice chat --endpoint http://127.0.0.1:8000\n"
       "Shows the time to the first token, tokens per second and how much of the prompt was cached.");
   AddSourceFlags(app, flags->source);
+  AddPromptFlags(app, flags->source);
   app.add_option("--system", flags->system, "system message; empty: none")->capture_default_str();
   app.add_option("--max-tokens", flags->max_tokens, "tokens of an answer at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--temperature", flags->temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--temperature", flags->temperature, "0: greedy; default: the model's, otherwise 1")
+      ->check(CLI::NonNegativeNumber);
   return {&app, [flags] { return RunChat(*flags); }};
 }
 

@@ -53,7 +53,8 @@ Command MakeDoctorCommand(CLI::App& root) {
   app.add_option("--model", o.model_dir, "model folder: is it readable and whole")->type_name("DIR");
   app.add_option("--data-dir", o.data_dir, "folder of the chunk store: may it be written, and is there room");
   AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes, "that the store is to keep there");
-  AddByteSizeOption(app, "--kv-bytes", o.kv_bytes, "of each of the two KV page pools");
+  AddByteSizeOrAutoOption(app, "--kv-bytes", o.kv_bytes,
+                          "of each of the two KV page pools; auto: with --model it says what splice serve would take");
   app.add_option("--http", flags->http, "HOST:PORT that the router will listen on; empty: not looked at")
       ->capture_default_str();
   app.add_option("--grpc", flags->grpc, "likewise")->capture_default_str();

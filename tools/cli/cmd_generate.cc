@@ -20,7 +20,7 @@ struct Flags {
   SourceFlags source;
   std::string prompt, prompt_file, messages_file;
   std::optional<int64_t> max_tokens;
-  double temperature = 0;
+  std::optional<double> temperature;
   std::string reuse, decode;
   bool json_output = false;
 };
@@ -34,8 +34,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<TextRequest> MakeRequest(const Flags& flags) {
-  TextRequest request{
-      .max_tokens = flags.max_tokens, .temperature = flags.temperature, .reuse = flags.reuse, .decode = flags.decode};
+  TextRequest request{.max_tokens = flags.max_tokens,
+                      .temperature = flags.temperature,
+                      .model_sampling = true,
+                      .reuse = flags.reuse,
+                      .decode = flags.decode};
   if (!flags.messages_file.empty()) {
     SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.messages_file));
     request.messages = json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -87,17 +90,18 @@ Command MakeGenerateCommand(CLI::App& root) {
       "  splice generate --model models/splice-tiny --messages chat.json --json\n"
       "chat.json: [{\"role\":\"user\",\"content\":\"Hello\"}]");
   AddSourceFlags(app, flags->source);
+  AddPromptFlags(app, flags->source);
   auto* input = app.add_option_group("input");
   input->add_option("--prompt", flags->prompt, "text to continue; special tokens are parsed");
   input->add_option("--prompt-file", flags->prompt_file, "the same from a file");
   input->add_option("--messages", flags->messages_file, "JSON file with chat messages, rendered by the chat template");
   input->require_option(1);
   app.add_option("--max-tokens", flags->max_tokens, "tokens of the answer at most")->check(CLI::PositiveNumber);
-  app.add_option("--temperature", flags->temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--reuse", flags->reuse, "prefill method, e.g. exact; default: the server's choice");
-  app.add_option("--decode", flags->decode, "decode method, e.g. dense; default: the server's choice");
+  app.add_option("--temperature", flags->temperature, "0: greedy; default: the model's, otherwise 1")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--reuse", flags->reuse, "with --endpoint: prefill method, e.g. samkv; default: the server's choice");
+  app.add_option("--decode", flags->decode,
+                 "with --endpoint: decode method, e.g. sparcas; default: the server's choice");
   app.add_flag("--json", flags->json_output, "print one JSON object instead of text");
   return {&app, [flags] { return RunGenerate(*flags); }};
 }

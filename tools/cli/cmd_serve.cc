@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/router/request/generation_config_flag.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
@@ -29,6 +30,21 @@ absl::Status RunServe(const Flags& flags) {
   stop.Wait();
   cluster->Stop();
   return absl::OkStatus();
+}
+
+void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-transport", c.kv_transport,
+                 "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
+      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
+      ->capture_default_str();
+  AddByteSizeOrAutoOption(
+      app, "--kv-bytes", c.kv_bytes,
+      "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB; auto: half "
+      "each of what a GPU has left behind the weights, less a margin, or on the CPU of a quarter of the "
+      "available memory, and no more than the model's sequences need");
+  AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
+  AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }
 
 }  // namespace
@@ -71,22 +87,25 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_flag(
       "--special-tokens-in-text", c.special_tokens_in_text,
       "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
+  router::AddGenerationConfigFlag(app, c.generation_config);
   c.public_tls.Register(app);
-  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  app.add_option("--kv-transport", c.kv_transport,
-                 "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
-      ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
-      ->capture_default_str();
-  AddByteSizeOption(app, "--kv-bytes", c.kv_bytes,
-                    "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB");
-  AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
-  AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
+  AddKvFlags(app, c);
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
   app.add_option("--fidelity-share", c.fidelity_share,
                  "of the requests that are not exact: also computed exactly in the background, and the logits compared "
                  "(splice_fidelity_* in the metrics)")
       ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--slice-tokens", c.slice_tokens,
+                 "tokens of one prefill slice at most (a multiple of 64); 0: 512 on a CPU, 2048 on a GPU. A slice that "
+                 "shares the device with running sequences is shorter, see --itl-target-ms")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--itl-target-ms", c.itl_target_ms,
+                 "while prompts are computed, running sequences get their next token after this time at the latest "
+                 "(where a slice of 128 tokens and a decode step fit into it); 0: slices and decode steps alternate")
+      ->check(CLI::Range(0, 60000))
       ->capture_default_str();
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))

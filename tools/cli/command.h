@@ -8,7 +8,7 @@
 
 namespace spl::cli {
 
-// Exit codes: 0: OK; 2: InvalidArgument from flags (bad usage); 1: any other failure.
+// Exit codes: 0: OK; 2: InvalidArgument from flags (bad usage); 130: Cancelled (Ctrl-C); 1: any other failure.
 struct Command {
   CLI::App* app = nullptr;
   std::function<absl::Status()> run;

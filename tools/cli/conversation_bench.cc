@@ -42,7 +42,7 @@ absl::Status Converse(TextGenerator& generator, const ConversationOptions& optio
   request.reuse = alone ? "exact" : method.substr(0, slash);
   if (slash != std::string::npos) request.decode = method.substr(slash + 1);
   const auto texts = DrawTexts(options, conversation);
-  for (int32_t turn = 0; turn < options.turns; ++turn) {
+  for (int32_t turn = 0; turn < options.turns && !options.stopped(); ++turn) {
     if (progress) progress(turn + 1);
     const auto& text = texts[static_cast<size_t>(turn)];
     request.ids.insert(request.ids.end(), text.begin(), text.end());
@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<ConversationTurn>> MeasureConversations(
   std::vector<ConversationTurn> turns;
   for (const std::string& method : methods) {
     std::map<int32_t, std::vector<ConversationTurn>> samples;
-    for (int32_t c = 0; c < options.conversations; ++c) {
+    for (int32_t c = 0; c < options.conversations && !options.stopped(); ++c) {
       SPLICE_RETURN_IF_ERROR(Converse(generator, options, method, c, samples, [&](int32_t turn) {
         if (progress) progress(method, c + 1, turn);
       }));

@@ -2,6 +2,7 @@
 // prompt of its own.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -23,6 +24,11 @@ struct ConversationOptions {
   uint64_t seed = 1;
   // Prefill and decode method of the conversation, as "REUSE" or "REUSE/DECODE".
   std::vector<std::string> methods = {"exact"};
+  // Looked at before every turn: once it is true the measurement ends with the turns that it has. Null: it runs to its
+  // end. Borrowed.
+  const std::atomic<bool>* stop = nullptr;
+
+  bool stopped() const { return stop != nullptr && stop->load(); }
 };
 
 struct ConversationTurn {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "services/base/byte_size.h"
+#include "services/worker_flags/kv_pool.h"
 
 namespace spl::cli {
 namespace {
@@ -18,6 +19,10 @@ constexpr double kShmShareMin = 0.3;
 constexpr double kTcpBytesPerSecondMin = 0.5e9;
 // Splice does not compare clocks of machines, but people compare logs and traces, and certificates have dates.
 constexpr double kClockAdviceSeconds = 0.1, kClockWrongSeconds = 5;
+constexpr uint64_t kPoolBytesAtLeast = 256ull << 20;
+// Defaults of `splice serve`; the workspace is about that of an 8B model.
+constexpr int32_t kSequences = 64;
+constexpr uint64_t kWorkspaceBytes = 768ull << 20;
 
 class Findings {
  public:
@@ -103,8 +108,8 @@ void JudgeGpus(const DoctorFacts& f, const DoctorOptions& options, Findings& out
     else if (gpu.persistence == false)
       out.Advice(check, value, "persistence on: the first start after a pause is slow without",
                  fmt::format("nvidia-smi -i {} -pm 1", gpu.index));
-    else if (gpu.free_bytes < options.kv_bytes)
-      out.Advice(check, value, fmt::format("more free than --kv-bytes, {}", FormatByteSize(options.kv_bytes)),
+    else if (gpu.free_bytes < options.kv_bytes.value_or(0))
+      out.Advice(check, value, fmt::format("more free than --kv-bytes, {}", FormatByteSize(*options.kv_bytes)),
                  "nvidia-smi shows who uses it; or a smaller --kv-bytes");
     else
       out.Fine(check, value);
@@ -200,7 +205,52 @@ void JudgeClocks(const DoctorFacts& f, Findings& out) {
   }
 }
 
-void JudgeLimits(const DoctorFacts& f, const DoctorOptions& options, Findings& out) {
+// The pools of `splice serve`. Returns the host memory that both need: with a GPU, and where nothing is known of the
+// model, the sizes that were given, or the least that makes sense.
+uint64_t JudgePools(const DoctorFacts& f, const DoctorOptions& options, Findings& out) {
+  const uint64_t unknown = 2 * options.kv_bytes.value_or(kPoolBytesAtLeast);
+  if (!f.model.has_value() || f.model->sequence_bytes == 0) return unknown;
+  const DoctorFacts::Model& model = *f.model;
+  std::vector<KvPoolNeed> needs;
+  for (const char* name : {"prefill", "decode"})
+    needs.push_back({.name = name,
+                     .bytes = options.kv_bytes,
+                     .max_context = model.max_context,
+                     .sequence_bytes = model.sequence_bytes,
+                     .max_sequences = kSequences,
+                     .num_ranks = 1,
+                     .other_bytes = kWorkspaceBytes});
+  KvRoom room{.on_host = f.gpus.empty(), .free_bytes = f.memory_available_bytes, .total_bytes = 0};
+  if (!f.gpus.empty()) {
+    room.free_bytes = f.gpus[0].free_bytes;
+    room.total_bytes = f.gpus[0].total_bytes;
+  }
+  room.free_bytes -= std::min(room.free_bytes, model.weight_bytes);
+  const auto sizes = DivideKvRoom(room, needs);
+  const std::string fewer = "a smaller model, more GPUs (--tp), or more memory";
+  if (!sizes.ok()) {
+    out.Wrong("kv pools", MessageOf(sizes.status()), "room for 256 tokens in each pool", fewer);
+    return unknown;
+  }
+  uint64_t bytes = 0;
+  int64_t fewest = INT64_MAX;
+  std::string value = options.kv_bytes.has_value() ? "" : "auto: ";
+  for (size_t i = 0; i < needs.size(); ++i) {
+    const int64_t tokens = TokensOfPool(needs[i], (*sizes)[i].bytes);
+    bytes += (*sizes)[i].bytes;
+    fewest = std::min(fewest, tokens);
+    value += fmt::format("{}{} {} ({} tokens)", i == 0 ? "" : ", ", needs[i].name, FormatByteSize((*sizes)[i].bytes),
+                         tokens);
+  }
+  if (fewest < model.max_context)
+    out.Advice("kv pools", value, fmt::format("{} tokens in each pool, the model's context", model.max_context),
+               "shorter prompts are served; for longer ones a larger --kv-bytes, or " + fewer);
+  else
+    out.Fine("kv pools", value);
+  return f.gpus.empty() ? bytes : unknown;
+}
+
+void JudgeLimits(const DoctorFacts& f, uint64_t pool_bytes, Findings& out) {
   const std::string files = Limit(f.open_files);
   if (f.open_files < kOpenFilesWanted)
     out.Say(f.open_files < kOpenFilesNeeded, "open files", files, fmt::format("{} or more", kOpenFilesWanted),
@@ -213,15 +263,15 @@ void JudgeLimits(const DoctorFacts& f, const DoctorOptions& options, Findings& o
                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
   else
     out.Fine("huge pages", f.transparent_huge_pages.empty() ? "not told" : f.transparent_huge_pages);
-  const std::string pools = FormatByteSize(2 * options.kv_bytes);
+  const std::string pools = FormatByteSize(pool_bytes);
   if (!f.shm_free_bytes.has_value())
     out.Advice("/dev/shm", "there is none", "room for both KV pools, " + pools, "mount -t tmpfs tmpfs /dev/shm");
-  else if (*f.shm_free_bytes < 2 * options.kv_bytes)
+  else if (*f.shm_free_bytes < pool_bytes)
     out.Advice("/dev/shm", FormatByteSize(*f.shm_free_bytes) + " free", "room for both KV pools, " + pools,
                "mount -o remount,size=… /dev/shm; --shm-size (docker); an emptyDir with medium: Memory (Kubernetes)");
   else
     out.Fine("/dev/shm", FormatByteSize(*f.shm_free_bytes) + " free");
-  uint64_t needed = f.gpus.empty() ? 2 * options.kv_bytes : 0;
+  uint64_t needed = f.gpus.empty() ? pool_bytes : 0;
   if (f.model.has_value() && f.gpus.empty()) needed += f.model->weight_bytes;
   const std::string memory = FormatByteSize(f.memory_available_bytes) + " available";
   if (f.memory_available_bytes < needed)
@@ -279,7 +329,7 @@ std::vector<DoctorFinding> JudgeDoctorFacts(const DoctorFacts& facts, const Doct
   JudgeCpu(facts, out);
   JudgeNetwork(facts, out);
   JudgeClocks(facts, out);
-  JudgeLimits(facts, options, out);
+  JudgeLimits(facts, JudgePools(facts, options, out), out);
   JudgeFolders(facts, options, out);
   return std::move(out.list);
 }

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/common/cpu_features.h"
+#include "kernels/common/host_memory.h"
 #include "kernels/common/plugin.h"
 #include "kernels/cuda/cuda_libraries.h"
 #include "services/base/address.h"
@@ -254,11 +255,8 @@ void CollectLimits(DoctorFacts& facts) {
     facts.transparent_huge_pages = pages.substr(open + 1, pages.find(']') - open - 1);
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) == 0) facts.shm_free_bytes = uint64_t{shm.f_bavail} * shm.f_frsize;
-  std::ifstream memory("/proc/meminfo");
-  for (std::string line; std::getline(memory, line);) {
-    if (line.starts_with("MemAvailable:"))
-      facts.memory_available_bytes = std::strtoull(line.c_str() + 13, nullptr, 10) * 1024;
-  }
+  if (const auto memory = kernels::ReadHostMemory(); memory.ok())
+    facts.memory_available_bytes = memory->available_bytes;
 }
 
 // Listens like the servers (SO_REUSEADDR): an address with only lingering connections counts as free.
@@ -292,6 +290,11 @@ DoctorFacts::Model ReadModel(const std::string& dir) {
     model.error = MessageOf(config.ok() ? checkpoint.status() : config.status());
     return model;
   }
+  model.max_context = config->max_positions;
+  const uint64_t token_bytes = 2 * uint64_t{static_cast<uint32_t>(config->num_layers)} *
+                               static_cast<uint32_t>(config->kv_size()) *
+                               (config->dtype == kernels::DType::kF32 ? 4 : 2);  // --kv-dtype auto
+  model.sequence_bytes = token_bytes * static_cast<uint64_t>(model.max_context);
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     if (entry.path().extension() == ".safetensors") model.weight_bytes += fs::file_size(entry.path(), error);

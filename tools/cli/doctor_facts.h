@@ -14,7 +14,7 @@ struct DoctorOptions {
   std::string model_dir;                   // empty: not checked
   std::string data_dir;                    // folder of the chunk store; empty: not checked
   uint64_t store_disk_bytes = 8ull << 30;  // bytes that the store needs on disk
-  uint64_t kv_bytes = 1ull << 30;          // size of each of the two page pools
+  std::optional<uint64_t> kv_bytes;        // size of each of the two page pools; nullopt: auto
   std::vector<std::string> listen = {"127.0.0.1:8000", "127.0.0.1:8001"};  // HOST:PORT of the programs' servers
   std::string kv_listen_host = "127.0.0.1";  // address on which the KV transport is tested
   std::string router;                        // URL of a running router, to compare clocks; empty: they are not compared
@@ -90,7 +90,7 @@ struct DoctorFacts {
   uint64_t locked_bytes = 0;
   std::string transparent_huge_pages;      // "always", "madvise", "never"; empty: the kernel does not tell
   std::optional<uint64_t> shm_free_bytes;  // free space of /dev/shm; nullopt: there is none
-  uint64_t memory_available_bytes = 0;
+  uint64_t memory_available_bytes = 0;     // kernels::ReadHostMemory
 
   std::vector<PortFact> ports;
 
@@ -100,6 +100,8 @@ struct DoctorFacts {
     uint64_t weight_bytes = 0;
     bool has_tokenizer = false;
     std::string tokenizer_error;
+    int64_t max_context = 0;      // tokens
+    uint64_t sequence_bytes = 0;  // KV of a sequence of that length
   };
   std::optional<Model> model;
 

@@ -67,7 +67,8 @@ class GrpcGenerator final : public TextGenerator {
     if (request.messages.is_null() && request.text) proto.mutable_prompt()->set_text(*request.text);
     if (request.messages.is_null() && !request.text)
       proto.mutable_prompt()->mutable_tokens()->mutable_ids()->Assign(request.ids.begin(), request.ids.end());
-    proto.mutable_sampling()->set_temperature(static_cast<float>(request.temperature));
+    if (!request.model_sampling) *proto.mutable_sampling() = router::ToProto(router::Sampling());
+    if (request.temperature) proto.mutable_sampling()->set_temperature(static_cast<float>(*request.temperature));
     proto.mutable_sampling()->set_ignore_eos(request.ignore_eos);
     if (request.max_tokens) proto.mutable_sampling()->set_max_tokens(static_cast<uint32_t>(*request.max_tokens));
     SPLICE_RETURN_IF_ERROR(SetReuse(request, proto));
@@ -80,7 +81,7 @@ class GrpcGenerator final : public TextGenerator {
     v1::GenerateResponse response;
     while (reader->Read(&response)) {
       if (response.has_delta() && !response.delta().text().empty()) {
-        if (result.text.empty()) result.ttft_s = seconds();
+        if (result.num_pieces++ == 0) result.ttft_s = seconds();
         result.text += response.delta().text();
         if (!on_text(response.delta().text())) context.TryCancel();
       }

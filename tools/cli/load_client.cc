@@ -114,7 +114,9 @@ class Run {
     Fill();
     io_.run();
     if (on_progress_) on_progress_(Progress());
-    return LoadOutcome{.results = std::move(results_), .duration_s = Now()};
+    const bool stopped = finished_ < plan_.size();
+    if (stopped) std::erase_if(results_, [](const RequestResult& result) { return result.end_s == 0; });
+    return LoadOutcome{.results = std::move(results_), .duration_s = Now(), .stopped = stopped};
   }
 
   double Now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
@@ -162,11 +164,12 @@ class Run {
   }
 
   void ArmProgress() {
-    if (!on_progress_) return;
+    if (!on_progress_ && options_.stop == nullptr) return;
     progress_timer_.expires_after(std::chrono::milliseconds(200));
     progress_timer_.async_wait([this](const ErrorCode& error) {
       if (error) return;
-      on_progress_(Progress());
+      if (options_.stop != nullptr && options_.stop->load()) return io_.stop();
+      if (on_progress_) on_progress_(Progress());
       ArmProgress();
     });
   }

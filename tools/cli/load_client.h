@@ -2,6 +2,7 @@
 // number of streams, so that the load generator is not the bottleneck.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -21,6 +22,8 @@ struct LoadOptions {
   uint32_t concurrency = 1;                    // number of parallel streams; in an open loop the most
   bool open_loop = false;                      // start each request at its planned time, not when a stream is free
   std::chrono::milliseconds timeout{600'000};  // time limit of one request
+  // Looked at about five times a second: once it is true the run ends at once. Null: it runs to its end. Borrowed.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 // Times are in seconds since the start of the run, on a steady clock.
@@ -43,8 +46,9 @@ struct LoadProgress {
 };
 
 struct LoadOutcome {
-  std::vector<RequestResult> results;  // in the order of the plan
+  std::vector<RequestResult> results;  // in the order of the plan; of a stopped run those of the finished requests
   double duration_s = 0;
+  bool stopped = false;  // by LoadOptions::stop, before the end of the plan
 };
 
 // Runs the whole plan on the calling thread. Calls `on_progress` (may be null) about five times a second. Unavailable:

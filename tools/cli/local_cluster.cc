@@ -5,16 +5,43 @@
 #include <mutex>
 
 #include "services/base/status.h"
+#include "services/engine/execution/workspace_bytes.h"
 #include "services/router/open_address.h"
+#include "services/worker_flags/kv_pool.h"
 #include "services/worker_flags/worker_flags.h"
 
 namespace spl::cli {
 namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
+constexpr size_t kPromptsAtOnce = 16;  // that hold pages at one time
 constexpr std::chrono::milliseconds kReadyPoll{5};
 // Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
-constexpr int32_t kSliceTokensOnGpu = 2048;
+constexpr int32_t kSliceTokensOnHost = 512, kSliceTokensOnGpu = 2048;
+
+struct PoolBytes {
+  uint64_t prefill = 0, decode = 0;
+};
+
+// Sizes of the page pools on the devices: one that both workers share, or one of each.
+absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t slice_tokens,
+                                    const engine::Model& prefill, const engine::Model& decode, bool shared) {
+  const engine::ExecutorOptions steps{.max_rows = options.max_sequences, .max_sequences = options.max_sequences};
+  if (shared) {
+    KvPoolNeed both = NeedOfPool("shared", options.kv_bytes, decode, steps);
+    // Passes of prompts take decode steps along.
+    both.other_bytes += engine::WorkspaceBytes(
+        prefill.rank(0), {.max_rows = slice_tokens,
+                          .max_sequences = options.max_sequences + static_cast<int32_t>(kPromptsAtOnce)});
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(decode, {&both, 1}));
+    return PoolBytes{.prefill = bytes[0], .decode = bytes[0]};
+  }
+  const KvPoolNeed needs[] = {NeedOfPool("prefill", options.kv_bytes, prefill, {.max_rows = slice_tokens}),
+                              NeedOfPool("decode", options.kv_bytes, decode, steps)};
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes,
+                          SizeKvPools(prefill.num_ranks() > decode.num_ranks() ? prefill : decode, needs));
+  return PoolBytes{.prefill = bytes[0], .decode = bytes[1]};
+}
 
 }  // namespace
 
@@ -31,6 +58,12 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
     SPLICE_ASSIGN_OR_RETURN(decode_model,
                             LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
   }
+  const bool shares_pool = decode_model == model && options.kv_transport == "auto";
+  const int32_t slice_tokens = options.slice_tokens > 0            ? options.slice_tokens
+                               : model->backend().host_memory() ? kSliceTokensOnHost
+                                                                : kSliceTokensOnGpu;
+  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools,
+                          SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
 
   kvstore::KvStoreOptions store;
@@ -45,26 +78,28 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode::DecodeServerOptions decode;
   decode.metrics_listen = options.metrics_listen;
   decode.worker_id = "decode-0";
-  decode.kv_bytes = options.kv_bytes;
+  decode.kv_bytes = pools.decode;
   decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
   decode.engine.fidelity.share = options.fidelity_share;
-  decode.shares_pool = decode_model == model && options.kv_transport == "auto";
+  decode.shares_pool = shares_pool;
+  decode.itl_target = std::chrono::milliseconds(options.itl_target_ms);
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(decode_model, decode));
 
   prefill::PrefillServerOptions prefill;
   prefill.metrics_listen = options.metrics_listen;
   prefill.worker_id = "prefill-0";
-  prefill.kv_bytes = options.kv_bytes;
+  prefill.kv_bytes = pools.prefill;
   prefill.trace = options.trace;
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = cluster->store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
-  if (!model->backend().host_memory()) prefill.engine.executor.max_rows = kSliceTokensOnGpu;
+  prefill.engine.executor.max_rows = slice_tokens;
+  prefill.engine.max_concurrent = kPromptsAtOnce;
   prefill.SetKvTransport(options.kv_transport);
-  if (decode.shares_pool)
+  if (shares_pool)
     prefill.neighbour = {.pool = cluster->decode_->shared(),
                          .transport = &cluster->decode_->transport(),
                          .memory = cluster->decode_->memory(),
@@ -83,6 +118,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.secret_file = options.secret_file;
   router.insecure_open = options.insecure_open;
   router.special_tokens_in_text = options.special_tokens_in_text;
+  router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.knowledge_bases.store = cluster->store_->grpc_address();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -23,23 +24,26 @@ struct LocalClusterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   std::string metrics_listen;  // for metrics of workers and store; empty: only the router's, at the HTTP API's /metrics
   std::string api_keys_file;
-  std::string secret_file;              // see router::RouterOptions
-  bool insecure_open = false;           // see router::RouterOptions
-  bool special_tokens_in_text = false;  // parse those in messages and segments (router::ServedModel)
-  PublicTlsOptions public_tls;          // TLS of the HTTP and gRPC APIs
+  std::string secret_file;                 // see router::RouterOptions
+  bool insecure_open = false;              // see router::RouterOptions
+  bool special_tokens_in_text = false;     // parse those in messages and segments (router::ServedModel)
+  std::string generation_config = "auto";  // see router::RouterOptions
+  PublicTlsOptions public_tls;             // TLS of the HTTP and gRPC APIs
   std::string backend = "auto";
   std::string kv_dtype = "auto";
   std::string kv_transport = "auto";
   std::string data_dir;  // folder of the chunk store; empty: memory only
   int32_t prefill_tp = 1;
   int32_t decode_tp = 1;
-  // Size of the page pool. The two workers share one, unless they split the model differently or kv_transport names a
-  // way between them: then each has one of this size.
-  uint64_t kv_bytes = 1ull << 30;
+  // Size of the page pool; nullopt: auto (SizeKvPools). The two workers share one, unless they split the model
+  // differently or kv_transport names a way between them: then each has one of this size.
+  std::optional<uint64_t> kv_bytes;
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
+  int32_t slice_tokens = 0;    // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
+  int64_t itl_target_ms = 50;  // engine::StepTurns, where both workers share a device
   double fidelity_share = 0.01;
   TraceOptions trace;
 };

@@ -10,6 +10,12 @@
 #include "services/base/version.h"
 #include "tools/cli/command.h"
 
+namespace {
+
+constexpr int kInterrupted = 130;  // a shell's code for a program that SIGINT has ended
+
+}  // namespace
+
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
   spl::RaiseOpenFileLimit();
@@ -37,7 +43,7 @@ int main(int argc, char** argv) {
     const absl::Status status = command.run();
     if (status.ok()) return 0;
     fmt::print(stderr, "splice {}: {}\n", command.app->get_name(), spl::MessageOf(status));
-    return 1;
+    return status.code() == absl::StatusCode::kCancelled ? kInterrupted : 1;
   }
   return 2;
 }

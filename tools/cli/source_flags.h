@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "services/router/request/generation_config_flag.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/text_generator.h"
 
@@ -24,6 +25,13 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
       ->capture_default_str();
   app.add_option("--threads", flags.num_threads, "with --model: compute threads; 0: one per core")
       ->check(CLI::Range(0, 1024));
+}
+
+// The flags of a model in this process that concern how it is asked; for generate and chat.
+inline void AddPromptFlags(CLI::App& app, SourceFlags& flags) {
+  app.add_flag("--special-tokens-in-text", flags.special_tokens_in_text,
+               "with --model: parse special tokens in messages, too");
+  router::AddGenerationConfigFlag(app, flags.generation_config);
 }
 
 }  // namespace spl::cli

@@ -1,11 +1,12 @@
 #include "tools/cli/text_generator.h"
 
 #include <chrono>
+#include <random>
 
 #include "services/base/status.h"
 #include "services/engine/engine.h"
-#include "services/tokenizer/chat_template.h"
-#include "services/tokenizer/prompt.h"
+#include "services/methods/methods.h"
+#include "services/router/request/served_model.h"
 #include "services/tokenizer/tokenizer.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/api_client.h"
@@ -34,7 +35,16 @@ class EndpointGenerator final : public TextGenerator {
   }
 
   absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
-    json body = {{"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", request.temperature}};
+    json body = {{"stream", true}, {"stream_options", {{"include_usage", true}}}};
+    if (request.temperature) body["temperature"] = *request.temperature;
+    if (!request.model_sampling) {
+      const router::Sampling plain;
+      if (!request.temperature) body["temperature"] = plain.temperature;
+      body.update({{"top_k", plain.top_k},
+                   {"top_p", plain.top_p},
+                   {"min_p", plain.min_p},
+                   {"repetition_penalty", plain.repetition_penalty}});
+    }
     const bool chat = !request.messages.is_null();
     if (chat)
       body["messages"] = request.messages;
@@ -83,7 +93,7 @@ class EndpointGenerator final : public TextGenerator {
     if (const auto reason = choice.find("finish_reason"); reason != choice.end() && reason->is_string())
       result.finish_reason = reason->get<std::string>();
     if (piece.empty()) return true;
-    if (result.text.empty()) result.ttft_s = SecondsSince(start);
+    if (result.num_pieces++ == 0) result.ttft_s = SecondsSince(start);
     result.text += piece;
     return on_text(piece);
   }
@@ -94,25 +104,27 @@ class EndpointGenerator final : public TextGenerator {
 
 class LocalTextGenerator final : public TextGenerator {
  public:
-  std::unique_ptr<tokenizer::Tokenizer> tokenizer;
-  std::unique_ptr<tokenizer::ChatTemplate> chat_template;  // null: the model has none
+  std::unique_ptr<router::ServedModel> served;  // tokenizer, chat template, sampling defaults
   std::unique_ptr<engine::LocalGenerator> generator;
 
   std::string description() const override { return generator->model().config().name + " (in process)"; }
 
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
-    return tokenizer->Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
+    return served->tokenizer().Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
   }
 
   absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
+    SPLICE_RETURN_IF_ERROR(CheckMethods(request));
     SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptIds(request));
-    engine::SamplingParams sampling;
-    sampling.temperature = static_cast<float>(request.temperature);
-    sampling.ignore_eos = request.ignore_eos;
-    if (request.max_tokens) sampling.max_tokens = *request.max_tokens;
-    tokenizer::StreamDecoder decoder(*tokenizer, {.skip_special_tokens = true});
+    const tokenizer::Tokenizer& tokenizer = served->tokenizer();
+    tokenizer::StreamDecoder decoder(tokenizer, {.skip_special_tokens = true});
     TextResult result{.prompt_tokens = static_cast<int64_t>(prompt.size())};
     const auto start = Clock::now();
+    const auto deliver = [&](const std::string& piece) {
+      ++result.num_pieces;
+      result.text += piece;
+      return on_text(piece);
+    };
     absl::Status decoded;
     const auto on_token = [&](int32_t, const engine::SampledToken& token) {
       if (result.completion_tokens++ == 0) result.ttft_s = SecondsSince(start);
@@ -122,37 +134,60 @@ class LocalTextGenerator final : public TextGenerator {
       }
       if (token.finish == engine::FinishReason::kLength) result.finish_reason = "length";
       // Rows of the embedding beyond the tokenizer's vocabulary have no text.
-      if (token.token >= tokenizer->vocab_size()) return true;
+      if (token.token >= tokenizer.vocab_size()) return true;
       auto piece = decoder.Append(token.token);
       if (!piece.ok()) return decoded = piece.status(), false;
-      result.text += *piece;
-      return piece->empty() || on_text(*piece);
+      return piece->empty() || deliver(*piece);
     };
-    SPLICE_RETURN_IF_ERROR(generator->Generate(prompt, sampling, on_token));
+    SPLICE_RETURN_IF_ERROR(generator->Generate(prompt, SamplingOf(request), on_token));
     SPLICE_RETURN_IF_ERROR(decoded);
-    const std::string rest = decoder.Finish();
-    result.text += rest;
-    if (!rest.empty()) on_text(rest);
+    if (const std::string rest = decoder.Finish(); !rest.empty()) deliver(rest);
     result.total_s = SecondsSince(start);
     return result;
   }
 
  private:
-  absl::StatusOr<std::vector<int32_t>> PromptIds(const TextRequest& request) {
+  static absl::Status CheckMethods(const TextRequest& request) {
+    const auto check = [](const std::string& method, const char* flag, std::string_view own) -> absl::Status {
+      if (method.empty() || methods::IsAuto(method) || method == own) return absl::OkStatus();
+      return InvalidArgument("{} {}: a model in this process runs {} only; start splice serve and give --endpoint",
+                             flag, method, own);
+    };
+    SPLICE_RETURN_IF_ERROR(check(request.reuse, "--reuse", methods::kExact));
+    return check(request.decode, "--decode", methods::kDense);
+  }
+
+  engine::SamplingParams SamplingOf(const TextRequest& request) const {
+    const router::Sampling from = request.model_sampling ? served->default_sampling() : router::Sampling();
+    engine::SamplingParams sampling;
+    sampling.temperature = request.temperature ? static_cast<float>(*request.temperature) : from.temperature;
+    sampling.top_k = static_cast<int32_t>(from.top_k);
+    sampling.top_p = from.top_p;
+    sampling.min_p = from.min_p;
+    sampling.repetition_penalty = from.repetition_penalty;
+    sampling.seed = std::random_device()();
+    sampling.ignore_eos = request.ignore_eos;
+    if (request.max_tokens) sampling.max_tokens = *request.max_tokens;
+    return sampling;
+  }
+
+  absl::StatusOr<std::vector<int32_t>> PromptIds(const TextRequest& request) const {
+    router::Prompt prompt;
     if (request.messages.is_null()) {
       if (!request.text) return request.ids;
-      return tokenizer::EncodePrompt(*tokenizer, *request.text, true);
+      prompt = *request.text;
+    } else {
+      router::ChatPrompt chat;
+      for (const json& message : request.messages) {
+        if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
+            !message.contains("content") || !message["content"].is_string())
+          return absl::InvalidArgumentError("messages: each needs a string 'role' and a string 'content'");
+        chat.messages.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+      }
+      prompt = std::move(chat);
     }
-    if (!chat_template) return absl::InvalidArgumentError("the model has no chat template; use --prompt");
-    std::vector<tokenizer::ChatMessage> messages;
-    for (const json& message : request.messages) {
-      if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
-          !message.contains("content") || !message["content"].is_string())
-        return absl::InvalidArgumentError("messages: each needs a string 'role' and a string 'content'");
-      messages.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
-    }
-    SPLICE_ASSIGN_OR_RETURN(const std::string text, chat_template->Render(messages, {}));
-    return tokenizer->Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
+    SPLICE_ASSIGN_OR_RETURN(router::TokenizedPrompt tokens, served->Tokenize(prompt, true));
+    return std::move(tokens.ids);
   }
 };
 
@@ -164,22 +199,19 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const Endpo
   return std::make_unique<EndpointGenerator>(std::move(client), endpoint.url);
 }
 
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model_source,
-                                                                      const std::string& tokenizer_dir,
-                                                                      const std::string& backend, int32_t num_threads,
-                                                                      int32_t tp) {
-  const std::string& text_dir = tokenizer_dir.empty() ? model_source.dir : tokenizer_dir;
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const SourceFlags& flags) {
+  const std::string& text_dir = flags.tokenizer_dir.empty() ? flags.model.dir : flags.tokenizer_dir;
   if (text_dir.empty())
     return absl::InvalidArgumentError("a model with random weights has no tokenizer; give --tokenizer DIR");
   auto local = std::make_unique<LocalTextGenerator>();
-  SPLICE_ASSIGN_OR_RETURN(local->tokenizer, tokenizer::Tokenizer::Load(text_dir));
-  if (auto chat = tokenizer::ChatTemplate::Load(text_dir); chat.ok())
-    local->chat_template = std::move(*chat);
-  else if (chat.status().code() != absl::StatusCode::kNotFound)
-    return chat.status();
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(model_source, backend, "auto", tp));
-  SPLICE_ASSIGN_OR_RETURN(local->generator,
-                          engine::LocalGenerator::Create(std::move(model), {.executor = {.num_threads = num_threads}}));
+  SPLICE_ASSIGN_OR_RETURN(local->served,
+                          router::ServedModel::Load({.dir = text_dir,
+                                                     .max_context = 1,  // not read here: the engine checks the length
+                                                     .special_tokens_in_text = flags.special_tokens_in_text,
+                                                     .generation_config = flags.generation_config}));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(flags.model, flags.backend, "auto", flags.tp));
+  SPLICE_ASSIGN_OR_RETURN(local->generator, engine::LocalGenerator::Create(
+                                                std::move(model), {.executor = {.num_threads = flags.num_threads}}));
   return local;
 }
 
@@ -187,7 +219,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFla
   const bool local = !flags.model.dir.empty() || !flags.model.random_weights.empty();
   if (local == !flags.endpoint.empty())
     return absl::InvalidArgumentError("give one of --model DIR, --random-weights SHAPE and --endpoint URL");
-  return local ? MakeLocalTextGenerator(flags.model, flags.tokenizer_dir, flags.backend, flags.num_threads, flags.tp)
+  return local ? MakeLocalTextGenerator(flags)
                : MakeEndpointGenerator({.url = flags.endpoint, .api_key = flags.api_key, .ca_file = flags.ca_file});
 }
 

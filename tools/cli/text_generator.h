@@ -23,9 +23,14 @@ struct TextRequest {
   std::vector<int32_t> ids;
 
   std::optional<int64_t> max_tokens;
-  double temperature = 0;
-  bool ignore_eos = false;    // generate max_tokens in any case
-  std::string reuse, decode;  // prefill and decode method; empty: the server chooses
+  std::optional<double> temperature = 0;  // 0: greedy; nullopt: the model's, where model_sampling is set, otherwise 1
+  // Parameters that are not named here are those of the model's generation_config.json. False: there are none, so that
+  // temperature 0 is the most likely token, without a penalty.
+  bool model_sampling = false;
+  bool ignore_eos = false;  // generate max_tokens in any case
+  // Prefill and decode method; empty: the server chooses. A model in this process runs exact and dense, and refuses
+  // others.
+  std::string reuse, decode;
   // Tokens [begin, end) of `ids` that are segments of segment_namespace. In-process runs reuse nothing.
   struct Segment {
     int64_t begin = 0, end = 0;
@@ -40,10 +45,15 @@ struct TextResult {
   std::string finish_reason;  // "stop", "length"
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   double ttft_s = 0, total_s = 0;
+  int64_t num_pieces = 0;  // in which the text arrived
   nlohmann::json receipt;  // the server's "splice" object; null: in-process
 
-  double tokens_per_s() const {  // tokens after the first
-    return completion_tokens > 1 && total_s > ttft_s ? double(completion_tokens - 1) / (total_s - ttft_s) : 0;
+  // Tokens a second: those after the first while they arrive; of an answer that arrives in one piece, all tokens over
+  // the whole time. 0: no tokens, or no time.
+  double tokens_per_s() const {
+    const bool streamed = num_pieces > 1 && completion_tokens > 1 && total_s > ttft_s;
+    if (streamed) return static_cast<double>(completion_tokens - 1) / (total_s - ttft_s);
+    return total_s > 0 ? static_cast<double>(completion_tokens) / total_s : 0;
   }
 };
 
@@ -65,12 +75,6 @@ class TextGenerator {
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const Endpoint& endpoint);
 // The same for the typed API only.
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeGrpcGenerator(const Endpoint& endpoint);
-// Loads the model into this process. tokenizer_dir "": the model's folder; a model with random weights has none.
-absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const ModelSource& model,
-                                                                      const std::string& tokenizer_dir,
-                                                                      const std::string& backend, int32_t num_threads,
-                                                                      int32_t tp = 1);
-
 // Values of --model, --random-weights, --endpoint and related flags. MakeTextGenerator returns InvalidArgument unless
 // exactly one source is given.
 struct SourceFlags {
@@ -79,7 +83,12 @@ struct SourceFlags {
   std::string backend = "auto";
   int32_t num_threads = 0;
   int32_t tp = 1;
+  // Used for a model in this process (router::ServedModelOptions); a server has its own.
+  bool special_tokens_in_text = false;
+  std::string generation_config = "auto";
 };
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeTextGenerator(const SourceFlags& flags);
+// Loads the flags' model into this process. tokenizer_dir "": the model's folder; a model with random weights has none.
+absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const SourceFlags& flags);
 
 }  // namespace spl::cli

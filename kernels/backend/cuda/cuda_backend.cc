@@ -65,6 +65,13 @@ absl::StatusOr<std::unique_ptr<Session>> CudaBackend::NewSession(const SessionOp
   return CudaSession::Create(device_, options);
 }
 
+absl::StatusOr<DeviceMemory> CudaBackend::Memory() const {
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
+  size_t free_bytes = 0, total_bytes = 0;
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the GPU's memory");
+  return DeviceMemory{.free_bytes = free_bytes, .total_bytes = total_bytes};
+}
+
 absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Allocate(size_t bytes) const {
   SPLICE_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_), "choosing the GPU");
   return AllocateDevice(bytes);

@@ -30,6 +30,7 @@ class CudaBackend final : public Backend {
   DType activation_dtype(DType weights) const override { return PlainType(weights); }
 
   absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override;
+  absl::StatusOr<DeviceMemory> Memory() const override;
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) const override;
   absl::Status PinHost(void* data, size_t bytes) const override;
   void UnpinHost(void* data) const override;

@@ -84,13 +84,13 @@ absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
   return ParamError("prompt", "is required");
 }
 
-absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request) {
+absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, const Sampling& defaults) {
   GenerationRequest out;
   out.api = "grpc";
   out.request_id = request.request_id();
   out.model = request.model();
   SPLICE_ASSIGN_OR_RETURN(out.prompt, FromProto(request.prompt()));
-  out.sampling = FromProto(request.sampling());
+  out.sampling = FromProto(request.sampling(), defaults);
   out.stop.assign(request.stop().begin(), request.stop().end());
   out.echo = request.echo();
   out.reuse = request.reuse();
@@ -126,7 +126,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
   const std::string name = caller->name;
   // `request` lives until the call is done, which is not before the reactor finishes.
   const bool posted = pool_.TryPost(name, [this, reactor, context, request, received, held, caller = *caller] {
-    absl::StatusOr<GenerationRequest> plain = FromProto(*request);
+    absl::StatusOr<GenerationRequest> plain = FromProto(*request, core_.model().default_sampling());
     if (!plain.ok()) return reactor->OnError(plain.status());
     plain->caller = caller;
     plain->received = received;
@@ -214,6 +214,13 @@ grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerConte
     model->set_name(core_.model().name());
     model->set_max_context(core_.max_context());
     model->set_vocab_size(static_cast<uint32_t>(core_.model().tokenizer().vocab_size()));
+    const Sampling& sampling = core_.model().default_sampling();
+    v1::SamplingParams& shown = *response->mutable_default_sampling();
+    shown.set_temperature(sampling.temperature);
+    shown.set_top_k(sampling.top_k);
+    shown.set_top_p(sampling.top_p);
+    shown.set_min_p(sampling.min_p);
+    shown.set_repetition_penalty(sampling.repetition_penalty);
     if (fleet->model.known) {
       model->set_fingerprint(fleet->model.fingerprint.data(), fleet->model.fingerprint.size());
       model->set_layout_digest(fleet->model.layout_digest);

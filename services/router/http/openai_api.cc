@@ -22,6 +22,9 @@ int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// The double of the float's own digits: 0.7, not 0.699999988079071.
+double Shortest(float value) { return std::stod(fmt::format("{}", value)); }
+
 OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
   OrderedJson model;
   model["id"] = core.model().name();
@@ -29,6 +32,12 @@ OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
   model["created"] = created;
   model["owned_by"] = "splice";
   model["max_model_len"] = core.max_context();
+  const Sampling& sampling = core.model().default_sampling();
+  model["default_sampling_params"] = {{"temperature", Shortest(sampling.temperature)},
+                                      {"top_k", sampling.top_k},
+                                      {"top_p", Shortest(sampling.top_p)},
+                                      {"min_p", Shortest(sampling.min_p)},
+                                      {"repetition_penalty", Shortest(sampling.repetition_penalty)}};
   return model;
 }
 
@@ -171,7 +180,8 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
   const std::string request_id = RequestIdOf(http);
   absl::StatusOr<ApiRequest> parsed = [&] {
     const std::string body = exchange->TakeBody();  // not kept while the answer is made
-    return chat ? ParseChatBody(body) : ParseCompletionBody(body);
+    const Sampling& defaults = core_.model().default_sampling();
+    return chat ? ParseChatBody(body, defaults) : ParseCompletionBody(body, defaults);
   }();
   if (!parsed.ok()) return RespondError(*exchange, parsed.status(), request_id);
   GenerationRequest& request = parsed->generation;

@@ -195,18 +195,35 @@ void KbCache::Probe() {
   if (last.second != nullptr) Load(last.first, *last.second, std::chrono::steady_clock::now(), /*probe=*/true);
 }
 
-// The least recently used go, but not the one that is being used.
+// The least recently used go, but not the one that is being used. An entry without a version that a thread is loading
+// stays, too: it may be about to get one.
 void KbCache::EvictLocked(const Key& keep) {
   uint64_t text_bytes = 0;
-  for (const auto& named : entries_) text_bytes += named.second->text_bytes;
-  while (entries_.size() > 1 && (entries_.size() > options_.max_entries || text_bytes > options_.max_text_bytes)) {
-    auto oldest = entries_.end();
+  size_t num_unknown = 0;
+  for (const auto& named : entries_) {
+    text_bytes += named.second->text_bytes;
+    num_unknown += named.second->current == nullptr;
+  }
+  size_t num_known = entries_.size() - num_unknown;
+  const auto oldest = [&](bool known) {
+    auto found = entries_.end();
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-      if (it->first != keep && (oldest == entries_.end() || it->second->used_at < oldest->second->used_at)) oldest = it;
+      const Entry& entry = *it->second;
+      if (it->first == keep || (entry.current != nullptr) != known || (!known && entry.is_loading)) continue;
+      if (found == entries_.end() || entry.used_at < found->second->used_at) found = it;
     }
-    if (oldest == entries_.end()) return;
-    text_bytes -= oldest->second->text_bytes;
-    entries_.erase(oldest);
+    return found;
+  };
+  for (; num_unknown > options_.max_unknown; --num_unknown) {
+    const auto it = oldest(/*known=*/false);
+    if (it == entries_.end()) break;
+    entries_.erase(it);
+  }
+  for (; num_known > options_.max_entries || text_bytes > options_.max_text_bytes; --num_known) {
+    const auto it = oldest(/*known=*/true);
+    if (it == entries_.end()) break;
+    text_bytes -= it->second->text_bytes;
+    entries_.erase(it);
   }
 }
 

@@ -28,8 +28,10 @@ void ReadSampling(ObjectReader& reader, GenerationRequest* request) {
   reader.Bool("ignore_eos", &s.ignore_eos);
   reader.Bool("skip_special_tokens", &request->skip_special_tokens);
   reader.StringOrList("stop", &request->stop);
-  const Json* top_k = reader.Raw("top_k");
-  if (top_k != nullptr && *top_k != Json(-1)) reader.Uint32("top_k", &s.top_k);  // -1: vLLM's "all"
+  if (const Json* top_k = reader.Raw("top_k"); top_k != nullptr && *top_k == Json(-1))
+    s.top_k = 0;  // vLLM's "all"
+  else
+    reader.Uint32("top_k", &s.top_k);
   reader.Uint32("n", &s.n);
 }
 
@@ -269,11 +271,12 @@ void ReadChatLogprobs(ObjectReader& reader, std::optional<uint32_t>* out) {
 
 }  // namespace
 
-absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body) {
+absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults) {
   SPLICE_ASSIGN_OR_RETURN(const Json json, ParseJson(body));
   ApiRequest out;
   GenerationRequest& request = out.generation;
   request.api = "chat";
+  request.sampling = defaults;
   ObjectReader reader(json, "");
   reader.String("model", &request.model);
   ReadSampling(reader, &request);
@@ -297,11 +300,12 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body) {
   return out;
 }
 
-absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body) {
+absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults) {
   SPLICE_ASSIGN_OR_RETURN(const Json json, ParseJson(body));
   ApiRequest out;
   GenerationRequest& request = out.generation;
   request.api = "completions";
+  request.sampling = defaults;
   request.sampling.max_tokens = kDefaultCompletionTokens;
   ObjectReader reader(json, "");
   reader.String("model", &request.model);

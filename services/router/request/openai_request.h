@@ -22,11 +22,11 @@ struct ApiRequest {
   StreamOptions stream;
 };
 
-// POST /v1/chat/completions
-absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body);
+// POST /v1/chat/completions. `defaults`: values of the sampling parameters that the body does not name.
+absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults = {});
 
-// POST /v1/completions. A list of several prompts is refused; a list with one is taken.
-absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body);
+// POST /v1/completions, likewise. A list of several prompts is refused; a list with one is taken.
+absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults = {});
 
 // POST /tokenize (vLLM's shapes): either "prompt" or "messages".
 struct TokenizeRequest {

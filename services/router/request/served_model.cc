@@ -10,6 +10,7 @@
 #include "services/base/ids.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
+#include "services/router/request/sampling_defaults.h"
 #include "services/tokenizer/ids_only.h"
 #include "services/tokenizer/prompt.h"
 
@@ -40,35 +41,43 @@ std::string FolderName(const std::string& dir) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir, const std::string& name,
-                                                               uint32_t max_context, bool special_tokens_in_text) {
+absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModelOptions& options) {
+  const std::string& dir = options.dir;
+  if (options.generation_config != "auto" && options.generation_config != "none")
+    return InvalidArgument("--generation-config is '{}', not auto or none", options.generation_config);
   if (dir.empty()) {
-    if (name.empty() || max_context == 0) {
+    if (options.name.empty() || options.max_context == 0) {
       return absl::InvalidArgumentError("a model without a folder needs a name and a context length");
     }
-    return std::make_unique<ServedModel>(name, tokenizer::MakeIdsOnlyTokenizer(), nullptr, max_context);
+    return std::make_unique<ServedModel>(options.name, tokenizer::MakeIdsOnlyTokenizer(), nullptr, options.max_context);
   }
   SPLICE_ASSIGN_OR_RETURN(std::unique_ptr<tokenizer::Tokenizer> tokenizer, tokenizer::Tokenizer::Load(dir));
   absl::StatusOr<std::unique_ptr<tokenizer::ChatTemplate>> chat_template = tokenizer::ChatTemplate::Load(dir);
   if (!chat_template.ok() && chat_template.status().code() != absl::StatusCode::kNotFound) {
     return chat_template.status();
   }
+  uint32_t max_context = options.max_context;
   if (max_context == 0) {
     SPLICE_ASSIGN_OR_RETURN(max_context, ReadMaxContext(dir));
   }
-  return std::make_unique<ServedModel>(name.empty() ? FolderName(dir) : name, std::move(tokenizer),
+  Sampling sampling;
+  if (options.generation_config == "auto") {
+    SPLICE_ASSIGN_OR_RETURN(sampling, LoadSamplingDefaults(dir));
+  }
+  return std::make_unique<ServedModel>(options.name.empty() ? FolderName(dir) : options.name, std::move(tokenizer),
                                        chat_template.ok() ? *std::move(chat_template) : nullptr, max_context,
-                                       special_tokens_in_text);
+                                       options.special_tokens_in_text, sampling);
 }
 
 ServedModel::ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
                          std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context,
-                         bool special_tokens_in_text)
+                         bool special_tokens_in_text, const Sampling& default_sampling)
     : name_(std::move(name)),
       tokenizer_(std::move(tokenizer)),
       chat_template_(std::move(chat_template)),
       max_context_(max_context),
-      special_tokens_in_text_(special_tokens_in_text) {}
+      special_tokens_in_text_(special_tokens_in_text),
+      default_sampling_(default_sampling) {}
 
 absl::Status ServedModel::CheckName(const std::string& requested) const {
   if (requested.empty() || requested == name_) return absl::OkStatus();

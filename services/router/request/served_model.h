@@ -11,25 +11,32 @@
 
 namespace spl::router {
 
+struct ServedModelOptions {
+  std::string dir;           // Hugging Face folder; empty: a model without tokenizer
+  std::string name;          // empty: the folder's name
+  uint32_t max_context = 0;  // 0: config.json's
+  // Parse special tokens in messages and segments, too; whoever may write there may speak as the system.
+  bool special_tokens_in_text = false;
+  // "auto": requests that name no sampling parameters get those of generation_config.json (LoadSamplingDefaults).
+  // "none": those of Sampling.
+  std::string generation_config = "auto";
+};
+
 // Immutable after Load; any thread.
 class ServedModel {
  public:
-  // `name` empty: the folder's name. `max_context` 0: config.json's. `dir` empty: a model without tokenizer.
-  // InvalidArgument or NotFound names the file that is wrong or missing. A model without a chat template loads; chat
-  // requests to it are refused.
-  // `special_tokens_in_text`: special tokens are parsed in messages and segments, too; whoever may write there may
-  // speak as the system.
-  static absl::StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, const std::string& name,
-                                                           uint32_t max_context = 0,
-                                                           bool special_tokens_in_text = false);
+  // InvalidArgument or NotFound names the file or flag that is wrong or missing. A model without a chat template loads;
+  // chat requests to it are refused.
+  static absl::StatusOr<std::unique_ptr<ServedModel>> Load(const ServedModelOptions& options);
   // From parts (tests); `chat_template` may be null.
   ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
               std::unique_ptr<tokenizer::ChatTemplate> chat_template, uint32_t max_context,
-              bool special_tokens_in_text = false);
+              bool special_tokens_in_text = false, const Sampling& default_sampling = {});
 
   const std::string& name() const { return name_; }
   const tokenizer::Tokenizer& tokenizer() const { return *tokenizer_; }
   uint32_t max_context() const { return max_context_; }  // of config.json; the workers' word goes before it
+  const Sampling& default_sampling() const { return default_sampling_; }  // of requests that name no parameter
 
   // NotFound unless `requested` is empty or this model's name.
   absl::Status CheckName(const std::string& requested) const;
@@ -56,6 +63,7 @@ class ServedModel {
   const std::unique_ptr<tokenizer::ChatTemplate> chat_template_;
   const uint32_t max_context_;
   const bool special_tokens_in_text_;
+  const Sampling default_sampling_;
 };
 
 }  // namespace spl::router

@@ -22,14 +22,14 @@ v1::SamplingParams ToProto(const Sampling& s) {
   return out;
 }
 
-Sampling FromProto(const v1::SamplingParams& p) {
-  Sampling out;
+Sampling FromProto(const v1::SamplingParams& p, const Sampling& defaults) {
+  Sampling out = defaults;
   if (p.has_max_tokens()) out.max_tokens = p.max_tokens();
   out.min_tokens = p.min_tokens();
   if (p.has_temperature()) out.temperature = p.temperature();
-  out.top_k = p.top_k();
+  if (p.has_top_k()) out.top_k = p.top_k();
   if (p.has_top_p()) out.top_p = p.top_p();
-  out.min_p = p.min_p();
+  if (p.has_min_p()) out.min_p = p.min_p();
   if (p.has_repetition_penalty()) out.repetition_penalty = p.repetition_penalty();
   out.presence_penalty = p.presence_penalty();
   out.frequency_penalty = p.frequency_penalty();

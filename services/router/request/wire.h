@@ -8,7 +8,8 @@
 namespace spl::router {
 
 v1::SamplingParams ToProto(const Sampling& sampling);
-Sampling FromProto(const v1::SamplingParams& params);
+// `defaults`: values of the optional fields that are unset.
+Sampling FromProto(const v1::SamplingParams& params, const Sampling& defaults = {});
 
 v1::FinishReason ToProto(FinishReason reason);
 FinishReason FromProto(v1::FinishReason reason);

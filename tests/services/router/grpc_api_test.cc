@@ -151,6 +151,7 @@ TEST_F(GrpcApiTest, CountTokensAndModels) {
   ASSERT_TRUE(stub_->ListModels(&models_context, {}, &models).ok());
   EXPECT_EQ(models.models(0).name(), "splice-tiny");
   EXPECT_EQ(models.models(0).fingerprint().size(), 32u);
+  EXPECT_EQ(models.default_sampling().temperature(), 0) << "splice-tiny's generation_config.json says do_sample: false";
 }
 
 }  // namespace

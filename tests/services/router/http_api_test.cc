@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "services/base/version.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
+#include "tests/support/temp_dir.h"
 
 namespace spl::router {
 namespace {
@@ -406,9 +409,46 @@ TEST_F(HttpApiTest, OptionsOfColdPromptsReachTheWorker) {
   EXPECT_EQ(json::parse(bad.body).at("error").at("param"), "splice.line_alpha");
 }
 
+// A model folder whose generation_config.json recommends sampling: it reaches the workers where a request names
+// nothing.
+TEST(HttpApiModelSamplingTest, RequestsThatNameNoneGetTheModels) {
+  const testing::TempDir dir;
+  for (const auto& file : std::filesystem::directory_iterator(testing::kTinyModel)) {
+    if (file.path().extension() == ".json") std::filesystem::copy(file.path(), dir.path());
+  }
+  std::ofstream(dir.path() + "/generation_config.json")
+      << R"({"eos_token_id": [4091, 4089], "do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+             "repetition_penalty": 1.05})";
+  for (const bool on : {true, false}) {
+    FakeCluster cluster(1, 1);
+    cluster.options.model_dir = dir.path();
+    cluster.options.served_model_name = "splice-tiny";
+    cluster.options.generation_config = on ? "auto" : "none";
+    cluster.StartRouter();
+    const auto sent = [&](const char* path, json body) {
+      body["max_tokens"] = 1;
+      EXPECT_EQ(Call(cluster.http(), "POST", path, body.dump()).status, 200);
+      return cluster.prefill[0]->last_run().sampling();
+    };
+    const v1::SamplingParams chat = sent(kChat, {{"messages", UserMessage("a")}});
+    EXPECT_EQ(chat.temperature(), on ? 0.6F : 1.0F);
+    EXPECT_EQ(chat.top_k(), on ? 20u : 0u);
+    EXPECT_EQ(chat.top_p(), on ? 0.95F : 1.0F);
+    EXPECT_EQ(chat.repetition_penalty(), on ? 1.05F : 1.0F);
+    const v1::SamplingParams named = sent(kCompletions, {{"prompt", "a"}, {"temperature", 0.1}});
+    EXPECT_EQ(named.temperature(), 0.1F);
+    EXPECT_EQ(named.top_k(), on ? 20u : 0u) << "the field that is named is overridden alone";
+    const json shown = json::parse(Call(cluster.http(), "GET", "/v1/models/splice-tiny").body);
+    EXPECT_EQ(shown.at("default_sampling_params").at("temperature"), on ? 0.6 : 1.0);
+    EXPECT_EQ(shown.at("default_sampling_params").at("top_p"), on ? 0.95 : 1.0);
+  }
+}
+
 TEST_F(HttpApiTest, ModelsAndOperations) {
   const TestResponse models = Call(cluster_.http(), "GET", "/v1/models");
   EXPECT_EQ(json::parse(models.body).at("data").at(0).at("id"), "splice-tiny");
+  EXPECT_EQ(json::parse(models.body).at("data").at(0).at("default_sampling_params"),
+            json::parse(R"({"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0})"));
   EXPECT_EQ(Call(cluster_.http(), "GET", "/v1/models/splice-tiny").status, 200);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/v1/models/other").status, 404);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/healthz").status, 200);

@@ -542,6 +542,22 @@ TEST_F(KnowledgeBaseTest, ServesOnWhileTheStoreIsAwayAndAfterItsRestart) {
   EXPECT_THAT(AskFor("b", "x"), HasSubstr("next"));
 }
 
+// A version that is in use stays in memory, however many names that do not exist are asked for: it is served on while
+// the store is away.
+TEST_F(KnowledgeBaseTest, UnknownNamesEvictNoVersions) {
+  Cluster().options.knowledge_bases.cache.max_entries = 8;
+  Cluster().options.knowledge_bases.cache.max_unknown = 4;
+  Serve();
+  Publish("b", {{"x", "text"}});
+  const std::string answer = AskFor("b", "x");
+  for (int i = 0; i < 20; ++i) {
+    const json body = {{"prompt", json::array({Part("unknown-" + std::to_string(i), "d")})}, {"max_tokens", 1}};
+    EXPECT_EQ(Call("POST", kCompletions, body).status, 404);
+  }
+  store_.reset();
+  EXPECT_EQ(AskFor("b", "x"), answer);
+}
+
 // A store that takes connections and answers nothing: only requests that need it wait, and those not for long.
 TEST_F(KnowledgeBaseTest, AHungStoreHoldsUpOnlyThoseWhoNeedIt) {
   testing::TcpForwarder link(store_address_);

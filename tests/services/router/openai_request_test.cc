@@ -75,6 +75,40 @@ TEST(ParseChatBodyTest, Defaults) {
   EXPECT_TRUE(ChatOf(r).add_generation_prompt);
 }
 
+// A field that the body names overrides that field alone; null is as if it were not there.
+TEST(ParseChatBodyTest, SamplingThatIsNotNamedIsTheModels) {
+  const Sampling model{.temperature = 0.6F, .top_k = 20, .top_p = 0.9F, .min_p = 0.05F, .repetition_penalty = 1.05F};
+  const auto chat = [&](const std::string& fields) {
+    return ParseChatBody(R"({"messages":[{"role":"user","content":"a"}])" + fields + "}", model)
+        .value()
+        .generation.sampling;
+  };
+  const auto expect = [](const Sampling& got, const Sampling& want) {
+    EXPECT_EQ(got.temperature, want.temperature);
+    EXPECT_EQ(got.top_k, want.top_k);
+    EXPECT_EQ(got.top_p, want.top_p);
+    EXPECT_EQ(got.min_p, want.min_p);
+    EXPECT_EQ(got.repetition_penalty, want.repetition_penalty);
+  };
+  expect(chat(""), model);
+  expect(chat(R"(,"temperature":null)"), model);
+  Sampling want = model;
+  want.temperature = 0;
+  expect(chat(R"(,"temperature":0)"), want);
+  want = model;
+  want.top_k = 0;
+  expect(chat(R"(,"top_k":0)"), want);
+  expect(chat(R"(,"top_k":-1)"), want);
+  want = model;
+  want.top_p = 1;
+  want.min_p = 0;
+  want.repetition_penalty = 1;
+  expect(chat(R"(,"top_p":1,"min_p":0,"repetition_penalty":1)"), want);
+  const Sampling completion = ParseCompletionBody(R"({"prompt":"x"})", model).value().generation.sampling;
+  expect(completion, model);
+  EXPECT_EQ(completion.max_tokens, 16u);
+}
+
 TEST(ParseChatBodyTest, LogprobsFalseIsNone) {
   EXPECT_FALSE(ParseChatBody(R"({"messages":[{"role":"user","content":"x"}],"logprobs":false})")
                    .value()

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <set>
 
 namespace spl::cli {
@@ -17,6 +18,7 @@ class RecordingGenerator final : public TextGenerator {
   absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText&) override {
     if (fail_at == requests.size()) return absl::UnavailableError("gone");
     requests.push_back(request);
+    if (stop_at == requests.size()) stop = true;
     const auto length = static_cast<int64_t>(request.ids.size());
     return TextResult{.text = "ab",
                       .prompt_tokens = length,
@@ -27,7 +29,8 @@ class RecordingGenerator final : public TextGenerator {
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string&) override { return std::vector<int32_t>{901, 902}; }
   std::string description() const override { return "a recorder"; }
 
-  size_t fail_at = SIZE_MAX;
+  size_t fail_at = SIZE_MAX, stop_at = SIZE_MAX;
+  std::atomic<bool> stop{false};
   std::vector<TextRequest> requests;
 };
 
@@ -95,6 +98,19 @@ TEST(ConversationBench, ErrorsEndIt) {
   ConversationOptions empty = Small();
   empty.alphabet.clear();
   EXPECT_EQ(MeasureConversations(generator, empty, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ConversationBench, AStoppedMeasurementKeepsItsTurns) {
+  RecordingGenerator generator;
+  generator.stop_at = 8;  // the second turn of the first conversation with "exact"
+  ConversationOptions options = Small();
+  options.stop = &generator.stop;
+  const auto turns = MeasureConversations(generator, options, nullptr);
+  ASSERT_TRUE(turns.ok()) << turns.status();
+  EXPECT_EQ(generator.requests.size(), 8u);
+  ASSERT_EQ(turns->size(), 5u);  // three of "alone", two of "exact"
+  EXPECT_EQ(turns->back().method, "exact");
+  EXPECT_EQ(turns->back().turn, 2);
 }
 
 }  // namespace

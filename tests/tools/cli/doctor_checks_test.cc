@@ -216,10 +216,34 @@ TEST(DoctorChecksTest, Limits) {
                             on_the_cpu(f);
                             return f;
                           }(),
-                          {}),
+                          {.kv_bytes = kGiB}),
                       "memory")
                 .level,
             DoctorLevel::kWrong);
+}
+
+// Without --kv-bytes it says what the pools would hold.
+TEST(DoctorChecksTest, KvPools) {
+  DoctorFacts f = Healthy();
+  f.model->max_context = 131'072;
+  f.model->sequence_bytes = 16 * kGiB;
+  DoctorFinding pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  EXPECT_EQ(pools.level, DoctorLevel::kFine);
+  EXPECT_THAT(pools.value, HasSubstr("auto: prefill 64.")) << "half of 140 GiB, less weights, workspace and 6 %";
+  EXPECT_EQ(FindingOf(JudgeDoctorFacts(f, {.kv_bytes = 8 * kGiB}), "kv pools").level, DoctorLevel::kAdvice);
+  f.gpus[0].free_bytes = 20 * kGiB;  // another process has the rest
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  EXPECT_EQ(pools.level, DoctorLevel::kAdvice);
+  EXPECT_THAT(pools.should, HasSubstr("131072 tokens"));
+  f.gpus[0].free_bytes = 4 * kGiB;
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  EXPECT_EQ(pools.level, DoctorLevel::kWrong);
+  EXPECT_THAT(pools.value, HasSubstr("--kv-bytes auto"));
+  f.gpus.clear();
+  f.memory_available_bytes = 33 * kGiB;  // on the CPU half of it, for two sequences that do not fit
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  EXPECT_EQ(pools.level, DoctorLevel::kAdvice);
+  EXPECT_THAT(pools.value, HasSubstr("prefill 8.0 GiB (65536 tokens)"));
 }
 
 TEST(DoctorChecksTest, PortsModelAndDisk) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "tests/support/fake_cluster.h"
 #include "tools/cli/load_report.h"
 
@@ -89,6 +91,28 @@ TEST(LoadClientTest, BrokenStreamIsAFailure) {
   // Before the router has opened the stream, the loss is that of the ticket.
   EXPECT_THAT(outcome.results[0].error,
               ::testing::AnyOf(::testing::HasSubstr("lost"), ::testing::HasSubstr("no such ticket")));
+}
+
+// Ctrl-C: the run ends at once, and what was finished is kept.
+TEST(LoadClientTest, AStoppedRunKeepsWhatWasFinished) {
+  FakeCluster cluster(1, 1);
+  cluster.StartRouter();
+  LoadPlanOptions plan = PlanOptions();
+  plan.num_requests = 20'000;
+  std::atomic<bool> stop{false};
+  LoadOptions options = OptionsFor(cluster);
+  options.stop = &stop;
+  LoadProgress last;
+  const auto outcome = RunLoad(options, MakeSyntheticPlan(plan), [&](const LoadProgress& progress) {
+    last = progress;
+    if (progress.finished > 0) stop = true;
+  });
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_TRUE(outcome->stopped);
+  EXPECT_GT(outcome->results.size(), 0u);
+  EXPECT_LT(outcome->results.size(), 20'000u);
+  EXPECT_NEAR(static_cast<double>(outcome->results.size()), last.finished, options.concurrency);
+  EXPECT_EQ(MakeReport(*outcome, {}).num_ok, outcome->results.size());
 }
 
 TEST(LoadClientTest, NobodyThere) {

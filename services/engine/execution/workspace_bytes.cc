@@ -1,0 +1,33 @@
+#include "services/engine/execution/workspace_bytes.h"
+
+#include <algorithm>
+
+namespace spl::engine {
+namespace {
+
+// Products' workspace, recordings, staging, and what the libraries load when they first run.
+constexpr uint64_t kLibraryBytes = 256ull << 20;
+constexpr uint64_t kWord = 4;  // f32 and int32; activations may be narrower
+
+}  // namespace
+
+uint64_t WorkspaceBytes(const ModelShard& shard, const ExecutorOptions& options) {
+  const ModelConfig& c = shard.config();
+  const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const uint64_t rows = size(options.max_rows);
+  const uint64_t sequences = size(std::min(options.max_sequences, options.max_rows));
+  // Residual, delta, normed, gathered and its delta; qkv, q, attention and its copy for observers; gate, up, activated.
+  uint64_t row = kWord * (5 * size(c.hidden_size) + size(c.q_size() + 2 * c.kv_size()) + 3 * size(c.q_size()) +
+                          3 * size(c.intermediate_size) + 2 * size(c.num_qo_heads) + 16);
+  if (c.moe.num_experts > 0) {
+    const uint64_t place = kWord * (3 * size(c.moe.intermediate_size) + size(c.hidden_size) + 4);
+    row += kWord * size(c.moe.num_experts) + size(c.moe.num_experts_per_token) * place;
+  }
+  const uint64_t logits = kWord * sequences * size(shard.vocab().size());
+  // Twice: sequences that choose tokens have tables of their own.
+  const uint64_t tables =
+      2 * kWord * sequences * size(c.num_layers) * size(c.num_kv_heads) * size(PagesFor(c.max_positions));
+  return rows * row + logits + tables + kLibraryBytes;
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,18 @@
+// The flag --generation-config. Header only, because only programs have CLI11.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace spl::router {
+
+inline void AddGenerationConfigFlag(CLI::App& app, std::string& target) {
+  app.add_option(
+         "--generation-config", target,
+         "sampling parameters of requests that name none: auto: those of the model's generation_config.json, or "
+         "none: temperature 1 and nothing cut off")
+      ->check(CLI::IsMember({"auto", "none"}))
+      ->capture_default_str();
+}
+
+}  // namespace spl::router
