@@ -22,6 +22,13 @@ bool IsPinned(const void* host) {
 }
 
 constexpr size_t kCopyChunkBytes = 32 << 20;  // size of a pinned buffer; two of them keep disk, memory and link busy
+constexpr int64_t kPiecesMax = 8192;          // of one launch
+constexpr size_t kPieceBytesMax = 256 << 10;  // larger ones travel by themselves
+
+size_t Aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+bool IsPiece(const void* device, size_t bytes) {
+  return bytes <= kPieceBytesMax && bytes % 16 == 0 && reinterpret_cast<uintptr_t>(device) % 16 == 0;
+}
 
 }  // namespace
 
@@ -63,9 +70,7 @@ absl::Status DeviceCopies::Copy(CopyKind kind, std::span<const CopyOp> ops) {
   if (absl::Status s = UseDevice(); !s.ok()) return s;
   switch (kind) {
     case CopyKind::kWithin:
-      for (const CopyOp& op : ops)
-        SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyDeviceToDevice, stream_),
-                                    "copying pages");
+      if (absl::Status s = CopyWithinLocked(ops); !s.ok()) return s;
       break;
     case CopyKind::kUpload:
       if (absl::Status s = UploadLocked(ops); !s.ok()) return s;
@@ -77,61 +82,129 @@ absl::Status DeviceCopies::Copy(CopyKind kind, std::span<const CopyOp> ops) {
   return ToStatus(cudaStreamSynchronize(stream_), "copying");
 }
 
-absl::Status DeviceCopies::Pinned() {
-  for (auto& buffer : pinned_) {
-    if (buffer != nullptr) continue;
-    auto memory = AllocatePinned(kCopyChunkBytes);
-    if (!memory.ok()) return memory.status();
-    buffer = *std::move(memory);
+absl::Status DeviceCopies::MakeStages() {
+  for (Stage& stage : stages_) {
+    stage.used = 0;
+    stage.num_pieces = 0;
+    if (stage.pieces != nullptr) continue;
+    auto pinned = AllocatePinned(kCopyChunkBytes);
+    if (!pinned.ok()) return pinned.status();
+    auto device = AllocateDevice(kCopyChunkBytes);
+    if (!device.ok()) return device.status();
+    auto pieces = AllocatePinned(kPiecesMax * sizeof(CopyPiece));
+    if (!pieces.ok()) return pieces.status();
+    stage.pinned = *std::move(pinned);
+    stage.device = *std::move(device);
+    stage.pieces = *std::move(pieces);
   }
   return absl::OkStatus();
 }
 
-// Small pieces are packed into one pinned chunk; the host fills one chunk while the other travels.
+absl::Status DeviceCopies::CopyWithinLocked(std::span<const CopyOp> ops) {
+  if (absl::Status s = MakeStages(); !s.ok()) return s;
+  Stage& stage = stages_[0];
+  const auto run = [&]() -> absl::Status {
+    SPLICE_CUDA_RETURN_IF_ERROR(CopyPieces(stage.list(), stage.num_pieces, stream_), "copying pages");
+    // The list is read until then.
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_), "copying pages");
+    stage.num_pieces = 0;
+    return absl::OkStatus();
+  };
+  for (const CopyOp& op : ops) {
+    if (!IsPiece(op.to, op.bytes) || !IsPiece(op.from, op.bytes)) {
+      SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyDeviceToDevice, stream_),
+                                  "copying pages");
+      continue;
+    }
+    stage.list()[stage.num_pieces++] = {op.to, op.from, op.bytes};
+    if (stage.num_pieces < kPiecesMax) continue;
+    if (absl::Status s = run(); !s.ok()) return s;
+  }
+  return run();
+}
+
+// What the stage holds goes to the device in one copy, and its pieces from there to their places.
+absl::Status DeviceCopies::SendLocked(Stage& stage, size_t turn) {
+  if (stage.num_pieces > 0) {
+    SPLICE_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(stage.device->data(), stage.pinned->data(), stage.used, cudaMemcpyHostToDevice, stream_),
+        "copying to the GPU");
+    SPLICE_CUDA_RETURN_IF_ERROR(CopyPieces(stage.list(), stage.num_pieces, stream_), "copying to the GPU");
+  }
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_[turn], stream_), "copying to the GPU");
+  stage.used = 0;
+  stage.num_pieces = 0;
+  return absl::OkStatus();
+}
+
+// The host fills one stage while the other travels.
 absl::Status DeviceCopies::UploadLocked(std::span<const CopyOp> ops) {
-  if (absl::Status s = Pinned(); !s.ok()) return s;
-  int turn = 0;
-  size_t used = 0;
+  if (absl::Status s = MakeStages(); !s.ok()) return s;
+  size_t turn = 0;
+  const auto next_stage = [&]() -> absl::Status {
+    if (absl::Status s = SendLocked(stages_[turn], turn); !s.ok()) return s;
+    turn ^= 1;
+    return ToStatus(cudaEventSynchronize(copied_[turn]), "copying to the GPU");
+  };
   for (const CopyOp& op : ops) {
     if (IsPinned(op.from)) {
       SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, cudaMemcpyHostToDevice, stream_),
                                   "copying to the GPU");
       continue;
     }
+    const bool is_piece = IsPiece(op.to, op.bytes);
     for (size_t done = 0; done < op.bytes;) {
-      if (used == kCopyChunkBytes) {
-        SPLICE_CUDA_RETURN_IF_ERROR(cudaEventRecord(copied_[turn], stream_), "copying to the GPU");
-        turn ^= 1;
-        used = 0;
-        SPLICE_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(copied_[turn]), "copying to the GPU");
+      const size_t least = is_piece ? op.bytes : 1;
+      if (kCopyChunkBytes - stages_[turn].used < least || stages_[turn].num_pieces == kPiecesMax) {
+        if (absl::Status s = next_stage(); !s.ok()) return s;
       }
-      const size_t size = std::min(op.bytes - done, kCopyChunkBytes - used);
-      std::byte* stage = static_cast<std::byte*>(pinned_[turn]->data()) + used;
-      std::memcpy(stage, static_cast<const std::byte*>(op.from) + done, size);
-      SPLICE_CUDA_RETURN_IF_ERROR(
-          cudaMemcpyAsync(static_cast<std::byte*>(op.to) + done, stage, size, cudaMemcpyHostToDevice, stream_),
-          "copying to the GPU");
-      used += size;
+      Stage& stage = stages_[turn];
+      const size_t size = std::min(op.bytes - done, kCopyChunkBytes - stage.used);
+      std::memcpy(static_cast<std::byte*>(stage.pinned->data()) + stage.used,
+                  static_cast<const std::byte*>(op.from) + done, size);
+      if (is_piece) {
+        stage.list()[stage.num_pieces++] = {op.to, static_cast<std::byte*>(stage.device->data()) + stage.used, size};
+      } else {
+        SPLICE_CUDA_RETURN_IF_ERROR(
+            cudaMemcpyAsync(static_cast<std::byte*>(op.to) + done,
+                            static_cast<std::byte*>(stage.pinned->data()) + stage.used, size, cudaMemcpyHostToDevice,
+                            stream_),
+            "copying to the GPU");
+      }
+      stage.used = std::min(kCopyChunkBytes, Aligned(stage.used + size));
       done += size;
     }
   }
-  return absl::OkStatus();
+  return SendLocked(stages_[turn], turn);
 }
 
 absl::Status DeviceCopies::DownloadLocked(std::span<const CopyOp> ops) {
-  if (absl::Status s = Pinned(); !s.ok()) return s;
+  if (absl::Status s = MakeStages(); !s.ok()) return s;
+  Stage& stage = stages_[0];
   struct Piece {
     void* to;
     size_t at, bytes;
   };
   std::vector<Piece> pieces;
-  size_t used = 0;
+  size_t gathered_from = 0;  // of the stage: what is gathered begins there and ends at stage.used
+  // What was gathered travels in one copy.
+  const auto fetch = [&]() -> absl::Status {
+    if (stage.num_pieces == 0) return absl::OkStatus();
+    SPLICE_CUDA_RETURN_IF_ERROR(CopyPieces(stage.list(), stage.num_pieces, stream_), "copying from the GPU");
+    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(static_cast<std::byte*>(stage.pinned->data()) + gathered_from,
+                                                static_cast<std::byte*>(stage.device->data()) + gathered_from,
+                                                stage.used - gathered_from, cudaMemcpyDeviceToHost, stream_),
+                                "copying from the GPU");
+    return absl::OkStatus();
+  };
   const auto drain = [&]() -> absl::Status {
+    if (absl::Status s = fetch(); !s.ok()) return s;
     SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_), "copying from the GPU");
     for (const Piece& piece : pieces)
-      std::memcpy(piece.to, static_cast<const std::byte*>(pinned_[0]->data()) + piece.at, piece.bytes);
+      std::memcpy(piece.to, static_cast<const std::byte*>(stage.pinned->data()) + piece.at, piece.bytes);
     pieces.clear();
-    used = 0;
+    stage.used = gathered_from = 0;
+    stage.num_pieces = 0;
     return absl::OkStatus();
   };
   for (const CopyOp& op : ops) {
@@ -140,17 +213,27 @@ absl::Status DeviceCopies::DownloadLocked(std::span<const CopyOp> ops) {
                                   "copying from the GPU");
       continue;
     }
+    const bool is_piece = IsPiece(op.from, op.bytes);
+    if (!is_piece && stage.num_pieces > 0) {
+      if (absl::Status s = drain(); !s.ok()) return s;
+    }
     for (size_t done = 0; done < op.bytes;) {
-      if (used == kCopyChunkBytes) {
+      const size_t least = is_piece ? op.bytes : 1;
+      if (kCopyChunkBytes - stage.used < least || stage.num_pieces == kPiecesMax) {
         if (absl::Status s = drain(); !s.ok()) return s;
       }
-      const size_t size = std::min(op.bytes - done, kCopyChunkBytes - used);
-      SPLICE_CUDA_RETURN_IF_ERROR(
-          cudaMemcpyAsync(static_cast<std::byte*>(pinned_[0]->data()) + used,
-                          static_cast<const std::byte*>(op.from) + done, size, cudaMemcpyDeviceToHost, stream_),
-          "copying from the GPU");
-      pieces.push_back({static_cast<std::byte*>(op.to) + done, used, size});
-      used += size;
+      const size_t size = std::min(op.bytes - done, kCopyChunkBytes - stage.used);
+      if (is_piece) {
+        if (stage.num_pieces == 0) gathered_from = stage.used;
+        stage.list()[stage.num_pieces++] = {static_cast<std::byte*>(stage.device->data()) + stage.used, op.from, size};
+      } else {
+        SPLICE_CUDA_RETURN_IF_ERROR(
+            cudaMemcpyAsync(static_cast<std::byte*>(stage.pinned->data()) + stage.used,
+                            static_cast<const std::byte*>(op.from) + done, size, cudaMemcpyDeviceToHost, stream_),
+            "copying from the GPU");
+      }
+      pieces.push_back({static_cast<std::byte*>(op.to) + done, stage.used, size});
+      stage.used = std::min(kCopyChunkBytes, Aligned(stage.used + size));
       done += size;
     }
   }

@@ -1,5 +1,6 @@
 // Copies to, from and within one GPU, on a stream of their own. Host memory that is not page-locked goes through
-// page-locked memory.
+// page-locked memory. Small pieces, pages that are scattered over a pool for instance, are gathered and scattered on the
+// device: one copy over the link for all of them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
+#include "kernels/kv_copy/gather_copy_cuda.h"
 
 namespace spl::kernels::cuda {
 
@@ -36,15 +38,24 @@ class DeviceCopies {
  private:
   absl::Status UseDevice() const;
   absl::Status Finish(cudaError_t launched, const char* what);
-  absl::Status Pinned();
+  // Page-locked memory, the device's side of it, and pieces of that which are scattered or were gathered.
+  struct Stage {
+    std::unique_ptr<Buffer> pinned, device, pieces;
+    size_t used = 0;
+    int64_t num_pieces = 0;
+    CopyPiece* list() const { return static_cast<CopyPiece*>(pieces->data()); }
+  };
+  absl::Status MakeStages();
   absl::Status UploadLocked(std::span<const CopyOp> ops);
+  absl::Status SendLocked(Stage& stage, size_t turn);
   absl::Status DownloadLocked(std::span<const CopyOp> ops);
+  absl::Status CopyWithinLocked(std::span<const CopyOp> ops);
 
   const int device_;
   std::mutex mutex_;  // guards all below
   cudaStream_t stream_ = nullptr;
   cudaEvent_t copied_[2] = {};
-  std::unique_ptr<Buffer> pinned_[2];
+  Stage stages_[2];
 };
 
 }  // namespace spl::kernels::cuda

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
+#include <random>
 
 #include "kernels/backend/backend.h"
 #include "kernels/backend/cuda/cuda_plugin.h"
@@ -186,6 +189,41 @@ TEST_P(CudaBackendTest, FillRandomIsBitwiseTheDefinition) {
     ExpectOk(cuda_->FillRandom(ctx(), args));
     ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), device->data(), got.size()));
     EXPECT_TRUE(got == want) << DTypeName(dtype);
+  }
+}
+
+// Pieces of all sizes and alignments, scattered over the device's memory, up, within it and down again.
+TEST_P(CudaBackendTest, ScatteredPiecesArriveWhole) {
+  std::mt19937 random(GetParam() == DType::kF32 ? 1 : 2);
+  for (int round = 0; round < 6; ++round) {
+    // Many small pages, a few large pieces, and what neither 16 divides.
+    const size_t count = round < 3 ? 20'000 : 40;
+    const size_t place = round < 3 ? 4096 : 3 << 20;
+    std::vector<size_t> order(count), bytes(count);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (size_t& size : bytes) {
+      size = 1 + random() % place;
+      if (round % 3 != 0) size = std::max<size_t>(16, size / 16 * 16);
+    }
+    const auto first = cuda_->Allocate(count * place).value(), second = cuda_->Allocate(count * place).value();
+    std::vector<std::byte> sent(count * place), got(count * place);
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+    std::vector<CopyOp> up, within, down;
+    for (size_t i = 0; i < count; ++i) {
+      std::byte* const there = static_cast<std::byte*>(first->data()) + order[i] * place;
+      std::byte* const then = static_cast<std::byte*>(second->data()) + i * place;
+      up.push_back({there, sent.data() + i * place, bytes[i]});
+      within.push_back({then, there, bytes[i]});
+      down.push_back({got.data() + i * place, then, bytes[i]});
+    }
+    ExpectOk(cuda_->Copy(CopyKind::kUpload, up));
+    ExpectOk(cuda_->Copy(CopyKind::kWithin, within));
+    ExpectOk(cuda_->Copy(CopyKind::kDownload, down));
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(std::memcmp(sent.data() + i * place, got.data() + i * place, bytes[i]), 0) << i << " of round " << round;
+      ASSERT_TRUE(bytes[i] == place || got[i * place + bytes[i]] == std::byte{0}) << "behind " << i;
+    }
   }
 }
 
