@@ -24,6 +24,8 @@ class DecodeBatch {
  public:
   using Sequence = std::unique_ptr<DecodeSequence>;
 
+  explicit DecodeBatch(TokenDelivery& delivery) : delivery_(delivery) {}  // outlives it
+
   // Puts a sequence where it belongs by its age.
   void Wait(Sequence sequence);
   void Run(Sequence sequence);
@@ -45,6 +47,7 @@ class DecodeBatch {
   bool TakeLookAgain() { return std::exchange(look_again_, false); }
 
  private:
+  TokenDelivery& delivery_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
   bool look_again_ = false;

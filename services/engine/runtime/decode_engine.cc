@@ -23,12 +23,14 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
     : pool_(pool),
       options_(options),
       executor_(std::move(executor)),
+      delivery_(options.max_undelivered),
       fidelity_(executor_->model(), options.fidelity),
+      batch_(delivery_),
       preemption_(executor_->model(), pool, batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, pool, batch_, fidelity_) {}
+      step_(*executor_, pool, batch_, fidelity_, delivery_) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -93,10 +95,12 @@ void DecodeEngine::Stop() {
     wake_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
+  delivery_.Stop();
 }
 
 void DecodeEngine::RunLoop() {
   while (true) {
+    delivery_.WaitForRoom();
     {
       std::unique_lock lock(mutex_);
       if (batch_.running().empty() && !batch_.TakeLookAgain())
@@ -110,17 +114,18 @@ void DecodeEngine::RunLoop() {
     StepTurns::Turn turn;
     if (!batch_.empty()) turn = StepTurns::TakeOf(options_.turns.get());
     admission_.AdmitWaiting();
-    UpdateLoad();
+    Publish();
     step_.RestoreHeads();
     preemption_.GrowOrPreempt();
-    UpdateLoad();
+    Publish();
     if (!batch_.running().empty()) RunStep();
     batch_.RemoveFinished();
-    UpdateLoad();
+    Publish();
   }
   CollectInbox();
   batch_.FinishAll(absl::UnavailableError("the decode worker is stopping"));
   batch_.RemoveFinished();
+  Publish();
 }
 
 void DecodeEngine::CollectInbox() {
@@ -144,24 +149,33 @@ void DecodeEngine::DropDead() {
   for (auto& sequence : batch_.running()) check(*sequence);
   for (auto& sequence : batch_.waiting()) check(*sequence);
   batch_.RemoveFinished();
-  UpdateLoad();
+  Publish();
 }
 
 void DecodeEngine::RunStep() {
   const auto start = Clock::now();
-  if (const absl::Status lost = step_.Run(); !lost.ok()) return options_.on_device_lost(lost);
+  const absl::Status lost = step_.Run();
+  if (!lost.ok()) {
+    Publish();
+    delivery_.WaitForAll();  // nothing may be left of this process
+    return options_.on_device_lost(lost);
+  }
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
 }
 
-void DecodeEngine::UpdateLoad() {
+void DecodeEngine::Publish() {
   const DecodeCounts counts = batch_.counts();
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   load_.running = counts.running;
   load_.waiting = counts.waiting;
   load_.parked = counts.parked;
   load_.parked_bytes = counts.parked_bytes;
   load_.preemptions = preemption_.num_preemptions();
+  load_.num_steps = step_.num_steps();
+  load_.model_s = step_.model_s();
+  lock.unlock();
+  delivery_.Flush();
 }
 
 }  // namespace spl::engine

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/sample_rows.h"
+#include "services/engine/runtime/token_delivery.h"
 
 namespace spl::engine {
 
@@ -18,7 +20,8 @@ namespace spl::engine {
 class DecodeStep {
  public:
   // All outlive it.
-  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity);
+  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
+             TokenDelivery& delivery);
 
   // Heads whose pages have arrived see everything from the next step on.
   void RestoreHeads();
@@ -26,6 +29,9 @@ class DecodeStep {
   // many for one. A pass that fails ends its sequences with Internal, and no others. DataLoss: the device is lost, and
   // every sequence has ended with Unavailable. REQUIRES: each active continuation has room for its next position.
   absl::Status Run();
+
+  uint64_t num_steps() const { return num_steps_; }  // passes of the model
+  double model_s() const { return model_s_; }        // their time, up to the sampled tokens
 
  private:
   struct Row {
@@ -43,16 +49,20 @@ class DecodeStep {
   void RestoreHeads(DecodeSequence& sequence);
   void MakeGroups();
   absl::Status RunTogether(std::span<const Row> rows);
-  // Takes the token that row `row` has drawn, or the one that is replayed. True: the client has not got it yet.
-  bool TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free);
+  absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
+  // Takes the token that a continuation has drawn, or puts the one that it replays in its place.
+  void TakeToken(DecodeFork& fork, SampledToken& sampled);
 
   const Model& model_;
   ParallelExecutor& executor_;
   PagePool& pool_;
   DecodeBatch& batch_;
   DecodeFidelity& fidelity_;
+  TokenDelivery& delivery_;
   RowSampler row_sampler_;
   const int64_t streams_of_rank_;
+  uint64_t num_steps_ = 0;
+  double model_s_ = 0;
 
   // Of the step under way; kept for their memory.
   std::vector<Group> groups_;
