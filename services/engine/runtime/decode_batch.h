@@ -26,8 +26,8 @@ class DecodeBatch {
  public:
   using Sequence = std::unique_ptr<DecodeSequence>;
 
-  // `shared` is told when pages were freed; null: nobody is.
-  explicit DecodeBatch(SharedPool* shared) : shared_(shared) {}
+  // Both outlive it. `shared` is told when pages were freed; null: nobody is.
+  DecodeBatch(TokenDelivery& delivery, SharedPool* shared) : delivery_(delivery), shared_(shared) {}
 
   // Puts a sequence where it belongs by its age.
   void Wait(Sequence sequence);
@@ -51,6 +51,7 @@ class DecodeBatch {
   bool TakeLookAgain() { return std::exchange(look_again_, false); }
 
  private:
+  TokenDelivery& delivery_;
   SharedPool* const shared_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
