@@ -40,9 +40,9 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
       ->capture_default_str();
   AddByteSizeOrAutoOption(
       app, "--kv-bytes", c.kv_bytes,
-      "memory of each of the two KV page pools, of all GPUs of --tp together, e.g. 4GiB; auto: half "
-      "each of what a GPU has left behind the weights, less a margin, or on the CPU of a quarter of the "
-      "available memory, and no more than the model's sequences need");
+      "memory of the KV page pool, which both workers share, of all GPUs of --tp together, e.g. 4GiB; auto: what a GPU "
+      "has left behind the weights, less a margin, or on the CPU a quarter of the available memory, and no more than "
+      "the model's sequences need. With a --kv-transport or two numbers of ranks each worker has a pool of its own");
   AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }

@@ -205,48 +205,40 @@ void JudgeClocks(const DoctorFacts& f, Findings& out) {
   }
 }
 
-// The pools of `splice serve`. Returns the host memory that both need: with a GPU, and where nothing is known of the
-// model, the sizes that were given, or the least that makes sense.
-uint64_t JudgePools(const DoctorFacts& f, const DoctorOptions& options, Findings& out) {
-  const uint64_t unknown = 2 * options.kv_bytes.value_or(kPoolBytesAtLeast);
+// The pool of `splice serve`. Returns the host memory that it needs: with a GPU, and where nothing is known of the
+// model, the size that was given, or the least that makes sense.
+uint64_t JudgePool(const DoctorFacts& f, const DoctorOptions& options, Findings& out) {
+  const uint64_t unknown = options.kv_bytes.value_or(kPoolBytesAtLeast);
   if (!f.model.has_value() || f.model->sequence_bytes == 0) return unknown;
   const DoctorFacts::Model& model = *f.model;
-  std::vector<KvPoolNeed> needs;
-  for (const char* name : {"prefill", "decode"})
-    needs.push_back({.name = name,
-                     .bytes = options.kv_bytes,
-                     .max_context = model.max_context,
-                     .sequence_bytes = model.sequence_bytes,
-                     .max_sequences = kSequences,
-                     .num_ranks = 1,
-                     .other_bytes = kWorkspaceBytes});
+  const KvPoolNeed need{.name = "shared",
+                        .bytes = options.kv_bytes,
+                        .max_context = model.max_context,
+                        .sequence_bytes = model.sequence_bytes,
+                        .max_sequences = kSequences,
+                        .num_ranks = 1,
+                        .other_bytes = 2 * kWorkspaceBytes};
   KvRoom room{.on_host = f.gpus.empty(), .free_bytes = f.memory_available_bytes, .total_bytes = 0};
   if (!f.gpus.empty()) {
     room.free_bytes = f.gpus[0].free_bytes;
     room.total_bytes = f.gpus[0].total_bytes;
   }
   room.free_bytes -= std::min(room.free_bytes, model.weight_bytes);
-  const auto sizes = DivideKvRoom(room, needs);
+  const auto sizes = DivideKvRoom(room, {&need, 1});
   const std::string fewer = "a smaller model, more GPUs (--tp), or more memory";
   if (!sizes.ok()) {
-    out.Wrong("kv pools", MessageOf(sizes.status()), "room for 256 tokens in each pool", fewer);
+    out.Wrong("kv pool", MessageOf(sizes.status()), "room for 256 tokens", fewer);
     return unknown;
   }
-  uint64_t bytes = 0;
-  int64_t fewest = INT64_MAX;
-  std::string value = options.kv_bytes.has_value() ? "" : "auto: ";
-  for (size_t i = 0; i < needs.size(); ++i) {
-    const int64_t tokens = TokensOfPool(needs[i], (*sizes)[i].bytes);
-    bytes += (*sizes)[i].bytes;
-    fewest = std::min(fewest, tokens);
-    value += fmt::format("{}{} {} ({} tokens)", i == 0 ? "" : ", ", needs[i].name, FormatByteSize((*sizes)[i].bytes),
-                         tokens);
-  }
-  if (fewest < model.max_context)
-    out.Advice("kv pools", value, fmt::format("{} tokens in each pool, the model's context", model.max_context),
+  const uint64_t bytes = (*sizes)[0].bytes;
+  const int64_t tokens = TokensOfPool(need, bytes);
+  const std::string value =
+      fmt::format("{}{} ({} tokens)", options.kv_bytes.has_value() ? "" : "auto: ", FormatByteSize(bytes), tokens);
+  if (tokens < model.max_context)
+    out.Advice("kv pool", value, fmt::format("{} tokens, the model's context", model.max_context),
                "shorter prompts are served; for longer ones a larger --kv-bytes, or " + fewer);
   else
-    out.Fine("kv pools", value);
+    out.Fine("kv pool", value);
   return f.gpus.empty() ? bytes : unknown;
 }
 
@@ -329,7 +321,7 @@ std::vector<DoctorFinding> JudgeDoctorFacts(const DoctorFacts& facts, const Doct
   JudgeCpu(facts, out);
   JudgeNetwork(facts, out);
   JudgeClocks(facts, out);
-  JudgeLimits(facts, JudgePools(facts, options, out), out);
+  JudgeLimits(facts, JudgePool(facts, options, out), out);
   JudgeFolders(facts, options, out);
   return std::move(out.list);
 }

@@ -17,6 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr uint64_t kGiB = 1ull << 30;
 
@@ -222,28 +223,28 @@ TEST(DoctorChecksTest, Limits) {
             DoctorLevel::kWrong);
 }
 
-// Without --kv-bytes it says what the pools would hold.
-TEST(DoctorChecksTest, KvPools) {
+// Without --kv-bytes it says what the pool would hold.
+TEST(DoctorChecksTest, KvPool) {
   DoctorFacts f = Healthy();
   f.model->max_context = 131'072;
   f.model->sequence_bytes = 16 * kGiB;
-  DoctorFinding pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  DoctorFinding pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pool");
   EXPECT_EQ(pools.level, DoctorLevel::kFine);
-  EXPECT_THAT(pools.value, HasSubstr("auto: prefill 64.")) << "half of 140 GiB, less weights, workspace and 6 %";
-  EXPECT_EQ(FindingOf(JudgeDoctorFacts(f, {.kv_bytes = 8 * kGiB}), "kv pools").level, DoctorLevel::kAdvice);
+  EXPECT_THAT(pools.value, StartsWith("auto: 1")) << "140 GiB, less weights, workspace and 6 %";
+  EXPECT_EQ(FindingOf(JudgeDoctorFacts(f, {.kv_bytes = 8 * kGiB}), "kv pool").level, DoctorLevel::kAdvice);
   f.gpus[0].free_bytes = 20 * kGiB;  // another process has the rest
-  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pool");
   EXPECT_EQ(pools.level, DoctorLevel::kAdvice);
   EXPECT_THAT(pools.should, HasSubstr("131072 tokens"));
   f.gpus[0].free_bytes = 4 * kGiB;
-  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pool");
   EXPECT_EQ(pools.level, DoctorLevel::kWrong);
   EXPECT_THAT(pools.value, HasSubstr("--kv-bytes auto"));
   f.gpus.clear();
-  f.memory_available_bytes = 33 * kGiB;  // on the CPU half of it, for two sequences that do not fit
-  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pools");
+  f.memory_available_bytes = 31 * kGiB;  // on the CPU half of it, for a sequence that does not fit
+  pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pool");
   EXPECT_EQ(pools.level, DoctorLevel::kAdvice);
-  EXPECT_THAT(pools.value, HasSubstr("prefill 8.0 GiB (65536 tokens)"));
+  EXPECT_THAT(pools.value, HasSubstr("15.5 GiB (126976 tokens)"));
 }
 
 TEST(DoctorChecksTest, PortsModelAndDisk) {
