@@ -108,8 +108,12 @@ void JudgeGpus(const DoctorFacts& f, const DoctorOptions& options, Findings& out
     else if (gpu.persistence == false)
       out.Advice(check, value, "persistence on: the first start after a pause is slow without",
                  fmt::format("nvidia-smi -i {} -pm 1", gpu.index));
-    else if (gpu.free_bytes < options.kv_bytes.value_or(0))
-      out.Advice(check, value, fmt::format("more free than --kv-bytes, {}", FormatByteSize(*options.kv_bytes)),
+    else if (gpu.free_bytes < options.kv_bytes.value_or(KvMargin(gpu.total_bytes)))
+      out.Advice(check, value,
+                 options.kv_bytes.has_value()
+                     ? fmt::format("more free than --kv-bytes, {}", FormatByteSize(*options.kv_bytes))
+                     : fmt::format("more free than the margin that --kv-bytes auto leaves, {}",
+                                   FormatByteSize(KvMargin(gpu.total_bytes))),
                  "nvidia-smi shows who uses it; or a smaller --kv-bytes");
     else
       out.Fine(check, value);
