@@ -53,18 +53,18 @@ struct AttentionShape {
 struct PrefillAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;
-  ConstActivations q;        // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
-  int64_t q_row_stride = 0;  // elements
-  Activations out;           // [num_rows, num_qo_heads, head_dim], contiguous
-  float* lse = nullptr;      // [num_rows, num_qo_heads] or null
+  ConstActivations q;                          // [num_rows, num_qo_heads, head_dim], row stride q_row_stride
+  int64_t q_row_stride = 0;                    // elements
+  Activations out;                             // [num_rows, num_qo_heads, head_dim], contiguous
+  float* lse = nullptr;                        // [num_rows, num_qo_heads] or null
   std::span<const PrefillSequence> sequences;  // the first ones of the pass, from its first row on
-  int32_t layer = 0;  // layer number in the staged batch; see RopeWriteKvArgs
+  int32_t layer = 0;                           // layer number in the staged batch; see RopeWriteKvArgs
   // > 0: computes only the last `last_rows` rows of each sequence; the results of its other rows stay unchanged.
   int32_t last_rows = 0;
 };
 
-// One query row per sequence, at position kv_len - 1 of each head. The sequences are consecutive ones of the pass: q and
-// out begin with the row of the first.
+// One query row per sequence, at position kv_len - 1 of each head. The sequences are consecutive ones of the pass: q
+// and out begin with the row of the first.
 struct DecodeAttentionArgs {
   AttentionShape shape;
   KvPoolView pool;

@@ -78,8 +78,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   engine::DecodeEngineOptions engine_options = options.engine;
   const bool prefills = options.local_prefill.max_new_tokens > 0;
   if (prefills || options.shares_pool) engine_options.turns = std::make_shared<engine::StepTurns>(options.itl_target);
-  if (options.shares_pool)
-    server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
+  if (options.shares_pool) server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
   engine_options.shared = server->shared_;
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
@@ -125,8 +124,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   server->service_->set_grpc_address(address);
   if (server->local_) {
     endpoint.set_grpc_address(address);
-    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, server->memory(),
-                                                   server->host_->InProcessChannel()));
+    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, server->memory(), server->host_->InProcessChannel()));
     server->service_->set_local_prefill(server->local_.get());
   }
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server.get()] {

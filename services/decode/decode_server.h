@@ -15,8 +15,8 @@
 #include "services/base/service_host.h"
 #include "services/base/tls.h"
 #include "services/decode/decode_service.h"
-#include "services/engine/engine.h"
 #include "services/decode/local_prefill.h"
+#include "services/engine/engine.h"
 #include "services/membership/membership.h"
 #include "services/transport/kv_transport.h"
 

@@ -13,11 +13,11 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/decode/head_lease_client.h"
+#include "services/decode/local_prefill.h"
 #include "services/decode/reservation.h"
 #include "services/decode/ticket_table.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
-#include "services/decode/local_prefill.h"
 #include "spl/v1/decode.grpc.pb.h"
 
 namespace spl::decode {
@@ -34,9 +34,8 @@ struct DecodeServiceOptions {
 class DecodeService final : public v1::Decode::CallbackService {
  public:
   // pools.landing is null unless the pool is on a GPU.
-  DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools,
-                const v1::DecodeEndpoint& endpoint, const DecodeServiceOptions& options, Metrics& metrics,
-                const Tracer& tracer);
+  DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools, const v1::DecodeEndpoint& endpoint,
+                const DecodeServiceOptions& options, Metrics& metrics, const Tracer& tracer);
   ~DecodeService() override;
 
   grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,

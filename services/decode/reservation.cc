@@ -170,10 +170,9 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
                      request.writer().epoch() == pools.shared->writer_epoch();
   const int64_t tokens = ticket->prompt_tokens;
   const int num_ranks = pool.view().num_ranks();
-  const bool leave_out =
-      ticket->classes != nullptr && !ticket->in_place &&
-      LeavingOutPays(*ticket->classes, tokens, pool.view().page_bytes(),
-                                                   {request.kv_bytes_per_s(), request.kv_write_seconds()});
+  const bool leave_out = ticket->classes != nullptr && !ticket->in_place &&
+                         LeavingOutPays(*ticket->classes, tokens, pool.view().page_bytes(),
+                                        {request.kv_bytes_per_s(), request.kv_write_seconds()});
   const Room room = RoomFor(shape, leave_out ? ticket->classes.get() : nullptr, num_ranks, tokens, reuse.restore_share);
   // Growth pages per stream and fork on top: a sequence that could not take its first step is not let in.
   std::vector<int64_t> without = room.of_rank;

@@ -16,8 +16,8 @@ namespace spl::decode {
 // The pools in which pages are reserved. All outlive the call.
 struct ReservationPools {
   engine::PagePool& pool;
-  engine::PagePool* landing = nullptr;  // host memory in front of a pool on a GPU; null: prompts arrive in the pool
-  engine::SharedPool* shared = nullptr;  // of a prefill worker in this process; null: there is none
+  engine::PagePool* landing = nullptr;   // host memory in front of a pool on a GPU; null: prompts arrive in the pool
+  engine::SharedPool* shared = nullptr;  // null: no prefill worker of this process computes in `pool`
 };
 
 // Returns a ticket with its pages: KV of the prompt, spare pages for heads that may be restored, compact pages for

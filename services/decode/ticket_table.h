@@ -38,7 +38,7 @@ struct Ticket {
   std::unique_ptr<engine::SequenceKv> kv;        // moves to the engine when running; in place: null until it lands
   // Prompt and sequence share a pool: nobody writes for this ticket, so that it is never quarantined.
   bool in_place = false;
-  std::unique_ptr<engine::SequenceKv> landing;   // pages of the landing memory; null: none needed, or it was full
+  std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null: none needed, or it was full
   // The part of the KV that local heads keep once decoding starts; null: everything. The ticket reserves, and the
   // writer sends, kv->classes(): the same part, or everything if that costs no more.
   std::shared_ptr<const engine::StreamClasses> classes;

@@ -109,9 +109,9 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server->service_.get()] { s->UpdateGauges(); });
   server->host_->SetReady(true);
   if (options.join != nullptr) {
-    SPLICE_ASSIGN_OR_RETURN(
-        server->registration_,
-        options.join(wire::MemberOf(membership::Role::kPrefill, address, worker_id, epoch_number, *model, static_cast<int32_t>(pages.num_pages()))));
+    SPLICE_ASSIGN_OR_RETURN(server->registration_,
+                            options.join(wire::MemberOf(membership::Role::kPrefill, address, worker_id, epoch_number,
+                                                        *model, static_cast<int32_t>(pages.num_pages()))));
   }
   log::Info("prefill.ready", log::F("worker", worker_id), log::F("grpc", server->grpc_address()),
             log::F("pages", pages.num_pages()), log::F("max_prompt_tokens", server->engine_->max_prompt_tokens()),

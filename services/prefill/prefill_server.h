@@ -16,11 +16,11 @@
 #include "services/base/tls.h"
 #include "services/engine/engine.h"
 #include "services/membership/membership.h"
+#include "services/prefill/prefill_service.h"
 #include "services/prefill_work/cache_streams.h"
 #include "services/prefill_work/head_lease_table.h"
 #include "services/prefill_work/peer_table.h"
 #include "services/prefill_work/push_worker.h"
-#include "services/prefill/prefill_service.h"
 #include "services/prefill_work/ticket_guard.h"
 #include "services/transport/kv_transport.h"
 
@@ -29,7 +29,7 @@ namespace spl::prefill {
 // The decode worker of the same process, whose pool the prefill worker computes in: prompts are handed over in place.
 // Must outlive the prefill worker.
 struct DecodeNeighbour {
-  std::shared_ptr<engine::SharedPool> pool;  // null: there is none
+  std::shared_ptr<engine::SharedPool> pool;     // null: there is none
   transport::KvTransport* transport = nullptr;  // on which its memory is registered
   std::span<std::byte> memory;                  // as its endpoint describes it
   std::shared_ptr<grpc::Channel> calls;         // to its service
@@ -63,7 +63,7 @@ struct PrefillServerOptions {
   std::string advertise;
   // Registers the worker as a member once it serves. Null: no registration is needed.
   std::function<absl::StatusOr<std::unique_ptr<membership::Registration>>(const membership::Member&)> join;
-  HeadLeaseOptions leases;  // on KV that decode workers leave out
+  HeadLeaseOptions leases;    // on KV that decode workers leave out
   DecodeNeighbour neighbour;  // its pool is used, and kv_bytes, transport and staging_bytes are not
 };
 
@@ -86,9 +86,10 @@ class PrefillServer {
   Metrics metrics_;
   std::unique_ptr<Tracer> tracer_;
   std::shared_ptr<const engine::Model> model_;
-  std::unique_ptr<transport::KvTransport> transport_;    // null: that of the neighbour
-  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages, or the staging memory of a model on a GPU; or null
-  std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
+  std::unique_ptr<transport::KvTransport> transport_;  // null: that of the neighbour
+  std::unique_ptr<transport::RegisteredMemory>
+      memory_;                                     // the pages, or the staging memory of a model on a GPU; or null
+  std::optional<engine::KvMemory> device_memory_;  // the pages of a model on GPUs
   std::unique_ptr<StagingPages> staging_;
   CacheEvents cache_events_;  // the engine reports to it
   std::unique_ptr<CacheStreams> cache_streams_;

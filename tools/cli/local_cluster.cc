@@ -31,8 +31,8 @@ absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t 
     KvPoolNeed both = NeedOfPool("shared", options.kv_bytes, decode, steps);
     // Passes of prompts take decode steps along.
     both.other_bytes += engine::WorkspaceBytes(
-        prefill.rank(0), {.max_rows = slice_tokens,
-                          .max_sequences = options.max_sequences + static_cast<int32_t>(kPromptsAtOnce)});
+        prefill.rank(0),
+        {.max_rows = slice_tokens, .max_sequences = options.max_sequences + static_cast<int32_t>(kPromptsAtOnce)});
     SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(decode, {&both, 1}));
     return PoolBytes{.prefill = bytes[0], .decode = bytes[0]};
   }
@@ -58,12 +58,6 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
     SPLICE_ASSIGN_OR_RETURN(decode_model,
                             LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
   }
-  const bool shares_pool = decode_model == model && options.kv_transport == "auto";
-  const int32_t slice_tokens = options.slice_tokens > 0            ? options.slice_tokens
-                               : model->backend().host_memory() ? kSliceTokensOnHost
-                                                                : kSliceTokensOnGpu;
-  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools,
-                          SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
 
   kvstore::KvStoreOptions store;
@@ -74,6 +68,22 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   store.disk_bytes = options.store_disk_bytes;
   store.trace = options.trace;
   SPLICE_ASSIGN_OR_RETURN(cluster->store_, kvstore::KvStoreServer::Start(store));
+
+  SPLICE_RETURN_IF_ERROR(cluster->StartWorkers(options, model, decode_model));
+  SPLICE_ASSIGN_OR_RETURN(cluster->router_, router::RouterServer::Start(cluster->RouterOptionsOf(options, *model)));
+  SPLICE_RETURN_IF_ERROR(cluster->WaitReady());
+  return cluster;
+}
+
+// The decode worker first: it has the pool that both may share.
+absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
+                                        const std::shared_ptr<const engine::Model>& model,
+                                        const std::shared_ptr<const engine::Model>& decode_model) {
+  const bool shares_pool = decode_model == model && options.kv_transport == "auto";
+  const int32_t slice_tokens = options.slice_tokens > 0         ? options.slice_tokens
+                               : model->backend().host_memory() ? kSliceTokensOnHost
+                                                                : kSliceTokensOnGpu;
+  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
 
   decode::DecodeServerOptions decode;
   decode.metrics_listen = options.metrics_listen;
@@ -86,7 +96,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   decode.shares_pool = shares_pool;
   decode.itl_target = std::chrono::milliseconds(options.itl_target_ms);
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
-  SPLICE_ASSIGN_OR_RETURN(cluster->decode_, decode::DecodeServer::Start(decode_model, decode));
+  SPLICE_ASSIGN_OR_RETURN(decode_, decode::DecodeServer::Start(decode_model, decode));
 
   prefill::PrefillServerOptions prefill;
   prefill.metrics_listen = options.metrics_listen;
@@ -94,23 +104,27 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   prefill.kv_bytes = pools.prefill;
   prefill.trace = options.trace;
   prefill.fidelity_share = options.fidelity_share;
-  prefill.store_address = cluster->store_->grpc_address();
+  prefill.store_address = store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
   prefill.engine.executor.max_rows = slice_tokens;
   prefill.engine.max_concurrent = kPromptsAtOnce;
   prefill.SetKvTransport(options.kv_transport);
   if (shares_pool)
-    prefill.neighbour = {.pool = cluster->decode_->shared(),
-                         .transport = &cluster->decode_->transport(),
-                         .memory = cluster->decode_->memory(),
-                         .calls = cluster->decode_->InProcessChannel()};
-  SPLICE_ASSIGN_OR_RETURN(cluster->prefill_, prefill::PrefillServer::Start(model, prefill));
+    prefill.neighbour = {.pool = decode_->shared(),
+                         .transport = &decode_->transport(),
+                         .memory = decode_->memory(),
+                         .calls = decode_->InProcessChannel()};
+  SPLICE_ASSIGN_OR_RETURN(prefill_, prefill::PrefillServer::Start(model, prefill));
+  return absl::OkStatus();
+}
 
+router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& options,
+                                                    const engine::Model& model) const {
   router::RouterOptions router;
   router.model_dir = options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir;
   if (options.model.dir.empty()) {
-    router.served_model_name = model->config().name;
-    router.max_context = static_cast<uint32_t>(model->config().max_positions);
+    router.served_model_name = model.config().name;
+    router.max_context = static_cast<uint32_t>(model.config().max_positions);
   }
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
@@ -121,12 +135,10 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
-  router.knowledge_bases.store = cluster->store_->grpc_address();
-  router.dispatch.fleet.prefill = {cluster->prefill_->grpc_address()};
-  router.dispatch.fleet.decode = {cluster->decode_->grpc_address()};
-  SPLICE_ASSIGN_OR_RETURN(cluster->router_, router::RouterServer::Start(router));
-  SPLICE_RETURN_IF_ERROR(cluster->WaitReady());
-  return cluster;
+  router.knowledge_bases.store = store_->grpc_address();
+  router.dispatch.fleet.prefill = {prefill_->grpc_address()};
+  router.dispatch.fleet.decode = {decode_->grpc_address()};
+  return router;
 }
 
 absl::Status LocalCluster::WaitReady() {

@@ -65,6 +65,10 @@ class LocalCluster {
 
  private:
   LocalCluster() = default;
+  absl::Status StartWorkers(const LocalClusterOptions& options, const std::shared_ptr<const engine::Model>& model,
+                            const std::shared_ptr<const engine::Model>& decode_model);
+  // REQUIRES: store and workers have started.
+  router::RouterOptions RouterOptionsOf(const LocalClusterOptions& options, const engine::Model& model) const;
   absl::Status WaitReady();
 
   std::unique_ptr<kvstore::KvStoreServer> store_;

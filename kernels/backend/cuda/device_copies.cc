@@ -165,11 +165,10 @@ absl::Status DeviceCopies::UploadLocked(std::span<const CopyOp> ops) {
       if (is_piece) {
         stage.list()[stage.num_pieces++] = {op.to, static_cast<std::byte*>(stage.device->data()) + stage.used, size};
       } else {
-        SPLICE_CUDA_RETURN_IF_ERROR(
-            cudaMemcpyAsync(static_cast<std::byte*>(op.to) + done,
-                            static_cast<std::byte*>(stage.pinned->data()) + stage.used, size, cudaMemcpyHostToDevice,
-                            stream_),
-            "copying to the GPU");
+        SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(static_cast<std::byte*>(op.to) + done,
+                                                    static_cast<std::byte*>(stage.pinned->data()) + stage.used, size,
+                                                    cudaMemcpyHostToDevice, stream_),
+                                    "copying to the GPU");
       }
       stage.used = std::min(kCopyChunkBytes, Aligned(stage.used + size));
       done += size;

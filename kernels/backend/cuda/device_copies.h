@@ -1,6 +1,6 @@
 // Copies to, from and within one GPU, on a stream of their own. Host memory that is not page-locked goes through
-// page-locked memory. Small pieces, pages that are scattered over a pool for instance, are gathered and scattered on the
-// device: one copy over the link for all of them.
+// page-locked memory. Small pieces, pages that are scattered over a pool for instance, are gathered and scattered on
+// the device: one copy over the link for all of them.
 #pragma once
 
 #include <cuda_runtime_api.h>

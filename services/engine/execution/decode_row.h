@@ -49,8 +49,8 @@ struct DecodeRow {
 // Whether the row may share a pass with slices of prompts: it attends to all that the model lets it see, and nothing is
 // measured.
 inline bool CanRide(const DecodeRow& row) {
-  return row.selector->is_exact() && row.compact == nullptr && row.probe == nullptr &&
-         row.mass == nullptr && row.kv->is_whole();
+  return row.selector->is_exact() && row.compact == nullptr && row.probe == nullptr && row.mass == nullptr &&
+         row.kv->is_whole();
 }
 
 }  // namespace spl::engine

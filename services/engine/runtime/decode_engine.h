@@ -34,8 +34,8 @@ struct DecodeEngineOptions {
   // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each: the next step
   // waits while there are more.
   size_t max_undelivered = 1 << 16;
-  DecodeFidelityOptions fidelity;    // its report must be set where its share is above 0
-  std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
+  DecodeFidelityOptions fidelity;      // its report must be set where its share is above 0
+  std::shared_ptr<StepTurns> turns;    // of a device that is shared with another engine; null: it is not
   std::shared_ptr<SharedPool> shared;  // the pool is shared with a prefill engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };

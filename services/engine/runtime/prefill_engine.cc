@@ -1,16 +1,12 @@
 #include "services/engine/runtime/prefill_engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include "services/base/check.h"
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
-#include "services/engine/runtime/step_offer.h"
 
 namespace spl::engine {
 namespace {
@@ -18,29 +14,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 FaultPoint admit_fault("engine.prefill.admit");
-FaultPoint step_fault("engine.prefill.step");
 
 // Upper bound of a wait without work: a safety net, every real event wakes the thread.
 constexpr std::chrono::milliseconds kIdleWait{100};
-
-// A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
-constexpr int32_t kLeastRowsWithRiders = 256;
-// A pass of fewer rows costs little less, so that a step that is due waits for so many.
-constexpr int32_t kLeastRows = 128;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 absl::Status Stopping() { return absl::UnavailableError("the prefill worker is stopping"); }
 
 }  // namespace
-
-// Slices of several prompts that run the same layers.
-struct PrefillEngine::Pass {
-  std::vector<std::shared_ptr<Job>> jobs;
-  std::vector<PrefillSlice> slices;  // [jobs.size()]
-  PassLayers layers;
-  StepOffer* riders = nullptr;  // a decode step that shares the pass; null: none
-};
 
 PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool,
                              const PrefillEngineOptions& options)
@@ -76,6 +58,8 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   executor.max_span_rows = static_cast<int32_t>(engine->max_prompt_tokens());
   SPLICE_ASSIGN_OR_RETURN(engine->executor_, ParallelExecutor::Create(engine->model_, pool, executor));
   SPLICE_RETURN_IF_ERROR(engine->meter_.WarmUp(*engine->executor_, engine->pool_));
+  engine->passes_ = std::make_unique<PrefillPasses>(*engine->executor_, engine->local_, engine->queue_, engine->meter_,
+                                                    engine->options_);
   PrefillEngine* self = engine.get();
   self->harvest_.Start([self](int64_t first, int32_t count) { return self->meter_.RecomputeSeconds(first, count); },
                        [self] { self->Wake(); });
@@ -255,131 +239,13 @@ bool PrefillEngine::PagesWillReturn() {
 }
 
 void PrefillEngine::RunStep() {
-  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kPrompts);
-  const auto start = Clock::now();
-  (void)step_fault.Hit();
-  Pass pass = ChoosePass();
-  if (pass.jobs.empty()) return;
-  Board(pass);
-  absl::Status status = RunPass(pass);
-  if (status.code() == absl::StatusCode::kCancelled) return Land(pass, status);  // DropDead ends the prompts
-  double tokens = 0, cost = 0;
-  for (size_t i = 0; i < pass.jobs.size() && status.ok(); ++i) {
-    Job& job = *pass.jobs[i];
-    const double done = job.run->pass_work();
-    tokens += done;
-    cost += meter_.cost().Of(pass.slices[i].positions, pass.layers.layers.begin, pass.layers.layers.end);
-    meter_.SetQueued(job.queued, job.queued - std::min(job.queued, static_cast<int64_t>(done)));
-    status = job.run->Finish(*executor_);
-  }
-  if (status.ok() && options_.turns != nullptr) {
-    // The device has done the slice when another engine's turn comes.
-    if (const std::shared_ptr<const kernels::Fence> fence = executor_->RecordFence(); fence != nullptr)
-      status = fence->Wait();
-  }
-  if (!status.ok()) {
-    Land(pass, status);
-    return FailAll(pass.jobs, status);
-  }
-  meter_.Add(tokens, cost, Seconds(Clock::now() - start));
-  if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
-  FinishPass(pass);
-}
-
-// As many as are computed until the next decode step is due on a device that is shared. Of a pass that takes a step along
-// as many as keep prompts and running sequences in balance.
-int32_t PrefillEngine::RowsOfPass() const {
-  const int32_t most = executor_->max_rows();
-  if (options_.turns == nullptr) return most;
-  const auto riders = static_cast<int32_t>(options_.turns->num_offered());
-  const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
-  if (time == std::chrono::nanoseconds::max()) return most;
-  double rows = Seconds(time) * meter_.load(0).tokens_per_s;
-  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0)
-    rows = std::min(rows, per_token * riders);
-  const double least = riders > 0 ? kLeastRowsWithRiders : kLeastRows;
-  rows = std::clamp(rows, std::min<double>(least, most), static_cast<double>(most));
-  // Whole pages, riders included.
-  const int32_t whole = static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens;
-  return std::max(whole - riders, std::min(most, kernels::kPageTokens));
-}
-
-// The prompt whose turn it is, and as many behind it as have the same layers to run and fit.
-PrefillEngine::Pass PrefillEngine::ChoosePass() {
-  Pass pass;
-  int32_t room = RowsOfPass();
-  for (const auto& job : queue_.RunningInOrder(Clock::now())) {
-    if (job->run == nullptr) {
-      if (const absl::Status started = job->StartRun(local_, *executor_); !started.ok()) {
-        FailAll({&job, 1}, started);
-        if (IsDeviceLost(started)) return {};
-        continue;  // the others of the step do not depend on it
-      }
-      meter_.SetQueued(job->queued, static_cast<int64_t>(std::ceil(job->run->remaining_work())));
-    }
-    if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
-    const PrefillSlice slice = job->NextSlice(room);
-    if (slice.tokens.empty()) continue;
-    pass.layers = job->run->layers();
-    pass.slices.push_back(slice);
-    pass.jobs.push_back(job);
-    room -= static_cast<int32_t>(slice.tokens.size());
-    if (job->run->alone()) break;
-  }
-  return pass;
-}
-
-// A decode step that waits shares the pass, where its slices are plain ones.
-void PrefillEngine::Board(Pass& pass) {
-  if (options_.shared == nullptr || options_.turns->num_offered() == 0) return;
-  const bool plain = pass.layers == PassLayers{{0, model_->config().num_layers}} &&
-                     std::all_of(pass.slices.begin(), pass.slices.end(),
-                                 [](const PrefillSlice& slice) { return slice.observers == nullptr; });
-  size_t rows = options_.turns->num_offered();
-  for (const PrefillSlice& slice : pass.slices) rows += slice.tokens.size();
-  if (!plain || rows > static_cast<size_t>(executor_->max_rows())) return options_.turns->CannotBoard();
-  pass.riders = options_.turns->Board();
-}
-
-absl::Status PrefillEngine::RunPass(const Pass& pass) {
-  const bool announces = std::any_of(pass.jobs.begin(), pass.jobs.end(),
-                                     [](const auto& job) { return job->request.on_layer != nullptr; });
-  return executor_->Prefill(pass.slices, pass.layers, [&](int32_t layer) {
-    bool any_alive = pass.riders != nullptr;
-    const std::shared_ptr<const kernels::Fence> fence = announces ? executor_->RecordFence() : nullptr;
-    for (const auto& job : pass.jobs) {
-      any_alive |= !job->cancelled();
-      job->AnnounceLayer(layer, fence);
-    }
-    return any_alive;
-  }, pass.riders == nullptr ? std::span<const DecodeRow>() : pass.riders->rows);
-}
-
-// Ends the prompts that are complete now; the logits of those that have an answer are one product.
-void PrefillEngine::FinishPass(Pass& pass) {
-  std::vector<int32_t> last_rows;
-  std::vector<std::shared_ptr<Job>> complete;
-  int32_t row = 0;
-  for (size_t i = 0; i < pass.jobs.size(); ++i) {
-    const std::shared_ptr<Job>& job = pass.jobs[i];
-    row += static_cast<int32_t>(pass.slices[i].tokens.size());
-    if (!job->run->done()) continue;
-    job->EndRun();
-    if (job->publish) {
-      FinishJob(job, absl::OkStatus());
+  for (const PrefillPasses::Ended& ended : passes_->RunNext()) {
+    if (!ended.status.ok()) {
+      FailAll(ended.jobs, ended.status);
     } else {
-      last_rows.push_back(row - 1);
-      complete.push_back(job);
+      for (const auto& job : ended.jobs) FinishJob(job, absl::OkStatus());
     }
   }
-  if (complete.empty() && pass.riders == nullptr) return;
-  for (size_t i = 0; pass.riders != nullptr && i < pass.riders->rows.size(); ++i)
-    last_rows.push_back(row + static_cast<int32_t>(i));
-  absl::Status status = executor_->ComputeLogits(last_rows);
-  if (status.ok()) status = SampleFirstTokens(complete);
-  Land(pass, status, static_cast<int32_t>(complete.size()));
-  if (!status.ok()) return FailAll(complete, status);
-  for (const auto& job : complete) FinishJob(job, absl::OkStatus());
 }
 
 // Ends the batch; and everything else, too, when the device is lost.
@@ -390,40 +256,6 @@ void PrefillEngine::FailAll(std::span<const std::shared_ptr<Job>> batch, const a
   if (!lost) return;
   for (const auto& job : queue_.TakeAll()) FinishJob(job, ended);
   options_.on_device_lost(failed);
-}
-
-absl::Status PrefillEngine::SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs) {
-  std::vector<std::vector<Sampler>> samplers;
-  for (const auto& job : jobs) {
-    const std::span<const int32_t> tokens(job->request.tokens);
-    const size_t prior = job->request.num_output_tokens;
-    samplers.push_back(ForkSamplers(job->request.sampling, model_->config().eos_ids,
-                                    tokens.first(tokens.size() - prior), tokens.last(prior),
-                                    model_->config().max_positions));
-  }
-  SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.SampleFirst(*executor_, samplers));
-  for (size_t i = 0, vocab = model_->config().vocab_size; i < jobs.size(); ++i) {
-    jobs[i]->first_tokens = std::move(sampled[i]);
-    if (!jobs[i]->request.return_first_logits) continue;
-    SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->Logits());
-    jobs[i]->first_logits.assign(logits.begin() + i * vocab, logits.begin() + (i + 1) * vocab);
-  }
-  return absl::OkStatus();
-}
-
-// Gives the step that shared the pass its tokens; its logits are those from row `first` on.
-void PrefillEngine::Land(Pass& pass, const absl::Status& computed, int32_t first) {
-  StepOffer* const riders = std::exchange(pass.riders, nullptr);
-  if (riders == nullptr) return;
-  riders->status = computed;
-  if (computed.ok()) {
-    std::vector<int32_t> rows(riders->rows.size());
-    std::iota(rows.begin(), rows.end(), first);
-    absl::StatusOr<std::vector<SampledToken>> sampled = row_sampler_.Sample(*executor_, riders->samplers, rows);
-    riders->status = sampled.status();
-    if (sampled.ok()) riders->sampled = *std::move(sampled);
-  }
-  options_.turns->Land(*riders);
 }
 
 // Engine thread.

@@ -18,11 +18,11 @@
 #include "services/engine/runtime/prefill_job.h"
 #include "services/engine/runtime/prefill_meter.h"
 #include "services/engine/runtime/prefill_options.h"
+#include "services/engine/runtime/prefill_passes.h"
 #include "services/engine/runtime/prefill_request.h"
 #include "services/engine/runtime/prompt_fetcher.h"
 #include "services/engine/runtime/prompt_harvest.h"
 #include "services/engine/runtime/prompt_queue.h"
-#include "services/engine/runtime/sample_rows.h"
 
 namespace spl::engine {
 
@@ -65,7 +65,6 @@ class PrefillEngine {
 
  private:
   using Job = PrefillJob;
-  struct Pass;
 
   PrefillEngine(std::shared_ptr<const Model> model, const KvPartitions& pool, const PrefillEngineOptions& options);
   absl::Status Enqueue(std::shared_ptr<Job> job);
@@ -77,12 +76,7 @@ class PrefillEngine {
   // Pages that must be free for a prompt that needs so many; nullopt: it may not begin yet.
   std::optional<int64_t> RoomFor(int64_t num_pages) const;
   bool PagesWillReturn();
-  int32_t RowsOfPass() const;
   void RunStep();
-  Pass ChoosePass();
-  void Board(Pass& pass);
-  absl::Status RunPass(const Pass& pass);
-  void FinishPass(Pass& pass);
   void FailAll(std::span<const std::shared_ptr<Job>> batch, const absl::Status& failed);
   bool CanStepCanonical() const;
   void StepCanonical();
@@ -90,9 +84,6 @@ class PrefillEngine {
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void CountFinished(bool published);
-  void Land(Pass& pass, const absl::Status& computed, int32_t first = 0);
-  // Samples the first tokens of prompts whose logits the executor has, in their order.
-  absl::Status SampleFirstTokens(std::span<const std::shared_ptr<Job>> jobs);
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<PagePool> own_pool_;  // null: the pool is shared
@@ -101,7 +92,7 @@ class PrefillEngine {
   const PrefillEngineOptions options_;
   PrefillMeter meter_;
   std::unique_ptr<ParallelExecutor> executor_;
-  RowSampler row_sampler_;
+  std::unique_ptr<PrefillPasses> passes_;
 
   mutable std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable wake_;

@@ -12,8 +12,8 @@ namespace spl::engine {
 
 // Borrowed by who takes it along, from Board to Land (step_turns.h); the decode engine's thread waits meanwhile.
 struct StepOffer {
-  std::span<const DecodeRow> rows;      // each CanRide
-  std::span<Sampler* const> samplers;   // [rows.size()]; null: nothing is drawn of the row
+  std::span<const DecodeRow> rows;     // each CanRide
+  std::span<Sampler* const> samplers;  // [rows.size()]; null: nothing is drawn of the row
   // Filled in before it lands.
   absl::Status status;
   std::vector<SampledToken> sampled;  // [rows.size()], where status is OK

@@ -88,7 +88,7 @@ class StepTurns {
   uint64_t num_rides() const;    // decode steps that were taken along so far
 
  private:
-  struct Line {  // of one kind of work
+  struct Line {            // of one kind of work
     uint64_t next = 0;     // number of who asks next
     uint64_t serving = 0;  // number of who has the turn, or gets it
     bool waits() const { return next > serving; }

@@ -221,7 +221,8 @@ TEST_P(CudaBackendTest, ScatteredPiecesArriveWhole) {
     ExpectOk(cuda_->Copy(CopyKind::kWithin, within));
     ExpectOk(cuda_->Copy(CopyKind::kDownload, down));
     for (size_t i = 0; i < count; ++i) {
-      ASSERT_EQ(std::memcmp(sent.data() + i * place, got.data() + i * place, bytes[i]), 0) << i << " of round " << round;
+      ASSERT_EQ(std::memcmp(sent.data() + i * place, got.data() + i * place, bytes[i]), 0)
+          << i << " of round " << round;
       ASSERT_TRUE(bytes[i] == place || got[i * place + bytes[i]] == std::byte{0}) << "behind " << i;
     }
   }

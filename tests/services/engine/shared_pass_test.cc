@@ -122,8 +122,7 @@ TEST_P(SharedPassTest, EveryRowGetsWhatItWouldGetAlone) {
     for (const Prompt& prompt : prompts) {
       const PrefillSlice slice = Slice(prompt.tokens, prompt.begin, prompt.end, *prompt.kv);
       Run({slice}, {});
-      alone.insert(alone.end() - static_cast<std::ptrdiff_t>(riders.size()),
-                   LogitsOf({prompt.end - prompt.begin - 1}));
+      alone.insert(alone.end() - static_cast<std::ptrdiff_t>(riders.size()), LogitsOf({prompt.end - prompt.begin - 1}));
       slices.push_back(slice);
     }
     Run(slices, riders);

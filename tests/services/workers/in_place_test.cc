@@ -213,8 +213,7 @@ TEST_P(SeparatePoolsTest, ATicketInPlaceIsRefused) {
   in_place.clear_page_ids();
   grpc::ClientContext context;
   v1::PrefillResponse response;
-  const grpc::Status status =
-      prefill_stub_->Run(&context, RunRequest(prompt, Sampling(4), in_place), &response);
+  const grpc::Status status = prefill_stub_->Run(&context, RunRequest(prompt, Sampling(4), in_place), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
   Release(*ticket, ticket->generation());
   EXPECT_TRUE(PagesComeBack());

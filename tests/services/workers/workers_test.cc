@@ -253,7 +253,8 @@ INSTANTIATE_TEST_SUITE_P(Carriers, WorkersTest, testing::ValuesIn(FewOf(2, kCarr
 INSTANTIATE_TEST_SUITE_P(Carriers, TransferTest, testing::ValuesIn(FewOf(3, kCarriers)), WayName);
 
 INSTANTIATE_TEST_SUITE_P(OnePool, TransferTest,
-                         testing::Values(Way{"in place", false, "in place"}, Way{"in place", true, "in place"}), WayName);
+                         testing::Values(Way{"in place", false, "in place"}, Way{"in place", true, "in place"}),
+                         WayName);
 
 // Every page comes to where the other side looks for it, however many parts the two pools have.
 INSTANTIATE_TEST_SUITE_P(TensorParallel, TransferTest,

@@ -1,0 +1,205 @@
+#include "services/engine/runtime/prefill_passes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "services/base/fault_point.h"
+#include "services/base/status.h"
+#include "services/engine/runtime/device_lost.h"
+
+namespace spl::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+FaultPoint step_fault("engine.prefill.step");
+
+// A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
+constexpr int32_t kLeastRowsWithRiders = 256;
+// A pass of fewer rows costs little less, so that a step that is due waits for so many.
+constexpr int32_t kLeastRows = 128;
+
+double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
+  const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kPrompts);
+  const auto start = Clock::now();
+  (void)step_fault.Hit();
+  std::vector<Ended> ended;
+  Pass pass = Choose(ended);
+  if (pass.jobs.empty()) return ended;
+  Board(pass);
+  absl::Status status = Run(pass);
+  if (status.code() == absl::StatusCode::kCancelled) {
+    Land(pass, status);  // whoever cancelled the prompts ends them
+    return ended;
+  }
+  double tokens = 0, cost = 0;
+  if (status.ok()) status = Count(pass, tokens, cost);
+  if (!status.ok()) {
+    Land(pass, status);
+    ended.push_back({std::move(pass.jobs), status});
+    return ended;
+  }
+  meter_.Add(tokens, cost, Seconds(Clock::now() - start));
+  if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
+  Finish(pass, ended);
+  return ended;
+}
+
+absl::Status PrefillPasses::Count(const Pass& pass, double& tokens, double& cost) {
+  for (size_t i = 0; i < pass.jobs.size(); ++i) {
+    PrefillJob& job = *pass.jobs[i];
+    const double done = job.run->pass_work();
+    tokens += done;
+    cost += meter_.cost().Of(pass.slices[i].positions, pass.layers.layers.begin, pass.layers.layers.end);
+    meter_.SetQueued(job.queued, job.queued - std::min(job.queued, static_cast<int64_t>(done)));
+    SPLICE_RETURN_IF_ERROR(job.run->Finish(executor_));
+  }
+  if (options_.turns == nullptr) return absl::OkStatus();
+  // The device has done the slice when another engine's turn comes.
+  const std::shared_ptr<const kernels::Fence> fence = executor_.RecordFence();
+  return fence == nullptr ? absl::OkStatus() : fence->Wait();
+}
+
+// Runs all layers for all rows and is done.
+bool PrefillPasses::IsPlain(const PassLayers& layers) const {
+  return layers == PassLayers{{0, model_.config().num_layers}};
+}
+
+// As many as are computed until the next decode step is due on a device that is shared. Of a pass that takes a step
+// along as many as keep prompts and running sequences in balance.
+int32_t PrefillPasses::RowsOfPass(bool plain) const {
+  const int32_t most = executor_.max_rows();
+  if (options_.turns == nullptr) return most;
+  const auto riders = static_cast<int32_t>(plain && options_.shared != nullptr ? options_.turns->num_offered() : 0);
+  const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
+  if (time == std::chrono::nanoseconds::max()) return most;
+  double rows = Seconds(time) * meter_.load(0).tokens_per_s;
+  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0)
+    rows = std::min(rows, per_token * riders);
+  const double least = riders > 0 ? kLeastRowsWithRiders : kLeastRows;
+  rows = std::clamp(rows, std::min<double>(least, most), static_cast<double>(most));
+  // Whole pages, riders included.
+  const int32_t whole = static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens;
+  return std::max(whole - riders, std::min(most, kernels::kPageTokens));
+}
+
+PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
+  Pass pass;
+  int32_t room = 0;
+  for (const Job& job : queue_.RunningInOrder(Clock::now())) {
+    if (job->run == nullptr) {
+      if (const absl::Status started = job->StartRun(local_, executor_); !started.ok()) {
+        ended.push_back({{job}, started});
+        if (IsDeviceLost(started)) return {};
+        continue;  // the others of the step do not depend on it
+      }
+      meter_.SetQueued(job->queued, static_cast<int64_t>(std::ceil(job->run->remaining_work())));
+    }
+    if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
+    if (pass.jobs.empty()) room = RowsOfPass(IsPlain(job->run->layers()));
+    const PrefillSlice slice = job->NextSlice(room);
+    if (slice.tokens.empty()) continue;
+    pass.layers = job->run->layers();
+    pass.slices.push_back(slice);
+    pass.jobs.push_back(job);
+    room -= static_cast<int32_t>(slice.tokens.size());
+    if (job->run->alone()) break;
+  }
+  return pass;
+}
+
+// A decode step that waits shares the pass, where its slices are plain ones.
+void PrefillPasses::Board(Pass& pass) {
+  if (options_.shared == nullptr || options_.turns->num_offered() == 0) return;
+  const bool plain =
+      IsPlain(pass.layers) && std::all_of(pass.slices.begin(), pass.slices.end(),
+                                          [](const PrefillSlice& slice) { return slice.observers == nullptr; });
+  size_t rows = options_.turns->num_offered();
+  for (const PrefillSlice& slice : pass.slices) rows += slice.tokens.size();
+  if (!plain || rows > static_cast<size_t>(executor_.max_rows())) return options_.turns->CannotBoard();
+  pass.riders = options_.turns->Board();
+}
+
+absl::Status PrefillPasses::Run(const Pass& pass) {
+  const bool announces =
+      std::any_of(pass.jobs.begin(), pass.jobs.end(), [](const Job& job) { return job->request.on_layer != nullptr; });
+  const auto on_layer = [&](int32_t layer) {
+    bool any_alive = pass.riders != nullptr;
+    const std::shared_ptr<const kernels::Fence> fence = announces ? executor_.RecordFence() : nullptr;
+    for (const Job& job : pass.jobs) {
+      any_alive |= !job->cancelled();
+      job->AnnounceLayer(layer, fence);
+    }
+    return any_alive;
+  };
+  return executor_.Prefill(pass.slices, pass.layers, on_layer,
+                           pass.riders == nullptr ? std::span<const DecodeRow>() : pass.riders->rows);
+}
+
+// The logits of prompts that have an answer, and of the step that shared the pass, are one product.
+void PrefillPasses::Finish(Pass& pass, std::vector<Ended>& ended) {
+  std::vector<int32_t> last_rows;
+  std::vector<Job> complete;
+  int32_t row = 0;
+  for (size_t i = 0; i < pass.jobs.size(); ++i) {
+    const Job& job = pass.jobs[i];
+    row += static_cast<int32_t>(pass.slices[i].tokens.size());
+    if (!job->run->done()) continue;
+    job->EndRun();
+    if (job->publish) {
+      ended.push_back({{job}, absl::OkStatus()});
+    } else {
+      last_rows.push_back(row - 1);
+      complete.push_back(job);
+    }
+  }
+  if (complete.empty() && pass.riders == nullptr) return;
+  for (size_t i = 0; pass.riders != nullptr && i < pass.riders->rows.size(); ++i)
+    last_rows.push_back(row + static_cast<int32_t>(i));
+  absl::Status status = executor_.ComputeLogits(last_rows);
+  if (status.ok()) status = SampleFirstTokens(complete);
+  Land(pass, status, static_cast<int32_t>(complete.size()));
+  if (!complete.empty()) ended.push_back({std::move(complete), status});
+}
+
+absl::Status PrefillPasses::SampleFirstTokens(const std::vector<Job>& jobs) {
+  if (jobs.empty()) return absl::OkStatus();
+  std::vector<std::vector<Sampler>> samplers;
+  for (const auto& job : jobs) {
+    const std::span<const int32_t> tokens(job->request.tokens);
+    const size_t prior = job->request.num_output_tokens;
+    samplers.push_back(ForkSamplers(job->request.sampling, model_.config().eos_ids, tokens.first(tokens.size() - prior),
+                                    tokens.last(prior), model_.config().max_positions));
+  }
+  SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.SampleFirst(executor_, samplers));
+  for (size_t i = 0, vocab = model_.config().vocab_size; i < jobs.size(); ++i) {
+    jobs[i]->first_tokens = std::move(sampled[i]);
+    if (!jobs[i]->request.return_first_logits) continue;
+    SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Logits());
+    jobs[i]->first_logits.assign(logits.begin() + i * vocab, logits.begin() + (i + 1) * vocab);
+  }
+  return absl::OkStatus();
+}
+
+void PrefillPasses::Land(Pass& pass, const absl::Status& computed, int32_t first) {
+  StepOffer* const riders = std::exchange(pass.riders, nullptr);
+  if (riders == nullptr) return;
+  riders->status = computed;
+  if (computed.ok()) {
+    std::vector<int32_t> rows(riders->rows.size());
+    std::iota(rows.begin(), rows.end(), first);
+    absl::StatusOr<std::vector<SampledToken>> sampled = row_sampler_.Sample(executor_, riders->samplers, rows);
+    riders->status = sampled.status();
+    if (sampled.ok()) riders->sampled = *std::move(sampled);
+  }
+  options_.turns->Land(*riders);
+}
+
+}  // namespace spl::engine

@@ -1,0 +1,71 @@
+// The passes of a prefill engine: which slices of which prompts run together, with which decode step, and what comes of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "services/engine/execution/parallel_executor.h"
+#include "services/engine/runtime/local_kv.h"
+#include "services/engine/runtime/prefill_job.h"
+#include "services/engine/runtime/prefill_meter.h"
+#include "services/engine/runtime/prefill_options.h"
+#include "services/engine/runtime/prompt_queue.h"
+#include "services/engine/runtime/sample_rows.h"
+#include "services/engine/runtime/step_offer.h"
+
+namespace spl::engine {
+
+// Engine thread.
+class PrefillPasses {
+ public:
+  using Job = std::shared_ptr<PrefillJob>;
+  // Prompts that ended together. OK: they are complete, and those that have an answer have their first tokens.
+  struct Ended {
+    std::vector<Job> jobs;
+    absl::Status status;
+  };
+
+  // All outlive it. `local` has the segments that prompts may use, `queue` the prompts.
+  PrefillPasses(ParallelExecutor& executor, LocalKv& local, const PromptQueue& queue, PrefillMeter& meter,
+                const PrefillEngineOptions& options)
+      : model_(executor.model()), executor_(executor), local_(local), queue_(queue), meter_(meter), options_(options) {}
+
+  // Waits for the device's turn and runs the next pass of the prompts that run: a slice of the one whose turn it is,
+  // and of as many behind it as have the same layers to run and fit. A decode step that waits shares a plain pass.
+  // Returns the prompts that ended; they are still in the queue.
+  std::vector<Ended> RunNext();
+
+ private:
+  // Slices of several prompts that run the same layers.
+  struct Pass {
+    std::vector<Job> jobs;
+    std::vector<PrefillSlice> slices;  // [jobs.size()]
+    PassLayers layers;
+    StepOffer* riders = nullptr;  // a decode step that shares the pass; null: none
+  };
+  Pass Choose(std::vector<Ended>& ended);
+  bool IsPlain(const PassLayers& layers) const;
+  int32_t RowsOfPass(bool plain) const;
+  void Board(Pass& pass);
+  absl::Status Run(const Pass& pass);
+  // Notes what the pass did and what it means for each prompt.
+  absl::Status Count(const Pass& pass, double& tokens, double& cost);
+  void Finish(Pass& pass, std::vector<Ended>& ended);
+  // Samples the first tokens of prompts whose logits the executor has, in their order.
+  absl::Status SampleFirstTokens(const std::vector<Job>& jobs);
+  // Gives the step that shared the pass its tokens; its logits are those from row `first` on.
+  void Land(Pass& pass, const absl::Status& computed, int32_t first = 0);
+
+  const Model& model_;
+  ParallelExecutor& executor_;
+  LocalKv& local_;
+  const PromptQueue& queue_;
+  PrefillMeter& meter_;
+  const PrefillEngineOptions& options_;
+  RowSampler row_sampler_;
+};
+
+}  // namespace spl::engine
