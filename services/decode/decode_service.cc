@@ -351,7 +351,7 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
     spans->whole.Set("splice.request", ticket.request_id);
     decode.on_start = [spans] { spans->Begin("decode.first_token"); };
   }
-  decode.on_tokens = [this, stream, spans](std::vector<engine::DecodeToken> tokens) {
+  decode.on_tokens = [this, stream, spans](std::span<const engine::DecodeToken> tokens) {
     if (spans != nullptr) spans->OnTokens(tokens.size());
     v1::StreamChunk chunk;
     for (const engine::DecodeToken& token : tokens) {

@@ -9,8 +9,8 @@
 
 namespace spl::decode {
 
-// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Used by the engine
-// thread.
+// A sequence's time on this worker: waiting for a place in the batch, its first step, the rest. Begin is called by the
+// engine thread before the first step, all others behind it by the thread that delivers tokens.
 struct SequenceSpans {
   SequenceSpans(const Tracer& tracer, const TraceContext& parent)
       : tracer(tracer), whole(tracer, "decode.sequence", parent), part(tracer, "decode.admission", whole.context()) {}

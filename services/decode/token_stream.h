@@ -1,4 +1,4 @@
-// Tokens on the way from the engine thread to one Stream call.
+// Tokens on the way from the engine to one Stream call.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

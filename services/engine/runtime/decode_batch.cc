@@ -21,7 +21,7 @@ void DecodeBatch::Run(Sequence sequence) { InsertByAge(running_, std::move(seque
 void DecodeBatch::Finish(DecodeSequence& sequence, const absl::Status& status) {
   if (sequence.done) return;
   look_again_ = true;
-  sequence.End(status);
+  sequence.End(status, delivery_);
   if (shared_ != nullptr) shared_->PagesFreed();
 }
 

@@ -26,8 +26,8 @@ class DecodeBatch {
  public:
   using Sequence = std::unique_ptr<DecodeSequence>;
 
-  // `shared` is told when pages were freed; null: nobody is.
-  explicit DecodeBatch(SharedPool* shared) : shared_(shared) {}
+  // Both outlive it. `shared` is told when pages were freed; null: nobody is.
+  DecodeBatch(SharedPool* shared, TokenDelivery& delivery) : shared_(shared), delivery_(delivery) {}
 
   // Puts a sequence where it belongs by its age.
   void Wait(Sequence sequence);
@@ -52,6 +52,7 @@ class DecodeBatch {
 
  private:
   SharedPool* const shared_;
+  TokenDelivery& delivery_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
   bool look_again_ = false;

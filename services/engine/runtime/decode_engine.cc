@@ -25,13 +25,14 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
     : pool_(pool),
       options_(options),
       executor_(std::move(executor)),
+      delivery_(options.max_undelivered),
       fidelity_(executor_->model(), options.fidelity),
-      batch_(options.shared.get()),
+      batch_(options.shared.get(), delivery_),
       preemption_(executor_->model(), pool, options.shared.get(), batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, pool, batch_, fidelity_) {}
+      step_(*executor_, pool, batch_, fidelity_, delivery_) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -106,10 +107,12 @@ void DecodeEngine::Stop() {
     wake_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
+  delivery_.Stop();
 }
 
 void DecodeEngine::RunLoop() {
   while (true) {
+    delivery_.WaitForRoom();
     {
       std::unique_lock lock(mutex_);
       if (batch_.running().empty() && !batch_.TakeLookAgain())
@@ -123,17 +126,18 @@ void DecodeEngine::RunLoop() {
     if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
     if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
-    UpdateLoad();
+    Publish();
     step_.RestoreHeads();
     preemption_.GrowOrPreempt();
-    UpdateLoad();
+    Publish();
     if (!batch_.running().empty()) RunStep(std::move(turn));
     batch_.RemoveFinished();
-    UpdateLoad();
+    Publish();
   }
   CollectInbox();
   batch_.FinishAll(absl::UnavailableError("the decode worker is stopping"));
   batch_.RemoveFinished();
+  Publish();
 }
 
 void DecodeEngine::CollectInbox() {
@@ -157,7 +161,7 @@ void DecodeEngine::DropDead() {
   for (auto& sequence : batch_.running()) check(*sequence);
   for (auto& sequence : batch_.waiting()) check(*sequence);
   batch_.RemoveFinished();
-  UpdateLoad();
+  Publish();
 }
 
 bool DecodeEngine::StartsOnDevice() const {
@@ -174,7 +178,7 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
       std::optional<StepTurns::Turn> own = options_.turns->TakeOrRide(*offer);
       if (!own.has_value()) {
         options_.turns->NoteTokens(static_cast<int64_t>(offer->rows.size()));
-        if (const absl::Status lost = step_.Land(); !lost.ok()) options_.on_device_lost(lost);
+        if (const absl::Status lost = step_.Land(); !lost.ok()) TellDeviceLost(lost);
         return;
       }
       turn = *std::move(own);
@@ -184,20 +188,31 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
   }
   const auto start = Clock::now();
   if (options_.turns != nullptr) options_.turns->NoteTokens(static_cast<int64_t>(batch_.counts().running));
-  if (const absl::Status lost = step_.Run(); !lost.ok()) return options_.on_device_lost(lost);
+  if (const absl::Status lost = step_.Run(); !lost.ok()) return TellDeviceLost(lost);
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
 }
 
-void DecodeEngine::UpdateLoad() {
+// Everybody has heard of the end of their sequences before the process ends.
+void DecodeEngine::TellDeviceLost(const absl::Status& status) {
+  Publish();
+  delivery_.WaitForAll();
+  options_.on_device_lost(status);
+}
+
+void DecodeEngine::Publish() {
   const DecodeCounts counts = batch_.counts();
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   load_.running = counts.running;
   load_.waiting = counts.waiting;
   load_.parked = counts.parked;
   load_.parked_bytes = counts.parked_bytes;
   load_.held_pages = counts.held_pages;
   load_.preemptions = preemption_.num_preemptions();
+  load_.num_steps = step_.num_steps();
+  load_.model_s = step_.model_s();
+  lock.unlock();
+  delivery_.Flush();
 }
 
 }  // namespace spl::engine

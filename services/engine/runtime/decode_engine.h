@@ -20,6 +20,7 @@
 #include "services/engine/runtime/decode_step.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/shared_pool.h"
+#include "services/engine/runtime/token_delivery.h"
 
 namespace spl::engine {
 
@@ -30,8 +31,11 @@ struct DecodeEngineOptions {
   // The first step of a sequence that scores its keys gathers all of them. Sequences with this many positions together
   // join in one step at most (one always does): others wait for the gathering no longer than for a slice of a prompt.
   int64_t gathered_tokens = 1 << 18;
-  DecodeFidelityOptions fidelity;    // its report must be set where its share is above 0
-  std::shared_ptr<StepTurns> turns;  // of a device that is shared with another engine; null: it is not
+  // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each: the next step
+  // waits while there are more.
+  size_t max_undelivered = 1 << 16;
+  DecodeFidelityOptions fidelity;      // its report must be set where its share is above 0
+  std::shared_ptr<StepTurns> turns;    // of a device that is shared with another engine; null: it is not
   std::shared_ptr<SharedPool> shared;  // the pool is shared with a prefill engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
@@ -44,11 +48,14 @@ struct DecodeLoad {
   int64_t held_pages = 0;    // by sequences; a page that two share counts twice
   uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
   double step_s = 0;         // smoothed duration of a step
+  uint64_t num_steps = 0;    // so far: passes of the model, those that took a step along included
+  double model_s = 0;        // time of the other passes; the rest is what the engine thread does in between, or waits
 };
 
-// Owns one engine thread. DecodeAdmission says who joins the batch and when, DecodeStep what a step is,
-// DecodePreemption who gives way. Submit, Wake and load may be called from any thread. A step that fails ends its
-// sequences with Internal, or Unavailable where the device is lost, and no others.
+// Owns one engine thread, and one that runs the callbacks of requests (TokenDelivery). DecodeAdmission says who joins
+// the batch and when, DecodeStep what a step is, DecodePreemption who gives way. Submit, Wake and load may be called
+// from any thread. A step that fails ends its sequences with Internal, or Unavailable where the device is lost, and no
+// others.
 //
 // When the pool runs out, the youngest sequence gives way: its pages go to host memory, and it goes on where it was,
 // with the same tokens, once older ones have made room. Sequences begin and go on in the order in which they came. One
@@ -68,7 +75,8 @@ class DecodeEngine {
   DecodeLoad load() const;
   const Model& model() const { return executor_->model(); }
 
-  // Ends every sequence with Unavailable and joins the thread. Idempotent.
+  // Ends every sequence with Unavailable and joins the threads, once all callbacks have run. Idempotent; not from a
+  // callback.
   void Stop();
 
  private:
@@ -81,7 +89,9 @@ class DecodeEngine {
   // Whether a sequence that waits runs the model, or works on device memory, before its first step.
   bool StartsOnDevice() const;
   void RunStep(StepTurns::Turn turn);
-  void UpdateLoad();
+  void TellDeviceLost(const absl::Status& status);
+  // Makes known what has changed: load() to callers, tokens and ends to their listeners.
+  void Publish();
 
   PagePool& pool_;
   const DecodeEngineOptions options_;
@@ -95,6 +105,7 @@ class DecodeEngine {
   DecodeLoad load_;
 
   // Engine thread only.
+  TokenDelivery delivery_;
   DecodeFidelity fidelity_;
   DecodeBatch batch_;
   DecodePreemption preemption_;

@@ -54,9 +54,8 @@ int64_t DecodePreemption::PagesToGoOn(const DecodeSequence& sequence) const {
     SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
     const auto compact = CompactNeedsOf(**selector, model_, kv.num_tokens());
     const std::vector<int64_t> beside =
-        compact.has_value()
-            ? CompactPages::PagesByRank(shape, *compact, pool_.view().num_ranks(), kv.num_tokens() + 1)
-            : std::vector<int64_t>();
+        compact.has_value() ? CompactPages::PagesByRank(shape, *compact, pool_.view().num_ranks(), kv.num_tokens() + 1)
+                            : std::vector<int64_t>();
     for (const int64_t of_rank : beside) pages += of_rank * n;
   }
   return std::min(pages, pool_.num_pages());

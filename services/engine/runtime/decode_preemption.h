@@ -17,7 +17,8 @@ namespace spl::engine {
 // of all younger ones, and goes on with the same tokens. Engine thread.
 class DecodePreemption {
  public:
-  // All outlive it. `parked_bytes` of host memory are used at most. `shared` may be null: nothing is cached in the pool.
+  // All outlive it. `parked_bytes` of host memory are used at most. `shared` may be null: nothing is cached in the
+  // pool.
   DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch, size_t parked_bytes);
 
   // Every active continuation of the batch gets room for its next position; the youngest sequences give way when the

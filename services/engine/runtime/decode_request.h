@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,12 +47,14 @@ struct DecodeRequest {
   // Who has what the holes of `kv` leave out; null: nobody, or nobody is asked. Needs the selector head_classes.
   std::shared_ptr<HeadSource> heads;
   HeadRestoreOptions restore;
-  // All run on the engine thread and must not block; on_done exactly once and last. on_start when the sequence joins
-  // the batch; may be null. on_restore with the sums so far, when they have changed and before the tokens that they
-  // concern; may be null.
+  // Runs on the engine thread when the sequence joins the batch, before its first step; must not block. May be null.
   std::function<void()> on_start;
+  // Run one at a time on the thread that delivers the tokens of all sequences (TokenDelivery): steps go on meanwhile,
+  // and one that takes long holds up those of other sequences. on_tokens with the tokens of one step, in the order of
+  // steps. on_restore with the sums so far, when they have changed and before the tokens that they concern; may be
+  // null. on_done exactly once and last; the pages are free before it runs. May call the engine, but not Stop.
   std::function<void(const HeadRestoreReport&)> on_restore;
-  std::function<void(std::vector<DecodeToken>)> on_tokens;
+  std::function<void(std::span<const DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;
 };
 

@@ -68,11 +68,13 @@ absl::StatusOr<std::unique_ptr<DecodeSequence>> DecodeSequence::Make(DecodeReque
       selector->of_prompt() != nullptr &&
       std::any_of(request.first_tokens.begin(), request.first_tokens.end(),
                   [](const SampledToken& first) { return first.finish == FinishReason::kNone; });
+  sequence->listener = std::make_unique<DecodeListener>(
+      DecodeListener{std::move(request.on_restore), std::move(request.on_tokens), std::move(request.on_done)});
   sequence->request = std::move(request);
   return sequence;
 }
 
-void DecodeSequence::TellRestores() {
+void DecodeSequence::TellRestores(TokenDelivery& delivery) {
   HeadRestoreReport sum;
   for (const HeadRestoreReport& report : restores) {
     sum.restored += report.restored;
@@ -83,7 +85,7 @@ void DecodeSequence::TellRestores() {
   if (!restores.empty()) sum.first_token = restores[0].first_token;
   if (sum == told) return;
   told = sum;
-  if (request.on_restore) request.on_restore(sum);
+  delivery.AddRestores(*listener, sum);
 }
 
 void DecodeSequence::DropChoice() {
@@ -91,7 +93,7 @@ void DecodeSequence::DropChoice() {
   chooser.reset();
 }
 
-void DecodeSequence::End(const absl::Status& status) {
+void DecodeSequence::End(const absl::Status& status, TokenDelivery& delivery) {
   done = true;
   parked.reset();
   DropChoice();
@@ -102,7 +104,7 @@ void DecodeSequence::End(const absl::Status& status) {
     fork.Free();
   }
   request.heads.reset();
-  request.on_done(status);
+  delivery.AddEnd(std::move(listener), status);
 }
 
 int64_t DecodeSequence::NumPages() const {

@@ -19,6 +19,7 @@
 #include "services/engine/runtime/parked_pages.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/sampler.h"
+#include "services/engine/runtime/token_delivery.h"
 #include "services/engine/selection/token_selector.h"
 
 namespace spl::engine {
@@ -52,10 +53,11 @@ struct DecodeSequence {
   static absl::StatusOr<std::unique_ptr<DecodeSequence>> Make(DecodeRequest request, const Model& model,
                                                               int32_t max_rows);
 
-  DecodeRequest request;
-  uint64_t order = 0;                   // of arrival
-  std::vector<DecodeFork> forks;        // none before it has started
-  std::unique_ptr<ParkedPages> parked;  // null: its pages are in the pool
+  DecodeRequest request;                     // without what the listener has
+  std::unique_ptr<DecodeListener> listener;  // null once it has ended
+  uint64_t order = 0;                        // of arrival
+  std::vector<DecodeFork> forks;             // none before it has started
+  std::unique_ptr<ParkedPages> parked;       // null: its pages are in the pool
   // Traits of its selector, the same for all of its life.
   bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless nothing is decoded
   bool gathers_keys = false;                // in its first step
@@ -68,11 +70,11 @@ struct DecodeSequence {
   bool done = false;
 
   // Tells of what has been restored or missed since.
-  void TellRestores();
+  void TellRestores(TokenDelivery& delivery);
   // Gives back the pages of a choice that is not done; it is made anew.
   void DropChoice();
   // Gives back all pages and then tells that the sequence has ended, so that who hears of it finds them free. Once.
-  void End(const absl::Status& status);
+  void End(const absl::Status& status, TokenDelivery& delivery);
 
   bool has_to_choose() const { return chooses_by_prompt && !of_prompt.has_value(); }
   // Tokens are left that one step may have many of.

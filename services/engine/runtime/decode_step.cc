@@ -1,6 +1,7 @@
 #include "services/engine/runtime/decode_step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "services/base/check.h"
@@ -17,12 +18,14 @@ FaultPoint step_fault("engine.decode_step");
 
 }  // namespace
 
-DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity)
+DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
+                       TokenDelivery& delivery)
     : model_(executor.model()),
       executor_(executor),
       pool_(pool),
       batch_(batch),
       fidelity_(fidelity),
+      delivery_(delivery),
       streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
       keep_free_(static_cast<size_t>(pool.view().num_ranks())) {}
 
@@ -37,7 +40,7 @@ void DecodeStep::RestoreHeads(DecodeSequence& sequence) {
     SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
     fork.selector = *std::move(selector);
   }
-  sequence.TellRestores();
+  sequence.TellRestores(delivery_);
 }
 
 bool DecodeStep::Group::Has(const ScoringPlan& plan) const {
@@ -128,35 +131,41 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
 
 absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
   SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
-  DescribeRows(rows);
-  SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
-  SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
-  SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
-  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, row_sampler_.Sample(executor_, samplers_));
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, RunModel(rows));
   TakeTokens(rows, std::move(sampled));
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const Row> rows) {
+  DescribeRows(rows);
+  const auto start = std::chrono::steady_clock::now();
+  SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
+  SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
+  SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
+  SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.Sample(executor_, samplers_));
+  model_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return sampled;
+}
+
 void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled) {
+  ++num_steps_;
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
   std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
   for (size_t i = 0; i < rows.size();) {
     DecodeSequence& sequence = *rows[i].sequence;
-    std::vector<DecodeToken> tokens;
-    for (; i < rows.size() && rows[i].sequence == &sequence; ++i) {
-      DecodeFork& fork = *rows[i].fork;
-      if (TakeToken(fork, sampled[i], keep_free_)) tokens.push_back({fork.index, std::move(sampled[i])});
-    }
-    sequence.TellRestores();
-    if (!tokens.empty()) sequence.request.on_tokens(std::move(tokens));
+    const size_t begin = i;
+    const bool replays = !rows[i].fork->replay.empty();  // then it has this one continuation
+    for (; i < rows.size() && rows[i].sequence == &sequence; ++i) TakeToken(*rows[i].fork, sampled[i]);
+    sequence.TellRestores(delivery_);
+    for (size_t row = begin; row < i && !replays; ++row)
+      delivery_.AddToken(*sequence.listener, {rows[row].fork->index, std::move(sampled[row])});
     if (sequence.num_active() == 0) batch_.Finish(sequence, absl::OkStatus());
   }
 }
 
-bool DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free) {
+void DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled) {
   fork.kv->set_num_tokens(fork.kv->num_tokens() + 1);
-  const bool replays = !fork.replay.empty();
-  if (replays) {
+  if (!fork.replay.empty()) {
     sampled.token = fork.replay.front();
     fork.replay.pop_front();
     fork.sampler->Accept(sampled.token);
@@ -164,9 +173,8 @@ bool DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<co
   fork.last_token = sampled.token;
   ++fork.num_output;
   fork.finished = sampled.finish != FinishReason::kNone;
-  if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free);
+  if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free_);
   if (fork.finished) fork.Free();
-  return !replays;
 }
 
 }  // namespace spl::engine

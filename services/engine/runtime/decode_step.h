@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/step_offer.h"
+#include "services/engine/runtime/token_delivery.h"
 
 namespace spl::engine {
 
@@ -19,7 +21,8 @@ namespace spl::engine {
 class DecodeStep {
  public:
   // All outlive it.
-  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity);
+  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
+             TokenDelivery& delivery);
 
   // Heads whose pages have arrived see everything from the next step on.
   void RestoreHeads();
@@ -33,6 +36,9 @@ class DecodeStep {
   StepOffer* Offer();
   // Takes what came of it when it was taken along; errors as Run.
   absl::Status Land();
+
+  uint64_t num_steps() const { return num_steps_; }  // passes of the model, those that took the batch along included
+  double model_s() const { return model_s_; }        // time of the other passes, up to the sampled tokens
 
  private:
   struct Row {
@@ -51,19 +57,23 @@ class DecodeStep {
   void MakeGroups();
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);
+  absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
   void TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled);
+  // Takes the token that a continuation has drawn, or puts the one that it replays in its place.
+  void TakeToken(DecodeFork& fork, SampledToken& sampled);
   // Ends the sequences of a pass that failed; DataLoss as Run.
   absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
-  // Takes the token that row `row` has drawn, or the one that is replayed. True: the client has not got it yet.
-  bool TakeToken(DecodeFork& fork, SampledToken& sampled, std::span<const int64_t> keep_free);
 
   const Model& model_;
   ParallelExecutor& executor_;
   PagePool& pool_;
   DecodeBatch& batch_;
   DecodeFidelity& fidelity_;
+  TokenDelivery& delivery_;
   RowSampler row_sampler_;
   const int64_t streams_of_rank_;
+  uint64_t num_steps_ = 0;
+  double model_s_ = 0;
 
   // Of the step under way; kept for their memory.
   std::vector<Group> groups_;

@@ -27,16 +27,16 @@ TEST_F(DecodeAdmissionTest, AChoiceByAPromptHoldsUpOthersForASliceAtMost) {
   const Tokens expected = Expected(short_prompt, Greedy(200));
   Start(8192, 16384, {}, {.executor = {.max_rows = kRows}});
   const int64_t free = decode_pool_->num_free();
-  std::atomic<int> decoded{0};
-  on_tokens_ = [&] { ++decoded; };
+  ScopedFaults disarm;
+  ASSERT_TRUE(ArmFault("engine.decode_step", {.kind = FaultKind::kNone}).ok());
+  const auto decoded = [] { return static_cast<int>(FaultHits("engine.decode_step")); };
   const auto runner = Submit(short_prompt, Greedy(200));
   ASSERT_TRUE(EventuallyRunning());
-  on_tokens_ = nullptr;
   selection_ = Selector("h2o", 64);
   std::atomic<int> came{-1}, began{-1};
   change_decode_ = [&](DecodeRequest& request) {
-    came = decoded.load();
-    request.on_start = [&] { began = decoded.load(); };
+    came = decoded();
+    request.on_start = [&] { began = decoded(); };
   };
   const auto chooser = Submit(long_prompt, Greedy(5));
   ASSERT_TRUE(chooser->Wait() && runner->Wait());

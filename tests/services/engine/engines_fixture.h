@@ -218,7 +218,7 @@ class EnginesTest : public testing::Test {
 
   // Of what is submitted from here on.
   DecodeOptions selection_;
-  std::function<void()> on_tokens_;  // called with each step's tokens, by the engine's thread that decodes; may be null
+  std::function<void()> on_tokens_;  // called with each step's tokens, by the thread that delivers them; may be null
   std::function<void(DecodeRequest&)> change_decode_;  // what arrives at the decode engine; may be null
 
   bool EventuallyRunning() {
@@ -257,7 +257,7 @@ class EnginesTest : public testing::Test {
         for (size_t i = 0; i < result.first_tokens.size(); ++i)
           outcome->tokens[i].push_back(result.first_tokens[i].token);
       }
-      next.on_tokens = [outcome, watch](std::vector<DecodeToken> tokens) {
+      next.on_tokens = [outcome, watch](std::span<const DecodeToken> tokens) {
         if (watch) watch();
         std::lock_guard lock(outcome->mutex);
         for (const DecodeToken& t : tokens) {

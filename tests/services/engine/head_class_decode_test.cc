@@ -133,7 +133,7 @@ TEST_F(HeadClassDecodeTest, SequencesOfDifferentClassesShareABatch) {
       next.sampling = Greedy(60);
       next.first_tokens = result.first_tokens;
       one.outcome->tokens[0].push_back(result.first_tokens[0].token);
-      next.on_tokens = [outcome = one.outcome](const std::vector<DecodeToken>& tokens) {
+      next.on_tokens = [outcome = one.outcome](std::span<const DecodeToken> tokens) {
         for (const DecodeToken& t : tokens) outcome->tokens[0].push_back(t.token.token);
       };
       next.on_done = [outcome = one.outcome](const absl::Status& s) { outcome->Finish(s); };

@@ -257,7 +257,7 @@ class HeadRestoreTest : public EnginesTest {
       next.first_tokens = result.first_tokens;
       run.tokens.push_back(result.first_tokens[0].token);
       next.on_restore = [&](const HeadRestoreReport& report) { run.report = report; };
-      next.on_tokens = [&](const std::vector<DecodeToken>& tokens) {
+      next.on_tokens = [&](std::span<const DecodeToken> tokens) {
         for (const DecodeToken& t : tokens) run.tokens.push_back(t.token.token);
       };
       next.on_done = [&](const absl::Status& s) { outcome.Finish(s); };

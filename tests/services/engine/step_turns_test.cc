@@ -221,7 +221,11 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   prefill.canonical_prefill = false;
   DecodeEngineOptions decode;
   decode.turns = turns;
-  Start(16384, 16384, prefill, decode);
+  // It runs in each step of a sequence that chooses tokens, and so in a turn. The choice is of all there are.
+  std::function<void()> in_a_step;
+  decode.fidelity = {
+      .share = 1, .interval = 1, .report = [&](std::string_view, const LogitAgreement&, double) { in_a_step(); }};
+  selection_ = Selector("streaming", 4096);
   std::mt19937 random(4);
   const std::vector<int32_t> running = RandomPrompt(random, 100), long_prompt = RandomPrompt(random, 1280);
   struct Moment {  // of a step or a slice, in its turn
@@ -230,12 +234,13 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   };
   std::atomic<size_t> num_steps = 0, num_slices = 0;
   std::vector<Moment> steps, slices;  // each of its engine's thread; read when that has ended
-  on_tokens_ = [&] {
+  in_a_step = [&] {
     steps.push_back({num_steps, num_slices, turns->num_waiting() > 0});
     ++num_steps;
   };
+  Start(16384, 16384, prefill, decode);
   auto stream = Submit(running, Greedy(600));
-  on_tokens_ = nullptr;
+  selection_ = {};
   while (num_steps < 3) std::this_thread::yield();
   auto other = Submit(long_prompt, Greedy(4), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
                       [&](PrefillRequest& request) {
@@ -276,7 +281,7 @@ TEST_F(SharedDeviceTest, APromptWithTooManyNewTokensIsRefusedBeforeItIsComputed)
   auto refused = Submit(prompt, Greedy(4), never, SteadyTime::max(), at_most(299));
   ASSERT_TRUE(refused->Wait());
   EXPECT_EQ(refused->status.code(), absl::StatusCode::kResourceExhausted) << refused->status;
-  EXPECT_EQ(prefill_->pool().num_free(), prefill_->pool().num_pages());
+  EXPECT_TRUE(test::Eventually([&] { return prefill_->pool().num_free() == prefill_->pool().num_pages(); }));
   auto exact = Submit(prompt, Greedy(4), never, SteadyTime::max(), at_most(300));
   ASSERT_TRUE(exact->Wait() && exact->status.ok()) << exact->status;
   // Its start is there now.
