@@ -27,7 +27,7 @@ class DecodeBatch {
   using Sequence = std::unique_ptr<DecodeSequence>;
 
   // Both outlive it. `shared` is told when pages were freed; null: nobody is.
-  DecodeBatch(TokenDelivery& delivery, SharedPool* shared) : delivery_(delivery), shared_(shared) {}
+  DecodeBatch(SharedPool* shared, TokenDelivery& delivery) : shared_(shared), delivery_(delivery) {}
 
   // Puts a sequence where it belongs by its age.
   void Wait(Sequence sequence);
@@ -51,8 +51,8 @@ class DecodeBatch {
   bool TakeLookAgain() { return std::exchange(look_again_, false); }
 
  private:
-  TokenDelivery& delivery_;
   SharedPool* const shared_;
+  TokenDelivery& delivery_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
   bool look_again_ = false;

@@ -27,7 +27,7 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       executor_(std::move(executor)),
       delivery_(options.max_undelivered),
       fidelity_(executor_->model(), options.fidelity),
-      batch_(delivery_, options.shared.get()),
+      batch_(options.shared.get(), delivery_),
       preemption_(executor_->model(), pool, options.shared.get(), batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
@@ -171,13 +171,6 @@ bool DecodeEngine::StartsOnDevice() const {
   });
 }
 
-// Who waits for a sequence hears of its end first: nothing may be left of this process.
-void DecodeEngine::LoseDevice(const absl::Status& lost) {
-  Publish();
-  delivery_.WaitForAll();
-  options_.on_device_lost(lost);
-}
-
 void DecodeEngine::RunStep(StepTurns::Turn turn) {
   if (options_.turns != nullptr && !turn.held()) {
     // Passes of prompts reach the pages only in a pool that is theirs, too.
@@ -185,7 +178,7 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
       std::optional<StepTurns::Turn> own = options_.turns->TakeOrRide(*offer);
       if (!own.has_value()) {
         options_.turns->NoteTokens(static_cast<int64_t>(offer->rows.size()));
-        if (const absl::Status lost = step_.Land(); !lost.ok()) LoseDevice(lost);
+        if (const absl::Status lost = step_.Land(); !lost.ok()) TellDeviceLost(lost);
         return;
       }
       turn = *std::move(own);
@@ -195,9 +188,16 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
   }
   const auto start = Clock::now();
   if (options_.turns != nullptr) options_.turns->NoteTokens(static_cast<int64_t>(batch_.counts().running));
-  if (const absl::Status lost = step_.Run(); !lost.ok()) return LoseDevice(lost);
+  if (const absl::Status lost = step_.Run(); !lost.ok()) return TellDeviceLost(lost);
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
+}
+
+// Everybody has heard of the end of their sequences before the process ends.
+void DecodeEngine::TellDeviceLost(const absl::Status& status) {
+  Publish();
+  delivery_.WaitForAll();
+  options_.on_device_lost(status);
 }
 
 void DecodeEngine::Publish() {

@@ -48,8 +48,8 @@ struct DecodeLoad {
   int64_t held_pages = 0;    // by sequences; a page that two share counts twice
   uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
   double step_s = 0;         // smoothed duration of a step
-  uint64_t num_steps = 0;    // passes of the model so far
-  double model_s = 0;        // their time; the rest is what the engine thread does between them, or waits
+  uint64_t num_steps = 0;    // so far: passes of the model, those that took a step along included
+  double model_s = 0;        // time of the other passes; the rest is what the engine thread does in between, or waits
 };
 
 // Owns one engine thread, and one that runs the callbacks of requests (TokenDelivery). DecodeAdmission says who joins
@@ -89,7 +89,7 @@ class DecodeEngine {
   // Whether a sequence that waits runs the model, or works on device memory, before its first step.
   bool StartsOnDevice() const;
   void RunStep(StepTurns::Turn turn);
-  void LoseDevice(const absl::Status& lost);
+  void TellDeviceLost(const absl::Status& status);
   // Makes known what has changed: load() to callers, tokens and ends to their listeners.
   void Publish();
 

@@ -117,12 +117,6 @@ absl::Status DecodeStep::Land() {
   return absl::OkStatus();
 }
 
-absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
-  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, RunModel(rows));
-  TakeTokens(rows, std::move(sampled));
-  return absl::OkStatus();
-}
-
 void DecodeStep::DescribeRows(std::span<const Row> rows) {
   decode_rows_.clear();
   samplers_.clear();
@@ -135,20 +129,26 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   }
 }
 
-absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const Row> rows) {
+absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
   SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, RunModel(rows));
+  TakeTokens(rows, std::move(sampled));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const Row> rows) {
   DescribeRows(rows);
   const auto start = std::chrono::steady_clock::now();
   SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
   SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
   SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.Sample(executor_, samplers_));
-  ++num_steps_;
   model_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return sampled;
 }
 
 void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled) {
+  ++num_steps_;
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
   std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
   for (size_t i = 0; i < rows.size();) {

@@ -37,8 +37,8 @@ class DecodeStep {
   // Takes what came of it when it was taken along; errors as Run.
   absl::Status Land();
 
-  uint64_t num_steps() const { return num_steps_; }  // passes of the model
-  double model_s() const { return model_s_; }        // their time, up to the sampled tokens
+  uint64_t num_steps() const { return num_steps_; }  // passes of the model, those that took the batch along included
+  double model_s() const { return model_s_; }        // time of the other passes, up to the sampled tokens
 
  private:
   struct Row {
@@ -57,12 +57,12 @@ class DecodeStep {
   void MakeGroups();
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);
-  void TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled);
-  // Ends the sequences of a pass that failed; DataLoss as Run.
-  absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
   absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
+  void TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled);
   // Takes the token that a continuation has drawn, or puts the one that it replays in its place.
   void TakeToken(DecodeFork& fork, SampledToken& sampled);
+  // Ends the sequences of a pass that failed; DataLoss as Run.
+  absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
 
   const Model& model_;
   ParallelExecutor& executor_;
