@@ -19,6 +19,11 @@ FaultPoint step_fault("engine.prefill.step");
 
 // A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
 constexpr int32_t kLeastRowsWithRiders = 256;
+// Short prompts wait for others for so long, where at least so many sequences are decoded.
+constexpr std::chrono::milliseconds kGatherTime{25};
+constexpr size_t kManyRiders = 64;
+// Prompts that wait are computed within so many passes, where the ITL target allows it.
+constexpr int64_t kPassesToDrain = 16;
 // A pass of fewer rows costs little less, so that a step that is due waits for so many.
 constexpr int32_t kLeastRows = 128;
 
@@ -26,7 +31,23 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
+// A pass of few prompt rows that takes a large step along costs more than the recorded step: short prompts gather for a
+// few steps.
+bool PrefillPasses::CanWait() const {
+  if (options_.shared == nullptr || options_.turns->num_offered() < kManyRiders ||
+      meter_.load(0).queued_tokens >= kLeastRowsWithRiders)
+    return false;
+  const auto now = Clock::now();
+  const std::vector<Job> jobs = queue_.RunningInOrder(now);
+  return std::all_of(jobs.begin(), jobs.end(),
+                     [&](const Job& job) { return now - job->stats.submitted < kGatherTime; });
+}
+
 std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
+  if (CanWait()) {
+    options_.turns->WaitForStep(kGatherTime);
+    return {};  // more may have come
+  }
   const StepTurns::Turn turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kPrompts);
   const auto start = Clock::now();
   (void)step_fault.Hit();
@@ -73,7 +94,7 @@ bool PrefillPasses::IsPlain(const PassLayers& layers) const {
 }
 
 // As many as are computed until the next decode step is due on a device that is shared. Of a pass that takes a step
-// along as many as keep prompts and running sequences in balance.
+// along as many as keep prompts and running sequences in balance, and more while prompts queue.
 int32_t PrefillPasses::RowsOfPass(bool plain) const {
   const int32_t most = executor_.max_rows();
   if (options_.turns == nullptr) return most;
@@ -81,13 +102,15 @@ int32_t PrefillPasses::RowsOfPass(bool plain) const {
   const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
   if (time == std::chrono::nanoseconds::max()) return most;
   double rows = Seconds(time) * meter_.load(0).tokens_per_s;
-  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0)
-    rows = std::min(rows, per_token * riders);
-  const double least = riders > 0 ? kLeastRowsWithRiders : kLeastRows;
-  rows = std::clamp(rows, std::min<double>(least, most), static_cast<double>(most));
-  // Whole pages, riders included.
-  const int32_t whole = static_cast<int32_t>(rows) / kernels::kPageTokens * kernels::kPageTokens;
-  return std::max(whole - riders, std::min(most, kernels::kPageTokens));
+  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0) {
+    const auto waiting = static_cast<double>(meter_.load(0).queued_tokens);
+    rows = std::min(rows, std::max(per_token * riders, waiting / kPassesToDrain));
+  }
+  // Whole pages; riders come on top.
+  const int32_t least = riders > 0 ? kLeastRowsWithRiders : kLeastRows, room = std::max(1, most - riders);
+  const int32_t whole =
+      static_cast<int32_t>(std::min<double>(rows, most)) / kernels::kPageTokens * kernels::kPageTokens;
+  return std::min(std::max(whole, least), room);
 }
 
 PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {

@@ -46,6 +46,7 @@ class PrefillPasses {
     PassLayers layers;
     StepOffer* riders = nullptr;  // a decode step that shares the pass; null: none
   };
+  bool CanWait() const;
   Pass Choose(std::vector<Ended>& ended);
   bool IsPlain(const PassLayers& layers) const;
   int32_t RowsOfPass(bool plain) const;

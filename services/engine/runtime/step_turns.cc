@@ -123,6 +123,13 @@ void StepTurns::SetPromptsReady(bool ready) {
   if (std::exchange(prompts_ready_, ready) != ready) changed_.notify_all();
 }
 
+void StepTurns::WaitForStep(std::chrono::nanoseconds at_most) {
+  std::unique_lock lock(mutex_);
+  prompts_ready_ = false;
+  changed_.notify_all();
+  changed_.wait_for(lock, at_most, [&, before = num_turns_] { return num_turns_ != before || !decoding_; });
+}
+
 void StepTurns::SetDecoding(bool decoding) {
   std::lock_guard lock(mutex_);
   if (std::exchange(decoding_, decoding) != decoding) changed_.notify_all();
@@ -172,6 +179,7 @@ void StepTurns::Turn::End() {
     const std::chrono::nanoseconds took = now - turns->turn_start_;
     turns->step_time_ += (took - turns->step_time_) / (turns->step_time_.count() == 0 ? 1 : 8);
     turns->last_step_ = now;
+    ++turns->num_turns_;
   }
   turns->changed_.notify_all();
 }

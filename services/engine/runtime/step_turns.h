@@ -71,6 +71,10 @@ class StepTurns {
 
   // Whether a prompt has a slice to run, also between two of its turns.
   void SetPromptsReady(bool ready);
+  // Lets a decode step go in front of prompts that can wait: returns when one has ended, or nothing is decoded, or
+  // after `at_most`.
+  void WaitForStep(std::chrono::nanoseconds at_most);
+
   // Whether sequences wait for their next token, also between two of their turns.
   void SetDecoding(bool decoding);
 
@@ -109,13 +113,13 @@ class StepTurns {
   bool decoding_ = false;
   bool last_decoded_ = false;  // kind of the last turn
   Time turn_start_;
-  Time last_step_;                         // end of the last decode turn
-  std::chrono::nanoseconds step_time_{0};  // smoothed length of decode turns
-  StepOffer* offered_ = nullptr;           // the step that waits and may be taken along
-  StepOffer* aboard_ = nullptr;            // the one that was
-  bool boards_ = true;                     // passes of prompts take steps along
-  bool landed_ = false;                    // the last pass did; the next step is being prepared
-  uint64_t num_rides_ = 0;
+  Time last_step_;                              // end of the last decode turn
+  std::chrono::nanoseconds step_time_{0};       // smoothed length of decode turns
+  StepOffer* offered_ = nullptr;                // the step that waits and may be taken along
+  StepOffer* aboard_ = nullptr;                 // the one that was
+  bool boards_ = true;                          // passes of prompts take steps along
+  bool landed_ = false;                         // the last pass did; the next step is being prepared
+  uint64_t num_rides_ = 0, num_turns_ = 0;      // the second: of decode steps
   double recent_rows_ = 0, recent_tokens_ = 0;  // each decays with kMemory
   Time noted_;
 };
