@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(v1::DecodeEndpoint endpoint, server->MakePool(options));
   engine::DecodeEngineOptions engine_options = options.engine;
   const bool prefills = options.local_prefill.max_new_tokens > 0;
-  if (prefills || options.shares_pool) engine_options.turns = std::make_shared<engine::StepTurns>(options.itl_target);
+  if ((prefills || options.shares_pool) && options.itl_target.has_value())
+    engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
   if (options.shares_pool) server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
   engine_options.shared = server->shared_;
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](

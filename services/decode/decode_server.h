@@ -36,7 +36,9 @@ struct DecodeServerOptions {
   local_prefill::LocalPrefillOptions local_prefill;
   // A prefill worker of this process will compute in the pool (shared()).
   bool shares_pool = false;
-  std::chrono::milliseconds itl_target = engine::StepTurns::kDefaultItlTarget;  // StepTurns, where prompts are computed
+  // Of the turns that prompts and decode steps take where prompts are computed, too (engine::StepTurns). nullopt: both
+  // run at the same time.
+  std::optional<std::chrono::milliseconds> itl_target = engine::StepTurns::kDefaultItlTarget;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
   // Host that routers and peers use to reach this worker, for gRPC and KV; empty: the host it listens on.

@@ -103,10 +103,10 @@ Command MakeServeCommand(CLI::App& root) {
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   app.add_option("--itl-target-ms", c.itl_target_ms,
-                 "while prompts are computed, running sequences get their next token after this time at the latest "
-                 "(where a slice of 128 tokens and a decode step fit into it); 0: slices and decode steps alternate")
-      ->check(CLI::Range(0, 60000))
-      ->capture_default_str();
+                 "prompts and decode steps take turns: while prompts are computed, running sequences get their next "
+                 "token after this time at the latest (where a slice of 128 tokens and a step fit into it); 0: slices "
+                 "and steps alternate. Default: 50 on a CPU; on a GPU no turns, both run at the same time")
+      ->check(CLI::Range(0, 60000));
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

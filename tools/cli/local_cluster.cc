@@ -94,7 +94,11 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   decode.engine.executor.max_rows = options.max_sequences;
   decode.engine.fidelity.share = options.fidelity_share;
   decode.shares_pool = shares_pool;
-  decode.itl_target = std::chrono::milliseconds(options.itl_target_ms);
+  decode.itl_target.reset();
+  if (options.itl_target_ms.has_value())
+    decode.itl_target = std::chrono::milliseconds(*options.itl_target_ms);
+  else if (model->backend().host_memory())
+    decode.itl_target = engine::StepTurns::kDefaultItlTarget;
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(decode_, decode::DecodeServer::Start(decode_model, decode));
 

@@ -42,8 +42,10 @@ struct LocalClusterOptions {
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
-  int32_t slice_tokens = 0;    // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
-  int64_t itl_target_ms = 50;  // engine::StepTurns, where both workers share a device
+  int32_t slice_tokens = 0;  // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
+  // Turns of prompts and decode steps (engine::StepTurns), where both workers share a pool; nullopt: 50 ms on a CPU,
+  // none on a GPU, which runs both at the same time.
+  std::optional<int64_t> itl_target_ms;
   double fidelity_share = 0.01;
   TraceOptions trace;
 };

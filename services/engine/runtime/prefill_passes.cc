@@ -34,7 +34,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 // A pass of few prompt rows that takes a large step along costs more than the recorded step: short prompts gather for a
 // few steps.
 bool PrefillPasses::CanWait() const {
-  if (options_.shared == nullptr || options_.turns->num_offered() < kManyRiders ||
+  if (options_.shared == nullptr || options_.turns == nullptr || options_.turns->num_offered() < kManyRiders ||
       meter_.load(0).queued_tokens >= kLeastRowsWithRiders)
     return false;
   const auto now = Clock::now();
@@ -140,7 +140,7 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
 
 // A decode step that waits shares the pass, where its slices are plain ones.
 void PrefillPasses::Board(Pass& pass) {
-  if (options_.shared == nullptr || options_.turns->num_offered() == 0) return;
+  if (options_.shared == nullptr || options_.turns == nullptr || options_.turns->num_offered() == 0) return;
   const bool plain =
       IsPlain(pass.layers) && std::all_of(pass.slices.begin(), pass.slices.end(),
                                           [](const PrefillSlice& slice) { return slice.observers == nullptr; });

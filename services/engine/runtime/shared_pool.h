@@ -21,7 +21,7 @@ namespace spl::engine {
 // Both engines attach themselves and detach before they end. Any thread may call; no engine's lock may be held.
 class SharedPool {
  public:
-  // `pool` outlives it. `turns`: those of the device; never null.
+  // `pool` outlives it. `turns`: those of the device; null: both engines run at the same time.
   SharedPool(PagePool& pool, std::shared_ptr<StepTurns> turns) : pool_(pool), turns_(std::move(turns)) {}
 
   PagePool& pool() const { return pool_; }

@@ -97,8 +97,15 @@ TEST_P(InPlaceTest, SequencesThatGiveWayComeBack) {
   }
 }
 
-// Decode steps share passes with slices of prompts; tokens are what they are without company.
-TEST_P(InPlaceTest, RunningSequencesRideInPassesOfPrompts) {
+// With turns decode steps share passes with slices of prompts, without them both run at the same time. Tokens are what
+// they are without company.
+class TurnsTest : public InPlaceTest {
+ protected:
+  // Four sequences that are decoded when six long prompts come.
+  void RunBesidePrompts();
+};
+
+void TurnsTest::RunBesidePrompts() {
   StartWorkers("none");
   v1::SamplingParams sampled = Sampling(150);
   sampled.set_temperature(0.8f);
@@ -123,8 +130,18 @@ TEST_P(InPlaceTest, RunningSequencesRideInPassesOfPrompts) {
     ASSERT_TRUE(results[i].run.ok() && results[i].stream.ok()) << i << ": " << results[i].run << results[i].stream;
     EXPECT_EQ(results[i].tokens, Expected(prompt_of(i), sampling_of(i))) << i;
   }
-  EXPECT_GE(decode_->shared()->turns()->num_rides(), 5u);
   EXPECT_TRUE(PagesComeBack());
+}
+
+TEST_P(TurnsTest, RunningSequencesRideInPassesOfPrompts) {
+  RunBesidePrompts();
+  EXPECT_GE(decode_->shared()->turns()->num_rides(), 5u);
+}
+
+TEST_P(TurnsTest, WithoutTurnsBothRunAtTheSameTime) {
+  itl_target_.reset();
+  RunBesidePrompts();
+  EXPECT_EQ(decode_->shared()->turns(), nullptr);
 }
 
 TEST_P(InPlaceTest, WhoLeavesFreesThePages) {
@@ -198,9 +215,9 @@ TEST_P(InPlaceTest, ACommitThatHandsNothingOverIsRefused) {
   EXPECT_TRUE(PagesComeBack());
 }
 
-INSTANTIATE_TEST_SUITE_P(OnePool, InPlaceTest,
-                         testing::Values(Way{"in place", false, "in place"}, Way{"in place", true, "in place"}),
-                         WayName);
+const Way kOnePool[] = {{"in place", false, "in place"}, {"in place", true, "in place"}};
+INSTANTIATE_TEST_SUITE_P(OnePool, InPlaceTest, testing::ValuesIn(kOnePool), WayName);
+INSTANTIATE_TEST_SUITE_P(OnePool, TurnsTest, testing::ValuesIn(kOnePool), WayName);
 
 using SeparatePoolsTest = WorkersTest;
 
