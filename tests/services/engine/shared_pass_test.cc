@@ -20,6 +20,7 @@ constexpr int32_t kMaxRows = 256;
 class SharedPassTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
+    if (test::OnGpu() && GetParam() > 1) GTEST_SKIP() << "ranks want a GPU each";
     const auto devices = test::DevicesOf(test::OnGpu() ? "cuda" : "cpu", GetParam());
     ASSERT_TRUE(devices.ok()) << devices.status();
     auto model = Model::Load(test::kTinyModel, *devices);
