@@ -76,8 +76,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   server->model_ = model;
   SPLICE_ASSIGN_OR_RETURN(v1::DecodeEndpoint endpoint, server->MakePool(options));
   engine::DecodeEngineOptions engine_options = options.engine;
-  const bool prefills = options.local_prefill.max_new_tokens > 0;
-  if ((prefills || options.shares_pool) && options.itl_target.has_value())
+  if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())
     engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
   if (options.shares_pool) server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
   engine_options.shared = server->shared_;
@@ -98,7 +97,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
       *server->engine_, ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get()}, endpoint,
       service_options, server->metrics_, *server->tracer_);
   std::vector<grpc::Service*> services = {server->service_.get()};
-  if (prefills) {
+  if (options.local_prefill.enabled()) {
     const local_prefill::DecodeHost self{.model = model,
                                          .transport = *server->transport_,
                                          .turns = engine_options.turns,

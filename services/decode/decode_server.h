@@ -36,8 +36,8 @@ struct DecodeServerOptions {
   local_prefill::LocalPrefillOptions local_prefill;
   // A prefill worker of this process will compute in the pool (shared()).
   bool shares_pool = false;
-  // Of the turns that prompts and decode steps take where prompts are computed, too (engine::StepTurns). nullopt: both
-  // run at the same time.
+  // Target of the turns that prompts and decode steps take where prompts are computed, too (engine::StepTurns).
+  // nullopt: both run at the same time.
   std::optional<std::chrono::milliseconds> itl_target = engine::StepTurns::kDefaultItlTarget;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};

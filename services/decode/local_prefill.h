@@ -31,6 +31,7 @@ namespace spl::local_prefill {
 struct LocalPrefillOptions {
   // Longest prompt to compute here, in tokens that have no KV yet; 0: none.
   uint32_t max_new_tokens = 0;
+  bool enabled() const { return max_new_tokens > 0; }
   // Bytes of a page pool of its own, for prompts while they are computed, and then for their prefixes.
   uint64_t kv_bytes = 256ull << 20;
   int32_t slice_tokens = 128;  // rows between two decode steps: running sequences wait for one slice
