@@ -261,9 +261,9 @@ void JudgeLimits(const DoctorFacts& f, uint64_t pool_bytes, Findings& out) {
     out.Fine("huge pages", f.transparent_huge_pages.empty() ? "not told" : f.transparent_huge_pages);
   const std::string pools = FormatByteSize(pool_bytes);
   if (!f.shm_free_bytes.has_value())
-    out.Advice("/dev/shm", "there is none", "room for both KV pools, " + pools, "mount -t tmpfs tmpfs /dev/shm");
+    out.Advice("/dev/shm", "there is none", "room for the KV pool, " + pools, "mount -t tmpfs tmpfs /dev/shm");
   else if (*f.shm_free_bytes < pool_bytes)
-    out.Advice("/dev/shm", FormatByteSize(*f.shm_free_bytes) + " free", "room for both KV pools, " + pools,
+    out.Advice("/dev/shm", FormatByteSize(*f.shm_free_bytes) + " free", "room for the KV pool, " + pools,
                "mount -o remount,size=… /dev/shm; --shm-size (docker); an emptyDir with medium: Memory (Kubernetes)");
   else
     out.Fine("/dev/shm", FormatByteSize(*f.shm_free_bytes) + " free");
@@ -271,7 +271,7 @@ void JudgeLimits(const DoctorFacts& f, uint64_t pool_bytes, Findings& out) {
   if (f.model.has_value() && f.gpus.empty()) needed += f.model->weight_bytes;
   const std::string memory = FormatByteSize(f.memory_available_bytes) + " available";
   if (f.memory_available_bytes < needed)
-    out.Wrong("memory", memory, FormatByteSize(needed) + " for weights and both KV pools",
+    out.Wrong("memory", memory, FormatByteSize(needed) + " for weights and the KV pool",
               "a smaller --kv-bytes, or more memory");
   else
     out.Fine("memory", memory);

@@ -205,11 +205,11 @@ TEST(DoctorChecksTest, Limits) {
   EXPECT_EQ(After([](auto& f) { f.transparent_huge_pages = "never"; }, "huge pages").level, DoctorLevel::kAdvice);
   EXPECT_EQ(After([](auto& f) { f.shm_free_bytes = 64 << 20; }, "/dev/shm").level, DoctorLevel::kAdvice);
   EXPECT_EQ(After([](auto& f) { f.shm_free_bytes = std::nullopt; }, "/dev/shm").level, DoctorLevel::kAdvice);
-  EXPECT_EQ(After([](auto& f) { f.shm_free_bytes = 12 * kGiB; }, "/dev/shm", {.kv_bytes = 8 * kGiB}).level,
+  EXPECT_EQ(After([](auto& f) { f.shm_free_bytes = 12 * kGiB; }, "/dev/shm", {.kv_bytes = 16 * kGiB}).level,
             DoctorLevel::kAdvice);
   const auto on_the_cpu = [](DoctorFacts& f) {
     f.gpus.clear();
-    f.memory_available_bytes = 2 * kGiB + kGiB / 2;  // two pools, and half of the weights
+    f.memory_available_bytes = kGiB + kGiB / 2;  // the pool, and half of the weights
   };
   EXPECT_EQ(FindingOf(JudgeDoctorFacts(
                           [&] {
@@ -241,10 +241,10 @@ TEST(DoctorChecksTest, KvPool) {
   EXPECT_EQ(pools.level, DoctorLevel::kWrong);
   EXPECT_THAT(pools.value, HasSubstr("--kv-bytes auto"));
   f.gpus.clear();
-  f.memory_available_bytes = 31 * kGiB;  // on the CPU half of it, for a sequence that does not fit
+  f.memory_available_bytes = 31 * kGiB;  // on the CPU half of what the weights leave, for a sequence that does not fit
   pools = FindingOf(JudgeDoctorFacts(f, {}), "kv pool");
   EXPECT_EQ(pools.level, DoctorLevel::kAdvice);
-  EXPECT_THAT(pools.value, HasSubstr("15.5 GiB (126976 tokens)"));
+  EXPECT_THAT(pools.value, HasSubstr("15.0 GiB (122880 tokens)"));
 }
 
 TEST(DoctorChecksTest, PortsModelAndDisk) {
