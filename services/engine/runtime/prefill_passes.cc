@@ -93,12 +93,14 @@ bool PrefillPasses::IsPlain(const PassLayers& layers) const {
   return layers == PassLayers{{0, model_.config().num_layers}};
 }
 
-// As many as are computed until the next decode step is due on a device that is shared. Of a pass that takes a step
-// along as many as keep prompts and running sequences in balance, and more while prompts queue.
+// What a method chooses may depend on where its slices end: prompts that are not plain have the slices that they would
+// have without company. Of others as many rows as are computed until the next decode step is due on a shared device. Of
+// a pass that takes a step along as many as keep prompts and running sequences in balance, and more while prompts
+// queue.
 int32_t PrefillPasses::RowsOfPass(bool plain) const {
   const int32_t most = executor_.max_rows();
-  if (options_.turns == nullptr) return most;
-  const auto riders = static_cast<int32_t>(plain && options_.shared != nullptr ? options_.turns->num_offered() : 0);
+  if (!plain || options_.turns == nullptr) return most;
+  const auto riders = static_cast<int32_t>(options_.shared != nullptr ? options_.turns->num_offered() : 0);
   const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
   if (time == std::chrono::nanoseconds::max()) return most;
   double rows = Seconds(time) * meter_.load(0).tokens_per_s;
@@ -126,7 +128,9 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
       meter_.SetQueued(job->queued, static_cast<int64_t>(std::ceil(job->run->remaining_work())));
     }
     if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
-    if (pass.jobs.empty()) room = RowsOfPass(IsPlain(job->run->layers()));
+    // What a method chooses may depend on where its slices end: those of prompts that are not exact are as they would
+    // be without company.
+    if (pass.jobs.empty()) room = RowsOfPass(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
     const PrefillSlice slice = job->NextSlice(room);
     if (slice.tokens.empty()) continue;
     pass.layers = job->run->layers();
