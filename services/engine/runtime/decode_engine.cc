@@ -126,7 +126,6 @@ void DecodeEngine::RunLoop() {
     if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
     if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
-    Publish();
     step_.RestoreHeads();
     preemption_.GrowOrPreempt();
     Publish();

@@ -4,9 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "services/base/check.h"
 #include "services/base/status.h"
-#include "services/engine/methods/selection_methods.h"
+#include "services/engine/runtime/decode_room.h"
 #include "services/engine/runtime/local_generator.h"
 
 namespace spl::engine {
@@ -42,21 +41,12 @@ void DecodePreemption::GrowOrPreempt() {
 bool DecodePreemption::EvictCachedFor(const DecodeSequence& sequence) { return MakeRoom(PagesToGoOn(sequence)); }
 
 int64_t DecodePreemption::PagesToGoOn(const DecodeSequence& sequence) const {
-  const KvShape shape = KvShapeOf(model_.config());
-  int64_t pages = shape.num_streams() * static_cast<int64_t>(sequence.num_rows());
+  int64_t pages = KvShapeOf(model_.config()).num_streams() * static_cast<int64_t>(sequence.num_rows());
   if (sequence.parked != nullptr) pages += static_cast<int64_t>(sequence.parked->bytes() / pool_.view().page_bytes());
   if (!sequence.started()) {
-    // Continuations take copies of the unfinished page, and pages beside the KV.
-    const int32_t n = sequence.request.sampling.num_forks;
-    pages += int64_t{shape.num_streams()} * n;
-    const SequenceKv& kv = *sequence.request.kv;
-    const auto selector = MakeSelectorFor(kv, sequence.request.decode, model_);
-    SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-    const auto compact = CompactNeedsOf(**selector, model_, kv.num_tokens());
-    const std::vector<int64_t> beside =
-        compact.has_value() ? CompactPages::PagesByRank(shape, *compact, pool_.view().num_ranks(), kv.num_tokens() + 1)
-                            : std::vector<int64_t>();
-    for (const int64_t of_rank : beside) pages += of_rank * n;
+    // The pool counts as free what the fullest rank has, times the ranks.
+    const std::vector<int64_t> of_rank = PagesToStart(sequence, model_, pool_);
+    pages += *std::max_element(of_rank.begin(), of_rank.end()) * static_cast<int64_t>(of_rank.size());
   }
   return std::min(pages, pool_.num_pages());
 }

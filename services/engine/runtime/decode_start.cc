@@ -8,6 +8,7 @@
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
+#include "services/engine/runtime/decode_room.h"
 #include "services/engine/runtime/local_generator.h"
 
 namespace spl::engine {
@@ -56,21 +57,7 @@ absl::Status DecodeStart::ChooseSlice(DecodeSequence& sequence) {
 }
 
 bool DecodeStart::HasRoom(const DecodeSequence& sequence) const {
-  const DecodeRequest& request = sequence.request;
-  const KvShape shape = KvShapeOf(model_.config());
-  const int num_ranks = pool_.view().num_ranks();
-  const int64_t num_tokens = request.kv->num_tokens(), copies = request.sampling.num_forks - 1;
-  const bool copies_pages = num_tokens % kernels::kPageTokens != 0;
-  std::vector<int64_t> needed(static_cast<size_t>(num_ranks),
-                              copies_pages ? copies * shape.num_streams() / num_ranks : 0);
-  const auto selector = MakeSelectorFor(*request.kv, request.decode, model_);
-  SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-  if (const auto compact = CompactNeedsOf(**selector, model_, num_tokens); compact.has_value()) {
-    const auto of_fork = CompactPages::PagesByRank(shape, *compact, num_ranks, num_tokens + 1);
-    for (size_t r = 0; r < needed.size(); ++r)
-      needed[r] += of_fork[r] * (copies + (request.compact == nullptr ? 1 : 0));
-  }
-  return pool_.HasFree(needed);
+  return pool_.HasFree(PagesToStart(sequence, model_, pool_));
 }
 
 absl::Status DecodeStart::Start(DecodeSequence& sequence) {
@@ -117,7 +104,7 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, fork.index, request.prompt,
                                            request.prior_output, num_prompt, config.max_positions);
   fork.sampler->Accept(fork.last_token);
-  // What was left out cannot be attended to for comparison.
+  // A comparison cannot attend to what was left out.
   if (request.kv->kept() == nullptr) fork.watched = fidelity_.Draw(*fork.selector, request.kv->classes());
   if (fork.index + 1 < request.sampling.num_forks) {
     SPLICE_ASSIGN_OR_RETURN(fork.kv, request.kv->Fork());
@@ -130,7 +117,7 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   return absl::OkStatus();
 }
 
-// What was reserved becomes what the first fork needs: heads may have been restored and tokens left out since. Fills
+// Turns what was reserved into what the first fork needs: heads may have been restored and tokens left out since. Fills
 // what is known of the prompt.
 absl::Status DecodeStart::TakeCompactPages(DecodeSequence& sequence, DecodeFork& fork) {
   DecodeRequest& request = sequence.request;

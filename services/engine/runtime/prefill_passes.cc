@@ -93,9 +93,9 @@ bool PrefillPasses::IsPlain(const PassLayers& layers) const {
   return layers == PassLayers{{0, model_.config().num_layers}};
 }
 
-// What a method chooses may depend on where its slices end: prompts that are not plain have the slices that they would
-// have without company. Of others as many rows as are computed until the next decode step is due on a shared device. Of
-// a pass that takes a step along as many as keep prompts and running sequences in balance, and more while prompts
+// Prompts that are not plain have the slices that they would have without company: a method's choice may depend on
+// where a slice ends. Others have as many rows as are computed until the next decode step is due on a shared device. A
+// pass that takes a step along has as many as keep prompts and running sequences in balance, and more while prompts
 // queue.
 int32_t PrefillPasses::RowsOfPass(bool plain) const {
   const int32_t most = executor_.max_rows();
@@ -128,8 +128,6 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
       meter_.SetQueued(job->queued, static_cast<int64_t>(std::ceil(job->run->remaining_work())));
     }
     if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
-    // What a method chooses may depend on where its slices end: those of prompts that are not exact are as they would
-    // be without company.
     if (pass.jobs.empty()) room = RowsOfPass(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
     const PrefillSlice slice = job->NextSlice(room);
     if (slice.tokens.empty()) continue;
@@ -144,11 +142,12 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
 
 // A decode step that waits shares the pass, where its slices are plain ones.
 void PrefillPasses::Board(Pass& pass) {
-  if (options_.shared == nullptr || options_.turns == nullptr || options_.turns->num_offered() == 0) return;
+  if (options_.shared == nullptr || options_.turns == nullptr) return;
+  size_t rows = options_.turns->num_offered();
+  if (rows == 0) return;
   const bool plain =
       IsPlain(pass.layers) && std::all_of(pass.slices.begin(), pass.slices.end(),
                                           [](const PrefillSlice& slice) { return slice.observers == nullptr; });
-  size_t rows = options_.turns->num_offered();
   for (const PrefillSlice& slice : pass.slices) rows += slice.tokens.size();
   if (!plain || rows > static_cast<size_t>(executor_.max_rows())) return options_.turns->CannotBoard();
   pass.riders = options_.turns->Board();
