@@ -27,7 +27,7 @@ void AddRanges(const engine::PositionRanges& ranges, v1::KeptPositions& position
   }
 }
 
-// What the decode worker must know of the prompt.
+// All that the decode worker must know of the prompt.
 v1::CommitRequest CommitOf(const engine::PrefillOutcome& outcome) {
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(outcome.kv->num_tokens()));

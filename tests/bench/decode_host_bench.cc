@@ -137,7 +137,8 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // Of the fastest of some rounds: others on the machine make a step slower, never faster.
+  // Takes the fastest of some rounds: others on the machine make a step slower, never faster. Looks at the load by the
+  // clock, because the engine tells nobody of a step.
   Measured Measure(const engine::DecodeEngine& engine, int32_t rows) const {
     const auto after = [&](uint64_t steps) {
       engine::DecodeLoad load = engine.load();

@@ -123,7 +123,7 @@ absl::Status DeviceCopies::CopyWithinLocked(std::span<const CopyOp> ops) {
   return run();
 }
 
-// What the stage holds goes to the device in one copy, and its pieces from there to their places.
+// Sends the stage to the device in one copy, and its pieces from there to their places.
 absl::Status DeviceCopies::SendLocked(Stage& stage, size_t turn) {
   if (stage.num_pieces > 0) {
     SPLICE_CUDA_RETURN_IF_ERROR(
@@ -186,7 +186,7 @@ absl::Status DeviceCopies::DownloadLocked(std::span<const CopyOp> ops) {
   };
   std::vector<Piece> pieces;
   size_t gathered_from = 0;  // of the stage: what is gathered begins there and ends at stage.used
-  // What was gathered travels in one copy.
+  // All that was gathered travels in one copy.
   const auto fetch = [&]() -> absl::Status {
     if (stage.num_pieces == 0) return absl::OkStatus();
     SPLICE_CUDA_RETURN_IF_ERROR(CopyPieces(stage.list(), stage.num_pieces, stream_), "copying from the GPU");

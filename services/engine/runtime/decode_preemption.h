@@ -1,4 +1,4 @@
-// What a decode engine does when its page pool runs out: the youngest sequence gives way until there is room again.
+// Makes room when a decode engine's page pool runs out: the youngest sequence gives way until there is room again.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a decode engine is asked for, and the tokens that it answers with.
+// Requests to a decode engine, and the tokens that it answers with.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What a sequence does before its first step: choices of its prompt, tokens that are replayed, its continuations.
+// Work of a sequence before its first step: choices of its prompt, tokens that are replayed, its continuations.
 #pragma once
 
 #include <cstdint>

@@ -78,9 +78,9 @@ class StepTurns {
   // Whether sequences wait for their next token, also between two of their turns.
   void SetDecoding(bool decoding);
 
-  // What was done: rows of prompts, tokens of running sequences. Prompt rows for each token, over the last seconds, is
-  // what a pass should have for each row that it takes along: with fewer prompts would queue, with more running
-  // sequences would get tokens in steps of their own, which cost the reading of all weights.
+  // Notes the work done: rows of prompts, tokens of running sequences. Prompt rows for each token, over the last
+  // seconds, is what a pass should have for each row that it takes along: with fewer prompts would queue, with more
+  // running sequences would get tokens in steps of their own, which cost the reading of all weights.
   void NotePrompts(int64_t rows) { Note(rows, 0); }
   void NoteTokens(int64_t tokens) { Note(0, tokens); }
   double PromptRowsPerToken() const;  // 0: nothing is known
