@@ -294,19 +294,22 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (job->kv) budget_.HandOut(job->kv);
   job->request.on_done(status, job->TakeOutcome(status.ok()));
-  CountFinished(false);
+  CountFinished();
 }
 
-// Engine thread, or one of the publisher.
+// Engine thread, or one of the publisher. A caller who learns that one call has ended has room for the next.
 void PrefillEngine::EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored) {
+  {
+    std::lock_guard lock(mutex_);
+    --num_publishes_;
+  }
   job.publish->on_done(status, {stored, job.stats});
-  CountFinished(true);
+  CountFinished();
 }
 
-void PrefillEngine::CountFinished(bool published) {
+void PrefillEngine::CountFinished() {
   std::lock_guard lock(mutex_);
   --num_jobs_;
-  num_publishes_ -= published ? 1 : 0;
   idle_.notify_all();
 }
 

@@ -83,7 +83,7 @@ class PrefillEngine {
   bool WorkArrived() const;
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
-  void CountFinished(bool published);
+  void CountFinished();
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<PagePool> own_pool_;  // null: the pool is shared
@@ -101,7 +101,7 @@ class PrefillEngine {
   bool stopping_ = false;
   std::vector<std::shared_ptr<Job>> inbox_;  // submitted
   size_t num_jobs_ = 0;                      // not finished
-  size_t num_publishes_ = 0;                 // of these, Publish calls
+  size_t num_publishes_ = 0;                 // Publish calls whose callers wait
 
   PageBudget budget_;
   // Engine thread only.

@@ -180,5 +180,28 @@ TEST_F(PublishTest, IsBoundedCancelledAndStopped) {
   EXPECT_EQ(prefill_->pool().num_free() > 0, true);
 }
 
+// The caller of the only call that is allowed may make the next one as soon as the first one has answered.
+TEST_F(PublishTest, AnAnswerMakesRoomForTheNextCall) {
+  options_.max_publish_calls = 1;
+  Start(8192, 8192, options_);
+  std::mt19937 random(26);
+  const auto first = RandomPrompt(random, 100), second = RandomPrompt(random, 100);
+  std::promise<absl::Status> accepted, stored;
+  PublishRequest next;
+  next.tokens = second;
+  next.segments = {{{0, 100}, kDocs}};
+  next.on_done = [&](const absl::Status& status, const PublishOutcome&) { stored.set_value(status); };
+  PublishRequest request;
+  request.tokens = first;
+  request.segments = {{{0, 100}, kDocs}};
+  request.on_done = [&](const absl::Status&, const PublishOutcome&) {
+    accepted.set_value(prefill_->Publish(std::move(next)));
+  };
+  ASSERT_TRUE(prefill_->Publish(std::move(request)).ok());
+  const absl::Status second_call = accepted.get_future().get();
+  ASSERT_TRUE(second_call.ok()) << second_call;
+  EXPECT_TRUE(stored.get_future().get().ok());
+}
+
 }  // namespace
 }  // namespace spl::engine
