@@ -209,7 +209,7 @@ void DecodeEngine::Publish() {
   load_.held_pages = counts.held_pages;
   load_.preemptions = preemption_.num_preemptions();
   load_.num_steps = step_.num_steps();
-  load_.model_s = step_.model_s();
+  load_.host_s = step_.host_s();
   lock.unlock();
   delivery_.Flush();
 }

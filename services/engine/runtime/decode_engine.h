@@ -49,7 +49,8 @@ struct DecodeLoad {
   uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
   double step_s = 0;         // smoothed duration of a step
   uint64_t num_steps = 0;    // so far: passes of the model, those that took a step along included
-  double model_s = 0;        // time of the other passes; the rest is what the engine thread does in between, or waits
+  // CPU time so far of the engine thread from the tokens of a pass that it ran to the next one's beginning.
+  double host_s = 0;
 };
 
 // Owns one engine thread, and one that runs the callbacks of requests (TokenDelivery). DecodeAdmission says who joins

@@ -38,7 +38,7 @@ class DecodeStep {
   absl::Status Land();
 
   uint64_t num_steps() const { return num_steps_; }  // passes of the model, those that took the batch along included
-  double model_s() const { return model_s_; }        // time of the other passes, up to the sampled tokens
+  double host_s() const { return host_s_; }          // DecodeLoad::host_s
 
  private:
   struct Row {
@@ -73,7 +73,8 @@ class DecodeStep {
   RowSampler row_sampler_;
   const int64_t streams_of_rank_;
   uint64_t num_steps_ = 0;
-  double model_s_ = 0;
+  double host_s_ = 0;
+  double model_ended_s_ = 0;  // when the last pass had its tokens; 0: it failed
 
   // Of the step under way; kept for their memory.
   std::vector<Group> groups_;
