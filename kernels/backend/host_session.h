@@ -16,6 +16,7 @@ class HostSession final : public Session {
   std::shared_ptr<const Fence> RecordFence() override { return nullptr; }
   absl::Status Synchronize() override { return absl::OkStatus(); }
   absl::StatusOr<const void*> ReadBack(const void* device, size_t) override { return device; }
+  absl::StatusOr<std::unique_ptr<HostCopy>> ReadBackLater(const void* device, size_t bytes) override;
 
  private:
   std::unique_ptr<ThreadPool> threads_;

@@ -68,6 +68,14 @@ class Fence {
   virtual absl::Status Wait() const = 0;
 };
 
+// A copy of device memory on its way to the host. Used by the session's thread, before the session ends.
+class HostCopy {
+ public:
+  virtual ~HostCopy() = default;
+  // Returns host memory with the bytes, once they are there; valid as long as this object.
+  virtual absl::StatusOr<const void*> Wait() = 0;
+};
+
 // Used by one thread at a time.
 class Session {
  public:
@@ -89,6 +97,8 @@ class Session {
   // Returns host memory that holds `bytes` of device memory, once all earlier work is complete; valid until the next
   // call. Returns `device` itself if the host reads device memory directly.
   virtual absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) = 0;
+  // The same without waiting: the bytes are those behind all work so far, whatever follows.
+  virtual absl::StatusOr<std::unique_ptr<HostCopy>> ReadBackLater(const void* device, size_t bytes) = 0;
 
  protected:
   KernelContext context_;

@@ -11,8 +11,9 @@ absl::Status ValidateGatherRows(const GatherRowsArgs& a) {
   if (a.table == nullptr || a.out.data == nullptr) return InvalidCall("GatherRows: null tensor");
   if (a.table == a.out.data) return InvalidCall("GatherRows: out aliases table");
   for (size_t i = 0; i < a.ids.size(); ++i) {
-    if (a.ids[i] < 0 || a.ids[i] >= a.num_table_rows) {
-      return InvalidCall("GatherRows: id ", a.ids[i], " at ", i, " is outside [0, ", a.num_table_rows, ")");
+    const int32_t id = a.last_tokens == nullptr ? a.ids[i] : a.IdOf(i);
+    if (id < 0 || id >= a.num_table_rows) {
+      return InvalidCall("GatherRows: id ", id, " at ", i, " is outside [0, ", a.num_table_rows, ")");
     }
   }
   return absl::OkStatus();

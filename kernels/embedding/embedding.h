@@ -21,6 +21,11 @@ struct GatherRowsArgs {
   std::span<const int32_t> ids;       // [num_rows]
   Activations out;                    // [num_rows, width]; not table
   bool ids_are_batch_tokens = false;  // ids are the tokens of the batch staged on the context's session
+  // Tokens of the batch before, memory of the backend: an id below 0 stands for last_tokens[-1 - id], which is read
+  // when the operation runs. Null: no id is below 0. With ids_are_batch_tokens only.
+  const int32_t* last_tokens = nullptr;
+
+  int32_t IdOf(size_t row) const { return ids[row] < 0 ? last_tokens[-1 - ids[row]] : ids[row]; }  // host memory
 };
 
 namespace ref {

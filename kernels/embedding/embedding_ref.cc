@@ -8,7 +8,7 @@ absl::Status GatherRows(const KernelContext&, const GatherRowsArgs& a) {
   if (absl::Status s = ValidateGatherRows(a); !s.ok()) return s;
   for (size_t i = 0; i < a.ids.size(); ++i) {
     for (int64_t j = 0; j < a.width; ++j) {
-      const int64_t at = a.ids[i] * a.width + j;
+      const int64_t at = a.IdOf(i) * a.width + j;
       float* out = a.out + static_cast<int64_t>(i) * a.width + j;
       switch (a.dtype) {
         case DType::kF32:

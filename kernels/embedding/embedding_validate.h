@@ -4,6 +4,6 @@
 
 namespace spl::kernels {
 
-absl::Status ValidateGatherRows(const GatherRowsArgs& args);
+absl::Status ValidateGatherRows(const GatherRowsArgs& args);  // of a backend that works in host memory
 
 }  // namespace spl::kernels

@@ -26,7 +26,8 @@ int main(int argc, char** argv) {
                           options.kv_bytes = *flags.kv_bytes;
                           options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
                           options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
-                          options.itl_target = std::chrono::milliseconds(flags.itl_target_ms);
+                          options.itl_target =
+                              spl::engine::StepTurns::TargetOf(flags.itl_target_ms, model->backend().host_memory());
                           options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
                           options.local_prefill.num_threads = flags.num_threads;
                           options.local_prefill.store_address = flags.store;
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
                           options.engine.parked_bytes = flags.parked_bytes;
                           options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;
+                          if (flags.no_async_scheduling) options.engine.async_scheduling = false;
                           options.transport = flags.transport;
                           options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
                           options.landing_bytes = flags.host_kv_bytes;

@@ -30,6 +30,9 @@ struct ModelSource {
   std::string head_classes = "auto";  // ModelOptions::head_classes
 };
 
+inline constexpr char kNoAsyncSchedulingHelp[] =
+    "on a GPU, wait for the tokens of a decode step before the next one is started: slower, for comparison";
+
 struct WorkerFlags {
   ModelSource model;
   std::string listen = "127.0.0.1:0";
@@ -49,11 +52,12 @@ struct WorkerFlags {
   std::optional<uint64_t> kv_bytes;  // for all ranks together; nullopt: auto, which RunWorker replaces by a size
   int32_t num_threads = 0;
   int32_t max_sequences = 64;                      // decode only
+  bool no_async_scheduling = false;                // decode only
   uint32_t local_prefill_tokens = 0;               // decode only
   uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
   uint64_t parked_bytes = 4ull << 30;              // decode only
   int32_t local_prefill_slice_tokens = 128;        // decode only
-  int64_t itl_target_ms = 50;                      // decode only: engine::StepTurns, with local prefill
+  std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only
   bool quantized_copies = true;              // prefill only

@@ -110,6 +110,7 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
   c.trace.Register(app);
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
   app.final_callback([flags] {

@@ -92,13 +92,10 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
+  if (options.no_async_scheduling) decode.engine.async_scheduling = false;
   decode.engine.fidelity.share = options.fidelity_share;
   decode.shares_pool = shares_pool;
-  decode.itl_target.reset();
-  if (options.itl_target_ms.has_value())
-    decode.itl_target = std::chrono::milliseconds(*options.itl_target_ms);
-  else if (model->backend().host_memory())
-    decode.itl_target = engine::StepTurns::kDefaultItlTarget;
+  decode.itl_target = engine::StepTurns::TargetOf(options.itl_target_ms, model->backend().host_memory());
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(decode_, decode::DecodeServer::Start(decode_model, decode));
 

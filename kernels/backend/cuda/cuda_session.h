@@ -61,6 +61,7 @@ class CudaSession final : public Session {
   std::shared_ptr<const Fence> RecordFence() override;
   absl::Status Synchronize() override;
   absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<HostCopy>> ReadBackLater(const void* device, size_t bytes) override;
 
   static CudaSession& Of(const KernelContext& ctx) { return static_cast<CudaSession&>(*ctx.session); }
   cudaStream_t stream() const { return stream_; }
@@ -107,12 +108,18 @@ class CudaSession final : public Session {
   };
 
   CudaSession(int device, const SessionOptions& options) : device_(device), options_(options) {}
+  // Bytes of an array, with what follows it aligned.
+  template <typename T>
+  static constexpr size_t Aligned(size_t count) {
+    return (count * sizeof(T) + 255) / 256 * 256;
+  }
   absl::Status Init();
   absl::Status StageTables(const BatchArgs& batch, std::vector<int64_t>& offsets);
   absl::Status StagePlans(const BatchArgs& batch);
   absl::Status StageSelection(const BatchArgs& batch);
+  size_t NewPagesBytes(int32_t num_pages, int32_t known) const;
   absl::Status CopyNewPages(std::span<const std::vector<int32_t>> tables, int32_t num_pages, int32_t* to,
-                            int64_t stride, int32_t& known);
+                            int64_t stride, int32_t& known, std::byte* staged);
   absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   // Returns page-locked host memory whose last copy to the device is complete.
@@ -138,15 +145,18 @@ class CudaSession final : public Session {
   std::unordered_map<uint64_t, int32_t> slot_of_;
   uint64_t pass_ = 0;
 
-  // Ring of two: one is filled while the other is still being copied.
+  // Ring of page-locked memory: filled by the host, copied by the device. A step uses five places at most and waits for
+  // none that a step under way still has to copy.
   struct Staging {
     std::unique_ptr<Buffer> memory;
     cudaEvent_t copied = nullptr;
     bool in_use = false;
   };
-  Staging staging_[2];
-  int current_staging_ = 0;
+  static constexpr size_t kStagingPlaces = 16;
+  Staging staging_[kStagingPlaces];
+  size_t current_staging_ = 0;
   std::unique_ptr<Buffer> read_back_;
+  std::vector<std::unique_ptr<Buffer>> free_read_backs_;  // page-locked, of copies that have been taken
   std::vector<std::unique_ptr<Buffer>> scratch_[static_cast<int>(Use::kNumUses)];
   struct LastArrays {
     std::vector<size_t> sizes;

@@ -40,14 +40,17 @@ struct DecodeRow {
   // Where the token stands; -1: behind all that the sequence has. A sequence may have several rows, at positions one
   // behind the other: each sees those in front of it, as if it had been a step of its own.
   int64_t at = -1;
+  // The row of the executor's last BeginSample whose token comes here, in the place of `token`: the host need not have
+  // seen it. -1: `token` is the token.
+  int32_t token_of = -1;
 
   int64_t position() const { return at < 0 ? kv->num_tokens() : at; }
   // Positions that the sequence has once the step has written this one.
   int64_t kv_len() const { return position() + 1; }
 };
 
-// Whether the row may share a pass with slices of prompts: it attends to all that the model lets it see, and nothing is
-// measured.
+// Whether nothing of the row needs the host during its pass, or other passes for the same step: it attends to all that
+// the model lets it see, and nothing is measured. It may share a pass with slices of prompts.
 inline bool CanRide(const DecodeRow& row) {
   return row.selector->is_exact() && row.compact == nullptr && row.probe == nullptr && row.mass == nullptr &&
          row.kv->is_whole();

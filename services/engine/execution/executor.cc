@@ -81,6 +81,7 @@ absl::Status Executor::AllocateWorkspace() {
   SPLICE_RETURN_IF_ERROR(allocate(ws_.activated, c.intermediate_size, act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.argmax, 2, kernels::DType::kF32));
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.tokens, 1, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.gathered_delta, c.hidden_size, kernels::DType::kF32));
   return c.moe.num_experts > 0 ? AllocateExpertWorkspace() : absl::OkStatus();
 }
@@ -118,7 +119,7 @@ absl::Status Executor::StageBatch(bool staged_plans) {
   return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
 }
 
-absl::Status Executor::Embed() {
+absl::Status Executor::Embed(const int32_t* last_tokens) {
   const ModelConfig& c = model_->config();
   return model_->backend().GatherRows(context(), {.table = model_->embedding(),
                                                   .dtype = model_->embedding_dtype(),
@@ -126,7 +127,8 @@ absl::Status Executor::Embed() {
                                                   .width = c.hidden_size,
                                                   .ids = tokens_,
                                                   .out = F32(ws_.residual),
-                                                  .ids_are_batch_tokens = true});
+                                                  .ids_are_batch_tokens = true,
+                                                  .last_tokens = last_tokens});
 }
 
 absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {

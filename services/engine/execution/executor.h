@@ -17,6 +17,7 @@
 #include "services/engine/execution/decode_row.h"
 #include "services/engine/execution/line_attention.h"
 #include "services/engine/execution/observers/layer_observer.h"
+#include "services/engine/execution/pending_sample.h"
 #include "services/engine/execution/token_choices.h"
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -73,18 +74,6 @@ struct PassLayers {
 // What a layer does with the rows of one slice; its tables have an entry for each KV head of the model.
 using PlanSlice = std::function<LayerPlan(size_t slice, int32_t layer)>;
 
-// Sampled tokens of some rows, on the host.
-struct SampledBatch {
-  std::span<const kernels::SampledRow> rows;
-  std::span<const kernels::TopToken> top;  // [rows, top_stride]
-  int32_t top_stride = 0;
-
-  std::span<const kernels::TopToken> top_of(size_t row) const {
-    const auto stride = static_cast<size_t>(top_stride);
-    return top.subspan(row * stride, stride);
-  }
-};
-
 // Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
 // Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
 // Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
@@ -140,6 +129,8 @@ class Executor {
   absl::StatusOr<Best> ArgmaxWithLogits();
   // Tokens of rows of the rank's logits (kernels/sampling/sample_tokens.h). Valid until the next call.
   absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
+  // The same without waiting. Of max_rows rows at most the next Decode may read the tokens (DecodeRow::token_of).
+  absl::StatusOr<PendingSample> BeginSample(std::span<const kernels::SampleRow> rows);
 
   // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
@@ -183,7 +174,8 @@ class Executor {
     // Chooses the rows that run through feed-forward (ffn_rows_). False, or null: all do.
     std::function<absl::StatusOr<bool>(int32_t layer)> choose_ffn_rows;
   };
-  absl::Status Embed();
+  // `last_tokens`: of the rows that name one (DecodeRow::token_of); null: none does.
+  absl::Status Embed(const int32_t* last_tokens = nullptr);
   absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
   absl::Status LoadHidden(std::span<const PrefillSlice> slices);
   absl::Status AddDelta(int32_t next_layer);
@@ -271,6 +263,7 @@ class Executor {
   std::unique_ptr<TokenChoices> choices_;
   std::vector<float> host_logits_;        // of a device whose memory the host cannot change
   std::unique_ptr<LineAttention> lines_;  // once a span chose lines
+  PendingSample last_sample_;             // of Sample
 
   struct Workspace {
     // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one
@@ -291,7 +284,8 @@ class Executor {
     std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
-    std::unique_ptr<kernels::Buffer> sampled;         // SampledRow, TopToken, tokens: of Sample, grown on demand
+    std::unique_ptr<kernels::Buffer> sampled;         // SampledRow, TopToken: of BeginSample, grown on demand
+    std::unique_ptr<kernels::Buffer> tokens;          // int32 [max_rows]: of BeginSample
     // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
     // everything of qkv; what attention makes of them; f32 [rows, Hq].
     std::unique_ptr<kernels::Buffer> span_q, span_attention, span_lse;

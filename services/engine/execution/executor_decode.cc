@@ -48,7 +48,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   bool any_plans = false;
   for (const DecodeRow& row : rows) {
     const int32_t begin = static_cast<int32_t>(tokens_.size());
-    tokens_.push_back(row.token);
+    tokens_.push_back(row.token_of < 0 ? row.token : -1 - row.token_of);
     positions_.push_back(static_cast<int32_t>(row.position()));
     spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
     any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
@@ -69,7 +69,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   mix(reinterpret_cast<uint64_t>(ws_.logits->data()));
   mix(choices_->key());
   const auto step = [&]() -> absl::Status {
-    SPLICE_RETURN_IF_ERROR(Embed());
+    SPLICE_RETURN_IF_ERROR(Embed(static_cast<const int32_t*>(ws_.tokens->data())));
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
                                      {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
     return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);

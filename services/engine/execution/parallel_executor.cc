@@ -279,6 +279,12 @@ absl::StatusOr<std::span<const int32_t>> ParallelExecutor::Argmax() {
   return std::span<const int32_t>(argmax_);
 }
 
+absl::Status ParallelExecutor::Synchronize() {
+  absl::Status status;
+  for (const auto& rank : ranks_) status.Update(rank->context().session->Synchronize());
+  return status;
+}
+
 absl::StatusOr<SampledBatch> ParallelExecutor::Sample(std::span<const kernels::SampleRow> rows) {
   if (team_ == nullptr) return ranks_[0]->Sample(rows);
   SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, Logits());

@@ -55,6 +55,13 @@ class ParallelExecutor {
   absl::StatusOr<std::span<const int32_t>> Argmax();
   // With several ranks it moves the logits to the host and samples there: the tokens are the same.
   absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
+  // Executor::BeginSample. REQUIRES: samples_later(), a model on one rank.
+  absl::StatusOr<PendingSample> BeginSample(std::span<const kernels::SampleRow> rows) {
+    return ranks_[0]->BeginSample(rows);
+  }
+  // Waits until all ranks are done; the first error.
+  absl::Status Synchronize();
+  bool samples_later() const { return team_ == nullptr; }
   // While Prefill runs on_layer: a point behind the layer's KV on every rank. Null when it is there already.
   std::shared_ptr<const kernels::Fence> RecordFence();
 

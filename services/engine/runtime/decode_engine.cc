@@ -18,6 +18,12 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kIdleWait{100};  // safety net; every real event wakes the thread
 constexpr double kSmoothing = 0.1;
 
+// Turns are of whole steps, and a pass that takes a step along needs its tokens.
+bool IsAsync(const DecodeEngineOptions& options, const ParallelExecutor& executor) {
+  if (!executor.samples_later() || options.turns != nullptr) return false;
+  return options.async_scheduling.value_or(!executor.model().backend().host_memory());
+}
+
 }  // namespace
 
 DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
@@ -32,7 +38,7 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, pool, batch_, fidelity_, delivery_) {}
+      step_(*executor_, pool, batch_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -127,13 +133,17 @@ void DecodeEngine::RunLoop() {
     if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
     step_.RestoreHeads();
-    preemption_.GrowOrPreempt();
+    if (!preemption_.Grow()) {
+      TakeUnderWay();  // pages of running sequences are about to move
+      preemption_.GrowOrPreempt();
+    }
     Publish();
     if (!batch_.running().empty()) RunStep(std::move(turn));
     batch_.RemoveFinished();
     Publish();
   }
   CollectInbox();
+  TakeUnderWay();
   batch_.FinishAll(absl::UnavailableError("the decode worker is stopping"));
   batch_.RemoveFinished();
   Publish();
@@ -149,8 +159,15 @@ void DecodeEngine::CollectInbox() {
   load_.waiting = batch_.waiting().size();
 }
 
+void DecodeEngine::TakeUnderWay() {
+  if (!step_.under_way()) return;
+  if (const absl::Status lost = step_.TakeUnderWay(); !lost.ok()) TellDeviceLost(lost);
+}
+
 void DecodeEngine::DropDead() {
   const auto now = Clock::now();
+  const auto is_dead = [&](const auto& sequence) { return sequence->cancelled() || now >= sequence->request.deadline; };
+  if (std::any_of(batch_.running().begin(), batch_.running().end(), is_dead)) TakeUnderWay();
   const auto check = [&](DecodeSequence& sequence) {
     if (sequence.cancelled())
       batch_.Finish(sequence, absl::CancelledError("the request was cancelled"));
@@ -186,8 +203,10 @@ void DecodeEngine::RunStep(StepTurns::Turn turn) {
     }
   }
   const auto start = Clock::now();
+  const uint64_t before = step_.num_steps();
   if (options_.turns != nullptr) options_.turns->NoteTokens(static_cast<int64_t>(batch_.counts().running));
   if (const absl::Status lost = step_.Run(); !lost.ok()) return TellDeviceLost(lost);
+  if (step_.num_steps() == before) return;  // the first of a row of steps has been started
   std::lock_guard lock(mutex_);
   load_.step_s += kSmoothing * (std::chrono::duration<double>(Clock::now() - start).count() - load_.step_s);
 }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -34,7 +35,10 @@ struct DecodeEngineOptions {
   // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each: the next step
   // waits while there are more.
   size_t max_undelivered = 1 << 16;
-  DecodeFidelityOptions fidelity;      // its report must be set where its share is above 0
+  DecodeFidelityOptions fidelity;  // its report must be set where its share is above 0
+  // The next step starts before the tokens of the last one are on the host (DecodeStep). Unset: on devices of one rank;
+  // never with turns.
+  std::optional<bool> async_scheduling;
   std::shared_ptr<StepTurns> turns;    // of a device that is shared with another engine; null: it is not
   std::shared_ptr<SharedPool> shared;  // the pool is shared with a prefill engine; null: it is not
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
@@ -86,6 +90,7 @@ class DecodeEngine {
   void RunLoop();
   void CollectInbox();
   void DropDead();
+  void TakeUnderWay();          // DecodeStep::TakeUnderWay, where a step is under way
   int64_t GrowthPages() const;  // SharedPool::Decoder
   // Whether a sequence that waits runs the model, or works on device memory, before its first step.
   bool StartsOnDevice() const;

@@ -19,6 +19,15 @@ DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, SharedPoo
       parked_bytes_max_(parked_bytes),
       streams_of_rank_(KvShapeOf(model.config()).num_streams() / pool.view().num_ranks()) {}
 
+bool DecodePreemption::Grow() {
+  for (const auto& sequence : batch_.running()) {
+    for (DecodeFork& fork : sequence->forks) {
+      if (!fork.finished && !fork.EndsInFlight() && !fork.Grow().ok()) return false;
+    }
+  }
+  return true;
+}
+
 void DecodePreemption::GrowOrPreempt() {
   auto& running = batch_.running();
   for (const auto& sequence : running) {

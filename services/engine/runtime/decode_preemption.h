@@ -21,8 +21,11 @@ class DecodePreemption {
   // pool.
   DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch, size_t parked_bytes);
 
+  // Takes room for the next position of every active continuation of the batch. False: no pages are free for all.
+  bool Grow();
   // Every active continuation of the batch gets room for its next position; the youngest sequences give way when the
   // pool is full. Those that gave way wait, or have ended with Unavailable where no host memory is left for them.
+  // REQUIRES: no step is under way.
   void GrowOrPreempt();
   // Has cached KV evicted until the pool has pages for a sequence that waits to go on. False: not enough is cached.
   bool EvictCachedFor(const DecodeSequence& sequence);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/local_generator.h"
@@ -21,19 +22,20 @@ absl::Status CheckTokens(const DecodeRequest& request, const ModelConfig& config
 }  // namespace
 
 int64_t DecodeFork::GrowthPages(int64_t streams) const {
-  const int64_t next = kv->num_tokens() + 1;
+  const int64_t next = num_positions() + 1;
   const bool compact_grows =
       compact != nullptr && compact->needs().page_tokens > 0 && (next - 1) % compact->needs().page_tokens == 0;
   return (next > kv->capacity() ? streams : 0) + (compact_grows ? streams : 0);
 }
 
 absl::Status DecodeFork::Grow() {
-  const int64_t next = kv->num_tokens() + 1;
+  const int64_t next = num_positions() + 1;
   SPLICE_RETURN_IF_ERROR(kv->Reserve(next));
   return compact == nullptr ? absl::OkStatus() : compact->Reserve(next);
 }
 
 void DecodeFork::Free() {
+  SPLICE_CHECK(in_flight == 0, "the device writes to these pages");
   restorer.reset();
   kv.reset();
   compact.reset();

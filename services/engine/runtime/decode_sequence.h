@@ -37,12 +37,20 @@ struct DecodeFork {
   std::deque<int32_t> replay;  // come next, whatever is drawn; the client has them
   int64_t num_output = 1;      // tokens of this request, the first one included
   bool finished = false;
+  // Its rows in steps that run and whose tokens are still to be taken (DecodeStep::under_way), 0 or 1; then the row.
+  // Pages are not given back meanwhile: the device writes to them.
+  int32_t in_flight = 0;
+  int32_t flight_row = 0;
 
+  // Whether nothing comes behind the token that is in flight.
+  bool EndsInFlight() const { return in_flight > 0 && sampler->EndsWithin(in_flight); }
+  // Positions that it has once the tokens in flight have been taken.
+  int64_t num_positions() const { return kv->num_tokens() + in_flight; }
   // Pages of each rank that Grow takes at most, of a model with so many streams a rank.
   int64_t GrowthPages(int64_t streams) const;
   // Takes room for the next position. ResourceExhausted: no pages are free.
   absl::Status Grow();
-  // Gives back the pages.
+  // Gives back the pages. REQUIRES: none of its rows is in flight.
   void Free();
 };
 
@@ -92,6 +100,9 @@ struct DecodeSequence {
   size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
 
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
+  bool in_flight() const {
+    return std::any_of(forks.begin(), forks.end(), [](const DecodeFork& f) { return f.in_flight > 0; });
+  }
   size_t num_active() const {
     return static_cast<size_t>(
         std::count_if(forks.begin(), forks.end(), [](const DecodeFork& f) { return !f.finished; }));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <iterator>
 #include <utility>
 
 #include "services/base/check.h"
@@ -23,10 +24,15 @@ double ThreadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+// Every row has drawn.
+std::vector<std::optional<SampledToken>> Each(std::vector<SampledToken> sampled) {
+  return {std::make_move_iterator(sampled.begin()), std::make_move_iterator(sampled.end())};
+}
+
 }  // namespace
 
 DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
-                       TokenDelivery& delivery)
+                       TokenDelivery& delivery, bool async)
     : model_(executor.model()),
       executor_(executor),
       pool_(pool),
@@ -34,6 +40,7 @@ DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& 
       fidelity_(fidelity),
       delivery_(delivery),
       streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
+      async_(async),
       keep_free_(static_cast<size_t>(pool.view().num_ranks())) {}
 
 void DecodeStep::RestoreHeads() {
@@ -63,7 +70,7 @@ void DecodeStep::MakeGroups() {
   num_groups_ = 0;
   for (auto& sequence : batch_.running()) {
     for (DecodeFork& fork : sequence->forks) {
-      if (fork.finished) continue;
+      if (fork.finished || fork.EndsInFlight()) continue;
       const ScoringPlan plan = fork.selector->scoring();
       const auto end = groups_.begin() + static_cast<std::ptrdiff_t>(num_groups_);
       auto group = std::find_if(groups_.begin(), end, [&](const Group& g) { return g.Fits(plan); });
@@ -81,6 +88,11 @@ void DecodeStep::MakeGroups() {
 
 absl::Status DecodeStep::Run() {
   MakeGroups();
+  if (MayRunAhead()) return RunAhead();
+  if (under_way()) {
+    SPLICE_RETURN_IF_ERROR(TakeUnderWay());
+    MakeGroups();
+  }
   for (size_t g = 0; g < num_groups_; ++g) {
     if (const absl::Status status = RunTogether(groups_[g].rows); !status.ok())
       SPLICE_RETURN_IF_ERROR(Fail(groups_[g].rows, status));
@@ -88,7 +100,57 @@ absl::Status DecodeStep::Run() {
   return absl::OkStatus();
 }
 
+// Rows that need the host between two steps, or that a step cannot have beside others, make it wait.
+bool DecodeStep::MayRunAhead() const {
+  if (!async_ || num_groups_ > 1) return false;
+  const std::span<const Row> rows = num_groups_ == 0 ? std::span<const Row>() : groups_[0].rows;
+  return std::all_of(rows.begin(), rows.end(), [](const Row& row) {
+    const DecodeFork& fork = *row.fork;
+    return fork.restorer == nullptr && fork.watched == nullptr && fork.replay.empty() && fork.sampler->draws_ahead() &&
+           CanRide({.kv = fork.kv.get(), .selector = fork.selector.get(), .compact = fork.compact.get()});
+  });
+}
+
+absl::Status DecodeStep::RunAhead() {
+  Flight last = std::exchange(flight_, {});
+  const absl::Status started = num_groups_ == 0 ? absl::OkStatus() : Start(groups_[0].rows, flight_);
+  const absl::StatusOr<SampledBatch> batch = last.sample.Wait();
+  if (batch.ok()) {
+    TakeTokens(last.rows, *batch);
+    return started.ok() ? started : Fail(std::exchange(flight_, {}).rows, started);
+  }
+  // What was started behind a pass that failed has read its tokens.
+  last.rows.insert(last.rows.end(), flight_.rows.begin(), flight_.rows.end());
+  flight_ = {};
+  return Fail(last.rows, batch.status());
+}
+
+absl::Status DecodeStep::TakeUnderWay() {
+  Flight last = std::exchange(flight_, {});
+  const absl::StatusOr<SampledBatch> batch = last.sample.Wait();
+  if (!batch.ok()) return Fail(last.rows, batch.status());
+  TakeTokens(last.rows, *batch);
+  return absl::OkStatus();
+}
+
+absl::Status DecodeStep::Start(std::span<const Row> rows, Flight& flight) {
+  flight.rows.assign(rows.begin(), rows.end());
+  SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
+  if (const double ended = std::exchange(model_ended_s_, 0); ended > 0) host_s_ += ThreadCpuSeconds() - ended;
+  DescribeRows(rows);
+  SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
+  SPLICE_ASSIGN_OR_RETURN(flight.sample, row_sampler_.Begin(executor_, samplers_, ahead_));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    ++rows[i].fork->in_flight;
+    rows[i].fork->flight_row = static_cast<int32_t>(i);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DecodeStep::Fail(std::span<const Row> rows, const absl::Status& status) {
+  // The device writes no pages that are given back.
+  (void)executor_.Synchronize();
+  for (const Row& row : rows) row.fork->in_flight = 0;
   if (IsDeviceLost(status)) {
     // Unavailable: the router starts the sequences again elsewhere, with the tokens they have.
     batch_.FinishAll(absl::UnavailableError(MessageOf(status)));
@@ -120,7 +182,7 @@ absl::Status DecodeStep::Land() {
   absl::Status status = step_fault.Hit().status;
   if (status.ok()) status = offer_.status;
   if (!status.ok()) return Fail(rows, status);
-  TakeTokens(rows, std::move(offer_.sampled));
+  TakeTokens(rows, Each(std::move(offer_.sampled)));
   return absl::OkStatus();
 }
 
@@ -128,9 +190,17 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   decode_rows_.clear();
   samplers_.clear();
   watched_.clear();
+  ahead_.clear();
   for (const auto& [sequence, fork] : rows) {
     HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
-    decode_rows_.push_back({fork->last_token, fork->kv.get(), fork->selector.get(), fork->compact.get(), probe});
+    decode_rows_.push_back({.token = fork->last_token,
+                            .kv = fork->kv.get(),
+                            .selector = fork->selector.get(),
+                            .compact = fork->compact.get(),
+                            .probe = probe,
+                            .at = fork->num_positions(),
+                            .token_of = fork->in_flight > 0 ? fork->flight_row : -1});
+    ahead_.push_back(fork->in_flight);
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched_.push_back(fork->watched.get());
   }
@@ -139,7 +209,7 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
 absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
   SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, RunModel(rows));
-  TakeTokens(rows, std::move(sampled));
+  TakeTokens(rows, Each(std::move(sampled)));
   return absl::OkStatus();
 }
 
@@ -154,7 +224,19 @@ absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const R
   return sampled;
 }
 
-void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled) {
+void DecodeStep::TakeTokens(std::span<const Row> rows, const SampledBatch& batch) {
+  if (rows.empty()) return;
+  model_ended_s_ = ThreadCpuSeconds();
+  std::vector<std::optional<SampledToken>> sampled(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    DecodeFork& fork = *rows[i].fork;
+    --fork.in_flight;
+    if (!fork.finished) sampled[i] = fork.sampler->Take(batch.rows[i], batch.top_of(i));
+  }
+  TakeTokens(rows, std::move(sampled));
+}
+
+void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled) {
   ++num_steps_;
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
   std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
@@ -162,11 +244,16 @@ void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<SampledToken>
     DecodeSequence& sequence = *rows[i].sequence;
     const size_t begin = i;
     const bool replays = !rows[i].fork->replay.empty();  // then it has this one continuation
-    for (; i < rows.size() && rows[i].sequence == &sequence; ++i) TakeToken(*rows[i].fork, sampled[i]);
+    for (; i < rows.size() && rows[i].sequence == &sequence; ++i) {
+      if (sampled[i].has_value()) TakeToken(*rows[i].fork, *sampled[i]);
+      if (rows[i].fork->finished && rows[i].fork->in_flight == 0) rows[i].fork->Free();
+    }
     sequence.TellRestores(delivery_);
-    for (size_t row = begin; row < i && !replays; ++row)
-      delivery_.AddToken(*sequence.listener, {rows[row].fork->index, std::move(sampled[row])});
-    if (sequence.num_active() == 0) batch_.Finish(sequence, absl::OkStatus());
+    for (size_t row = begin; row < i && !replays; ++row) {
+      if (sampled[row].has_value())
+        delivery_.AddToken(*sequence.listener, {rows[row].fork->index, *std::move(sampled[row])});
+    }
+    if (sequence.num_active() == 0 && !sequence.in_flight()) batch_.Finish(sequence, absl::OkStatus());
   }
 }
 
@@ -181,7 +268,6 @@ void DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled) {
   ++fork.num_output;
   fork.finished = sampled.finish != FinishReason::kNone;
   if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free_);
-  if (fork.finished) fork.Free();
 }
 
 }  // namespace spl::engine

@@ -1,7 +1,9 @@
-// One step of a decode engine's batch: every active continuation gets its next token.
+// One step of a decode engine's batch: every active continuation gets its next token. On a device the next step starts
+// before the host has seen the tokens of the last one (docs/decisions/0009-the-next-step-before-the-tokens.md).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/execution/parallel_executor.h"
+#include "services/engine/execution/pending_sample.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/sample_rows.h"
@@ -20,16 +23,25 @@ namespace spl::engine {
 // Engine thread.
 class DecodeStep {
  public:
-  // All outlive it.
+  // All outlive it. `async`: a step may start before the tokens of the one before are taken.
   DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
-             TokenDelivery& delivery);
+             TokenDelivery& delivery, bool async);
 
   // Heads whose pages have arrived see everything from the next step on.
   void RestoreHeads();
   // Runs the batch: one pass of the model, or several where the ways in which its continuations choose tokens are too
   // many for one. A pass that fails ends its sequences with Internal, and no others. DataLoss: the device is lost, and
   // every sequence has ended with Unavailable. REQUIRES: each active continuation has room for its next position.
+  //
+  // Where it may (async, and no row needs the host in between) it starts the batch's step and takes the tokens of the
+  // one that was under way. A stop token is then found with a row of its continuation in the new step: that row's token
+  // is dropped, and the sequence ends, with its pages, when the new step is taken.
   absl::Status Run();
+  // Whether a step runs whose tokens have not been taken. Whoever ends one of its sequences, or moves its pages, takes
+  // them first.
+  bool under_way() const { return !flight_.rows.empty(); }
+  // Waits for the step under way and takes its tokens; errors as Run.
+  absl::Status TakeUnderWay();
 
   // The batch as a step that a pass of prompts may take along; null: it has to run by itself. Valid until the next call
   // of a function.
@@ -53,12 +65,23 @@ class DecodeStep {
     bool Fits(const ScoringPlan& plan) const;  // whether a row with this plan may join
   };
 
+  // A step that was started.
+  struct Flight {
+    std::vector<Row> rows;
+    PendingSample sample;
+  };
+
   void RestoreHeads(DecodeSequence& sequence);
   void MakeGroups();
+  bool MayRunAhead() const;
+  absl::Status RunAhead();
+  absl::Status Start(std::span<const Row> rows, Flight& flight);
+  void TakeTokens(std::span<const Row> rows, const SampledBatch& batch);
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);
   absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
-  void TakeTokens(std::span<const Row> rows, std::vector<SampledToken> sampled);
+  // `sampled`: of each row; nullopt: its continuation has ended before.
+  void TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled);
   // Takes the token that a continuation has drawn, or puts the one that it replays in its place.
   void TakeToken(DecodeFork& fork, SampledToken& sampled);
   // Ends the sequences of a pass that failed; DataLoss as Run.
@@ -72,6 +95,8 @@ class DecodeStep {
   TokenDelivery& delivery_;
   RowSampler row_sampler_;
   const int64_t streams_of_rank_;
+  const bool async_;
+  Flight flight_;  // under way; no rows: none is
   uint64_t num_steps_ = 0;
   double host_s_ = 0;
   double model_ended_s_ = 0;  // when the last pass had its tokens; 0: it failed
@@ -81,6 +106,7 @@ class DecodeStep {
   size_t num_groups_ = 0;
   std::vector<DecodeRow> decode_rows_;
   std::vector<Sampler*> samplers_;
+  std::vector<int32_t> ahead_;  // tokens in flight of each row
   std::vector<WatchedSequence*> watched_;
   std::vector<int64_t> keep_free_;  // [num_ranks]
   StepOffer offer_;

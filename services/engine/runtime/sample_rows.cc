@@ -33,6 +33,13 @@ absl::StatusOr<std::vector<SampledToken>> RowSampler::Sample(ParallelExecutor& e
   return sampled;
 }
 
+absl::StatusOr<PendingSample> RowSampler::Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers,
+                                                std::span<const int32_t> ahead) {
+  rows_.clear();
+  for (size_t i = 0; i < samplers.size(); ++i) rows_.push_back(samplers[i]->Row(static_cast<int32_t>(i), ahead[i]));
+  return executor.BeginSample(rows_);
+}
+
 absl::StatusOr<std::vector<std::vector<SampledToken>>> RowSampler::SampleFirst(
     ParallelExecutor& executor, std::span<std::vector<Sampler>> prompts) {
   std::vector<Sampler*> each;

@@ -18,6 +18,10 @@ class RowSampler {
   // take the shorter way of an argmax. Whoever chooses, the tokens are the same.
   absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers,
                                                    std::span<const int32_t> logit_rows = {});
+  // Begins to choose the token of each sampler, from rows in their order, behind ahead[i] tokens of it that are still
+  // to be taken. REQUIRES: the executor samples_later(); a sampler with tokens ahead draws_ahead().
+  absl::StatusOr<PendingSample> Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers,
+                                      std::span<const int32_t> ahead);
   // The first tokens of all continuations of some prompts: prompts[i], their samplers, draw from row i.
   absl::StatusOr<std::vector<std::vector<SampledToken>>> SampleFirst(ParallelExecutor& executor,
                                                                      std::span<std::vector<Sampler>> prompts);

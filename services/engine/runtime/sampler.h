@@ -60,10 +60,16 @@ class Sampler {
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
-  // How the next token is chosen of row `logits_row`. Borrows from the sampler until its next change.
-  kernels::SampleRow Row(int32_t logits_row) const;
+  // How the next token is chosen of row `logits_row`; or, of one that draws_ahead(), the one behind `ahead` tokens that
+  // are still to be taken. Borrows from the sampler until its next change.
+  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0) const;
   // Takes what kernels::SampleTokens made of Row(): `top` are the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
+
+  // Whether how a token is chosen does not depend on which ones came before it.
+  bool draws_ahead() const { return !penalizes(); }
+  // Whether the continuation ends with the next `ahead` tokens, whatever they are.
+  bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
 
   // True when the next token is simply the most likely one of the model's own logits.
   bool takes_argmax() const { return Row(0).is_argmax(); }

@@ -30,6 +30,12 @@ class StepTurns {
   enum class Work : uint8_t { kPrompts, kDecoding };
 
   static constexpr std::chrono::milliseconds kDefaultItlTarget{50};
+  // Target of a worker that was told `named_ms`, or nothing. nullopt: its engines take no turns, because a GPU runs the
+  // kernels of one while the other waits for its host.
+  static std::optional<std::chrono::milliseconds> TargetOf(std::optional<int64_t> named_ms, bool host_memory) {
+    if (named_ms.has_value()) return std::chrono::milliseconds(*named_ms);
+    return host_memory ? std::optional(kDefaultItlTarget) : std::nullopt;
+  }
   explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget) : itl_target_(itl_target) {}
 
   class Turn {

@@ -178,6 +178,49 @@ TEST_P(CudaBackendTest, GatherRowsAndArgmax) {
   EXPECT_THAT(Download(*best), ElementsAreArray({7, 50007, 100007, 0}));
 }
 
+// Ids below 0 are tokens that the step before has chosen, read when the rows are gathered.
+TEST_P(CudaBackendTest, StagedTokensMayNameTokensOfTheStepBefore) {
+  Random random(4);
+  const Tensor table = Upload(random.Normals(100 * 64));
+  const auto last = Ints({17, 99, 0});
+  const std::vector<int32_t> tokens = {-2, 5, -1, -3, -2}, positions = {0, 1, 2, 3, 4}, want = {99, 5, 17, 0, 99};
+  Tensor out = Empty(tokens.size() * 64, DType::kF32);
+  ExpectOk(session_->Stage({tokens, positions, {}}));
+  ExpectOk(cuda_->GatherRows(ctx(), {table.device->data(), GetParam(), 100, 64, tokens, out.act(), true,
+                                     static_cast<const int32_t*>(last->data())}));
+  const std::vector<float> got = Download(out);
+  for (size_t i = 0; i < want.size(); ++i) {
+    for (int c = 0; c < 64; ++c) ASSERT_EQ(got[i * 64 + c], table.host[want[i] * 64 + c]) << i;
+  }
+}
+
+// A copy has the bytes of its moment, however late somebody looks at it, and several are under way.
+TEST_P(CudaBackendTest, LaterCopiesHaveTheBytesOfTheirMoment) {
+  const auto memory = Ints(std::vector<int32_t>(5000, -1));
+  std::vector<std::unique_ptr<HostCopy>> copies;
+  for (int i = 0; i < 5; ++i) {
+    const size_t bytes = sizeof(int32_t) * static_cast<size_t>(10 + 1000 * i);
+    ExpectOk(cuda_->FillRandom(ctx(), {.out = memory->data(),
+                                       .dtype = DType::kF32,
+                                       .count = static_cast<int64_t>(bytes / sizeof(int32_t)),
+                                       .stream = static_cast<uint64_t>(i)}));
+    auto copy = session_->ReadBackLater(memory->data(), bytes);
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    copies.push_back(*std::move(copy));
+  }
+  copies.erase(copies.begin());  // nobody looked at this one
+  for (int i = 4; i > 0; --i) {
+    std::vector<float> want(static_cast<size_t>(10 + 1000 * i));
+    ExpectOk(ref_->FillRandom({}, {.out = want.data(),
+                                   .dtype = DType::kF32,
+                                   .count = static_cast<int64_t>(want.size()),
+                                   .stream = static_cast<uint64_t>(i)}));
+    const auto got = copies[static_cast<size_t>(i - 1)]->Wait();
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(std::memcmp(*got, want.data(), want.size() * sizeof(float)), 0) << i;
+  }
+}
+
 TEST_P(CudaBackendTest, FillRandomIsBitwiseTheDefinition) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     const int64_t count = 100'003;

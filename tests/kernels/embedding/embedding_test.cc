@@ -39,6 +39,24 @@ TEST_P(GatherRows, EqualsReferenceBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, GatherRows, ::testing::ValuesIn(MachineIsas()), IsaParam);
 
+// An id below 0 names a token of the batch before.
+TEST_P(GatherRows, TakesTokensOfTheBatchBefore) {
+  Random random(62);
+  TestContext t(GetParam(), 3);
+  const std::vector<float> table = random.Normals(50 * 24);
+  const std::vector<int32_t> last = {7, 49, 0, 21}, ids = {-2, 3, -1, -4, 49, -3, -2}, want = {49, 3, 7, 21, 49, 0, 49};
+  std::vector<float> expected(ids.size() * 24), got(expected.size());
+  ASSERT_TRUE(ref::GatherRows(t.ctx, {table.data(), DType::kF32, 50, 24, want, expected.data()}).ok());
+  for (const auto gather : {ref::GatherRows, cpu::GatherRows}) {
+    GatherRowsArgs a{table.data(), DType::kF32, 50, 24, ids, got.data(), true, last.data()};
+    ASSERT_TRUE(gather(t.ctx, a).ok());
+    EXPECT_TRUE(BitwiseEqual(got, expected));
+    const std::vector<int32_t> wrong = {7, 50, 0, 21};
+    a.last_tokens = wrong.data();
+    EXPECT_EQ(gather(t.ctx, a).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(GatherRowsValidation, RefusesWhatItCannotRun) {
   TestContext t(CpuIsa::kPortable);
   std::vector<float> table(12), out(8);

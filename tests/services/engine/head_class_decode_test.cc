@@ -211,6 +211,9 @@ class PlanCheckingBackend final : public test::FakeDeviceBackend {
     }
     std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
     absl::Status Synchronize() override { return inner->Synchronize(); }
+    absl::StatusOr<std::unique_ptr<kernels::HostCopy>> ReadBackLater(const void* device, size_t bytes) override {
+      return inner->ReadBackLater(device, bytes);
+    }
     absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
       return inner->ReadBack(device, bytes);
     }
