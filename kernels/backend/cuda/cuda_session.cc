@@ -161,16 +161,29 @@ absl::Status CudaSession::PinnedUsed() {
   return absl::OkStatus();
 }
 
+// Drops the quarter of the table that was used longest ago, so that its wait for the device is rare. The steps of a
+// load, of as many sizes as it has batches, stay.
+absl::Status CudaSession::DropOldRecordings() {
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_), "a decode step");
+  std::vector<uint64_t> passes;
+  for (const auto& [key, recorded] : steps_) passes.push_back(recorded.last_pass);
+  const auto last = passes.begin() + static_cast<std::ptrdiff_t>(passes.size() / 4);
+  std::nth_element(passes.begin(), last, passes.end());
+  std::erase_if(steps_, [oldest = *last](const auto& step) {
+    if (step.second.last_pass > oldest) return false;
+    if (step.second.exec != nullptr) (void)cudaGraphExecDestroy(step.second.exec);
+    return true;
+  });
+  return absl::OkStatus();
+}
+
 absl::Status CudaSession::RunStep(uint64_t key, const std::function<absl::Status()>& step) {
   key ^= (static_cast<uint64_t>(batch_.max_kv_len) << 32) + static_cast<uint64_t>(batch_.num_rows);
   if (steps_.size() >= kMaxRecorded && !steps_.contains(key)) {
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_), "a decode step");
-    for (auto& [old_key, old] : steps_) {
-      if (old.exec != nullptr) (void)cudaGraphExecDestroy(old.exec);
-    }
-    steps_.clear();
+    if (absl::Status s = DropOldRecordings(); !s.ok()) return s;
   }
   Recorded& recorded = steps_[key];
+  recorded.last_pass = pass_;
   // The first run allocates, loads modules and chooses GEMM variants, which a recording may not; the second records.
   if (recorded.num_runs++ == 0) return step();
   if (recorded.exec == nullptr) {

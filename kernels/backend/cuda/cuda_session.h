@@ -122,6 +122,7 @@ class CudaSession final : public Session {
                             int64_t stride, int32_t& known, std::byte* staged);
   absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
+  absl::Status DropOldRecordings();
   // Returns page-locked host memory whose last copy to the device is complete.
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
   absl::Status PinnedUsed();
@@ -168,6 +169,7 @@ class CudaSession final : public Session {
   struct Recorded {
     int32_t num_runs = 0;
     cudaGraphExec_t exec = nullptr;
+    uint64_t last_pass = 0;
   };
   std::unordered_map<uint64_t, Recorded> steps_;
 };
