@@ -4,6 +4,7 @@
 
 namespace spl::kernels {
 
-absl::Status ValidateGatherRows(const GatherRowsArgs& args);  // of a backend that works in host memory
+// For backends that work in host memory, where ids that name a token of the batch before can be read.
+absl::Status ValidateGatherRows(const GatherRowsArgs& args);
 
 }  // namespace spl::kernels
