@@ -85,6 +85,17 @@ class ChartOptionsTest(unittest.TestCase):
         print(f"release: {size} bytes", file=sys.stderr)
         self.assertLess(size, RELEASE_SIZE // 2)
 
+    def test_vllm_names_are_asked_of_routers_and_workers(self):
+        for name, want in ((None, []), ("mine", ["--served-model-name=mine"])):
+            values = {"monitoring": {"vllmMetricNames": True}, "model": {"servedName": name or ""}}
+            for document in documents(values):
+                if document["kind"] not in ("Deployment", "StatefulSet"):
+                    continue
+                container = document["spec"]["template"]["spec"]["containers"][0]
+                given = [a for a in container["args"] if a.startswith(("--vllm-metric-names", "--served-model-name"))]
+                self.assertEqual(given, [] if container["name"] == "store" else ["--vllm-metric-names=true"] + want
+                                 if container["name"] != "router" else want + ["--vllm-metric-names=true"])
+
     def test_ingress(self):
         values = {"ingress": {"enabled": True, "className": "nginx", "hosts": ["a.example.org", "b.example.org"],
                               "paths": ["/v1", "/ui"], "tlsSecret": "web", "annotations": {"own": "yes"}},
