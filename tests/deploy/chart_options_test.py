@@ -96,6 +96,45 @@ class ChartOptionsTest(unittest.TestCase):
                 self.assertEqual(given, [] if container["name"] == "store" else ["--vllm-metric-names=true"] + want
                                  if container["name"] != "router" else want + ["--vllm-metric-names=true"])
 
+    def test_spans_leave_every_pod(self):
+        values = {"tracing": {"endpoint": "http://collector.tracing.svc:4318", "sample": 0.01},
+                  "networkPolicy": {"tracing": ELSEWHERE["clients"]}}
+        found = documents(values)
+        for document in found:
+            if document["kind"] in ("Deployment", "StatefulSet"):
+                container = document["spec"]["template"]["spec"]["containers"][0]
+                given = [a for a in container["args"] if a.startswith(("--otlp", "--trace"))]
+                self.assertEqual(given, ["--otlp-endpoint=http://collector.tracing.svc:4318"] +
+                                 (["--trace-sample=0.01"] if container["name"] == "router" else []))
+        policy = next(d for d in found if d["kind"] == "NetworkPolicy" and d["metadata"]["name"] == "splice-tracing")["spec"]
+        self.assertEqual(policy["policyTypes"], ["Egress"])
+        self.assertNotIn("app.kubernetes.io/component", policy["podSelector"]["matchLabels"])
+        self.assertEqual(policy["egress"][1], {"to": ELSEWHERE["clients"], "ports": [{"port": 4318}]})
+        self.assertEqual({p["port"] for p in policy["egress"][0]["ports"]}, {53})
+        self.assertNotIn("splice-tracing", {d["metadata"]["name"] for d in documents({})})
+
+    def test_what_a_pool_is_given_reaches_its_pods(self):
+        for pool in ("router", "prefill", "decode", "store"):
+            values = {pool: {"podLabels": {"team": "a"}, "priorityClassName": "high", "podAnnotations": {"note": "b"},
+                             "env": [{"name": "X", "value": "y"}]}}
+            pods = {d["metadata"]["name"]: d["spec"]["template"] for d in documents(values) if d["kind"] in ("Deployment", "StatefulSet")}
+            for name, pod in pods.items():
+                want = name == "splice-" + pool
+                self.assertEqual(pod["metadata"]["labels"].get("team"), "a" if want else None)
+                self.assertEqual(pod["metadata"]["annotations"].get("note"), "b" if want else None)
+                self.assertEqual(pod["spec"].get("priorityClassName"), "high" if want else None)
+                self.assertEqual({"name": "X", "value": "y"} in pod["spec"]["containers"][0].get("env", []), want)
+
+    def test_tensor_parallel_workers_have_shared_memory(self):
+        values = {"gpu": {"enabled": True}, "prefill": {"tp": 2}}
+        for document in documents(values):
+            if document["kind"] in ("Deployment", "StatefulSet"):
+                pod = document["spec"]["template"]["spec"]
+                sizes = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
+                mounts = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+                want = document["metadata"]["name"] == "splice-prefill"
+                self.assertEqual((sizes, len(mounts)), ([{"medium": "Memory", "sizeLimit": "1Gi"}], 1) if want else ([], 0))
+
     def test_ingress(self):
         values = {"ingress": {"enabled": True, "className": "nginx", "hosts": ["a.example.org", "b.example.org"],
                               "paths": ["/v1", "/ui"], "tlsSecret": "web", "annotations": {"own": "yes"}},

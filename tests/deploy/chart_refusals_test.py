@@ -38,6 +38,7 @@ class ChartRefusalsTest(unittest.TestCase):
             ({"model": {"mountPath": "models"}}, "mountPath"),
             ({"networkPolicy": {"clients": [{}]}}, "clients"),                    # would be everybody
             ({"ingress": {"paths": []}}, "paths"),
+            ({"tracing": {"endpoint": "collector:4317"}}, "endpoint"),            # gRPC's port, and no scheme
             ({"monitoring": {"podMonitor": {"interval": "15"}}}, "interval"),
         ]:
             self.refused(values, message)
@@ -98,6 +99,9 @@ class ChartRefusalsTest(unittest.TestCase):
                 count += 1
         self.assertGreater(count, 30)
         render.render(values={"router": {"extraArgs": ["--max-attempts=2"]}})
+        spans = {"store": {"extraArgs": ["--otlp-endpoint=http://collector:4318"]}}
+        self.refused(spans, "store.extraArgs", "tracing.endpoint")
+        render.render(values={**spans, "networkPolicy": {"enabled": False}})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ class KubernetesSchemasTest(unittest.TestCase):
                    "publicTls": {"enabled": True}, "networkPolicy": {"enabled": False}},
                   {"monitoring": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}, "scrapeAnnotations": False},
                   {"discovery": {"mode": "kubernetes"}, "store": {"replicas": 0}},
+                  {"tracing": {"endpoint": "http://collector:4318"}, "decode": {"tp": 2, "priorityClassName": "p", "podLabels": {"a": "b"}},
+                   "gpu": {"enabled": True}, "router": {"env": [{"name": "X", "value": "y"}]}},
                   {"auth": {"existingSecret": "", "namespaceSecret": "0123456789abcdef",
                             "apiKeys": [{"key": "k" * 24, "name": "a", "rpm": 6}]}, "tls": {"enabled": True}}]
         kinds = set()

@@ -102,6 +102,9 @@
 {{- range $name := list "router" "prefill" "decode" "store" -}}
 {{- range (index $.Values $name).extraArgs -}}
 {{- $flag := . | splitList "=" | first -}}
+{{- if and (eq $flag "--otlp-endpoint") $.Values.networkPolicy.enabled -}}
+{{- fail (printf "%s.extraArgs: the network policy keeps spans in; set tracing.endpoint and networkPolicy.tracing instead of --otlp-endpoint" $name) -}}
+{{- end -}}
 {{- if has $flag (include "splice.ownFlags" $name | splitList " ") -}}
 {{- fail (printf "%s.extraArgs: the chart sets %s by itself, and a program takes a flag once; values.yaml has the value for it" $name $flag) -}}
 {{- end -}}

@@ -110,6 +110,13 @@ etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.
 {{- end -}}
 {{- end -}}
 
+{{/* Where spans go; nothing without a collector. */}}
+{{- define "splice.traceArgs" -}}
+{{- with .Values.tracing.endpoint -}}
+- --otlp-endpoint={{ . }}
+{{- end -}}
+{{- end -}}
+
 {{- define "splice.tlsMount" -}}
 {{- if .Values.tls.enabled -}}
 - {name: tls, mountPath: /etc/splice/tls, readOnly: true}
@@ -130,6 +137,9 @@ etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.
 serviceAccountName: {{ include "splice.fullname" .root }}-{{ .component }}
 automountServiceAccountToken: {{ and (eq .component "router") (eq .root.Values.discovery.mode "kubernetes") }}
 enableServiceLinks: false
+{{- with .pool.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -165,6 +175,9 @@ affinity:
 {{- define "splice.podMetadata" -}}
 labels:
   {{- include "splice.labels" (dict "root" .root "component" .component) | nindent 2 }}
+  {{- with .pool.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- $scrape := and .root.Values.scrapeAnnotations (not .root.Values.monitoring.podMonitor.enabled) }}
 {{- if or $scrape .pool.podAnnotations }}
 annotations:
