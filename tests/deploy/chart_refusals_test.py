@@ -38,6 +38,7 @@ class ChartRefusalsTest(unittest.TestCase):
             ({"model": {"mountPath": "models"}}, "mountPath"),
             ({"networkPolicy": {"clients": [{}]}}, "clients"),                    # would be everybody
             ({"ingress": {"paths": []}}, "paths"),
+            ({"ingress": None}, "ingress"),                                       # "enabled: false" is off
             ({"tracing": {"endpoint": "collector:4317"}}, "endpoint"),            # gRPC's port, and no scheme
             ({"monitoring": {"podMonitor": {"interval": "15"}}}, "interval"),
         ]:
