@@ -53,7 +53,7 @@ find "$home/lib" -name '*.so*' ! -name 'libsplice_*' -printf '%f\n' | sort | whi
   cp "/usr/share/doc/$package/copyright" "$doc/libraries/$package"
 done
 
-# What is not inside, at the versions that the programs need. The GPU plug-in is left out: it loads where the driver and
+# Packages of the libraries that are not inside, at the versions that the programs need. The GPU plug-in is left out: it loads where the driver and
 # cuBLASLt are, which are no packages of the distribution.
 mapfile -t binaries < <(find "$home" -type f \( -perm -100 -o -name '*.so*' \) ! -name libsplice_cuda.so | sort)
 outside=$(for file in "${binaries[@]}"; do objdump -p "$file" | awk '$1 == "NEEDED" {print $2}'; done | sort -u |

@@ -93,8 +93,8 @@ def render(values_file=None, values=None):
 
 
 def digest():
-    """Of everything that the manifests follow from: it tells a stale file where there is no Helm. Dashboards and alerts, which the
-    chart links to, are in none of them."""
+    """A hash of everything that the manifests follow from: it tells a stale file where there is no Helm. Dashboards and alerts,
+    which the chart links to, are in none of them."""
     hasher = hashlib.sha256()
     for path in sorted([*CHART.rglob("*"), *(HERE / "profiles").iterdir()]):
         if path.is_file() and not path.is_symlink():

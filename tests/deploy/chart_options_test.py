@@ -1,4 +1,4 @@
-"""What the chart makes on request: monitoring objects and ways in from outside. Needs Helm; custom resources have no schema here, so
+"""Objects that the chart makes on request: monitoring objects and ways in from outside. Needs Helm; custom resources have no schema here, so
 that their fields are looked at one by one."""
 import json
 import shutil

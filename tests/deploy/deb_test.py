@@ -125,7 +125,7 @@ class DebTest(unittest.TestCase):
         if not shutil.which("systemd-analyze"):
             self.skipTest("no systemd-analyze")
         unit = (self.root / "usr/lib/systemd/system/splice.service").read_text()
-        # Of the unit alone: the root has no systemd, whose units it orders itself after.
+        # The unit alone: the root has no systemd, whose units it orders itself after.
         done = subprocess.run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={self.root}",
                                "splice.service"], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr.strip()), (0, ""))
@@ -147,7 +147,7 @@ class DebTest(unittest.TestCase):
         shutil.copytree(tools.ROOT / "models" / "splice-tiny", self.root / settings["SPLICE_MODEL"].lstrip("/"))
         user, = re.findall(r"^User=(\w+)$", unit, re.M)
         uid, gid = self.inside("id", "-u", user).strip(), self.inside("id", "-g", user).strip()
-        # What the unit's filter would refuse. Frequent calls are left out: they are in every program.
+        # Finds what the unit's filter would refuse. Frequent calls are left out: they are in every program.
         trace = pathlib.Path(self.folder.name) / "calls"
         strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", "trace=!read,write,futex,epoll_wait,poll,clock_nanosleep,madvise,"
                   "recvmsg,sendmsg,epoll_ctl,sched_yield", "-o", str(trace)] if shutil.which("strace") else []

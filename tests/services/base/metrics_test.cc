@@ -59,7 +59,7 @@ TEST(VllmMetrics, SayTheSameUnderBothNames) {
         "vllm:prefix_cache_hits_total{model_name=\"a \\\"model\\\"\"} 224", "splice_kv_cache_usage_perc 0.25"})
     EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line << "\n" << text;
   EXPECT_EQ(text.find("vllm:kv_transfer"), std::string::npos);
-  // What this program does not count has no series, where 0 would say that it had counted.
+  // A metric that this program does not have has no series: 0 would say that it had counted.
   EXPECT_EQ(text.find("vllm:num_requests_waiting"), std::string::npos);
   EXPECT_EQ(RenderMetrics(metrics, ""), metrics.Render());
   EXPECT_EQ(metrics.Render().find("vllm:"), std::string::npos);
