@@ -40,7 +40,7 @@ ldd "${programs[@]}" "${plugins[@]}" "${modules[@]}" 2>/dev/null | awk '$2 == "=
     esac
   done
 find "$root/$name" -type f -exec strip --strip-unneeded {} +
-cp README.md "$root/$name/"
+cp README.md LICENSE NOTICE "$root/$name/"
 cat >"$root/$name/INSTALL" <<'TEXT'
 Unpack anywhere; no root is needed:
   bin/splice serve --model FOLDER            # auto: the first GPU, or the CPU where oneDNN is part of the bundle

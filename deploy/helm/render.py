@@ -22,8 +22,8 @@ RELEASE = NAMESPACE = "splice"
 PROFILES = {"splice.yaml": None, "splice-gpu-rdma.yaml": HERE / "profiles" / "gpu-rdma.yaml",
             "splice-keda.yaml": HERE / "profiles" / "keda.yaml", "splice-hpa.yaml": HERE / "profiles" / "hpa.yaml"}
 # What a manifest needs comes before it.
-KINDS = ["NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "Role", "RoleBinding", "Secret", "Service", "StatefulSet", "Deployment",
-         "HorizontalPodAutoscaler", "ScaledObject"]
+KINDS = ["NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "StatefulSet",
+         "Deployment", "HorizontalPodAutoscaler", "ScaledObject", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule"]
 
 
 class NoRenderer(Exception):
@@ -93,10 +93,11 @@ def render(values_file=None, values=None):
 
 
 def digest():
-    """Of everything that the manifests follow from: it tells a stale file where there is no Helm."""
+    """A hash of everything that the manifests follow from: it tells a stale file where there is no Helm. Dashboards and alerts,
+    which the chart links to, are in none of them."""
     hasher = hashlib.sha256()
     for path in sorted([*CHART.rglob("*"), *(HERE / "profiles").iterdir()]):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
             hasher.update(f"{path.relative_to(HERE)} {len(content)}\n".encode() + content)
     return hasher.hexdigest()

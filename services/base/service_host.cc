@@ -10,6 +10,7 @@
 #include "services/base/address.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/base/vllm_metrics.h"
 
 namespace spl {
 namespace {
@@ -86,8 +87,8 @@ absl::Status ServiceHost::StartServer(const std::vector<grpc::Service*>& service
 absl::Status ServiceHost::StartEndpoint(Metrics& metrics) {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
   HttpEndpoint::Handlers handlers = options_.extra_handlers;
-  handlers["/metrics"] = [&metrics] {
-    return HttpReply{200, "text/plain; version=0.0.4; charset=utf-8", metrics.Render()};
+  handlers["/metrics"] = [this, &metrics] {
+    return HttpReply{200, "text/plain; version=0.0.4; charset=utf-8", RenderMetrics(metrics, options_.vllm_model_name)};
   };
   handlers["/healthz"] = [] { return HttpReply{.body = "ok\n"}; };
   handlers["/readyz"] = [this] {

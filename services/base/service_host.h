@@ -44,6 +44,8 @@ struct ServiceHostOptions {
   std::string listen = "127.0.0.1:0";
   // HOST:PORT of /metrics, /healthz and /readyz. Empty: no endpoint (a host inside the all-in-one process).
   std::string metrics_listen = "127.0.0.1:0";
+  // The model_name of metrics under vLLM's names (RenderMetrics). Empty: none of these.
+  std::string vllm_model_name;
   // Further paths of that endpoint, for example /debug/requests. Handlers must not block.
   HttpEndpoint::Handlers extra_handlers;
   // Null: no encryption.

@@ -109,10 +109,10 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
     SPLICE_ASSIGN_OR_RETURN(server->local_, local_prefill::LocalPrefill::Create(options.local_prefill, self));
     services.push_back(&server->local_->service());
   }
-  ServiceHostOptions host;
-  host.name = "decode";
-  host.listen = options.listen;
-  host.metrics_listen = options.metrics_listen;
+  ServiceHostOptions host{.name = "decode",
+                          .listen = options.listen,
+                          .metrics_listen = options.metrics_listen,
+                          .vllm_model_name = options.vllm_model_name};
   if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
   host.drain = [s = server.get()](std::chrono::steady_clock::time_point deadline) {

@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
                           spl::decode::DecodeServerOptions options;
                           options.listen = flags.listen;
                           options.metrics_listen = flags.metrics_listen;
+                          options.vllm_model_name = spl::VllmModelName(flags, *model);
                           options.tls = flags.tls;
                           options.trace = flags.trace;
                           options.worker_id = flags.worker_id;

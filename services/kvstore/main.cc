@@ -30,15 +30,15 @@ int main(int argc, char** argv) {
   spl::RaiseOpenFileLimit();
   spl::ShutdownSignal stop;
   spl::kvstore::KvStoreOptions options;
-  options.listen = "127.0.0.1:7004";
-  options.metrics_listen = "127.0.0.1:9004";
+  options.listen = "127.0.0.1:7103";
+  options.metrics_listen = "127.0.0.1:9103";
   std::string log_level = "info";
   std::vector<std::string> faults;
   spl::PeerTlsOptions tls;
   CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
   app.set_version_flag("--version", spl::VersionWithCommit());
   app.footer(
-      "Example:\n  splice-kvstore --listen 0.0.0.0:7004 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "
+      "Example:\n  splice-kvstore --listen 0.0.0.0:7103 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "
       "200GiB");
   app.add_option("--listen", options.listen, "gRPC address HOST:PORT; port 0 picks a free one")->capture_default_str();
   app.add_option("--metrics-listen", options.metrics_listen, "HTTP address of /metrics, /healthz and /readyz")

@@ -90,10 +90,10 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
       *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
       worker_id, epoch_number, options.fidelity_share, neighbour.pool, server->metrics_, *server->tracer_);
   if (neighbour.pool != nullptr) neighbour.pool->set_writer_epoch(epoch_number);
-  ServiceHostOptions host;
-  host.name = "prefill";
-  host.listen = options.listen;
-  host.metrics_listen = options.metrics_listen;
+  ServiceHostOptions host{.name = "prefill",
+                          .listen = options.listen,
+                          .metrics_listen = options.metrics_listen,
+                          .vllm_model_name = options.vllm_model_name};
   if (options.tls != nullptr) host.credentials = options.tls->MakeServerCredentials();
   host.drain_timeout = options.drain_timeout;
   host.drain = [s = server.get()](std::chrono::steady_clock::time_point deadline) {

@@ -38,6 +38,7 @@ struct DecodeNeighbour {
 struct PrefillServerOptions {
   std::string listen = "127.0.0.1:0";          // gRPC
   std::string metrics_listen = "127.0.0.1:0";  // empty: none
+  std::string vllm_model_name;                 // see ServiceHostOptions
   std::shared_ptr<const PeerTls> tls;          // for calls between programs, in both directions; null: no TLS
   std::string worker_id;                       // empty: prefill-<random>
   uint64_t kv_bytes = 1ull << 30;              // bytes of the page pool; registered with the transport

@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   CLI::App app("splice-router: the front door of a Splice cluster (OpenAI-compatible HTTP and gRPC)");
   app.footer(
       "Example:\n"
-      "  splice-router --model models/splice-tiny --prefill 127.0.0.1:9001 --decode 127.0.0.1:9002 --http "
+      "  splice-router --model models/splice-tiny --prefill 127.0.0.1:7101 --decode 127.0.0.1:7102 --http "
       "127.0.0.1:8000\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -d "
       "'{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'");

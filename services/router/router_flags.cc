@@ -24,6 +24,13 @@ void AddModelFlags(CLI::App& app, RouterOptions& options) {
   AddGenerationConfigFlag(app, options.generation_config);
 }
 
+void AddMetricsFlags(CLI::App& app, RouterOptions& options) {
+  app.add_option("--metrics-listen", options.metrics_listen,
+                 "Further address of /metrics, /healthz and /readyz (they are on --http too)");
+  app.add_flag("--vllm-metric-names", options.vllm_metric_names,
+               "In /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+}
+
 }  // namespace
 
 void RouterFlags::Register(CLI::App& app) {
@@ -38,8 +45,7 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--http", options_.http.listen, "Address of the HTTP API; port 0 picks a free one")
       ->capture_default_str();
   app.add_option("--grpc", options_.grpc_listen, "Address of the gRPC API")->capture_default_str();
-  app.add_option("--metrics-listen", options_.metrics_listen,
-                 "Further address of /metrics, /healthz and /readyz (they are on --http too)");
+  AddMetricsFlags(app, options_);
   app.add_option("--api-keys", options_.api_keys_file,
                  "File of accepted API keys, one \"key [name] [rpm=N] [tpm=N] [concurrent=N] [weight=W] "
                  "[role=operator|admin]\" per "

@@ -130,7 +130,7 @@ class Server final : public RouterServer {
  private:
   absl::Status Serve() {
     const bool loopback = IsLoopback(options_.http.listen);
-    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_);
+    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_, VllmModelName());
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
     HttpServerOptions http = options_.http;
@@ -158,6 +158,7 @@ class Server final : public RouterServer {
     host.name = "router";
     host.listen = options_.grpc_listen;
     host.metrics_listen = options_.metrics_listen;
+    host.vllm_model_name = VllmModelName();
     if (http_tls_ != nullptr) host.credentials = MakePublicServerCredentials(options_.public_tls);
     host.handshake_timeout = options_.http.handshake_timeout;
     host.max_message_bytes = static_cast<int>(options_.http.max_body_bytes);
@@ -202,6 +203,9 @@ class Server final : public RouterServer {
     return metrics_.Counter("splice_router_public_tls_reloads_total",
                             "Changed certificates of the public APIs that were read again.", {{"result", result}});
   }
+  // See ServiceHostOptions.
+  std::string VllmModelName() const { return options_.vllm_metric_names ? model_->name() : ""; }
+
   void NoteCertificate(const char* event) {
     const auto until = std::chrono::duration_cast<std::chrono::seconds>(http_tls_->valid_until().time_since_epoch());
     certificate_end_.Set(static_cast<double>(until.count()));

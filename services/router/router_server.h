@@ -30,6 +30,7 @@ struct RouterOptions {
   std::string grpc_listen = "127.0.0.1:8001";
   // HOST:PORT of /metrics, /healthz, /readyz for operators; empty: only on the HTTP API.
   std::string metrics_listen;
+  bool vllm_metric_names = false;  // /metrics also has what vLLM has under vLLM's names (VllmFamilies)
   DispatchOptions dispatch;
   // File of "key [name]" lines; empty: no authentication.
   std::string api_keys_file;

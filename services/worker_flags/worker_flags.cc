@@ -107,6 +107,10 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   flags.trace.Register(app);
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
       ->capture_default_str();
+  app.add_flag("--vllm-metric-names", flags.vllm_metric_names,
+               "in /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+  app.add_option("--served-model-name", flags.served_model_name,
+                 "that label, as the router's flag says it; default: the folder's name");
   app.add_option("--worker-id", flags.worker_id, "name in logs, metrics and receipts; default: random");
   app.add_option("--backend", flags.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
   app.add_option("--tp", flags.tp, "tensor parallelism: the model is split over this many GPUs, from the first on")
@@ -159,6 +163,11 @@ absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags
   SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(model, {&need, 1}));
   flags.kv_bytes = bytes[0];
   return absl::OkStatus();
+}
+
+std::string VllmModelName(const WorkerFlags& flags, const engine::Model& model) {
+  if (!flags.vllm_metric_names) return "";
+  return flags.served_model_name.empty() ? model.config().name : flags.served_model_name;
 }
 
 absl::Status CheckAddresses(const WorkerFlags& flags) {

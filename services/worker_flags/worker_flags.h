@@ -39,6 +39,8 @@ struct WorkerFlags {
   std::string metrics_listen = "127.0.0.1:0";
   std::string advertise;  // host for peers and routers; empty: that of listen
   std::string worker_id;
+  bool vllm_metric_names = false;
+  std::string served_model_name;  // empty: the model's own name
   membership::MembershipFlags membership;
   PeerTlsOptions tls_files;
   TraceOptions trace;
@@ -69,6 +71,9 @@ struct WorkerFlags {
   uint64_t host_kv_bytes = 256ull << 20;     // with a GPU: staging memory (prefill) or landing memory (decode)
   transport::TransportOptions transport;
 };
+
+// The model_name of metrics under vLLM's names; empty without --vllm-metric-names.
+std::string VllmModelName(const WorkerFlags& flags, const engine::Model& model);
 
 enum class WorkerRole { kPrefill, kDecode };
 

@@ -31,6 +31,30 @@ class KubernetesSchemasTest(unittest.TestCase):
                     count += 1
         self.assertGreater(count, 100)
 
+    def test_what_is_off_by_default_is_valid_too(self):
+        elsewhere = {"clients": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "web"}}}]}
+        values = [{"ingress": {"enabled": True}, "networkPolicy": elsewhere},
+                  {"ingress": {"enabled": True, "className": "a", "hosts": ["a.b"], "tlsSecret": "s", "annotations": {"a": "b"}},
+                   "publicTls": {"enabled": True}, "networkPolicy": {"enabled": False}},
+                  {"monitoring": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}, "scrapeAnnotations": False},
+                  {"discovery": {"mode": "kubernetes"}, "store": {"replicas": 0}},
+                  {"tracing": {"endpoint": "http://collector:4318"}, "decode": {"tp": 2, "priorityClassName": "p", "podLabels": {"a": "b"}},
+                   "gpu": {"enabled": True}, "router": {"env": [{"name": "X", "value": "y"}]}},
+                  {"auth": {"existingSecret": "", "namespaceSecret": "0123456789abcdef",
+                            "apiKeys": [{"key": "k" * 24, "name": "a", "rpm": 6}]}, "tls": {"enabled": True}}]
+        kinds = set()
+        try:
+            for each in values:
+                texts = render.render(values=each)
+                for document in tools.load_documents("".join("---\n" + text for text in texts)):
+                    kinds.add(document["kind"])
+                    for version in VERSIONS:
+                        with self.subTest(f"{version} {document['kind']} {document['metadata']['name']}"):
+                            kubernetes_validate.validate(document, version, strict=True)
+        except render.NoRenderer as error:
+            self.skipTest(str(error))
+        self.assertLessEqual({"Ingress", "ConfigMap", "Secret", "Role"}, kinds)
+
     def test_mistakes_are_noticed(self):
         deployment = next(d for _, d in documents() if d["kind"] == "Deployment")
         for change in [lambda d: d["spec"].update(replicas="two"),

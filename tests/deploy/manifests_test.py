@@ -91,6 +91,17 @@ class ManifestsTest(unittest.TestCase):
                     if flag in flags:
                         self.assertEqual(int(flags[flag].rsplit(":", 1)[1]), ports[port])
 
+    def test_programs_help_and_default_to_the_same_ports(self):
+        ports = {"splice-router": set(), "splice-prefill": set(), "splice-decode": set(), "splice-kvstore": set()}
+        for _, _, _, container in self.workloads():
+            ports[container["command"][0]] |= {str(port["containerPort"]) for port in container["ports"]}
+        every = set().union(*ports.values())
+        for program, own in ports.items():
+            text = (SERVICES / program.removeprefix("splice-") / "main.cc").read_text()
+            named = set(re.findall(r"\d\.\d:(\d+)", text))
+            self.assertLessEqual(named, every, program)
+            self.assertTrue(named & own, program)
+
     def test_pods_have_the_time_that_the_programs_take_to_drain(self):
         shutdown = milliseconds("base/service_host.h", "shutdown_timeout")
         fixed = {"splice-prefill": milliseconds("prefill/prefill_server.h", "drain_timeout"),

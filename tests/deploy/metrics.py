@@ -35,6 +35,11 @@ def read_table(text=None):
     return metrics
 
 
+def read_vllm_table():
+    """Names of vLLM and the own name behind each."""
+    return dict(re.findall(r"^\| `(vllm:\w+)` \| `(splice_\w+)`", TABLE.read_text(), re.MULTILINE))
+
+
 def _balanced(text, start):
     """The text between the parenthesis at `start` and its partner; string literals may hold parentheses."""
     depth, position = 0, start

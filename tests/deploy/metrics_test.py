@@ -1,4 +1,5 @@
 """docs/metrics.md lists what the programs register, no more and no less."""
+import re
 import unittest
 
 import metrics
@@ -33,6 +34,17 @@ class MetricsTest(unittest.TestCase):
                 self.assertLessEqual(found.programs, listed.programs)
                 self.assertLessEqual(listed.programs, set(metrics.PROGRAM_OF_FOLDER.values()))
                 self.assertEqual(name.endswith("_total"), found.type == "counter")
+
+    def test_names_of_vllm_are_those_of_the_table(self):
+        source = (metrics.ROOT / "services" / "base" / "vllm_metrics.cc").read_text()
+        constants = dict(re.findall(r'(k\w+)\[\]\s*=\s*"(splice_\w+)"', (metrics.ROOT / "services/base/metrics.h").read_text()))
+        found = {vllm: constants[own] for vllm, own in re.findall(r'\{"(vllm:\w+)",\s*metric::(k\w+)\}', source)}
+        self.assertGreater(len(found), 10)
+        sums = re.findall(r'= "(vllm:\w+)"', source)
+        self.assertEqual(len(sums), 2)
+        found |= dict.fromkeys(sums, "splice_reuse_tokens_total")
+        self.assertEqual(metrics.read_vllm_table(), found)
+        self.assertLessEqual(set(found.values()), set(self.table))
 
     def test_a_wrong_row_is_noticed(self):
         row = "| `splice_x` | gauge | | bytes | store | what it is |\n"

@@ -173,9 +173,13 @@ class PodsTest(unittest.TestCase):
             self.assertEqual(code, 0, (pathlib.Path(self.folder.name) / f"{name}.log").read_text()[-2000:])
             print(f"{name} ended {time.monotonic() - begin:.1f} s after SIGTERM", file=sys.stderr)
 
-        self.start("decode", "--local-prefill-tokens=256", "--local-prefill-kv-bytes=64MiB")
+        self.start("decode", "--local-prefill-tokens=256", "--local-prefill-kv-bytes=64MiB", "--vllm-metric-names=true",
+                   "--served-model-name=mine")
         self.wait_ready("decode")
         self.check_exported("decode", local_prefill=True)
+        text = get(self.metrics_url("decode") + "/metrics")[1]
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
+            self.assertIn(f'vllm:{name}{{model_name="mine"}} ', text)
 
 
 if __name__ == "__main__":

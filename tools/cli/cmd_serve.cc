@@ -47,6 +47,12 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }
 
+void AddMetricsAndTraceFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.add_flag("--vllm-metric-names", c.vllm_metric_names,
+               "in /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+  c.trace.Register(app);
+}
+
 }  // namespace
 
 Command MakeServeCommand(CLI::App& root) {
@@ -111,7 +117,7 @@ Command MakeServeCommand(CLI::App& root) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
-  c.trace.Register(app);
+  AddMetricsAndTraceFlags(app, c);
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
   app.final_callback([flags] {
     const absl::Status tls = flags->cluster.public_tls.Check();

@@ -129,6 +129,7 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   }
   router.http.listen = options.http_listen;
   router.grpc_listen = options.grpc_listen;
+  router.vllm_metric_names = options.vllm_metric_names;
   router.api_keys_file = options.api_keys_file;
   router.secret_file = options.secret_file;
   router.insecure_open = options.insecure_open;

@@ -7,6 +7,7 @@
 
 #include "services/base/ids.h"
 #include "services/base/version.h"
+#include "services/base/vllm_metrics.h"
 #include "services/router/dispatch/generation.h"
 #include "services/router/http/openai_sink.h"
 #include "services/router/request/api_error.h"
@@ -75,13 +76,14 @@ std::string EchoText(const ServedModel& model, const GenerationRequest& request)
 }  // namespace
 
 OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
-                     Metrics& metrics)
+                     Metrics& metrics, std::string vllm_model_name)
     : core_(core),
       bases_(bases),
       keys_(keys),
       pool_(pool),
       probes_(probes),
       metrics_(metrics),
+      vllm_model_name_(std::move(vllm_model_name)),
       model_route_{"GET", true, Place::kHere,
                    [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
       started_at_(UnixSeconds()) {
@@ -113,7 +115,8 @@ OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& key
       {"/metrics",
        {"GET", false, Place::kProbes,
         [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
-          e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.Render()});
+          e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                      .body = RenderMetrics(metrics_, vllm_model_name_)});
         }}},
   };
 }

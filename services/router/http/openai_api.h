@@ -21,9 +21,9 @@ namespace spl::router {
 // counted against their caller's limits. Borrows all arguments.
 class OpenAiApi {
  public:
-  // `pool` parses and tokenizes, `probes` renders the metrics.
+  // `pool` parses and tokenizes, `probes` renders the metrics (RenderMetrics with vllm_model_name).
   OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
-            Metrics& metrics);
+            Metrics& metrics, std::string vllm_model_name);
 
   // Checks a request's header (HttpGate): returns the answer to a request without a valid key.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
@@ -63,6 +63,7 @@ class OpenAiApi {
   FairPool& pool_;
   WorkPool& probes_;
   Metrics& metrics_;
+  const std::string vllm_model_name_;
   std::map<std::string, Route> routes_;
   const Route model_route_;
   const int64_t started_at_;  // seconds since 1970; "created" of the model list

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "services/base/vllm_metrics.h"
+
 namespace spl {
 namespace {
 
@@ -35,6 +37,32 @@ TEST(Metrics, BucketsAscend) {
   }
   EXPECT_EQ(buckets::TimeToFirstToken().front(), 0.001);
   EXPECT_EQ(buckets::TimeToFirstToken().back(), 2560);
+}
+
+TEST(VllmMetrics, SayTheSameUnderBothNames) {
+  Metrics metrics;
+  metrics.Gauge(metric::kKvCacheUsagePerc, "Use.").Set(0.25);
+  metrics.Counter(metric::kRequestSuccessTotal, "Done.", {{"finished_reason", "stop"}}).Increment(3);
+  metrics.Histogram(metric::kInterTokenLatencySeconds, "ITL.", buckets::InterToken()).Observe(0.02);
+  metrics.Counter(metric::kKvTransferBytesTotal, "Only here.", {{"direction", "out"}}).Increment();
+  for (const auto& [kind, tokens] : {std::pair{"prefix", 64}, {"session", 32}, {"segment", 128}, {"miss", 10}})
+    metrics.Counter(metric::kReuseTokensTotal, "Reuse.", {{"kind", kind}}).Increment(tokens);
+  const std::string text = RenderMetrics(metrics, "a \"model\"");
+  for (const char* line :
+       {"# TYPE vllm:kv_cache_usage_perc gauge", "vllm:kv_cache_usage_perc{model_name=\"a \\\"model\\\"\"} 0.25",
+        "vllm:gpu_cache_usage_perc{model_name=\"a \\\"model\\\"\"} 0.25",
+        "vllm:request_success_total{finished_reason=\"stop\",model_name=\"a \\\"model\\\"\"} 3",
+        "# TYPE vllm:time_per_output_token_seconds histogram",
+        "vllm:inter_token_latency_seconds_bucket{model_name=\"a \\\"model\\\"\",le=\"0.025\"} 1",
+        "vllm:time_per_output_token_seconds_count{model_name=\"a \\\"model\\\"\"} 1",
+        "vllm:prefix_cache_queries_total{model_name=\"a \\\"model\\\"\"} 234",
+        "vllm:prefix_cache_hits_total{model_name=\"a \\\"model\\\"\"} 224", "splice_kv_cache_usage_perc 0.25"})
+    EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line << "\n" << text;
+  EXPECT_EQ(text.find("vllm:kv_transfer"), std::string::npos);
+  // A metric that this program does not have has no series: 0 would say that it had counted.
+  EXPECT_EQ(text.find("vllm:num_requests_waiting"), std::string::npos);
+  EXPECT_EQ(RenderMetrics(metrics, ""), metrics.Render());
+  EXPECT_EQ(metrics.Render().find("vllm:"), std::string::npos);
 }
 
 TEST(MetricsDeathTest, RefusesNamesOutsideThePrefix) {

@@ -110,6 +110,13 @@ etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.
 {{- end -}}
 {{- end -}}
 
+{{/* Where spans go; nothing without a collector. */}}
+{{- define "splice.traceArgs" -}}
+{{- with .Values.tracing.endpoint -}}
+- --otlp-endpoint={{ . }}
+{{- end -}}
+{{- end -}}
+
 {{- define "splice.tlsMount" -}}
 {{- if .Values.tls.enabled -}}
 - {name: tls, mountPath: /etc/splice/tls, readOnly: true}
@@ -130,6 +137,9 @@ etcd://{{ join "," .Values.discovery.etcd.endpoints }}{{ .Values.discovery.etcd.
 serviceAccountName: {{ include "splice.fullname" .root }}-{{ .component }}
 automountServiceAccountToken: {{ and (eq .component "router") (eq .root.Values.discovery.mode "kubernetes") }}
 enableServiceLinks: false
+{{- with .pool.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -165,9 +175,13 @@ affinity:
 {{- define "splice.podMetadata" -}}
 labels:
   {{- include "splice.labels" (dict "root" .root "component" .component) | nindent 2 }}
-{{- if or .root.Values.scrapeAnnotations .pool.podAnnotations }}
+  {{- with .pool.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $scrape := and .root.Values.scrapeAnnotations (not .root.Values.monitoring.podMonitor.enabled) }}
+{{- if or $scrape .pool.podAnnotations }}
 annotations:
-  {{- if .root.Values.scrapeAnnotations }}
+  {{- if $scrape }}
   prometheus.io/scrape: "true"
   prometheus.io/port: {{ .pool.metricsPort | quote }}
   prometheus.io/path: /metrics
@@ -232,7 +246,7 @@ livenessProbe:
 {{/* Requests and limits, and the devices of a worker. Argument: dict root, pool, gpus. */}}
 {{- define "splice.resources" -}}
 {{- $devices := dict -}}
-{{- if and .root.Values.gpu.enabled (gt (int .gpus) 0) -}}
+{{- if and .root.Values.gpu.enabled (gt (int .gpus) 0) (not (hasPrefix "cpu" (default "" .pool.backend))) -}}
 {{- $_ := set $devices .root.Values.gpu.resourceName (int .gpus) -}}
 {{- end -}}
 {{- if .root.Values.rdma.enabled -}}
@@ -247,26 +261,13 @@ resources:
     {{- toYaml $limits | nindent 4 }}
 {{- end -}}
 
-{{/* Combinations that the schema cannot see. */}}
-{{- define "splice.check" -}}
-{{- if and .Values.rdma.enabled (eq .Values.kvTransport "tcp") -}}
-{{- fail "rdma.enabled needs kvTransport: auto; tcp never uses RDMA" -}}
-{{- end -}}
-{{- if and (eq .Values.discovery.mode "etcd") (not .Values.discovery.etcd.endpoints) -}}
-{{- fail "discovery.mode etcd needs discovery.etcd.endpoints" -}}
-{{- end -}}
-{{- if and (or .Values.discovery.etcd.clientCertificate .Values.discovery.etcd.user) (not .Values.discovery.etcd.existingSecret) -}}
-{{- fail "discovery.etcd.clientCertificate and .user need discovery.etcd.existingSecret, which holds certificate and password" -}}
-{{- end -}}
-{{- if and .Values.autoscaling.enabled (gt (int .Values.router.replicas) 1) -}}
-{{- fail "autoscaling.enabled needs router.replicas: 1; each of several routers plans by its own share of the load, and asks for too few workers" -}}
-{{- end -}}
-{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
-{{- if not .Values.auth.apiKeys -}}
-{{- fail "auth.enabled needs auth.existingSecret or auth.apiKeys; set auth.enabled: false for an open cluster" -}}
-{{- end -}}
-{{- if lt (len .Values.auth.namespaceSecret) 16 -}}
-{{- fail "auth.namespaceSecret needs 16 characters or more; without it a restart of the router would lose every tenant's cached KV" -}}
-{{- end -}}
+{{/* How many workers there are, in words. Argument: list root, component. */}}
+{{- define "splice.poolSize" -}}
+{{- $root := first . -}}
+{{- $limits := index $root.Values.autoscaling (last .) -}}
+{{- if $root.Values.autoscaling.enabled -}}
+{{ int $limits.minReplicas }} to {{ int $limits.maxReplicas }}
+{{- else -}}
+{{ (index $root.Values (last .)).replicas }}
 {{- end -}}
 {{- end -}}
