@@ -1,0 +1,29 @@
+// The formats by name, and the choice among them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "services/router/output_formats/output_parser.h"
+
+namespace spl::router {
+
+// How a model writes what is not content. Names of this registry; "none": all of it is content.
+struct OutputFormat {
+  std::string tools = "none";      // "hermes", "llama3_json"
+  std::string reasoning = "none";  // "think"
+};
+
+// "auto" becomes what the chat template asks for. InvalidArgument names the flag: there is no such format.
+absl::StatusOr<OutputFormat> ChooseOutputFormat(const OutputFormat& asked, std::string_view chat_template);
+
+// True if a prompt with this end, white space left aside, makes the model begin with reasoning.
+bool EndsInReasoning(const OutputFormat& format, std::string_view prompt);
+
+// `with_tools`: the request has tools that may be called. `in_reasoning`: see EndsInReasoning. Null: all is content.
+std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, bool with_tools, bool in_reasoning,
+                                               const MakeCallId& make_id);
+
+}  // namespace spl::router
