@@ -242,6 +242,8 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
 
 void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                                 ApiRequest parsed) {
+  if (parsed.with_tools && NeedsSpecialTokens(core_.model().output_format()))
+    parsed.generation.skip_special_tokens = false;
   const GenerationRequest& request = parsed.generation;
   const std::string request_id = request.request_id;
   OpenAiFormatter::Head head{.chat = chat,

@@ -21,38 +21,18 @@ class Hermes final : public OutputParser {
   }
 
   void Finish(OutputDelta* out) override {
+    if (!inside_) return start_.Finish(&held_, out);
     const size_t certain = held_.size() - PartialTag(held_, kEnd);
-    if (inside_) {
-      TakeCall(held_.substr(0, certain), held_.substr(certain), out);
-    } else if (!behind_call_ || held_.find_first_not_of(kWhiteSpace) != std::string::npos) {
-      out->content += held_;
-    }
+    TakeCall(held_.substr(0, certain), held_.substr(certain), out);
     held_.clear();
   }
 
  private:
-  // Text up to the next call is content. White space in front of a call is not, so it waits for what follows. Returns
-  // whether there is more to do.
+  // These two return whether there is more to do.
   bool StartCall(OutputDelta* out) {
-    if (behind_call_) {
-      held_.erase(0, std::min(held_.find_first_not_of(kWhiteSpace), held_.size()));
-      if (held_.empty()) return false;
-    }
-    const size_t start = held_.find(kStart);
-    const bool found = start != std::string::npos;
-    const size_t certain = found ? start : held_.size() - PartialTag(held_, kStart);
-    const size_t num_content = std::string_view(held_).substr(0, certain).find_last_not_of(kWhiteSpace) + 1;  // npos: 0
-    if (num_content > 0) behind_call_ = false;
-    out->content += held_.substr(0, num_content);
-    if (!found) {
-      held_.erase(0, num_content);
-      return false;
-    }
-    space_ = held_.substr(num_content, start - num_content);
-    held_.erase(0, start + kStart.size());
+    inside_ = start_.Find(&held_, out);
     searched_ = 0;
-    inside_ = true;
-    return true;
+    return inside_;
   }
 
   bool EndCall(OutputDelta* out) {
@@ -61,35 +41,27 @@ class Hermes final : public OutputParser {
       searched_ = held_.size() - std::min(held_.size(), kEnd.size() - 1);
       return false;
     }
-    TakeCall(held_.substr(0, end), kEnd, out);
+    TakeCall(held_.substr(0, end), std::string(kEnd), out);
     held_.erase(0, end + kEnd.size());
     inside_ = false;
     return true;
   }
 
   // `text` is what stands behind the start tag; if it is no call, it is content with its tags.
-  void TakeCall(const std::string& text, std::string_view end_tag, OutputDelta* out) {
+  void TakeCall(const std::string& text, const std::string& end_tag, OutputDelta* out) {
     std::optional<ToolCallDelta> call = ReadToolCall(text, false);
-    if (!call.has_value()) {
-      out->content += space_;
-      out->content += kStart;
-      out->content += text;
-      out->content += end_tag;
-      behind_call_ = false;
-      return;
-    }
+    if (!call.has_value()) return start_.TakeBack(text + end_tag, out);
     call->index = num_calls_++;
     call->id = make_id_();
     out->tool_calls.push_back(*std::move(call));
-    behind_call_ = true;
+    start_.Behind();
   }
 
   const MakeCallId make_id_;
-  std::string held_;          // not yet decided
-  std::string space_;         // in front of the call
-  size_t searched_ = 0;       // bytes of held_ in which no end of a call begins
-  bool inside_ = false;       // held_ begins behind a start tag
-  bool behind_call_ = false;  // nothing but white space since the last call
+  CallStart start_{kStart};
+  std::string held_;     // not yet decided
+  size_t searched_ = 0;  // bytes of held_ in which no end of a call begins
+  bool inside_ = false;  // held_ begins behind a start tag
   size_t num_calls_ = 0;
 };
 

@@ -44,4 +44,24 @@ size_t PartialTag(std::string_view text, std::string_view tag);
 
 inline constexpr std::string_view kWhiteSpace = " \t\n\r";
 
+// The part of a parser that looks for the tag in front of a call. Text up to it is content. White space in front of it
+// is not, and waits for what follows; behind a call it is dropped.
+class CallStart {
+ public:
+  explicit CallStart(std::string_view tag) : tag_(tag) {}
+  // Moves content from the beginning of `held` to `out`. True: `held` begins behind the tag now.
+  bool Find(std::string* held, OutputDelta* out);
+  // A call has ended.
+  void Behind() { behind_call_ = true; }
+  // There was no call behind the tag: `text` is content, and so are the tag and the white space in front of it.
+  void TakeBack(std::string_view text, OutputDelta* out);
+  // The answer ends with `held`, in which there is no tag.
+  void Finish(std::string* held, OutputDelta* out);
+
+ private:
+  const std::string_view tag_;
+  std::string space_;         // in front of the tag
+  bool behind_call_ = false;  // nothing but white space since the last call
+};
+
 }  // namespace spl::router

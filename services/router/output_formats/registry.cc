@@ -3,6 +3,7 @@
 #include "services/base/status.h"
 #include "services/router/output_formats/hermes.h"
 #include "services/router/output_formats/llama3_json.h"
+#include "services/router/output_formats/mistral.h"
 #include "services/router/output_formats/think_tags.h"
 
 namespace spl::router {
@@ -17,6 +18,7 @@ struct ToolFormat {
 constexpr ToolFormat kToolFormats[] = {
     {"hermes", IsHermes, MakeHermes},
     {"llama3_json", IsLlama3Json, MakeLlama3Json},
+    {"mistral", IsMistral, MakeMistral},
 };
 
 absl::StatusOr<std::string> ChooseTools(const std::string& asked, std::string_view chat_template) {
@@ -48,6 +50,8 @@ bool EndsInReasoning(const OutputFormat& format, std::string_view prompt) {
   const size_t last = prompt.find_last_not_of(kWhiteSpace);
   return last != std::string_view::npos && prompt.substr(0, last + 1).ends_with(kThinkStart);
 }
+
+bool NeedsSpecialTokens(const OutputFormat& format) { return format.tools == "mistral"; }
 
 std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, bool with_tools, bool in_reasoning,
                                                const MakeCallId& make_id) {

@@ -67,6 +67,8 @@ std::optional<ToolCallDelta> ReadToolCall(std::string_view json, bool needs_argu
   return out;
 }
 
+bool IsJsonObject(std::string_view text) { return Parse(text).is_object(); }
+
 std::optional<size_t> BracketLength(std::string_view text) {
   int64_t depth = 0;
   bool in_string = false;

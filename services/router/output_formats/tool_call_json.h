@@ -15,6 +15,8 @@ namespace spl::router {
 // object. Never throws.
 std::optional<ToolCallDelta> ReadToolCall(std::string_view json, bool needs_arguments);
 
+bool IsJsonObject(std::string_view text);
+
 // The length of the JSON object or list that `text` begins with, brackets counted outside of strings; nothing: it does
 // not end in it. REQUIRES: text begins with { or [.
 std::optional<size_t> BracketLength(std::string_view text);

@@ -138,6 +138,44 @@ TEST(OutputFormatsTest, Llama3Json) {
        {"white space", " \n", {"", " \n", {}}}});
 }
 
+TEST(OutputFormatsTest, Mistral) {
+  ExpectCases(
+      {.tools = "mistral"},
+      {{"a list",
+        "[TOOL_CALLS] [{\"name\": \"a\", \"arguments\": {\"x\": \"]}\"}}, {\"name\": \"b\"}]",
+        {"", "", {"a({\"x\": \"]}\"})", "b({})"}}},
+       {"text in front", "I look. [TOOL_CALLS][{\"name\": \"a\"}]\n", {"", "I look.", {"a({})"}}},
+       {"names",
+        "[TOOL_CALLS]get_weather{\"city\": \"Bern\"}[TOOL_CALLS]b {}",
+        {"", "", {"get_weather({\"city\": \"Bern\"})", "b({})"}}},
+       {"names and arguments",
+        "[TOOL_CALLS]a[ARGS]{\"x\": [1]}\n[TOOL_CALLS]b[ARGS] {}",
+        {"", "", {"a({\"x\": [1]})", "b({})"}}},
+       {"text behind", "[TOOL_CALLS]a{} Done.", {"", "Done.", {"a({})"}}},
+       {"only text", "[TOOL] and [TOOL_CALL", {"", "[TOOL] and [TOOL_CALL", {}}},
+       {"no list of calls", "x [TOOL_CALLS] [1, 2] y", {"", "x [TOOL_CALLS] [1, 2] y", {}}},
+       {"one bad object", "[TOOL_CALLS][{\"name\": \"a\"}, {}]", {"", "[TOOL_CALLS][{\"name\": \"a\"}, {}]", {}}},
+       {"no comma",
+        "[TOOL_CALLS][{\"name\": \"a\"} {\"name\": \"b\"}]",
+        {"", "[TOOL_CALLS][{\"name\": \"a\"} {\"name\": \"b\"}]", {}}},
+       {"an empty list", "[TOOL_CALLS][]", {"", "[TOOL_CALLS][]", {}}},
+       {"cut off in the list", "[TOOL_CALLS] [{\"name\": \"a\"}, ", {"", "[TOOL_CALLS] [{\"name\": \"a\"}, ", {}}},
+       {"cut off in the arguments", "[TOOL_CALLS]a[ARGS]{\"x\": ", {"", "[TOOL_CALLS]a[ARGS]{\"x\": ", {}}},
+       {"cut off in the name", " [TOOL_CALLS]a", {"", " [TOOL_CALLS]a", {}}},
+       {"no name", "[TOOL_CALLS]! [TOOL_CALLS]a{}", {"", "[TOOL_CALLS]!", {"a({})"}}},
+       {"bad arguments", "[TOOL_CALLS]a{x}", {"", "[TOOL_CALLS]a{x}", {}}},
+       {"white space", " \n", {"", " \n", {}}}});
+}
+
+TEST(OutputFormatsTest, IdsOfMistralHaveNineCharacters) {
+  const auto parser = MakeOutputParser({.tools = "mistral"}, true, false, [] { return "call_0123456789abcdef"; });
+  OutputDelta all;
+  parser->Feed("[TOOL_CALLS]a{}", &all);
+  parser->Finish(&all);
+  ASSERT_EQ(all.tool_calls.size(), 1u);
+  EXPECT_EQ(all.tool_calls[0].id, "789abcdef");
+}
+
 TEST(OutputFormatsTest, ThinkTags) {
   ExpectCases({.reasoning = "think"},
               {{"reasoning and answer", "<think>\nhm, é\n</think>\n\nThe answer.\n", {"hm, é", "The answer.\n", {}}},
@@ -168,14 +206,28 @@ TEST(OutputFormatsTest, NoTextIsLost) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  const char* const parts[] = {"<tool_call>", "</tool_call>", "{", "}", "\"", "name", ":", " ", "\n", ";", "<",
-                               "x",           "\\",           "[", "]"};
+  const char* const parts[] = {"<tool_call>",
+                               "</tool_call>",
+                               "[TOOL_CALLS]",
+                               "{",
+                               "}",
+                               "\"",
+                               "name",
+                               ":",
+                               " ",
+                               "\n",
+                               ";",
+                               "<",
+                               "x",
+                               "\\",
+                               "[",
+                               "]"};
   for (int i = 0; i < 2000; ++i) {
     std::string text;
     for (unsigned n = random() % 12; n > 0; --n) text += parts[random() % std::size(parts)];
-    for (const char* tools : {"hermes", "llama3_json"}) {
+    for (const char* tools : {"hermes", "llama3_json", "mistral"}) {
       const Message whole = ParsePieces({.tools = tools}, {text}, false);
-      EXPECT_EQ(whole.content, text) << tools;
+      EXPECT_TRUE(whole.content == text || !whole.calls.empty()) << tools << ": " << text << " became " << whole;
       std::vector<std::string_view> bytes;
       for (size_t at = 0; at < text.size(); ++at) bytes.push_back(std::string_view(text).substr(at, 1));
       EXPECT_EQ(ParsePieces({.tools = tools}, bytes, false), whole) << text;
@@ -203,10 +255,11 @@ TEST(OutputFormatsTest, ChosenByTheTemplateOrByName) {
   EXPECT_EQ(choose("<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}</tool_call> <think>"),
             "hermes think");
   EXPECT_EQ(choose("<tool_call>\n<function=f>\"arguments\""), "none none");
+  EXPECT_EQ(choose("[TOOL_CALLS] ["), "mistral none");
   EXPECT_EQ(choose("<|start_header_id|> tools {\"name\": name, \"parameters\": dictionary}"), "llama3_json none");
   EXPECT_EQ(ChooseOutputFormat({.tools = "hermes", .reasoning = "none"}, "")->tools, "hermes");
   EXPECT_THAT(ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
-              ::testing::HasSubstr("--tool-parser is 'x', not one of auto, none, hermes, llama3_json"));
+              ::testing::HasSubstr("--tool-parser is 'x', not one of auto, none, hermes, llama3_json, mistral"));
   EXPECT_THAT(ChooseOutputFormat({.tools = "none", .reasoning = "x"}, "").status().ToString(),
               ::testing::HasSubstr("--reasoning-parser"));
   EXPECT_TRUE(EndsInReasoning({.reasoning = "think"}, "<|im_start|>assistant\n<think>\n"));
