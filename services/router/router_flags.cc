@@ -39,9 +39,9 @@ void AddHttpFlags(CLI::App& app, RouterOptions& options) {
   app.add_option("--cors-origins", options.cors_origins,
                  "Origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
       ->delimiter(',');
-  app.add_option(
-         "--tool-parser", options.output_format.tools,
-         "How the model writes calls of tools: auto (by its chat template), none, hermes, llama3_json or mistral")
+  app.add_option("--tool-parser", options.output_format.tools,
+                 "How the model writes calls of tools: auto (by its chat template), none, hermes, llama3_json, "
+                 "mistral or qwen3_coder")
       ->capture_default_str();
   app.add_option("--reasoning-parser", options.output_format.reasoning,
                  "How the model writes its reasoning: auto (by its chat template), none or think")

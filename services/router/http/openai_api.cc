@@ -242,7 +242,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
 
 void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                                 ApiRequest parsed) {
-  if (parsed.with_tools && NeedsSpecialTokens(core_.model().output_format()))
+  if (!parsed.tools_json.empty() && NeedsSpecialTokens(core_.model().output_format()))
     parsed.generation.skip_special_tokens = false;
   const GenerationRequest& request = parsed.generation;
   const std::string request_id = request.request_id;
@@ -255,7 +255,7 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
                              .continuous_usage = parsed.stream.continuous_usage,
                              .num_continuations = request.sampling.n,
                              .output_format = core_.model().output_format(),
-                             .with_tools = parsed.with_tools};
+                             .tools_json = parsed.tools_json};
   if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
   OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
   const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),

@@ -7,9 +7,7 @@
 
 namespace spl::router {
 
-// A call comes out when its end is there, because only then it is known to be one. A call that the answer's end cuts
-// off after its JSON is complete is one, too.
-std::unique_ptr<OutputParser> MakeHermes(MakeCallId make_id);
+std::unique_ptr<OutputParser> MakeHermes(const CallableTools& tools);
 
 // True for a template that asks for this format.
 bool IsHermes(std::string_view chat_template);

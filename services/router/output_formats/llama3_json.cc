@@ -83,8 +83,8 @@ class Llama3Json final : public OutputParser {
 
 }  // namespace
 
-std::unique_ptr<OutputParser> MakeLlama3Json(MakeCallId make_id) {
-  return std::make_unique<Llama3Json>(std::move(make_id));
+std::unique_ptr<OutputParser> MakeLlama3Json(const CallableTools& tools) {
+  return std::make_unique<Llama3Json>(tools.make_id);
 }
 
 bool IsLlama3Json(std::string_view chat_template) {

@@ -9,7 +9,7 @@ namespace spl::router {
 
 // An answer that does not begin with an object has no calls. An object is a call if it has a name and parameters; it
 // comes out when it is complete. <|python_tag|> in front of the first one is dropped.
-std::unique_ptr<OutputParser> MakeLlama3Json(MakeCallId make_id);
+std::unique_ptr<OutputParser> MakeLlama3Json(const CallableTools& tools);
 
 // True for a template that asks for this format.
 bool IsLlama3Json(std::string_view chat_template);

@@ -126,7 +126,9 @@ class Mistral final : public OutputParser {
 
 }  // namespace
 
-std::unique_ptr<OutputParser> MakeMistral(MakeCallId make_id) { return std::make_unique<Mistral>(std::move(make_id)); }
+std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools) {
+  return std::make_unique<Mistral>(tools.make_id);
+}
 
 bool IsMistral(std::string_view chat_template) { return chat_template.find(kTag) != std::string_view::npos; }
 

@@ -13,7 +13,7 @@ namespace spl::router {
 
 // Calls come out when their JSON is complete. Their ids are the last nine characters of those of `make_id`: the
 // templates take no others. The tags are special tokens, which must be in the text (NeedsSpecialTokens).
-std::unique_ptr<OutputParser> MakeMistral(MakeCallId make_id);
+std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools);
 
 // True for a template that asks for this format.
 bool IsMistral(std::string_view chat_template);

@@ -39,6 +39,12 @@ class OutputParser {
 // Makes the id of a call, unlike all others.
 using MakeCallId = std::function<std::string()>;
 
+// The tools that the model may call in an answer.
+struct CallableTools {
+  std::string json;  // the request's "tools"
+  MakeCallId make_id;
+};
+
 // The bytes at the end of `text` that could become `tag`, if more followed. Less than all of the tag.
 size_t PartialTag(std::string_view text, std::string_view tag);
 

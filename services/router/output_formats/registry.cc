@@ -4,6 +4,7 @@
 #include "services/router/output_formats/hermes.h"
 #include "services/router/output_formats/llama3_json.h"
 #include "services/router/output_formats/mistral.h"
+#include "services/router/output_formats/qwen3_coder.h"
 #include "services/router/output_formats/think_tags.h"
 
 namespace spl::router {
@@ -12,13 +13,14 @@ namespace {
 struct ToolFormat {
   const char* name;
   bool (*fits)(std::string_view chat_template);
-  std::unique_ptr<OutputParser> (*make)(MakeCallId make_id);
+  std::unique_ptr<OutputParser> (*make)(const CallableTools& tools);
 };
 
 constexpr ToolFormat kToolFormats[] = {
     {"hermes", IsHermes, MakeHermes},
     {"llama3_json", IsLlama3Json, MakeLlama3Json},
     {"mistral", IsMistral, MakeMistral},
+    {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder},
 };
 
 absl::StatusOr<std::string> ChooseTools(const std::string& asked, std::string_view chat_template) {
@@ -53,11 +55,11 @@ bool EndsInReasoning(const OutputFormat& format, std::string_view prompt) {
 
 bool NeedsSpecialTokens(const OutputFormat& format) { return format.tools == "mistral"; }
 
-std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, bool with_tools, bool in_reasoning,
-                                               const MakeCallId& make_id) {
+std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,
+                                               bool in_reasoning) {
   std::unique_ptr<OutputParser> parser;
-  for (const ToolFormat& tools : kToolFormats) {
-    if (with_tools && format.tools == tools.name) parser = tools.make(make_id);
+  for (const ToolFormat& candidate : kToolFormats) {
+    if (tools != nullptr && format.tools == candidate.name) parser = candidate.make(*tools);
   }
   return format.reasoning == "think" ? MakeThinkTags(in_reasoning, std::move(parser)) : std::move(parser);
 }

@@ -12,7 +12,7 @@ namespace spl::router {
 
 // How a model writes what is not content. Names of this registry; "none": all of it is content.
 struct OutputFormat {
-  std::string tools = "none";      // "hermes", "llama3_json", "mistral"
+  std::string tools = "none";      // "hermes", "llama3_json", "mistral", "qwen3_coder"
   std::string reasoning = "none";  // "think"
 };
 
@@ -25,8 +25,8 @@ bool EndsInReasoning(const OutputFormat& format, std::string_view prompt);
 // True if calls are written with special tokens, which must then be in the text.
 bool NeedsSpecialTokens(const OutputFormat& format);
 
-// `with_tools`: the request has tools that may be called. `in_reasoning`: see EndsInReasoning. Null: all is content.
-std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, bool with_tools, bool in_reasoning,
-                                               const MakeCallId& make_id);
+// `tools`: null if none may be called. `in_reasoning`: see EndsInReasoning. Returns null if all is content.
+std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,
+                                               bool in_reasoning);
 
 }  // namespace spl::router

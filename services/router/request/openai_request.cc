@@ -1,6 +1,5 @@
 #include "services/router/request/openai_request.h"
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -210,8 +209,8 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
   SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));
   if (request.echo) return ParamError("echo", "is served on /v1/completions only");
   SPLICE_RETURN_IF_ERROR(ReadMessages(messages, &chat));
-  const auto& names = chat.variable_names;
-  out.with_tools = may_call && std::find(names.begin(), names.end(), "tools") != names.end();
+  if (const Json* const tools = reader.Raw("tools"); may_call && tools != nullptr && !tools->empty())
+    out.tools_json = tools->dump(-1, ' ', false, Json::error_handler_t::replace);
   request.prompt = std::move(chat);
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));
   return out;

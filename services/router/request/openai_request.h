@@ -22,7 +22,7 @@ struct ApiRequest {
   GenerationRequest generation;      // its prompt is the first
   std::vector<Prompt> more_prompts;  // of a list of prompts: the others
   StreamOptions stream;
-  bool with_tools = false;  // of a chat: it has tools, and the model may call them
+  std::string tools_json;  // of a chat: tools that the model may call; empty: none
   // Paths of members that have no effect because nothing here knows them ("foo", "stream_options.bar").
   std::vector<std::string> ignored;
 };

@@ -167,8 +167,8 @@ void OpenAiFormatter::SetPrompt(uint32_t num_tokens, std::span<const TokenId> la
 
 std::unique_ptr<OutputParser> OpenAiFormatter::MakeParser() const {
   if (!head_.chat) return nullptr;
-  return MakeOutputParser(head_.output_format, head_.with_tools, in_reasoning_,
-                          [] { return "call_" + RandomId::Make().ToHex(); });
+  const CallableTools tools{.json = head_.tools_json, .make_id = [] { return "call_" + RandomId::Make().ToHex(); }};
+  return MakeOutputParser(head_.output_format, tools.json.empty() ? nullptr : &tools, in_reasoning_);
 }
 
 // The message's first event has the role, the last one the reason for its end. Between them stand what the text adds,

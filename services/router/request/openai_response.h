@@ -51,7 +51,7 @@ class OpenAiFormatter {
     std::vector<std::string> echo_texts = {};  // [prompt]: goes before the text of its continuations; may be empty
     uint32_t num_continuations = 1;            // of a prompt
     OutputFormat output_format = {};           // of a chat: what becomes reasoning and calls of tools
-    bool with_tools = false;                   // the request has tools that may be called
+    std::string tools_json = {};               // tools that may be called; empty: none
   };
 
   OpenAiFormatter(const tokenizer::Tokenizer& tokenizer, Head head) : tokenizer_(tokenizer), head_(std::move(head)) {}

@@ -31,10 +31,15 @@ struct Case {
   bool in_reasoning = false;
 };
 
+constexpr char kTools[] = R"([{"type": "function", "function": {"name": "edit", "parameters": {"type": "object",
+    "properties": {"path": {"type": "string"}, "note": {"type": ["null", "string"]}, "line": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "bare"}}])";
+
 // Parses the pieces; a call's index and id must be its own.
 Message ParsePieces(const OutputFormat& format, const std::vector<std::string_view>& pieces, bool in_reasoning) {
   int num_ids = 0;
-  const auto parser = MakeOutputParser(format, true, in_reasoning, [&] { return "id" + std::to_string(num_ids++); });
+  const CallableTools tools{.json = kTools, .make_id = [&] { return "id" + std::to_string(num_ids++); }};
+  const auto parser = MakeOutputParser(format, &tools, in_reasoning);
   OutputDelta all;
   for (const std::string_view piece : pieces) parser->Feed(piece, &all);
   parser->Finish(&all);
@@ -167,8 +172,46 @@ TEST(OutputFormatsTest, Mistral) {
        {"white space", " \n", {"", " \n", {}}}});
 }
 
+TEST(OutputFormatsTest, Qwen3Coder) {
+  const std::string two_lines =
+      "<tool_call>\n<function=edit>\n<parameter=path>\na/b \"c\".py\n</parameter>\n<parameter=line>\n12\n</parameter>\n"
+      "<parameter=text>\nx = <b>\n  y\n\n</parameter>\n</function>\n</tool_call>";
+  ExpectCases(
+      {.tools = "qwen3_coder"},
+      {{"one call",
+        two_lines,
+        {"", "", {"edit({\"path\": \"a/b \\\"c\\\".py\", \"line\": 12, \"text\": \"x = <b>\\n  y\\n\"})"}}},
+       {"texts of type string stay texts",
+        "<tool_call><function=edit><parameter=path>12</parameter><parameter=note>null</parameter></function></"
+        "tool_call>",
+        {"", "", {"edit({\"path\": \"12\", \"note\": \"null\"})"}}},
+       {"JSON and Python",
+        "<tool_call><function=bare><parameter=a>[1, {\"x\": 2}]</parameter><parameter=b>True</parameter><parameter=c>"
+        "None</parameter><parameter=d>no JSON</parameter></function></tool_call>",
+        {"", "", {"bare({\"a\": [1, {\"x\": 2}], \"b\": true, \"c\": null, \"d\": \"no JSON\"})"}}},
+       {"no parameters, two calls",
+        "Ok.\n<tool_call>\n<function=bare>\n</function>\n</tool_call>\n<tool_call><function=f></function></"
+        "tool_call>\n",
+        {"", "Ok.", {"bare({})", "f({})"}}},
+       {"a parameter twice",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+        {"", "", {"f({\"a\": 2})"}}},
+       {"no function",
+        "<tool_call>{\"name\": \"f\"}</tool_call>",
+        {"", "<tool_call>{\"name\": \"f\"}</tool_call>", {}}},
+       {"no end of a parameter",
+        "<tool_call><function=f><parameter=a>1</function></tool_call>",
+        {"", "<tool_call><function=f><parameter=a>1</function></tool_call>", {}}},
+       {"text between",
+        "<tool_call><function=f>x</function></tool_call>",
+        {"", "<tool_call><function=f>x</function></tool_call>", {}}},
+       {"cut off", "<tool_call><function=f><parameter=a>1", {"", "<tool_call><function=f><parameter=a>1", {}}},
+       {"cut off behind the function", "<tool_call>\n<function=f>\n</function>\n", {"", "", {"f({})"}}}});
+}
+
 TEST(OutputFormatsTest, IdsOfMistralHaveNineCharacters) {
-  const auto parser = MakeOutputParser({.tools = "mistral"}, true, false, [] { return "call_0123456789abcdef"; });
+  const CallableTools tools{.json = kTools, .make_id = [] { return "call_0123456789abcdef"; }};
+  const auto parser = MakeOutputParser({.tools = "mistral"}, &tools, false);
   OutputDelta all;
   parser->Feed("[TOOL_CALLS]a{}", &all);
   parser->Finish(&all);
@@ -225,7 +268,7 @@ TEST(OutputFormatsTest, NoTextIsLost) {
   for (int i = 0; i < 2000; ++i) {
     std::string text;
     for (unsigned n = random() % 12; n > 0; --n) text += parts[random() % std::size(parts)];
-    for (const char* tools : {"hermes", "llama3_json", "mistral"}) {
+    for (const char* tools : {"hermes", "llama3_json", "mistral", "qwen3_coder"}) {
       const Message whole = ParsePieces({.tools = tools}, {text}, false);
       EXPECT_TRUE(whole.content == text || !whole.calls.empty()) << tools << ": " << text << " became " << whole;
       std::vector<std::string_view> bytes;
@@ -254,18 +297,20 @@ TEST(OutputFormatsTest, ChosenByTheTemplateOrByName) {
   EXPECT_EQ(choose("{{ x }}"), "none none");
   EXPECT_EQ(choose("<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}</tool_call> <think>"),
             "hermes think");
-  EXPECT_EQ(choose("<tool_call>\n<function=f>\"arguments\""), "none none");
+  EXPECT_EQ(choose("<tool_call>\n<function=f>\n<parameter=p> \"arguments\""), "qwen3_coder none");
+  EXPECT_EQ(choose("<tool_call>name <arg_key> \"arguments\""), "none none");
   EXPECT_EQ(choose("[TOOL_CALLS] ["), "mistral none");
   EXPECT_EQ(choose("<|start_header_id|> tools {\"name\": name, \"parameters\": dictionary}"), "llama3_json none");
   EXPECT_EQ(ChooseOutputFormat({.tools = "hermes", .reasoning = "none"}, "")->tools, "hermes");
-  EXPECT_THAT(ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
-              ::testing::HasSubstr("--tool-parser is 'x', not one of auto, none, hermes, llama3_json, mistral"));
+  EXPECT_THAT(
+      ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
+      ::testing::HasSubstr("--tool-parser is 'x', not one of auto, none, hermes, llama3_json, mistral, qwen3_coder"));
   EXPECT_THAT(ChooseOutputFormat({.tools = "none", .reasoning = "x"}, "").status().ToString(),
               ::testing::HasSubstr("--reasoning-parser"));
   EXPECT_TRUE(EndsInReasoning({.reasoning = "think"}, "<|im_start|>assistant\n<think>\n"));
   EXPECT_FALSE(EndsInReasoning({.reasoning = "think"}, "<think>\n\n</think>\n\n"));
   EXPECT_FALSE(EndsInReasoning({.reasoning = "none"}, "<think>\n"));
-  EXPECT_EQ(MakeOutputParser({.tools = "hermes"}, false, false, nullptr), nullptr);
+  EXPECT_EQ(MakeOutputParser({.tools = "hermes"}, nullptr, false), nullptr);
 }
 
 }  // namespace
