@@ -40,7 +40,7 @@ void AddHttpFlags(CLI::App& app, RouterOptions& options) {
                  "Origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
       ->delimiter(',');
   app.add_option("--tool-parser", options.output_format.tools,
-                 "How the model writes calls of tools: auto (by its chat template), none, hermes, llama3_json, "
+                 "How the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
                  "mistral or qwen3_coder")
       ->capture_default_str();
   app.add_option("--reasoning-parser", options.output_format.reasoning,

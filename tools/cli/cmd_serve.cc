@@ -37,7 +37,7 @@ void AddRequestFlags(CLI::App& app, LocalClusterOptions& c) {
                  "origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
       ->delimiter(',');
   app.add_option("--tool-parser", c.output_format.tools,
-                 "how the model writes calls of tools: auto (by its chat template), none, hermes, llama3_json, "
+                 "how the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
                  "mistral or qwen3_coder")
       ->capture_default_str();
   app.add_option("--reasoning-parser", c.output_format.reasoning,

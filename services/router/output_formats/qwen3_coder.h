@@ -7,8 +7,7 @@
 
 namespace spl::router {
 
-// A value is text if the tool's schema says that the parameter is a string. Otherwise it is JSON, or True, False and
-// None as in Python, and text if it is none of these. One line end at either end of a value is not part of it.
+// Values have the types that ArgumentList::Set tells. One line end at either end of a value is not part of it.
 std::unique_ptr<OutputParser> MakeQwen3Coder(const CallableTools& tools);
 
 // True for a template that asks for this format.

@@ -1,6 +1,7 @@
 #include "services/router/output_formats/registry.h"
 
 #include "services/base/status.h"
+#include "services/router/output_formats/glm4.h"
 #include "services/router/output_formats/hermes.h"
 #include "services/router/output_formats/llama3_json.h"
 #include "services/router/output_formats/mistral.h"
@@ -14,13 +15,15 @@ struct ToolFormat {
   const char* name;
   bool (*fits)(std::string_view chat_template);
   std::unique_ptr<OutputParser> (*make)(const CallableTools& tools);
+  bool special_tokens;  // its tags are special tokens of some models
 };
 
 constexpr ToolFormat kToolFormats[] = {
-    {"hermes", IsHermes, MakeHermes},
-    {"llama3_json", IsLlama3Json, MakeLlama3Json},
-    {"mistral", IsMistral, MakeMistral},
-    {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder},
+    {"glm4", IsGlm4, MakeGlm4, true},
+    {"hermes", IsHermes, MakeHermes, true},
+    {"llama3_json", IsLlama3Json, MakeLlama3Json, false},
+    {"mistral", IsMistral, MakeMistral, true},
+    {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder, true},
 };
 
 absl::StatusOr<std::string> ChooseTools(const std::string& asked, std::string_view chat_template) {
@@ -53,7 +56,12 @@ bool EndsInReasoning(const OutputFormat& format, std::string_view prompt) {
   return last != std::string_view::npos && prompt.substr(0, last + 1).ends_with(kThinkStart);
 }
 
-bool NeedsSpecialTokens(const OutputFormat& format) { return format.tools == "mistral"; }
+bool NeedsSpecialTokens(const OutputFormat& format) {
+  for (const ToolFormat& candidate : kToolFormats) {
+    if (format.tools == candidate.name) return candidate.special_tokens;
+  }
+  return false;
+}
 
 std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,
                                                bool in_reasoning) {

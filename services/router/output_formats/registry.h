@@ -12,7 +12,7 @@ namespace spl::router {
 
 // How a model writes what is not content. Names of this registry; "none": all of it is content.
 struct OutputFormat {
-  std::string tools = "none";      // "hermes", "llama3_json", "mistral", "qwen3_coder"
+  std::string tools = "none";      // "hermes", "mistral", …
   std::string reasoning = "none";  // "think"
 };
 
@@ -22,7 +22,7 @@ absl::StatusOr<OutputFormat> ChooseOutputFormat(const OutputFormat& asked, std::
 // True if a prompt with this end, white space left aside, makes the model begin with reasoning.
 bool EndsInReasoning(const OutputFormat& format, std::string_view prompt);
 
-// True if calls are written with special tokens, which must then be in the text.
+// True if calls may be written with special tokens, which must then be in the text.
 bool NeedsSpecialTokens(const OutputFormat& format);
 
 // `tools`: null if none may be called. `in_reasoning`: see EndsInReasoning. Returns null if all is content.

@@ -209,6 +209,29 @@ TEST(OutputFormatsTest, Qwen3Coder) {
        {"cut off behind the function", "<tool_call>\n<function=f>\n</function>\n", {"", "", {"f({})"}}}});
 }
 
+TEST(OutputFormatsTest, Glm4) {
+  ExpectCases(
+      {.tools = "glm4"},
+      {{"one call",
+        "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>12</arg_value>\n<arg_key>line</arg_key>\n<arg_value>3"
+        "</arg_value>\n</tool_call>",
+        {"", "", {"edit({\"path\": \"12\", \"line\": 3})"}}},
+       {"without line ends",
+        "Ok. <tool_call>edit<arg_key>line</arg_key><arg_value>[1] </arg_value></tool_call>",
+        {"", "Ok.", {"edit({\"line\": [1] })"}}},
+       {"no arguments, two calls",
+        "<tool_call>a\n</tool_call>\n<tool_call>b</tool_call>",
+        {"", "", {"a({})", "b({})"}}},
+       {"no name", "<tool_call>\n</tool_call>", {"", "<tool_call>\n</tool_call>", {}}},
+       {"JSON", "<tool_call>{\"name\": \"f\"}</tool_call>", {"", "<tool_call>{\"name\": \"f\"}</tool_call>", {}}},
+       {"no value",
+        "<tool_call>f<arg_key>a</arg_key></tool_call>",
+        {"", "<tool_call>f<arg_key>a</arg_key></tool_call>", {}}},
+       {"text behind",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>x</tool_call>",
+        {"", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>x</tool_call>", {}}}});
+}
+
 TEST(OutputFormatsTest, IdsOfMistralHaveNineCharacters) {
   const CallableTools tools{.json = kTools, .make_id = [] { return "call_0123456789abcdef"; }};
   const auto parser = MakeOutputParser({.tools = "mistral"}, &tools, false);
@@ -268,7 +291,7 @@ TEST(OutputFormatsTest, NoTextIsLost) {
   for (int i = 0; i < 2000; ++i) {
     std::string text;
     for (unsigned n = random() % 12; n > 0; --n) text += parts[random() % std::size(parts)];
-    for (const char* tools : {"hermes", "llama3_json", "mistral", "qwen3_coder"}) {
+    for (const char* tools : {"glm4", "hermes", "llama3_json", "mistral", "qwen3_coder"}) {
       const Message whole = ParsePieces({.tools = tools}, {text}, false);
       EXPECT_TRUE(whole.content == text || !whole.calls.empty()) << tools << ": " << text << " became " << whole;
       std::vector<std::string_view> bytes;
@@ -298,13 +321,13 @@ TEST(OutputFormatsTest, ChosenByTheTemplateOrByName) {
   EXPECT_EQ(choose("<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}</tool_call> <think>"),
             "hermes think");
   EXPECT_EQ(choose("<tool_call>\n<function=f>\n<parameter=p> \"arguments\""), "qwen3_coder none");
-  EXPECT_EQ(choose("<tool_call>name <arg_key> \"arguments\""), "none none");
+  EXPECT_EQ(choose("<tool_call>name <arg_key> <arg_value> \"arguments\""), "glm4 none");
   EXPECT_EQ(choose("[TOOL_CALLS] ["), "mistral none");
   EXPECT_EQ(choose("<|start_header_id|> tools {\"name\": name, \"parameters\": dictionary}"), "llama3_json none");
   EXPECT_EQ(ChooseOutputFormat({.tools = "hermes", .reasoning = "none"}, "")->tools, "hermes");
-  EXPECT_THAT(
-      ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
-      ::testing::HasSubstr("--tool-parser is 'x', not one of auto, none, hermes, llama3_json, mistral, qwen3_coder"));
+  EXPECT_THAT(ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
+              ::testing::HasSubstr(
+                  "--tool-parser is 'x', not one of auto, none, glm4, hermes, llama3_json, mistral, qwen3_coder"));
   EXPECT_THAT(ChooseOutputFormat({.tools = "none", .reasoning = "x"}, "").status().ToString(),
               ::testing::HasSubstr("--reasoning-parser"));
   EXPECT_TRUE(EndsInReasoning({.reasoning = "think"}, "<|im_start|>assistant\n<think>\n"));
