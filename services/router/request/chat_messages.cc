@@ -107,6 +107,9 @@ absl::Status CheckDocuments(const Json& documents) {
 
 absl::StatusOr<Json> ReadKwargs(const Json& kwargs) {
   if (!kwargs.is_object()) return ParamError("chat_template_kwargs", "must be an object, got {}", TypeName(kwargs));
+  if (kwargs.size() > kMaxTemplateVariables) {
+    return ParamError("chat_template_kwargs", "at most {} are served, got {}", kMaxTemplateVariables, kwargs.size());
+  }
   for (const char* name : {"messages", "add_generation_prompt", "continue_final_message"}) {
     if (kwargs.contains(name))
       return ParamError(fmt::format("chat_template_kwargs.{}", name), "is a field of the body");

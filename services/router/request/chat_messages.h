@@ -13,6 +13,7 @@ namespace spl::router {
 // Upper bounds; the body's size bounds everything else.
 inline constexpr size_t kMaxTools = 1024;
 inline constexpr size_t kMaxToolNameBytes = 128;
+inline constexpr size_t kMaxTemplateVariables = 256;  // of chat_template_kwargs: each is looked for in the template
 
 // Reads "messages" into `chat`. InvalidArgument names the field.
 //   role         system, developer, user, assistant or tool

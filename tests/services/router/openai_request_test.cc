@@ -156,6 +156,9 @@ TEST(ParseChatBodyTest, VariablesOfTheTemplate) {
             R"({"enable_thinking":false,"reasoning_effort":"low","tools":[{"type":"function","function":{"name":"f",)"
             R"("description":"d","parameters":{"type":"object"}}}],"documents":[{"title":"t","text":"x"}]})");
   EXPECT_TRUE(chat.add_generation_prompt);
+  std::string many = R"({"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"v":1)";
+  for (int i = 0; i < 256; ++i) many += ",\"v" + std::to_string(i) + "\":1";
+  EXPECT_EQ(ParamOf(ParseChatBody(many + "}}").status()), "chat_template_kwargs");
   const auto continued =
       ParseChatBody(R"({"messages":[{"role":"assistant","content":"a"}],"continue_final_message":true,"tools":[]})");
   ASSERT_TRUE(continued.ok()) << continued.status();
