@@ -31,19 +31,44 @@ void AddMetricsFlags(CLI::App& app, RouterOptions& options) {
                "In /metrics: what vLLM has, too, a second time under its names, with the label model_name");
 }
 
+void AddHttpFlags(CLI::App& app, RouterOptions& options) {
+  app.add_option("--http", options.http.listen, "Address of the HTTP API; port 0 picks a free one")
+      ->capture_default_str();
+  app.add_option("--max-connections", options.http.max_connections, "HTTP connections at most; more get 503")
+      ->capture_default_str();
+  app.add_option("--max-body-bytes", options.http.max_body_bytes, "Largest request body; more gets 413")
+      ->capture_default_str();
+  app.add_option(
+         "--max-buffered-bytes", options.http.max_buffered_bytes,
+         "HTTP: bodies that are read and answers that are not taken yet, of all connections; beyond it the slowest "
+         "clients are cut off, and then more get 503")
+      ->capture_default_str();
+  app.add_option("--cors-origins", options.cors_origins,
+                 "Origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
+      ->delimiter(',');
+  app.add_option("--tool-parser", options.output_format.tools,
+                 "How the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
+                 "mistral or qwen3_coder")
+      ->capture_default_str();
+  app.add_option("--reasoning-parser", options.output_format.reasoning,
+                 "How the model writes its reasoning: auto (by its chat template), none or think")
+      ->capture_default_str();
+  app.add_flag("--strict-requests", options.strict_requests,
+               "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");
+}
+
 }  // namespace
 
 void RouterFlags::Register(CLI::App& app) {
   app.set_version_flag("--version", VersionWithCommit());
   AddModelFlags(app, options_);
+  AddHttpFlags(app, options_);
   app.add_option("--prefill", prefill_, "Prefill workers, HOST:PORT, separated by commas")->delimiter(',');
   app.add_option("--decode", decode_, "Decode workers, HOST:PORT, separated by commas")->delimiter(',');
   membership_.Register(app);
   tls_.Register(app);
   options_.public_tls.Register(app);
   options_.trace.Register(app);
-  app.add_option("--http", options_.http.listen, "Address of the HTTP API; port 0 picks a free one")
-      ->capture_default_str();
   app.add_option("--grpc", options_.grpc_listen, "Address of the gRPC API")->capture_default_str();
   AddMetricsFlags(app, options_);
   app.add_option("--api-keys", options_.api_keys_file,
@@ -85,15 +110,6 @@ void RouterFlags::Register(CLI::App& app) {
   app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Requests that may wait for room; more get 429")
       ->capture_default_str();
   app.add_option("--max-running", options_.dispatch.admission.max_running, "Requests in flight at most")
-      ->capture_default_str();
-  app.add_option("--max-connections", options_.http.max_connections, "HTTP connections at most; more get 503")
-      ->capture_default_str();
-  app.add_option("--max-body-bytes", options_.http.max_body_bytes, "Largest request body; more gets 413")
-      ->capture_default_str();
-  app.add_option(
-         "--max-buffered-bytes", options_.http.max_buffered_bytes,
-         "HTTP: bodies that are read and answers that are not taken yet, of all connections; beyond it the slowest "
-         "clients are cut off, and then more get 503")
       ->capture_default_str();
   app.add_option("--grpc-memory-bytes", options_.grpc_memory_bytes,
                  "gRPC API: messages and connections together; beyond it connections are closed")

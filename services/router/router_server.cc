@@ -23,6 +23,7 @@
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
 #include "services/router/http/control_api.h"
+#include "services/router/http/cors.h"
 #include "services/router/http/http_tls.h"
 #include "services/router/http/openai_api.h"
 #include "services/router/open_address.h"
@@ -69,7 +70,8 @@ class Server final : public RouterServer {
                                                        .name = options_.served_model_name,
                                                        .max_context = options_.max_context,
                                                        .special_tokens_in_text = options_.special_tokens_in_text,
-                                                       .generation_config = options_.generation_config}));
+                                                       .generation_config = options_.generation_config,
+                                                       .output_format = options_.output_format}));
     if (!options_.api_keys_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(keys_, ApiKeys::Load(options_.api_keys_file));
     }
@@ -130,7 +132,10 @@ class Server final : public RouterServer {
  private:
   absl::Status Serve() {
     const bool loopback = IsLoopback(options_.http.listen);
-    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_, VllmModelName());
+    SPLICE_RETURN_IF_ERROR(Cors::Check(options_.cors_origins));
+    cors_ = std::make_unique<Cors>(options_.cors_origins);
+    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
+                                       OpenAiApiOptions{VllmModelName(), options_.strict_requests});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
     HttpServerOptions http = options_.http;
@@ -141,14 +146,20 @@ class Server final : public RouterServer {
                                        [this](std::shared_ptr<HttpExchange> exchange) {
                                          const std::string& path = exchange->request().path;
                                          if (ControlApi::Serves(path)) return control_api_->Handle(exchange);
-                                         path.starts_with(kAdminPrefix) ? admin_api_->Handle(std::move(exchange))
-                                                                        : api_->Handle(std::move(exchange));
+                                         if (path.starts_with(kAdminPrefix)) return admin_api_->Handle(exchange);
+                                         const auto preflight = cors_->Preflight(exchange->request());
+                                         if (preflight.has_value()) return exchange->Respond(*preflight);
+                                         api_->Handle(cors_->Wrap(std::move(exchange)));
                                        },
                                        &OpenAiApi::ErrorBodyFor,
                                        [this](const HttpRequest& header) {
                                          if (ControlApi::Serves(header.path)) return control_api_->Refuse(header);
-                                         return header.path.starts_with(kAdminPrefix) ? admin_api_->Refuse(header)
-                                                                                      : api_->Refuse(header);
+                                         if (header.path.starts_with(kAdminPrefix)) return admin_api_->Refuse(header);
+                                         std::optional<HttpResponse> refusal = api_->Refuse(header);
+                                         if (!refusal.has_value()) return refusal;
+                                         for (auto& added : cors_->HeadersFor(header.origin))
+                                           refusal->headers.push_back(std::move(added));
+                                         return refusal;
                                        }));
     inference_ = std::make_unique<InferenceService>(*dispatcher_, *bases_, keys_, *pool_);
     admin_service_ =
@@ -278,6 +289,7 @@ class Server final : public RouterServer {
   std::unique_ptr<KnowledgeBases> bases_;
   std::unique_ptr<WorkPool> admin_pool_;
   std::unique_ptr<WorkPool> publish_pool_;
+  std::unique_ptr<Cors> cors_;
   std::unique_ptr<OpenAiApi> api_;
   std::unique_ptr<AdminApi> admin_api_;
   std::unique_ptr<ControlApi> control_api_;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "services/base/otlp_exporter.h"
@@ -43,13 +44,17 @@ struct RouterOptions {
   // Knowledge bases and the namespaces API; refused without store addresses.
   KnowledgeBaseOptions knowledge_bases;
   TraceOptions trace;
-  bool special_tokens_in_text = false;     // see ServedModelOptions
-  std::string generation_config = "auto";  // see ServedModelOptions
-  int admin_threads = 4;                   // calls of the admin API that may wait for the stores
-  int publish_threads = 2;                 // knowledge bases that are published at once; more wait
-  int io_threads = 2;                      // sockets, timers and all request logic; nothing on them blocks
-  int work_threads = 2;                    // parsing and tokenizing
-  size_t work_queue = 1024;                // requests of one caller that may wait for a work thread; more get 429
+  // Origins of web pages that may use the OpenAI API, or "*"; see Cors.
+  std::vector<std::string> cors_origins;
+  OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ServedModelOptions
+  bool strict_requests = false;                                         // HTTP: a field that has no effect is an error
+  bool special_tokens_in_text = false;                                  // see ServedModelOptions
+  std::string generation_config = "auto";                               // see ServedModelOptions
+  int admin_threads = 4;     // calls of the admin API that may wait for the stores
+  int publish_threads = 2;   // knowledge bases that are published at once; more wait
+  int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks
+  int work_threads = 2;      // parsing and tokenizing
+  size_t work_queue = 1024;  // requests of one caller that may wait for a work thread; more get 429
   std::chrono::milliseconds drain_timeout{30'000};
 };
 

@@ -18,7 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const std::vector<ChatMessage> messages = {
-      {"system", "Be brief."}, {"user", " h\xC3\xA9llo "}, {"assistant", "x"}, {"user", ""}};
+      {"system", "Be brief."},
+      {"user", " h\xC3\xA9llo "},
+      {"assistant", std::nullopt, R"({"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]})"},
+      {"tool", "", R"({"tool_call_id": "1", "name": "f"})"}};
   RenderOptions options;
   options.extra_json = R"({"tools": [{"name": "f", "args": {"a": 1, "b": [null, true, 2.5]}}], "n": 3})";
   const auto rendered = (*parsed)->Render(messages, options);

@@ -44,6 +44,27 @@ def check(endpoint):
     several = client.chat.completions.create(model=model, messages=messages, max_tokens=4, n=3)
     assert sorted(c.index for c in several.choices) == [0, 1, 2]
 
+    # An answer goes back as the object that it came as, and as the dictionary of its members.
+    for answer in (whole.choices[0].message, whole.choices[0].message.model_dump()):
+        history = messages + [answer, {"role": "user", "content": "More.", "name": "ann"}]
+        assert client.chat.completions.create(model=model, messages=history, max_tokens=2).choices
+
+    raw = client.chat.completions.with_raw_response.create(
+        model=model, messages=messages, max_tokens=1, metadata={"a": "b"}, store=False, user="u", service_tier="auto",
+        parallel_tool_calls=True, tool_choice="none", extra_body={"frobnicate": 1, "nothing": None})
+    assert raw.headers["x-splice-ignored"] == "frobnicate", raw.headers
+
+    chunks = list(client.chat.completions.create(
+        model=model, messages=messages, max_tokens=4, stream=True,
+        stream_options={"include_usage": True}, extra_body={
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}))
+    assert all(chunk.usage.prompt_tokens == whole.usage.prompt_tokens for chunk in chunks)
+
+    prompts = ["Once", "Twice upon", "A"]
+    batch = client.completions.create(model=model, prompt=prompts, max_tokens=3, n=2, echo=True)
+    assert [c.index for c in batch.choices] == list(range(6))
+    assert all(c.text.startswith(prompts[c.index // 2]) for c in batch.choices)
+
     completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, echo=True)
     assert completion.choices[0].text.startswith("Once upon a time")
     pieces = [c.choices[0].text for c in client.completions.create(model=model, prompt="Once", max_tokens=8, stream=True)]
@@ -53,7 +74,9 @@ def check(endpoint):
 
     for error, arguments in (
         (openai.BadRequestError, {"temperature": 9}),
-        (openai.BadRequestError, {"extra_body": {"frobnicate": 1}}),
+        (openai.BadRequestError, {"extra_body": {"splice": {"frobnicate": 1}}}),
+        (openai.BadRequestError, {"extra_body": {"guided_json": {}}}),
+        (openai.BadRequestError, {"tool_choice": "required"}),
         (openai.NotFoundError, {"model": "nope"}),
     ):
         try:

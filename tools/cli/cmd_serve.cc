@@ -32,6 +32,21 @@ absl::Status RunServe(const Flags& flags) {
   return absl::OkStatus();
 }
 
+void AddRequestFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.add_option("--cors-origins", c.cors_origins,
+                 "origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
+      ->delimiter(',');
+  app.add_option("--tool-parser", c.output_format.tools,
+                 "how the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
+                 "mistral or qwen3_coder")
+      ->capture_default_str();
+  app.add_option("--reasoning-parser", c.output_format.reasoning,
+                 "how the model writes its reasoning: auto (by its chat template), none or think")
+      ->capture_default_str();
+  app.add_flag("--strict-requests", c.strict_requests,
+               "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");
+}
+
 void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,
@@ -95,6 +110,7 @@ Command MakeServeCommand(CLI::App& root) {
       "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
   router::AddGenerationConfigFlag(app, c.generation_config);
   c.public_tls.Register(app);
+  AddRequestFlags(app, c);
   AddKvFlags(app, c);
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));

@@ -58,15 +58,21 @@ absl::StatusOr<std::vector<ChatMessage>> MessagesOf(const Json& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     if (!list[i].is_object()) return InvalidArgument("messages[{}] must be an object", i);
     ChatMessage message;
+    Json further = Json::object();
     for (const auto& [key, value] : list[i].items()) {
-      // Dropping a member would give a wrong prompt, so it is an error.
-      if (key != "role" && key != "content") return InvalidArgument("messages[{}].{} is not supported", i, key);
+      if (key != "role" && key != "content") {
+        further[key] = value;
+        continue;
+      }
+      if (key == "content" && value.is_null()) continue;
       if (!value.is_string()) return InvalidArgument("messages[{}].{} must be a string", i, key);
-      (key == "role" ? message.role : message.content) = value.get<std::string>();
+      if (key == "role") message.role = value.get<std::string>();
+      if (key == "content") message.content = value.get<std::string>();
     }
-    if (!list[i].contains("role") || !list[i].contains("content")) {
+    if (!list[i].contains("role") || (!list[i].contains("content") && !list[i].contains("tool_calls"))) {
       return InvalidArgument("messages[{}] needs \"role\" and \"content\"", i);
     }
+    if (!further.empty()) message.extra_json = further.dump();
     messages.push_back(std::move(message));
   }
   return messages;
@@ -76,8 +82,14 @@ absl::StatusOr<Json> TokenizeMessages(const Model& model, const Json& line) {
   if (!model.chat_template.ok()) return model.chat_template.status();
   SPLICE_ASSIGN_OR_RETURN(const std::vector<ChatMessage> messages, MessagesOf(line["messages"]));
   RenderOptions options;
-  SPLICE_ASSIGN_OR_RETURN(options.add_generation_prompt, Flag(line, "add_generation_prompt", true));
-  if (line.contains("chat_template_kwargs")) options.extra_json = line["chat_template_kwargs"].dump();
+  SPLICE_ASSIGN_OR_RETURN(options.continue_final_message, Flag(line, "continue_final_message", false));
+  SPLICE_ASSIGN_OR_RETURN(options.add_generation_prompt,
+                          Flag(line, "add_generation_prompt", !options.continue_final_message));
+  Json variables = line.value("chat_template_kwargs", Json::object());
+  for (const char* name : {"tools", "documents", "reasoning_effort"}) {
+    if (line.contains(name) && !line[name].is_null()) variables[name] = line[name];
+  }
+  if (!variables.empty()) options.extra_json = variables.dump();
   SPLICE_ASSIGN_OR_RETURN(const std::string prompt, (*model.chat_template)->Render(messages, options));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, model.tokenizer->Encode(prompt, {}));
   return Json{{"ids", ids}, {"text", prompt}};

@@ -133,6 +133,9 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   router.api_keys_file = options.api_keys_file;
   router.secret_file = options.secret_file;
   router.insecure_open = options.insecure_open;
+  router.cors_origins = options.cors_origins;
+  router.strict_requests = options.strict_requests;
+  router.output_format = options.output_format;
   router.special_tokens_in_text = options.special_tokens_in_text;
   router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;

@@ -25,8 +25,11 @@ struct LocalClusterOptions {
   std::string metrics_listen;  // for metrics of workers and store; empty: only the router's, at the HTTP API's /metrics
   bool vllm_metric_names = false;  // see router::RouterOptions
   std::string api_keys_file;
-  std::string secret_file;                 // see router::RouterOptions
-  bool insecure_open = false;              // see router::RouterOptions
+  std::string secret_file;                                                      // see router::RouterOptions
+  bool insecure_open = false;                                                   // see router::RouterOptions
+  std::vector<std::string> cors_origins;                                        // see router::RouterOptions
+  bool strict_requests = false;                                                 // see router::RouterOptions
+  router::OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see router::RouterOptions
   bool special_tokens_in_text = false;     // parse those in messages and segments (router::ServedModel)
   std::string generation_config = "auto";  // see router::RouterOptions
   PublicTlsOptions public_tls;             // TLS of the HTTP and gRPC APIs

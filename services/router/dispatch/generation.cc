@@ -63,6 +63,7 @@ void Generation::OnPrepared(absl::StatusOr<RequestPrompt> prompt) {
   if (!checked.ok()) return Fail(checked);
   answer_.Begin(core_.model().tokenizer(), request_, fleet->model.known ? fleet->model.vocab_size : 0);
   lease_.Take(num_prompt_tokens());
+  sink_->OnPrompt(static_cast<uint32_t>(num_prompt_tokens()), prompt_.tokens);
   ArmDeadline();
   EndStage(TtftStage::kTokenize);
   Note("queued");
@@ -96,8 +97,7 @@ QueuedRequest Generation::Queued() {
 }
 
 void Generation::EnterQueue() {
-  const absl::Status entered = core_.admission().Enter(Queued());
-  if (!entered.ok()) Fail(entered);
+  if (const absl::Status entered = core_.admission().Enter(Queued()); !entered.ok()) Fail(entered);
 }
 
 // ---- attempts

@@ -6,6 +6,7 @@
 #include "services/base/grpc_status.h"
 #include "services/router/dispatch/generation.h"
 #include "services/router/grpc/generate_reactor.h"
+#include "services/router/grpc/prompt_from_proto.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/wire.h"
 
@@ -16,73 +17,7 @@ absl::Status PoolFull() {
   return SetRetryAfterMs(Errorf(absl::StatusCode::kResourceExhausted, "too many requests wait to be read"), 1000);
 }
 
-// Text with marks for the segments.
-absl::StatusOr<std::string> Join(const google::protobuf::RepeatedPtrField<v1::ContentPart>& parts,
-                                 SegmentMarks* segments) {
-  std::string text;
-  for (int i = 0; i < parts.size(); ++i) {
-    const v1::ContentPart& part = parts[i];
-    PromptSegment piece{.text = part.text(),
-                        .namespace_name = part.namespace_name(),
-                        .knowledge_base = part.knowledge_base(),
-                        .document = part.document(),
-                        .field = fmt::format("parts[{}]", i)};
-    if (!part.segment()) {
-      if (!piece.knowledge_base.empty() || !piece.document.empty())
-        return ParamError(piece.field + ".segment", "must be set for a part of a knowledge base");
-      text += part.text();
-      continue;
-    }
-    SPLICE_RETURN_IF_ERROR(CheckSource(piece, !piece.text.empty() || piece.document.empty()));
-    text += segments->Add(std::move(piece));
-  }
-  return text;
-}
-
 }  // namespace
-
-absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt) {
-  switch (prompt.kind_case()) {
-    case v1::Prompt::kText:
-      return Prompt(prompt.text());
-    case v1::Prompt::kTokens: {
-      std::vector<TokenId> ids(prompt.tokens().ids().begin(), prompt.tokens().ids().end());
-      if (prompt.tokens().segments().empty()) return Prompt(std::move(ids));
-      TokenizedPrompt tokens{std::move(ids), {}};
-      for (const v1::TokenSegment& segment : prompt.tokens().segments())
-        tokens.segments.push_back({segment.begin(), segment.end(), segment.namespace_name(), segment.knowledge_base()});
-      for (const TokenSegment& segment : tokens.segments) {
-        if (!segment.namespace_name.empty() && !segment.knowledge_base.empty())
-          return ParamError("prompt.tokens.segments.namespace_name", "and knowledge_base exclude each other");
-      }
-      return Prompt(std::move(tokens));
-    }
-    case v1::Prompt::kParts: {
-      SegmentedText text;
-      SPLICE_ASSIGN_OR_RETURN(text.text, Join(prompt.parts().parts(), &text.segments));
-      return Prompt(std::move(text));
-    }
-    case v1::Prompt::kChat: {
-      ChatPrompt chat;
-      if (prompt.chat().messages().empty()) return ParamError("prompt.chat.messages", "must hold at least one message");
-      for (const v1::ChatMessage& message : prompt.chat().messages()) {
-        if (message.role().empty()) return ParamError("prompt.chat.messages.role", "must not be empty");
-        if (!message.parts().empty() && !message.content().empty())
-          return ParamError("prompt.chat.messages.parts", "and content exclude each other");
-        std::string content = message.content();
-        if (!message.parts().empty()) {
-          SPLICE_ASSIGN_OR_RETURN(content, Join(message.parts(), &chat.segments));
-        }
-        chat.messages.push_back({message.role(), std::move(content)});
-      }
-      chat.add_generation_prompt = !prompt.chat().has_add_generation_prompt() || prompt.chat().add_generation_prompt();
-      return Prompt(std::move(chat));
-    }
-    case v1::Prompt::KIND_NOT_SET:
-      break;
-  }
-  return ParamError("prompt", "is required");
-}
 
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, const Sampling& defaults) {
   GenerationRequest out;

@@ -41,6 +41,5 @@ class InferenceService final : public v1::Inference::CallbackService {
 
 // `defaults`: values of the sampling parameters that the request does not name. InvalidArgument names the field.
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, const Sampling& defaults = {});
-absl::StatusOr<Prompt> FromProto(const v1::Prompt& prompt);
 
 }  // namespace spl::router

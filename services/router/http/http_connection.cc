@@ -4,11 +4,11 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
-#include <iterator>
 #include <utility>
 
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/router/http/http_header.h"
 #include "services/router/http/http_tls.h"
 
 namespace spl::router {
@@ -46,38 +46,6 @@ std::string Head(int status, const std::string& content_type, const HttpHeaders&
   std::string head = fmt::format("HTTP/1.1 {} {}\r\ncontent-type: {}\r\n", status, ReasonPhrase(status), content_type);
   for (const auto& [name, value] : headers) head += fmt::format("{}: {}\r\n", name, value);
   return head;
-}
-
-std::string ToStd(boost::beast::string_view text) { return std::string(text.data(), text.size()); }
-
-HttpRequest HeaderOf(const http::request<http::string_body>& message) {
-  HttpRequest out;
-  out.method = message.method() == http::verb::head ? "GET" : ToStd(message.method_string());
-  const std::string target = ToStd(message.target());
-  const size_t question = target.find('?');
-  out.path = target.substr(0, question);
-  if (question != std::string::npos) out.query = target.substr(question + 1);
-  out.authorization = ToStd(message[http::field::authorization]);
-  out.request_id = ToStd(message["x-request-id"]);
-  out.traceparent = ToStd(message["traceparent"]);
-  out.tracestate = ToStd(message["tracestate"]);
-  out.timeout_ms = ToStd(message["x-request-timeout-ms"]);
-  out.host = ToStd(message[http::field::host]);
-  out.origin = ToStd(message[http::field::origin]);
-  out.sec_fetch_site = ToStd(message["sec-fetch-site"]);
-  out.content_type = ToStd(message[http::field::content_type]);
-  out.forwarded = message.count("forwarded") + message.count("x-forwarded-for") + message.count(http::field::via) > 0;
-  return out;
-}
-
-bool HasBody(const http::request_parser<http::string_body>& parser) {
-  return parser.chunked() || parser.content_length().value_or(0) > 0;
-}
-
-// Chunked is the one coding that is understood; the parser takes whatever ends with it.
-bool KnowsTransferCoding(const http::request<http::string_body>& message) {
-  const auto [begin, end] = message.equal_range(http::field::transfer_encoding);
-  return begin == end || (std::next(begin) == end && boost::beast::iequals(begin->value(), "chunked"));
 }
 
 std::string WholeResponse(const HttpResponse& response, const ResponseForm& form) {
@@ -381,6 +349,7 @@ void HttpConnection::OnHeader(const ErrorCode& error) {
   chunked_ = parser_->get().version() >= 11;
   head_ = parser_->get().method() == http::verb::head;
   if (!KnowsTransferCoding(parser_->get())) return Reject(501, "of transfer codings only \"chunked\" is understood");
+  if (HasContentCoding(parser_->get())) return Reject(415, "bodies are read as they are, without a content-encoding");
   if (core_->gate) {
     HttpRequest header = HeaderOf(parser_->get());
     header.has_body = HasBody(*parser_);

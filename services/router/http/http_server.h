@@ -59,8 +59,9 @@ struct HttpRequest {
   std::string traceparent, tracestate;
   std::string timeout_ms;  // the header x-request-timeout-ms
   std::string host, origin, sec_fetch_site, content_type;
-  bool forwarded = false;  // true: a proxy that says so has forwarded it (forwarded, x-forwarded-for, via)
-  bool has_body = false;   // true: its header announces a body
+  std::string preflight_headers;  // the header access-control-request-headers
+  bool forwarded = false;         // true: a proxy that says so has forwarded it (forwarded, x-forwarded-for, via)
+  bool has_body = false;          // true: its header announces a body
   // Arrival time of its last byte.
   std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
 };

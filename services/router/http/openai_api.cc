@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "services/base/ids.h"
@@ -10,6 +11,7 @@
 #include "services/base/vllm_metrics.h"
 #include "services/router/dispatch/generation.h"
 #include "services/router/http/openai_sink.h"
+#include "services/router/http/prompt_merger.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/openai_request.h"
 #include "services/router/request/openai_response.h"
@@ -63,62 +65,91 @@ absl::Status ReadTimeout(const HttpRequest& request, std::chrono::steady_clock::
   return absl::OkStatus();
 }
 
-// The prompt as text, for echo.
-std::string EchoText(const ServedModel& model, const GenerationRequest& request) {
-  if (!request.echo) return "";
-  if (const auto* text = std::get_if<std::string>(&request.prompt)) return *text;
+// A prompt as text, for echo.
+std::string EchoText(const ServedModel& model, const GenerationRequest& request, const Prompt& prompt) {
+  if (const auto* text = std::get_if<std::string>(&prompt)) return *text;
   // Segments and ids come back through the tokenizer.
-  const absl::StatusOr<TokenizedPrompt> prompt = model.Tokenize(request.prompt, request.add_special_tokens);
-  if (!prompt.ok()) return "";  // the request fails for the same reason
-  return model.tokenizer().Decode(prompt->ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
+  const absl::StatusOr<TokenizedPrompt> tokens = model.Tokenize(prompt, request.add_special_tokens);
+  if (!tokens.ok()) return "";  // the request fails for the same reason
+  return model.tokenizer().Decode(tokens->ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
+}
+
+std::vector<std::string> EchoTexts(const ServedModel& model, const ApiRequest& parsed) {
+  std::vector<std::string> texts = {EchoText(model, parsed.generation, parsed.generation.prompt)};
+  for (const Prompt& prompt : parsed.more_prompts) texts.push_back(EchoText(model, parsed.generation, prompt));
+  return texts;
+}
+
+// Names the first fields that had no effect; those that do not fit into a header are "?".
+HttpHeaders IgnoredHeader(const std::vector<std::string>& ignored) {
+  constexpr size_t kMaxNames = 16, kMaxNameBytes = 64;
+  if (ignored.empty()) return {};
+  std::string value;
+  for (size_t i = 0; i < std::min(ignored.size(), kMaxNames); ++i) {
+    const bool plain = std::all_of(ignored[i].begin(), ignored[i].end(), [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+    });
+    value += (i > 0 ? "," : "") + (plain && ignored[i].size() <= kMaxNameBytes ? ignored[i] : "?");
+  }
+  if (ignored.size() > kMaxNames) value += ",...";
+  return {{"x-splice-ignored", value}};
 }
 
 }  // namespace
 
 OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
-                     Metrics& metrics, std::string vllm_model_name)
+                     Metrics& metrics, OpenAiApiOptions options)
     : core_(core),
       bases_(bases),
       keys_(keys),
       pool_(pool),
       probes_(probes),
       metrics_(metrics),
-      vllm_model_name_(std::move(vllm_model_name)),
+      options_(std::move(options)),
       model_route_{"GET", true, Place::kHere,
                    [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
       started_at_(UnixSeconds()) {
-  const auto text = [](int status, const char* body) {
-    return HttpResponse{.status = status, .content_type = "text/plain; charset=utf-8", .body = body};
-  };
-  const auto here = [](const char* method, bool authenticated, std::function<void(const ExchangePtr&)> answer) {
-    return Route{method, authenticated, Place::kHere,
-                 [answer = std::move(answer)](const ExchangePtr& e, const Caller&, const LeasePtr&) { answer(e); }};
-  };
   const auto posted = [](Handler handler) { return Route{"POST", true, Place::kPool, std::move(handler)}; };
+  const Route tokenize = posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { Tokenize(e, c); });
+  const Route detokenize = posted([this](const ExchangePtr& e, const Caller&, const LeasePtr&) { Detokenize(e); });
   routes_ = {
       {"/v1/chat/completions",
        posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, true); })},
       {"/v1/completions",
        posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, false); })},
-      {"/tokenize", posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { Tokenize(e, c); })},
-      {"/detokenize", posted([this](const ExchangePtr& e, const Caller&, const LeasePtr&) { Detokenize(e); })},
-      {"/v1/models", here("GET", true, [this](const ExchangePtr& e) { ListModels(e); })},
-      {"/healthz", here("GET", false, [text](const ExchangePtr& e) { e->Respond(text(200, "ok\n")); })},
-      {"/readyz", here("GET", false,
-                       [this, text](const ExchangePtr& e) {
-                         e->Respond(core_.ready() ? text(200, "ready\n") : text(503, "no connected pair of workers\n"));
-                       })},
-      {"/version", here("GET", false,
-                        [](const ExchangePtr& e) {
-                          RespondJson(*e, OrderedJson{{"version", Version()}, {"commit", Commit()}});
-                        })},
-      {"/metrics",
-       {"GET", false, Place::kProbes,
-        [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
-          e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                      .body = RenderMetrics(metrics_, vllm_model_name_)});
-        }}},
+      {"/tokenize", tokenize},
+      {"/v1/tokenize", tokenize},
+      {"/detokenize", detokenize},
+      {"/v1/detokenize", detokenize},
   };
+  AddGets();
+}
+
+void OpenAiApi::AddGets() {
+  const auto text = [](int status, const char* body) {
+    return HttpResponse{.status = status, .content_type = "text/plain; charset=utf-8", .body = body};
+  };
+  const auto here = [](bool authenticated, std::function<void(const ExchangePtr&)> answer) {
+    return Route{"GET", authenticated, Place::kHere,
+                 [answer = std::move(answer)](const ExchangePtr& e, const Caller&, const LeasePtr&) { answer(e); }};
+  };
+  const Route alive = here(false, [text](const ExchangePtr& e) { e->Respond(text(200, "ok\n")); });
+  routes_["/healthz"] = alive;
+  routes_["/health"] = alive;  // vLLM's name
+  routes_["/readyz"] = here(false, [this, text](const ExchangePtr& e) {
+    e->Respond(core_.ready() ? text(200, "ready\n") : text(503, "no connected pair of workers\n"));
+  });
+  routes_["/v1/models"] = here(true, [this](const ExchangePtr& e) { ListModels(e); });
+  routes_["/version"] = here(false, [](const ExchangePtr& e) {
+    RespondJson(*e, OrderedJson{{"version", Version()}, {"commit", Commit()}});
+  });
+  routes_["/"] = here(false, [](const ExchangePtr& e) {
+    e->Respond({.status = 302, .content_type = "text/plain", .headers = {{"location", "/ui"}}});
+  });
+  routes_["/metrics"] = {"GET", false, Place::kProbes, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
+                           e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                                       .body = RenderMetrics(metrics_, options_.vllm_model_name)});
+                         }};
 }
 
 std::string OpenAiApi::ErrorBodyFor(int status, const std::string& message) {
@@ -126,7 +157,9 @@ std::string OpenAiApi::ErrorBodyFor(int status, const std::string& message) {
 }
 
 const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
-  const auto it = routes_.find(request.path);
+  std::string path = request.path;
+  if (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const auto it = routes_.find(path);
   if (it != routes_.end()) return &it->second;
   return request.path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
 }
@@ -188,6 +221,12 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
   }();
   if (!parsed.ok()) return RespondError(*exchange, parsed.status(), request_id);
   GenerationRequest& request = parsed->generation;
+  if (const auto* const messages = std::get_if<ChatPrompt>(&request.prompt)) {
+    for (std::string& name : core_.model().VariablesWithoutEffect(*messages))
+      parsed->ignored.push_back(std::move(name));
+  }
+  const absl::Status strict = CheckIgnored(parsed->ignored);
+  if (!strict.ok()) return RespondError(*exchange, strict, request_id);
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;
@@ -204,46 +243,86 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
 
 void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                                 ApiRequest parsed) {
-  GenerationRequest& request = parsed.generation;
+  if (!parsed.tools_json.empty() && NeedsSpecialTokens(core_.model().output_format()))
+    parsed.generation.skip_special_tokens = false;
+  const GenerationRequest& request = parsed.generation;
   const std::string request_id = request.request_id;
-  OpenAiFormatter formatter(core_.model().tokenizer(), {.chat = chat,
-                                                        .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
-                                                        .created = UnixSeconds(),
-                                                        .model = core_.model().name(),
-                                                        .logprobs = request.sampling.logprobs.has_value(),
-                                                        .include_usage = parsed.stream.include_usage,
-                                                        .echo_text = EchoText(core_.model(), request)});
-  const HeaderFn limits = [this, caller, traceparent = request.trace.ToTraceParent()] {
-    RateLimits::Headers headers = core_.limits().HeadersFor(caller, std::chrono::steady_clock::now());
-    headers.emplace_back("traceparent", traceparent);
-    return headers;
+  OpenAiFormatter::Head head{.chat = chat,
+                             .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
+                             .created = UnixSeconds(),
+                             .model = core_.model().name(),
+                             .logprobs = request.sampling.logprobs.has_value(),
+                             .include_usage = parsed.stream.include_usage,
+                             .continuous_usage = parsed.stream.continuous_usage,
+                             .num_continuations = request.sampling.n,
+                             .output_format = core_.model().output_format(),
+                             .tools_json = parsed.tools_json};
+  if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
+  OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
+  const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),
+                            ignored = IgnoredHeader(parsed.ignored)] {
+    RateLimits::Headers out = core_.limits().HeadersFor(caller, std::chrono::steady_clock::now());
+    out.emplace_back("traceparent", traceparent);
+    out.insert(out.end(), ignored.begin(), ignored.end());
+    return out;
   };
   std::shared_ptr<GenerationSink> sink;
   std::shared_ptr<WholeSink> whole;
   if (parsed.stream.stream) {
-    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, limits);
+    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, headers);
   } else {
-    whole = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, limits);
+    whole = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, headers);
     sink = whole;
   }
-  const std::shared_ptr<Generation> generation = core_.Create(std::move(request), std::move(sink), std::move(*lease));
+  const size_t num_prompts = 1 + parsed.more_prompts.size();
+  const auto merger =
+      std::make_shared<PromptMerger>(num_prompts == 1 ? nullptr : sink, num_prompts, request.sampling.n);
+  absl::StatusOr<std::vector<std::shared_ptr<Generation>>> generations =
+      MakeGenerations(caller, std::move(parsed), std::move(*lease), num_prompts == 1 ? sink : nullptr, *merger);
+  if (!generations.ok()) return RespondError(*exchange, generations.status(), request_id, headers());
+  merger->SetGenerations({generations->begin(), generations->end()});
   if (whole != nullptr) {
-    whole->SetGiveUp([weak = std::weak_ptr(generation)](const absl::Status& status) {
-      if (const auto g = weak.lock()) g->Cancel(status);
+    whole->SetGiveUp([weak = std::weak_ptr(merger)](const absl::Status& status) {
+      if (const auto held = weak.lock()) held->Cancel(status);
     });
   }
-  exchange->SetDrainCallback([weak = std::weak_ptr(generation)] {
-    if (const auto g = weak.lock()) g->Resume();
-  });
-  exchange->SetDisconnectCallback([weak = std::weak_ptr(generation)] {
-    if (const auto g = weak.lock()) g->Cancel(absl::CancelledError("the client left"));
-  });
-  generation->Start();
+  exchange->SetDrainCallback([merger] { merger->Resume(); });
+  exchange->SetDisconnectCallback([merger] { merger->Cancel(absl::CancelledError("the client left")); });
+  for (const auto& generation : *generations) generation->Start();
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<Generation>>> OpenAiApi::MakeGenerations(
+    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, std::shared_ptr<GenerationSink> sink,
+    PromptMerger& merger) {
+  std::vector<Prompt> prompts = {std::move(parsed.generation.prompt)};
+  std::move(parsed.more_prompts.begin(), parsed.more_prompts.end(), std::back_inserter(prompts));
+  std::vector<RateLimits::Lease> leases;  // every prompt counts as a request
+  leases.push_back(std::move(lease));
+  while (leases.size() < prompts.size()) {
+    SPLICE_ASSIGN_OR_RETURN(RateLimits::Lease more, core_.Admit(caller));
+    leases.push_back(std::move(more));
+  }
+  std::vector<std::shared_ptr<Generation>> generations;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    GenerationRequest request = parsed.generation;
+    request.prompt = std::move(prompts[i]);
+    if (i > 0) core_.BeginTrace(request, parsed.generation.trace.ToTraceParent(), "");
+    generations.push_back(
+        core_.Create(std::move(request), sink != nullptr ? sink : merger.SinkOf(i), std::move(leases[i])));
+  }
+  return generations;
+}
+
+absl::Status OpenAiApi::CheckIgnored(const std::vector<std::string>& ignored) const {
+  if (!options_.strict_requests || ignored.empty()) return absl::OkStatus();
+  return SetErrorCode(ParamError(ignored.front(), "has no effect here (--strict-requests)"), "unknown_field");
 }
 
 void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
   const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->TakeBody());
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
+  const absl::Status strict = CheckIgnored(request->ignored);
+  if (!strict.ok()) return RespondError(*exchange, strict, "");
   const absl::Status named = core_.model().CheckName(request->model);
   if (!named.ok()) return RespondError(*exchange, named, "");
   struct Waiting {
@@ -276,12 +355,14 @@ void OpenAiApi::RespondTokens(HttpExchange& exchange, const TokenizeRequest& req
     out["token_strs"] = OrderedJson::array();
     for (const TokenId id : ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
   }
-  RespondJson(exchange, out);
+  RespondJson(exchange, out, IgnoredHeader(request.ignored));
 }
 
 void OpenAiApi::Detokenize(const ExchangePtr& exchange) {
   const absl::StatusOr<DetokenizeRequest> request = ParseDetokenizeBody(exchange->TakeBody());
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
+  const absl::Status strict = CheckIgnored(request->ignored);
+  if (!strict.ok()) return RespondError(*exchange, strict, "");
   const absl::Status counted = core_.CheckCounted(request->tokens.size(), "tokens");
   if (!counted.ok()) return RespondError(*exchange, counted, "");
   const absl::Status named = core_.model().CheckName(request->model);
@@ -291,7 +372,7 @@ void OpenAiApi::Detokenize(const ExchangePtr& exchange) {
   if (!text.ok()) {
     return RespondError(*exchange, SetParam(Annotate(text.status(), "tokens"), "tokens"), "");
   }
-  RespondJson(*exchange, OrderedJson{{"prompt", *text}});
+  RespondJson(*exchange, OrderedJson{{"prompt", *text}}, IgnoredHeader(request->ignored));
 }
 
 void OpenAiApi::ListModels(const ExchangePtr& exchange) {

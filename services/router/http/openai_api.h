@@ -17,13 +17,20 @@
 
 namespace spl::router {
 
+class PromptMerger;
+
+struct OpenAiApiOptions {
+  std::string vllm_model_name;   // RenderMetrics
+  bool strict_requests = false;  // a field that has no effect is an error
+};
+
 // Any thread may call Handle, which returns at once. The pool works on requests with a body, after they have been
 // counted against their caller's limits. Borrows all arguments.
 class OpenAiApi {
  public:
-  // `pool` parses and tokenizes, `probes` renders the metrics (RenderMetrics with vllm_model_name).
+  // `pool` parses and tokenizes, `probes` renders the metrics.
   OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
-            Metrics& metrics, std::string vllm_model_name);
+            Metrics& metrics, OpenAiApiOptions options);
 
   // Checks a request's header (HttpGate): returns the answer to a request without a valid key.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
@@ -47,11 +54,20 @@ class OpenAiApi {
   };
 
   const Route* FindRoute(const HttpRequest& request) const;
+  void AddGets();
+  // InvalidArgument: one of these fields, and requests are strict.
+  absl::Status CheckIgnored(const std::vector<std::string>& ignored) const;
 
   void Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat);
   void StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                        ApiRequest parsed);
   void Tokenize(const ExchangePtr& exchange, const Caller& caller);
+  // One generation for each prompt of the request, whose outputs go to `sink`, or if that is null through the merger.
+  // ResourceExhausted: so many would exceed a limit of the caller.
+  absl::StatusOr<std::vector<std::shared_ptr<Generation>>> MakeGenerations(const Caller& caller, ApiRequest parsed,
+                                                                           RateLimits::Lease lease,
+                                                                           std::shared_ptr<GenerationSink> sink,
+                                                                           PromptMerger& merger);
   void RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const;
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
@@ -63,7 +79,7 @@ class OpenAiApi {
   FairPool& pool_;
   WorkPool& probes_;
   Metrics& metrics_;
-  const std::string vllm_model_name_;
+  const OpenAiApiOptions options_;
   std::map<std::string, Route> routes_;
   const Route model_route_;
   const int64_t started_at_;  // seconds since 1970; "created" of the model list

@@ -16,6 +16,8 @@ HttpResponse ErrorResponse(const absl::Status& status, const std::string& reques
   response.headers = headers;
   response.status = HttpStatusOf(status);
   response.body = ErrorBody(status, response.status);
+  // Clients of OpenAI's library run a request again that took too long, and wait for it as long once more.
+  if (response.status == 504) response.headers.emplace_back("x-should-retry", "false");
   if (!request_id.empty()) response.headers.emplace_back("x-request-id", request_id);
   if (const auto retry_ms = RetryAfterMsOf(status)) {
     response.headers.emplace_back("retry-after", std::to_string((*retry_ms + 999) / 1000));
@@ -28,8 +30,9 @@ void RespondError(HttpExchange& exchange, const absl::Status& status, const std:
   exchange.Respond(ErrorResponse(status, request_id, headers));
 }
 
-void RespondJson(HttpExchange& exchange, const OrderedJson& json) {
+void RespondJson(HttpExchange& exchange, const OrderedJson& json, HttpHeaders headers) {
   HttpResponse response;
+  response.headers = std::move(headers);
   response.body = Dump(json);
   exchange.Respond(std::move(response));
 }

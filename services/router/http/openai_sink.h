@@ -17,7 +17,7 @@ HttpResponse ErrorResponse(const absl::Status& status, const std::string& reques
 // Sends ErrorResponse on the exchange.
 void RespondError(HttpExchange& exchange, const absl::Status& status, const std::string& request_id,
                   const RateLimits::Headers& headers = {});
-void RespondJson(HttpExchange& exchange, const OrderedJson& json);
+void RespondJson(HttpExchange& exchange, const OrderedJson& json, HttpHeaders headers = {});
 
 // Returns the caller's rate-limit headers at the start of the response.
 using HeaderFn = std::function<RateLimits::Headers()>;
@@ -33,6 +33,9 @@ class StreamSink final : public GenerationSink {
         request_id_(std::move(request_id)),
         headers_(std::move(headers)) {}
 
+  void OnPrompt(uint32_t num_tokens, std::span<const TokenId> prompt) override {
+    formatter_.SetPrompt(num_tokens, prompt);
+  }
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
 
@@ -57,6 +60,9 @@ class WholeSink final : public GenerationSink {
         request_id_(std::move(request_id)),
         headers_(std::move(headers)) {}
 
+  void OnPrompt(uint32_t num_tokens, std::span<const TokenId> prompt) override {
+    formatter_.SetPrompt(num_tokens, prompt);
+  }
   bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) override;
   void OnError(const absl::Status& status) override;
   // Call before the first output.

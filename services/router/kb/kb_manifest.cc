@@ -19,7 +19,10 @@ constexpr uint64_t kFormatVersion = 1;
 constexpr uint64_t kMaxNumber = uint64_t{1} << 53;  // every JSON reader holds it exactly
 constexpr std::string_view kDigits = "0123456789abcdef";
 
-std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+// Members in the order of their names, as manifests have been written from the first.
+using SortedJson = nlohmann::json;
+
+std::string Dump(const SortedJson& json) { return json.dump(-1, ' ', false, SortedJson::error_handler_t::replace); }
 
 absl::Status Damaged(const std::string& what) {
   return Errorf(absl::StatusCode::kDataLoss, "the manifest is damaged: {}", what);
@@ -120,7 +123,7 @@ absl::StatusOr<KbVersion> ParseVersion(const Json& json) {
   return v;
 }
 
-Json VersionJson(const KbVersion& v) {
+SortedJson VersionJson(const KbVersion& v) {
   return {{"version", v.version},
           {"state", KbStateName(v.state)},
           {"uid", v.uid},
@@ -172,7 +175,7 @@ void KbHead::MakeCurrent(uint64_t version) {
 }
 
 std::string ToJson(const KbHead& head) {
-  Json versions = Json::array();
+  SortedJson versions = SortedJson::array();
   for (const KbVersion& v : head.versions) versions.push_back(VersionJson(v));
   return Dump({{"format", kFormatVersion},
                {"name", head.name},
@@ -217,7 +220,7 @@ absl::StatusOr<KbHead> ParseKbHead(std::string_view text) {
 }
 
 std::string ToJson(const KbContent& content) {
-  Json documents = Json::array();
+  SortedJson documents = SortedJson::array();
   for (const KbDocument& d : content.documents) {
     documents.push_back(
         {{"id", d.id}, {"text", d.text}, {"sha256", d.sha256}, {"tokens", d.tokens}, {"context", d.context}});

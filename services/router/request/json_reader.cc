@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 #include <utility>
 
 #include "services/router/request/api_error.h"
@@ -31,7 +32,7 @@ class DomBuilder {
   bool end_array() { return Close(); }
 
   bool key(string_t& name) {
-    if (stack_.back()->contains(name)) {
+    if (!names_.back().insert(name).second) {
       status_ = ParamError(name, "stands twice in one object");
       return false;
     }
@@ -63,7 +64,9 @@ class DomBuilder {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    return &(parent[key_] = std::move(value));
+    // Its own insertion looks at all members that it has; that the name is new is known already.
+    Json::object_t::Container& members = parent.get_ref<Json::object_t&>();
+    return &members.emplace_back(key_, std::move(value)).second;
   }
   bool Add(Json value) {
     Place(std::move(value));
@@ -74,17 +77,20 @@ class DomBuilder {
       status_ = InvalidArgument("the body is nested deeper than {} levels", kMaxJsonDepth);
       return false;
     }
-    // Elements of a growing array move, but only the innermost container grows while it is on the stack's top.
+    // Elements of a growing container move, but only the innermost one grows while it is on the stack's top.
     stack_.push_back(Place(std::move(value)));
+    names_.emplace_back();
     return true;
   }
   bool Close() {
     stack_.pop_back();
+    names_.pop_back();
     return true;
   }
 
   Json root_;
   std::vector<Json*> stack_;
+  std::vector<std::unordered_set<std::string>> names_;  // [stack_]: of the members so far
   std::string key_;
   absl::Status status_;
 };
@@ -280,6 +286,20 @@ void ObjectReader::Refuse(std::initializer_list<const char*> names) {
     const bool harmless = (value->is_boolean() && !value->get<bool>()) || (value->is_structured() && value->empty());
     if (!harmless) Fail(ParamError(path_ + name, "is not served by this build"));
   }
+}
+
+void ObjectReader::RefuseAny(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (Raw(name) != nullptr) Fail(ParamError(path_ + name, "is not served by this build"));
+  }
+}
+
+absl::Status ObjectReader::FinishIgnoring(std::vector<std::string>* ignored) const {
+  if (!status_.ok() || !object_.is_object() || ignored == nullptr) return status_;
+  for (const auto& item : object_.items()) {
+    if (!item.value().is_null() && known_.find(item.key()) == known_.end()) ignored->push_back(path_ + item.key());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ObjectReader::Finish() const {

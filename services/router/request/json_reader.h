@@ -15,12 +15,14 @@
 
 namespace spl::router {
 
-using Json = nlohmann::json;
+// Keeps the order of members: a chat template prints the tools of a request as the client wrote them.
+using Json = nlohmann::ordered_json;
 
 inline constexpr int kMaxJsonDepth = 32;
 
 // Parses one JSON value. InvalidArgument: not JSON (with the byte offset), nested deeper than kMaxJsonDepth, a number
 // that no double holds, or an object with the same name twice (two readers could take different ones). Never throws.
+// Cost: linear in the text, whatever its shape.
 absl::StatusOr<Json> ParseJson(std::string_view text);
 
 // Reads the members of one object. Each reader takes a member that is absent or null as "not given", marks the name as
@@ -52,11 +54,16 @@ class ObjectReader {
   void Ignore(std::initializer_list<const char*> names);
   // Known to clients but not served: refused unless null, false, or an empty list or object.
   void Refuse(std::initializer_list<const char*> names);
+  // Known to clients but not served, and an empty value asks for something, too: refused unless null.
+  void RefuseAny(std::initializer_list<const char*> names);
 
   bool Has(const char* name) const;  // present and not null
   void Fail(absl::Status status);    // kept when it is the first
   const std::string& path() const { return path_; }
   absl::Status Finish() const;
+  // Returns the first complaint. Members that nobody asked for are none: null ones have no effect, the paths of others
+  // are appended to `ignored`, which may be null.
+  absl::Status FinishIgnoring(std::vector<std::string>* ignored) const;
 
  private:
   void FailType(const char* name, const char* expected, const Json& got);

@@ -1,10 +1,13 @@
 #include "services/router/request/openai_request.h"
 
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "services/router/request/api_error.h"
+#include "services/router/request/chat_messages.h"
+#include "services/router/request/completion_prompts.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/request/reuse_json.h"
 
@@ -63,15 +66,16 @@ void ReadLogitBias(ObjectReader& reader, std::map<uint32_t, float>* out) {
   }
 }
 
-void ReadStream(ObjectReader& reader, StreamOptions* out) {
+void ReadStream(ObjectReader& reader, StreamOptions* out, std::vector<std::string>* ignored) {
   reader.Bool("stream", &out->stream);
   const Json* options = reader.Raw("stream_options");
   if (options == nullptr) return;
   if (!out->stream) return reader.Fail(ParamError("stream_options", "is only allowed when stream is true"));
   ObjectReader inner(*options, "stream_options.");
   inner.Bool("include_usage", &out->include_usage);
+  inner.Bool("continuous_usage_stats", &out->continuous_usage);
   inner.Ignore({"include_obfuscation"});
-  reader.Fail(inner.Finish());
+  reader.Fail(inner.FinishIgnoring(ignored));
 }
 
 // [{"begin","end","namespace"}, …] of a prompt of token ids.
@@ -130,13 +134,10 @@ void ReadCommonRest(ObjectReader& reader, GenerationRequest* request) {
   }
   reader.Ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "parallel_tool_calls"});
-  reader.Refuse({"tools", "functions", "function_call", "audio", "prediction", "web_search_options", "reasoning_effort",
-                 "verbosity", "use_beam_search", "prompt_logprobs", "guided_json", "guided_regex", "guided_choice",
-                 "guided_grammar", "suffix", "logits_processors"});
-  const Json* choice = reader.Raw("tool_choice");
-  if (choice != nullptr && *choice != Json("none") && *choice != Json("auto")) {
-    reader.Fail(ParamError("tool_choice", "tools are not served by this build"));
-  }
+  reader.Refuse({"functions", "function_call", "audio", "prediction", "web_search_options", "verbosity",
+                 "use_beam_search", "prompt_logprobs", "suffix", "logits_processors", "bad_words", "allowed_token_ids",
+                 "include_stop_str_in_output", "truncate_prompt_tokens", "chat_template"});
+  reader.RefuseAny({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"});
   const Json* modalities = reader.Raw("modalities");
   if (modalities != nullptr && *modalities != Json::array({"text"})) {
     reader.Fail(ParamError("modalities", "only [\"text\"] is served"));
@@ -147,6 +148,20 @@ void ReadCommonRest(ObjectReader& reader, GenerationRequest* request) {
   }
 }
 
+// Returns whether the model may call tools: "auto", but not "none". To force a call takes a grammar, which there is
+// none of.
+bool ReadToolChoice(ObjectReader& reader) {
+  const Json* choice = reader.Raw("tool_choice");
+  if (choice == nullptr || *choice == Json("auto")) return true;
+  if (*choice == Json("none")) return false;
+  const std::string asked = choice->is_string() ? *choice->get_ptr<const std::string*>() : "a named tool";
+  reader.Fail(ParamError("tool_choice",
+                         "{} needs structured output, which this build does not have; \"auto\" and \"none\" are "
+                         "served",
+                         asked));
+  return true;
+}
+
 // best_of is only meaningful as "the same as n".
 void ReadBestOf(ObjectReader& reader, uint32_t n) {
   std::optional<uint64_t> best_of;
@@ -154,107 +169,6 @@ void ReadBestOf(ObjectReader& reader, uint32_t n) {
   if (best_of.has_value() && *best_of != n) {
     reader.Fail(ParamError("best_of", "is served only when equal to n ({})", n));
   }
-}
-
-// [{"type":"text","text":…}, {"type":"segment","text":…,"namespace":…},
-// {"type":"segment","knowledge_base":…,"document":…}, …] joined, with marks for the segments; other
-// parts are refused by name.
-absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field, SegmentMarks* segments) {
-  std::string text;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const std::string path = fmt::format("{}[{}]", field, i);
-    ObjectReader part(parts[i], path + ".");
-    std::string type;
-    part.String("type", &type);
-    if (type != "text" && type != "segment") {
-      if (!parts[i].is_object()) return part.Finish();
-      return ParamError(path + ".type", "\"{}\" is not served; content parts are of type \"text\" or \"segment\"",
-                        type);
-    }
-    PromptSegment piece{.text = {}, .namespace_name = {}, .field = path};
-    part.String("text", &piece.text);
-    if (type == "segment") {
-      part.String("namespace", &piece.namespace_name);
-      part.String("knowledge_base", &piece.knowledge_base);
-      part.String("document", &piece.document);
-    }
-    SPLICE_RETURN_IF_ERROR(part.Finish());
-    SPLICE_RETURN_IF_ERROR(CheckSource(piece, part.Has("text")));
-    text += type == "text" ? std::move(piece.text) : segments->Add(std::move(piece));
-  }
-  return text;
-}
-
-absl::StatusOr<tokenizer::ChatMessage> ReadMessage(const Json& value, const std::string& path, SegmentMarks* segments) {
-  ObjectReader reader(value, path + ".");
-  tokenizer::ChatMessage message;
-  reader.String("role", &message.role);
-  reader.Refuse({"tool_calls", "tool_call_id", "function_call", "name", "audio", "refusal"});
-  const Json* content = reader.Raw("content");
-  SPLICE_RETURN_IF_ERROR(reader.Finish());
-  if (message.role == "developer") message.role = "system";  // OpenAI's newer word for the same thing
-  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-    return ParamError(path + ".role", "must be \"system\", \"developer\", \"user\" or \"assistant\", got \"{}\"",
-                      message.role);
-  }
-  if (content == nullptr) return ParamError(path + ".content", "is required");
-  if (content->is_string()) {
-    message.content = content->get<std::string>();
-  } else if (content->is_array()) {
-    SPLICE_ASSIGN_OR_RETURN(message.content, ReadContentParts(*content, path + ".content", segments));
-  } else {
-    return ParamError(path + ".content", "must be a string or a list of parts, got {}", TypeName(*content));
-  }
-  return message;
-}
-
-absl::StatusOr<ChatPrompt> ReadMessages(const Json* messages) {
-  if (messages == nullptr) return ParamError("messages", "is required");
-  if (!messages->is_array()) return ParamError("messages", "must be a list, got {}", TypeName(*messages));
-  if (messages->empty()) return ParamError("messages", "must hold at least one message");
-  ChatPrompt chat;
-  for (size_t i = 0; i < messages->size(); ++i) {
-    SPLICE_ASSIGN_OR_RETURN(tokenizer::ChatMessage message,
-                            ReadMessage((*messages)[i], fmt::format("messages[{}]", i), &chat.segments));
-    chat.messages.push_back(std::move(message));
-  }
-  return chat;
-}
-
-std::vector<TokenId> ToTokenIds(const std::vector<uint32_t>& ids) { return {ids.begin(), ids.end()}; }
-
-// A string, a list of token ids, a list with exactly one of these, or a list of content parts.
-absl::StatusOr<Prompt> ReadPrompt(const Json* prompt, std::vector<TokenSegment> token_segments) {
-  const auto of_ids = [&](const std::vector<uint32_t>& ids) {
-    return token_segments.empty() ? Prompt(ToTokenIds(ids)) : TokenizedPrompt{ToTokenIds(ids), token_segments};
-  };
-  const auto of_text = [&](Prompt text) -> absl::StatusOr<Prompt> {
-    if (token_segments.empty()) return text;
-    return ParamError("splice.segments", "is for prompts of token ids; mark text with parts of type \"segment\"");
-  };
-  if (prompt == nullptr) return ParamError("prompt", "is required");
-  if (prompt->is_string()) return of_text(prompt->get<std::string>());
-  if (!prompt->is_array()) {
-    return ParamError("prompt", "must be a string, a list of token ids or a list of parts, got {}", TypeName(*prompt));
-  }
-  if (prompt->empty()) return ParamError("prompt", "must not be empty");
-  const Json& first = prompt->front();
-  if (first.is_object()) {
-    SegmentedText text;
-    SPLICE_ASSIGN_OR_RETURN(text.text, ReadContentParts(*prompt, "prompt", &text.segments));
-    return of_text(std::move(text));
-  }
-  if (first.is_string() || first.is_array()) {
-    if (prompt->size() > 1) {
-      return ParamError("prompt", "holds {} prompts; one prompt per request is served", prompt->size());
-    }
-    if (first.is_string()) return of_text(first.get<std::string>());
-    if (first.empty()) return ParamError("prompt", "must not be empty");
-    SPLICE_ASSIGN_OR_RETURN(std::vector<uint32_t> ids, ReadTokenIds(first, "prompt"));
-    return of_ids(ids);
-  }
-  SPLICE_ASSIGN_OR_RETURN(std::vector<uint32_t> ids, ReadTokenIds(*prompt, "prompt"));
-  return of_ids(ids);
 }
 
 // chat: "logprobs" switches, "top_logprobs" counts.
@@ -284,17 +198,19 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
   ReadMaxTokens(reader, "max_completion_tokens", &request.sampling.max_tokens);  // the newer name wins
   ReadLogitBias(reader, &request.sampling.logit_bias);
   ReadChatLogprobs(reader, &request.sampling.logprobs);
-  ReadStream(reader, &out.stream);
+  ReadStream(reader, &out.stream, &out.ignored);
   ReadSplice(reader, &request, nullptr);
   ReadCommonRest(reader, &request);
   reader.Bool("echo", &request.echo);
-  bool add_generation_prompt = true;
-  reader.Bool("add_generation_prompt", &add_generation_prompt);
+  const bool may_call = ReadToolChoice(reader);
+  ChatPrompt chat;
+  ReadTemplateFields(reader, &chat);
   const Json* messages = reader.Raw("messages");
-  SPLICE_RETURN_IF_ERROR(reader.Finish());
+  SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));
   if (request.echo) return ParamError("echo", "is served on /v1/completions only");
-  SPLICE_ASSIGN_OR_RETURN(ChatPrompt chat, ReadMessages(messages));
-  chat.add_generation_prompt = add_generation_prompt;
+  SPLICE_RETURN_IF_ERROR(ReadMessages(messages, &chat));
+  if (const Json* const tools = reader.Raw("tools"); may_call && tools != nullptr && !tools->empty())
+    out.tools_json = tools->dump(-1, ' ', false, Json::error_handler_t::replace);
   request.prompt = std::move(chat);
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));
   return out;
@@ -318,14 +234,23 @@ absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Samp
   reader.Bool("echo", &request.echo);
   reader.Bool("add_special_tokens", &request.add_special_tokens);
   ReadBestOf(reader, request.sampling.n);
-  ReadStream(reader, &out.stream);
+  ReadStream(reader, &out.stream, &out.ignored);
   std::vector<TokenSegment> token_segments;
   ReadSplice(reader, &request, &token_segments);
   ReadCommonRest(reader, &request);
+  reader.Refuse({"tools", "documents", "reasoning_effort", "chat_template_kwargs"});
   const Json* prompt = reader.Raw("prompt");
-  SPLICE_RETURN_IF_ERROR(reader.Finish());
-  SPLICE_ASSIGN_OR_RETURN(request.prompt, ReadPrompt(prompt, std::move(token_segments)));
+  SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));
+  SPLICE_ASSIGN_OR_RETURN(std::vector<Prompt> prompts, ReadPrompts(prompt, std::move(token_segments)));
+  request.prompt = std::move(prompts.front());
+  out.more_prompts.assign(std::make_move_iterator(prompts.begin() + 1), std::make_move_iterator(prompts.end()));
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));
+  if (prompts.size() * request.sampling.n > kMaxPromptContinuations) {
+    return ParamError("n", "{} prompts times {} continuations are more than {}", prompts.size(), request.sampling.n,
+                      kMaxPromptContinuations);
+  }
+  if (prompts.size() > 1 && !request.session.empty())
+    return ParamError("splice.session", "is for one prompt; this request has {}", prompts.size());
   return out;
 }
 
@@ -337,16 +262,14 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeBody(std::string_view body) {
   reader.Bool("return_token_strs", &out.return_token_strs);
   const Json* prompt = reader.Raw("prompt");
   const Json* messages = reader.Raw("messages");
-  bool add_generation_prompt = true;
   out.add_special_tokens = messages == nullptr;  // a rendered template brings its own begin token
   reader.Bool("add_special_tokens", &out.add_special_tokens);
-  reader.Bool("add_generation_prompt", &add_generation_prompt);
-  reader.Refuse({"continue_final_message"});
-  SPLICE_RETURN_IF_ERROR(reader.Finish());
+  ChatPrompt chat;
+  ReadTemplateFields(reader, &chat);
+  SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));
   if (prompt != nullptr && messages != nullptr) return ParamError("prompt", "and messages exclude each other");
   if (messages != nullptr) {
-    SPLICE_ASSIGN_OR_RETURN(ChatPrompt chat, ReadMessages(messages));
-    chat.add_generation_prompt = add_generation_prompt;
+    SPLICE_RETURN_IF_ERROR(ReadMessages(messages, &chat));
     out.prompt = std::move(chat);
     return out;
   }
@@ -364,9 +287,9 @@ absl::StatusOr<DetokenizeRequest> ParseDetokenizeBody(std::string_view body) {
   const bool given = reader.Has("tokens");
   std::vector<uint32_t> ids;
   reader.TokenIds("tokens", &ids);
-  SPLICE_RETURN_IF_ERROR(reader.Finish());
+  SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));
   if (!given) return ParamError("tokens", "is required");
-  out.tokens = ToTokenIds(ids);
+  out.tokens.assign(ids.begin(), ids.end());
   return out;
 }
 

@@ -15,17 +15,22 @@ namespace spl::router {
 struct StreamOptions {
   bool stream = false;
   bool include_usage = false;
+  bool continuous_usage = false;  // every event has the usage so far (vLLM)
 };
 
 struct ApiRequest {
-  GenerationRequest generation;
+  GenerationRequest generation;      // its prompt is the first
+  std::vector<Prompt> more_prompts;  // of a list of prompts: the others
   StreamOptions stream;
+  std::string tools_json;  // of a chat: tools that the model may call; empty: none
+  // Paths of members that have no effect because nothing here knows them ("foo", "stream_options.bar").
+  std::vector<std::string> ignored;
 };
 
 // POST /v1/chat/completions. `defaults`: values of the sampling parameters that the body does not name.
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults = {});
 
-// POST /v1/completions, likewise. A list of several prompts is refused; a list with one is taken.
+// POST /v1/completions, likewise.
 absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults = {});
 
 // POST /tokenize (vLLM's shapes): either "prompt" or "messages".
@@ -34,6 +39,7 @@ struct TokenizeRequest {
   std::variant<std::string, ChatPrompt> prompt;
   bool add_special_tokens = true;
   bool return_token_strs = false;
+  std::vector<std::string> ignored;  // as in ApiRequest
 };
 absl::StatusOr<TokenizeRequest> ParseTokenizeBody(std::string_view body);
 
@@ -41,6 +47,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeBody(std::string_view body);
 struct DetokenizeRequest {
   std::string model;
   std::vector<TokenId> tokens;
+  std::vector<std::string> ignored;  // as in ApiRequest
 };
 absl::StatusOr<DetokenizeRequest> ParseDetokenizeBody(std::string_view body);
 

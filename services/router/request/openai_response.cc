@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "services/base/ids.h"
 #include "services/tokenizer/byte_level.h"
 
 namespace spl::router {
@@ -14,6 +15,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
+constexpr size_t kReasoningTokens = 16;     // at the end of a prompt, in which <think> may be spelt
 constexpr double kLowestLogprob = -9999.0;  // JSON has no infinity
 
 double JsonLogprob(float logprob) {
@@ -22,6 +24,15 @@ double JsonLogprob(float logprob) {
 
 size_t CountCharacters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// A client runs the calls of an answer that ends by itself.
+const char* ReasonOf(FinishReason reason, bool has_calls) {
+  return has_calls && reason == FinishReason::kStop ? "tool_calls" : FinishReasonName(reason);
+}
+
+OrderedJson CallJson(const ToolCallDelta& call, const std::string& arguments) {
+  return {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", arguments}}}};
 }
 
 // REQUIRES: a type that Receipt has.
@@ -86,6 +97,13 @@ OrderedJson ReceiptJson(const google::protobuf::Message& message) {
   return out;
 }
 
+OrderedJson ReceiptsJson(const FinalInfo& final) {
+  if (final.more_receipts.empty()) return ReceiptJson(final.receipt);
+  OrderedJson list = OrderedJson::array({ReceiptJson(final.receipt)});
+  for (const v1::Receipt& receipt : final.more_receipts) list.push_back(ReceiptJson(receipt));
+  return list;
+}
+
 TokenText TextOf(const tokenizer::Tokenizer& tokenizer, TokenId id) {
   TokenText out;
   const absl::StatusOr<std::string> text =
@@ -109,18 +127,81 @@ OrderedJson OpenAiFormatter::Envelope(const char* object) const {
   return out;
 }
 
+OrderedJson OpenAiFormatter::UsageSoFar() const {
+  OrderedJson usage;
+  usage["prompt_tokens"] = prompt_tokens_;
+  usage["completion_tokens"] = completion_tokens_;
+  usage["total_tokens"] = prompt_tokens_ + completion_tokens_;
+  return usage;
+}
+
+std::string OpenAiFormatter::EchoText(uint32_t index) const {
+  const size_t prompt = index / head_.num_continuations;
+  return prompt < head_.echo_texts.size() ? head_.echo_texts[prompt] : "";
+}
+
 OrderedJson OpenAiFormatter::Chunk(uint32_t index, OrderedJson content, OrderedJson logprobs,
-                                   FinishReason reason) const {
+                                   const char* finish_reason) const {
   OrderedJson choice;
   choice["index"] = index;
   choice[head_.chat ? "delta" : "text"] = std::move(content);
   choice["logprobs"] = std::move(logprobs);
-  choice["finish_reason"] =
-      reason == FinishReason::kNone ? OrderedJson(nullptr) : OrderedJson(FinishReasonName(reason));
+  choice["finish_reason"] = finish_reason == nullptr ? OrderedJson(nullptr) : OrderedJson(finish_reason);
   OrderedJson chunk = Envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
   chunk["choices"] = OrderedJson::array({std::move(choice)});
-  if (head_.include_usage) chunk["usage"] = nullptr;
+  if (head_.continuous_usage) {
+    chunk["usage"] = UsageSoFar();
+  } else if (head_.include_usage) {
+    chunk["usage"] = nullptr;
+  }
   return chunk;
+}
+
+void OpenAiFormatter::SetPrompt(uint32_t num_tokens, std::span<const TokenId> last_tokens) {
+  prompt_tokens_ = num_tokens;
+  if (head_.output_format.reasoning == "none") return;
+  const auto end = last_tokens.last(std::min<size_t>(last_tokens.size(), kReasoningTokens));
+  in_reasoning_ =
+      EndsInReasoning(head_.output_format, tokenizer_.Decode(end, {.skip_special_tokens = false}).value_or(""));
+}
+
+std::unique_ptr<OutputParser> OpenAiFormatter::MakeParser() const {
+  if (!head_.chat) return nullptr;
+  const CallableTools tools{.json = head_.tools_json, .make_id = [] { return "call_" + RandomId::Make().ToHex(); }};
+  return MakeOutputParser(head_.output_format, tools.json.empty() ? nullptr : &tools, in_reasoning_);
+}
+
+// The message's first event has the role, the last one the reason for its end. Between them stand what the text adds,
+// in the order reasoning, content, calls; log-probabilities go with the first of these.
+std::string OpenAiFormatter::ChatEvents(Collected& state, const Delta& delta, OrderedJson logprobs) const {
+  std::string events;
+  const auto emit = [&](OrderedJson content) {
+    events += SseEvent(Chunk(delta.index, std::move(content), std::exchange(logprobs, nullptr), nullptr));
+  };
+  if (!state.started) {
+    state.parser = MakeParser();
+    events += SseEvent(Chunk(delta.index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr));
+  }
+  state.started = true;
+  const bool ends = delta.finish_reason != FinishReason::kNone;
+  OutputDelta added;
+  if (state.parser == nullptr) {
+    added.content = delta.text;
+  } else {
+    state.parser->Feed(delta.text, &added);
+    if (ends) state.parser->Finish(&added);
+  }
+  if (!added.reasoning.empty()) emit({{"reasoning_content", added.reasoning}});
+  if (!added.content.empty()) emit({{"content", added.content}});
+  for (const ToolCallDelta& call : added.tool_calls) {
+    state.has_calls = true;
+    OrderedJson item = CallJson(call, "");
+    item["index"] = call.index;
+    emit({{"tool_calls", OrderedJson::array({std::move(item)})}});
+    emit({{"tool_calls", {{{"index", call.index}, {"function", {{"arguments", call.arguments}}}}}}});
+  }
+  if (!logprobs.is_null()) emit({{"content", ""}});
+  return events;
 }
 
 std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalInfo* final) {
@@ -128,26 +209,22 @@ std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalIn
   for (size_t i = 0; i < deltas.size(); ++i) {
     const Delta& delta = deltas[i];
     Collected& state = by_index_[delta.index];
-    if (!state.started && head_.chat) {
-      const OrderedJson role = {{"role", "assistant"}, {"content", ""}};
-      events += SseEvent(Chunk(delta.index, role, nullptr, FinishReason::kNone));
-    }
-    std::string text = state.started ? delta.text : head_.echo_text + delta.text;
-    state.started = true;
+    completion_tokens_ += static_cast<uint32_t>(delta.tokens.size());
     OrderedJson logprobs = Logprobs(delta.tokens, &state.text_offset);
     const bool ends = delta.finish_reason != FinishReason::kNone;
+    OrderedJson content = OrderedJson::object();
     if (head_.chat) {
-      if (!text.empty() || !logprobs.is_null()) {
-        events += SseEvent(Chunk(delta.index, {{"content", text}}, std::move(logprobs), FinishReason::kNone));
-      }
+      events += ChatEvents(state, delta, std::move(logprobs));
       if (!ends) continue;
-      text.clear();
       logprobs = nullptr;
+    } else {
+      content = state.started ? delta.text : EchoText(delta.index) + delta.text;
+      state.started = true;
     }
-    OrderedJson content = head_.chat ? OrderedJson::object() : OrderedJson(text);
-    OrderedJson chunk = Chunk(delta.index, std::move(content), std::move(logprobs), delta.finish_reason);
+    const char* const reason = ends ? ReasonOf(delta.finish_reason, state.has_calls) : nullptr;
+    OrderedJson chunk = Chunk(delta.index, std::move(content), std::move(logprobs), reason);
     const bool last = final != nullptr && i + 1 == deltas.size();
-    if (last && !head_.include_usage) chunk["splice"] = ReceiptJson(final->receipt);
+    if (last && !head_.include_usage) chunk["splice"] = ReceiptsJson(*final);
     events += SseEvent(chunk);
   }
   if (final == nullptr) return events;
@@ -155,10 +232,28 @@ std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalIn
     OrderedJson chunk = Envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
     chunk["choices"] = OrderedJson::array();
     chunk["usage"] = UsageJson(*final);
-    chunk["splice"] = ReceiptJson(final->receipt);
+    chunk["splice"] = ReceiptsJson(*final);
     events += SseEvent(chunk);
   }
   return events + kSseDone;
+}
+
+// The deltas of a stream put together.
+OrderedJson OpenAiFormatter::Message(const Collected& state, bool* has_calls) const {
+  OutputDelta whole;
+  if (const std::unique_ptr<OutputParser> parser = MakeParser(); parser != nullptr) {
+    parser->Feed(state.text, &whole);
+    parser->Finish(&whole);
+  } else {
+    whole.content = state.text;
+  }
+  OrderedJson message = {{"role", "assistant"}, {"content", whole.content}, {"refusal", nullptr}};
+  if (!whole.reasoning.empty()) message["reasoning_content"] = whole.reasoning;
+  *has_calls = !whole.tool_calls.empty();
+  if (!*has_calls) return message;
+  if (whole.content.empty()) message["content"] = nullptr;
+  for (const ToolCallDelta& call : whole.tool_calls) message["tool_calls"].push_back(CallJson(call, call.arguments));
+  return message;
 }
 
 void OpenAiFormatter::Add(std::span<const Delta> deltas) {
@@ -175,20 +270,21 @@ OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) const {
   for (const auto& [index, state] : by_index_) {
     OrderedJson choice;
     choice["index"] = index;
+    bool has_calls = false;
     if (head_.chat) {
-      choice["message"] = {{"role", "assistant"}, {"content", state.text}, {"refusal", nullptr}};
+      choice["message"] = Message(state, &has_calls);
     } else {
-      choice["text"] = head_.echo_text + state.text;
+      choice["text"] = EchoText(index) + state.text;
     }
     size_t text_offset = 0;
     choice["logprobs"] = Logprobs(state.tokens, &text_offset);
-    choice["finish_reason"] = FinishReasonName(state.finish_reason);
+    choice["finish_reason"] = ReasonOf(state.finish_reason, has_calls);
     choices.push_back(std::move(choice));
   }
   OrderedJson out = Envelope(head_.chat ? "chat.completion" : "text_completion");
   out["choices"] = std::move(choices);
   out["usage"] = UsageJson(final);
-  out["splice"] = ReceiptJson(final.receipt);
+  out["splice"] = ReceiptsJson(final);
   return out;
 }
 

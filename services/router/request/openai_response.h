@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "services/router/output_formats/registry.h"
 #include "services/router/request/request.h"
 
 namespace spl::router {
@@ -21,7 +23,9 @@ std::string SseEvent(const OrderedJson& json);
 inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 
 OrderedJson UsageJson(const FinalInfo& final);
-// A v1.Receipt, for "splice", by its declaration: each field at its path, but for messages and optional fields that are
+// "splice" of an answer: the receipt, or the list of those of several prompts.
+OrderedJson ReceiptsJson(const FinalInfo& final);
+// A v1.Receipt, by its declaration: each field at its path, but for messages and optional fields that are
 // not set, and empty maps.
 OrderedJson ReceiptJson(const google::protobuf::Message& receipt);
 
@@ -41,13 +45,20 @@ class OpenAiFormatter {
     std::string id;  // "chatcmpl-…" or "cmpl-…"
     int64_t created = 0;
     std::string model;
-    bool logprobs = false;       // the request asked for them
-    bool include_usage = false;  // of a stream
-    std::string echo_text;       // goes before the text of every continuation
+    bool logprobs = false;                     // the request asked for them
+    bool include_usage = false;                // of a stream
+    bool continuous_usage = false;             // every event of a stream has the usage so far
+    std::vector<std::string> echo_texts = {};  // [prompt]: goes before the text of its continuations; may be empty
+    uint32_t num_continuations = 1;            // of a prompt
+    OutputFormat output_format = {};           // of a chat: what becomes reasoning and calls of tools
+    std::string tools_json = {};               // tools that may be called; empty: none
   };
 
   OpenAiFormatter(const tokenizer::Tokenizer& tokenizer, Head head) : tokenizer_(tokenizer), head_(std::move(head)) {}
 
+  // Call before the first output. `last_tokens`: at least the end of the prompt, from which it is known whether a
+  // chat's answer begins with reasoning.
+  void SetPrompt(uint32_t num_tokens, std::span<const TokenId> last_tokens);
   // Server-sent events for some output; with `final`, also the usage chunk and the end mark.
   std::string Events(std::span<const Delta> deltas, const FinalInfo* final);
 
@@ -62,11 +73,18 @@ class OpenAiFormatter {
     std::vector<OutputToken> tokens;
     FinishReason finish_reason = FinishReason::kNone;
     bool started = false;
-    size_t text_offset = 0;  // characters of the tokens so far
+    size_t text_offset = 0;                // characters of the tokens so far
+    std::unique_ptr<OutputParser> parser;  // of a stream; null: all text is content
+    bool has_calls = false;
   };
 
   OrderedJson Envelope(const char* object) const;
-  OrderedJson Chunk(uint32_t index, OrderedJson content, OrderedJson logprobs, FinishReason reason) const;
+  OrderedJson UsageSoFar() const;
+  std::string EchoText(uint32_t index) const;
+  OrderedJson Chunk(uint32_t index, OrderedJson content, OrderedJson logprobs, const char* finish_reason) const;
+  std::unique_ptr<OutputParser> MakeParser() const;
+  std::string ChatEvents(Collected& state, const Delta& delta, OrderedJson logprobs) const;
+  OrderedJson Message(const Collected& state, bool* has_calls) const;
   OrderedJson Logprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const;
   OrderedJson ChatLogprobs(const std::vector<OutputToken>& tokens) const;
   OrderedJson CompletionLogprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const;
@@ -74,6 +92,9 @@ class OpenAiFormatter {
   const tokenizer::Tokenizer& tokenizer_;
   const Head head_;
   std::map<uint32_t, Collected> by_index_;
+  uint32_t prompt_tokens_ = 0;
+  bool in_reasoning_ = false;       // the answer begins with it
+  uint32_t completion_tokens_ = 0;  // of the events so far
 };
 
 }  // namespace spl::router

@@ -62,7 +62,12 @@ inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
 struct ChatPrompt {
   std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them
   bool add_generation_prompt = true;
-  SegmentMarks segments;
+  bool continue_final_message = false;
+  // A JSON object of further variables of the template (tools, documents, enable_thinking, …), and their names; empty:
+  // none.
+  std::string variables_json = {};
+  std::vector<std::string> variable_names = {};
+  SegmentMarks segments = {};
 };
 
 // Text with segments in it, which are marks there.
@@ -167,12 +172,16 @@ struct FinalInfo {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;  // over all continuations
   v1::Receipt receipt;
+  std::vector<v1::Receipt> more_receipts = {};  // of a request with several prompts: those of the others
 };
 
 // Receives one request's output. Called from one thread at a time, in order; the calls return quickly and never block.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
+  // The prompt's tokens, and their number; called before the first output. With several prompts the number is that of
+  // all that are known.
+  virtual void OnPrompt(uint32_t /*num_tokens*/, std::span<const TokenId> /*prompt*/) {}
   // `final` is set with the last call of a successful request. Returning false asks for a pause: no further output is
   // fetched until Generation::Resume.
   virtual bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) = 0;

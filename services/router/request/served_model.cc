@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -39,6 +40,58 @@ std::string FolderName(const std::string& dir) {
   return path.filename().string();
 }
 
+// Marks the special tokens that texts spell.
+class SpecialTokenMarks {
+ public:
+  SpecialTokenMarks(const tokenizer::Tokenizer& tokenizer, const std::string& mark)
+      : tokenizer_(tokenizer), mark_(mark) {}
+
+  std::string In(std::string_view text) const { return tokenizer::MarkSpecialTokens(tokenizer_, text, mark_); }
+
+  // In all texts and names of a JSON value; nothing if `json` is empty.
+  absl::StatusOr<std::string> InJson(const std::string& json) const {
+    if (json.empty()) return json;
+    SPLICE_ASSIGN_OR_RETURN(const Json value, ParseJson(json));
+    return Marked(value).dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+
+ private:
+  Json Marked(const Json& value) const {
+    if (value.is_string()) return In(*value.get_ptr<const std::string*>());
+    if (value.is_array()) {
+      Json list = Json::array();
+      for (const Json& item : value) list.push_back(Marked(item));
+      return list;
+    }
+    if (!value.is_object()) return value;
+    Json object = Json::object();
+    Json::object_t::Container& members = object.get_ref<Json::object_t&>();  // the names are known to be different
+    for (const auto& item : value.items()) members.emplace_back(In(item.key()), Marked(item.value()));
+    return object;
+  }
+
+  const tokenizer::Tokenizer& tokenizer_;
+  const std::string& mark_;
+};
+
+// A template that has no place for tools, their calls or documents would leave them out without a word.
+absl::Status CheckTemplateHas(const tokenizer::ChatTemplate& chat_template, const ChatPrompt& chat) {
+  const auto missing = [](const std::string& field, const char* what) {
+    return ParamError(field, "the model's chat template has no place for {}", what);
+  };
+  for (const char* name : {"tools", "documents"}) {
+    const auto& names = chat.variable_names;
+    const bool given = std::find(names.begin(), names.end(), name) != names.end();
+    if (given && !chat_template.Mentions(name)) return missing(name, name);
+  }
+  if (chat_template.Mentions("tool_calls")) return absl::OkStatus();
+  for (size_t i = 0; i < chat.messages.size(); ++i) {
+    if (chat.messages[i].extra_json.find("\"tool_calls\":") != std::string::npos)
+      return missing(fmt::format("messages[{}].tool_calls", i), "calls of tools");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModelOptions& options) {
@@ -64,9 +117,14 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModel
   if (options.generation_config == "auto") {
     SPLICE_ASSIGN_OR_RETURN(sampling, LoadSamplingDefaults(dir));
   }
-  return std::make_unique<ServedModel>(options.name.empty() ? FolderName(dir) : options.name, std::move(tokenizer),
-                                       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context,
-                                       options.special_tokens_in_text, sampling);
+  SPLICE_ASSIGN_OR_RETURN(
+      OutputFormat format,
+      ChooseOutputFormat(options.output_format, chat_template.ok() ? (*chat_template)->source() : ""));
+  auto model = std::make_unique<ServedModel>(
+      options.name.empty() ? FolderName(dir) : options.name, std::move(tokenizer),
+      chat_template.ok() ? *std::move(chat_template) : nullptr, max_context, options.special_tokens_in_text, sampling);
+  model->output_format_ = std::move(format);
+  return model;
 }
 
 ServedModel::ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
@@ -154,26 +212,41 @@ absl::StatusOr<TokenizedPrompt> ServedModel::Tokenize(const Prompt& prompt, bool
   if (chat_template_ == nullptr) {
     return ParamError("messages", "the model has no chat template; use /v1/completions");
   }
+  SPLICE_RETURN_IF_ERROR(CheckTemplateHas(*chat_template_, chat));
   return named(TokenizeChat(chat), "messages");
 }
 
-// A mark in front of each special token that a message spells goes through the template with it. It is drawn for the
-// request, so that no message contains it.
+// A mark in front of each special token that a message, or a value for the template, spells goes through the template
+// with it. It is drawn for the request, so that no message contains it.
 absl::StatusOr<TokenizedPrompt> ServedModel::TokenizeChat(const ChatPrompt& chat) const {
   const std::string nonce = RandomId::Make().ToHex();
   const std::string mark = fmt::format("\uE000splice-plain-{}\uE001", nonce);
   std::vector<tokenizer::ChatMessage> messages = chat.messages;
+  std::string variables = chat.variables_json;
   if (!special_tokens_in_text_) {
+    const SpecialTokenMarks marks(*tokenizer_, mark);
     for (tokenizer::ChatMessage& message : messages) {
-      message.role = tokenizer::MarkSpecialTokens(*tokenizer_, message.role, mark);
-      message.content = tokenizer::MarkSpecialTokens(*tokenizer_, message.content, mark);
+      message.role = marks.In(message.role);
+      if (message.content) message.content = marks.In(*message.content);
+      SPLICE_ASSIGN_OR_RETURN(message.extra_json, marks.InJson(message.extra_json));
     }
+    SPLICE_ASSIGN_OR_RETURN(variables, marks.InJson(variables));
   }
-  SPLICE_ASSIGN_OR_RETURN(const std::string text,
-                          chat_template_->Render(messages, {.add_generation_prompt = chat.add_generation_prompt}));
+  const tokenizer::RenderOptions options{.add_generation_prompt = chat.add_generation_prompt,
+                                         .extra_json = std::move(variables),
+                                         .continue_final_message = chat.continue_final_message};
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, chat_template_->Render(messages, options));
   if (tokenizer::RemoveMarks(text, mark).text.find(nonce) != std::string::npos)
     return InvalidArgument("the chat template changes a message in the middle of a special token");
   return EncodePieces(text, chat.segments, false, mark);
+}
+
+std::vector<std::string> ServedModel::VariablesWithoutEffect(const ChatPrompt& chat) const {
+  std::vector<std::string> names;
+  for (const std::string& name : chat.variable_names) {
+    if (chat_template_ != nullptr && !chat_template_->Mentions(name)) names.push_back(name);
+  }
+  return names;
 }
 
 }  // namespace spl::router

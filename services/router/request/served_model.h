@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/router/output_formats/registry.h"
 #include "services/router/request/request.h"
 
 namespace spl::router {
@@ -20,6 +21,7 @@ struct ServedModelOptions {
   // "auto": requests that name no sampling parameters get those of generation_config.json (LoadSamplingDefaults).
   // "none": those of Sampling.
   std::string generation_config = "auto";
+  OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ChooseOutputFormat
 };
 
 // Immutable after Load; any thread.
@@ -36,6 +38,8 @@ class ServedModel {
   const std::string& name() const { return name_; }
   const tokenizer::Tokenizer& tokenizer() const { return *tokenizer_; }
   uint32_t max_context() const { return max_context_; }  // of config.json; the workers' word goes before it
+  // How its answers are written; all content without a chat template.
+  const OutputFormat& output_format() const { return output_format_; }
   const Sampling& default_sampling() const { return default_sampling_; }  // of requests that name no parameter
 
   // NotFound unless `requested` is empty or this model's name.
@@ -47,6 +51,8 @@ class ServedModel {
   // InvalidArgument: text that is not UTF-8, a template that refuses the messages or loses a segment, ids outside the
   // vocabulary.
   absl::StatusOr<TokenizedPrompt> Tokenize(const Prompt& prompt, bool add_special_tokens) const;
+  // Names of the chat's variables that the template does not mention: they change nothing.
+  std::vector<std::string> VariablesWithoutEffect(const ChatPrompt& chat) const;
   // Tokens of the text that a prompt begins with, and of one segment, exactly as Tokenize takes them.
   absl::StatusOr<std::vector<TokenId>> EncodeStart(std::string_view text) const;
   absl::StatusOr<std::vector<TokenId>> EncodeSegment(std::string_view text) const;
@@ -64,6 +70,7 @@ class ServedModel {
   const uint32_t max_context_;
   const bool special_tokens_in_text_;
   const Sampling default_sampling_;
+  OutputFormat output_format_;
 };
 
 }  // namespace spl::router

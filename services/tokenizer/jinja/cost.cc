@@ -1,6 +1,7 @@
 #include "services/tokenizer/jinja/cost.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -53,6 +54,10 @@ int64_t FilterCost(std::string_view name, const Value& input, const Arguments& a
     return walk + Times(NumItems(input), 1 + ArgumentsCost(arguments));  // every item uses the arguments
   }
   if (name == "join") return walk + NumItems(input);
+  if (IsOneOf(name, {"sort", "dictsort", "min",
+                     "max"})) {  // every item is compared as often as their number has binary digits
+    return Times(walk + NumItems(input), std::bit_width(static_cast<uint64_t>(NumItems(input))) + 1);
+  }
   if (name == "unique") {  // every item is compared with every one before it
     return walk + NumItems(input) + Times(NumItems(input), NumItems(input) + input.cost()) / kEqualitiesPerStep;
   }

@@ -8,41 +8,14 @@
 #include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/loop_state.h"
 #include "services/tokenizer/jinja/operators.h"
+#include "services/tokenizer/jinja/scope.h"
 
 namespace spl::tokenizer::jinja {
-
-namespace {
-
-// Names that one scope defines. Scopes are on the stack of the evaluation; outer ones outlive inner ones.
-struct Scope {
-  const Scope* parent = nullptr;
-  Variables variables;
-
-  const Value* Find(std::string_view name) const {
-    for (const Scope* scope = this; scope != nullptr; scope = scope->parent) {
-      for (auto it = scope->variables.rbegin(); it != scope->variables.rend(); ++it) {
-        if (it->first == name) return &it->second;
-      }
-    }
-    return nullptr;
-  }
-  void Set(std::string_view name, Value value) {
-    for (auto& variable : variables) {
-      if (variable.first == name) {
-        variable.second = std::move(value);
-        return;
-      }
-    }
-    variables.emplace_back(std::string(name), std::move(value));
-  }
-};
-
-}  // namespace
 
 // A macro and its scope, which outlives it, because macros cannot be put where an outer scope sees them.
 struct MacroValue {
   const Node* node = nullptr;
-  const Scope* scope = nullptr;
+  Scope* scope = nullptr;
 };
 
 namespace {
@@ -124,7 +97,7 @@ class Evaluator {
     return Flow::kNext;
   }
 
-  absl::StatusOr<Flow> ExecutePrint(const Node& node, const Scope* scope) {
+  absl::StatusOr<Flow> ExecutePrint(const Node& node, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(const Value value, Evaluate(*node.expr, scope));
     SPLICE_RETURN_IF_ERROR(Charge(node.line, TextFormCost(value)));
     const absl::StatusOr<std::string> text = ToText(value);
@@ -219,7 +192,7 @@ class Evaluator {
     return Execute(node.else_body, &inner);
   }
 
-  ValueOr Evaluate(const Expr& expr, const Scope* scope) {
+  ValueOr Evaluate(const Expr& expr, Scope* scope) {
     if (++depth_ > kCallDepthMax) return InvalidArgument("line {}: the evaluation is nested too deep", expr.line);
     SPLICE_RETURN_IF_ERROR(Charge(expr.line));
     ValueOr value = EvaluateKind(expr, scope);
@@ -227,7 +200,7 @@ class Evaluator {
     return value;
   }
 
-  ValueOr EvaluateKind(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateKind(const Expr& expr, Scope* scope) {
     switch (expr.kind) {
       case ExprKind::kConstant:
         return expr.value;
@@ -253,13 +226,13 @@ class Evaluator {
     }
   }
 
-  ValueOr EvaluateName(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateName(const Expr& expr, Scope* scope) {
     if (const Value* value = scope->Find(expr.text)) return *value;
     if (IsFunction(expr.text)) return Value::Callable(expr.text);
     return Value::Undefined("'" + expr.text + "' is undefined");
   }
 
-  ValueOr EvaluateLiteral(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateLiteral(const Expr& expr, Scope* scope) {
     List items;
     for (const ExprPtr& arg : expr.args) {
       SPLICE_ASSIGN_OR_RETURN(Value item, Evaluate(*arg, scope));
@@ -281,13 +254,13 @@ class Evaluator {
     return value.ok() ? std::move(value) : At(expr.line, value.status());
   }
 
-  ValueOr EvaluateLogic(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateLogic(const Expr& expr, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(Value left, Evaluate(*expr.args[0], scope));
     if (left.Truthy() == (expr.kind == ExprKind::kOr)) return left;
     return Evaluate(*expr.args[1], scope);
   }
 
-  ValueOr EvaluateConditional(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateConditional(const Expr& expr, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(const Value condition, Evaluate(*expr.args[1], scope));
     if (condition.Truthy()) return Evaluate(*expr.args[0], scope);
     if (expr.args[2] != nullptr) return Evaluate(*expr.args[2], scope);
@@ -308,7 +281,7 @@ class Evaluator {
     return op == ">" ? order > 0 : order >= 0;
   }
 
-  ValueOr EvaluateCompare(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateCompare(const Expr& expr, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(Value left, Evaluate(*expr.args[0], scope));
     for (size_t i = 0; i < expr.operators.size(); ++i) {
       SPLICE_ASSIGN_OR_RETURN(Value right, Evaluate(*expr.args[i + 1], scope));
@@ -321,7 +294,7 @@ class Evaluator {
     return Value::Bool(true);
   }
 
-  ValueOr EvaluateConcat(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateConcat(const Expr& expr, Scope* scope) {
     std::string joined;
     for (const ExprPtr& arg : expr.args) {
       SPLICE_ASSIGN_OR_RETURN(const Value value, Evaluate(*arg, scope));
@@ -336,7 +309,7 @@ class Evaluator {
     return Value::String(std::move(joined));
   }
 
-  absl::StatusOr<Arguments> EvaluateArguments(const Expr& expr, size_t first, const Scope* scope) {
+  absl::StatusOr<Arguments> EvaluateArguments(const Expr& expr, size_t first, Scope* scope) {
     Arguments arguments;
     for (size_t i = first; i < expr.args.size(); ++i) {
       SPLICE_ASSIGN_OR_RETURN(Value value, Evaluate(*expr.args[i], scope));
@@ -349,7 +322,7 @@ class Evaluator {
     return arguments;
   }
 
-  ValueOr EvaluateCall(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateCall(const Expr& expr, Scope* scope) {
     SPLICE_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expr, 0, scope));
     const Value* callee = scope->Find(expr.text);
     if (callee != nullptr && callee->kind() == Value::Kind::kMacro)
@@ -401,12 +374,21 @@ class Evaluator {
     return value;
   }
 
-  ValueOr EvaluatePart(const ExprPtr& part, const Scope* scope) {
+  ValueOr EvaluatePart(const ExprPtr& part, Scope* scope) {
     return part == nullptr ? ValueOr(Value::None()) : Evaluate(*part, scope);
   }
 
+  ValueOr EvaluateListChange(const Expr& expr, Scope* scope) {
+    SPLICE_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expr, 1, scope));
+    const bool appends = expr.text == "append";
+    return Made(expr, appends ? AppendToVariable(*expr.args[0], arguments, scope)
+                              : PopFromVariable(*expr.args[0], arguments, scope));
+  }
+
   // Operations on a first operand: attributes, subscripts, filters, tests, methods, arithmetic.
-  ValueOr EvaluateOperation(const Expr& expr, const Scope* scope) {
+  ValueOr EvaluateOperation(const Expr& expr, Scope* scope) {
+    if (expr.kind == ExprKind::kMethod && (expr.text == "append" || expr.text == "pop"))
+      return EvaluateListChange(expr, scope);
     SPLICE_ASSIGN_OR_RETURN(const Value operand, Evaluate(*expr.args[0], scope));
     switch (expr.kind) {
       case ExprKind::kAttribute: {
@@ -431,7 +413,7 @@ class Evaluator {
     }
   }
 
-  ValueOr EvaluateWithArguments(const Expr& expr, const Value& operand, const Scope* scope) {
+  ValueOr EvaluateWithArguments(const Expr& expr, const Value& operand, Scope* scope) {
     if (expr.kind == ExprKind::kSlice) {
       SPLICE_ASSIGN_OR_RETURN(const Value start, EvaluatePart(expr.args[1], scope));
       SPLICE_ASSIGN_OR_RETURN(const Value stop, EvaluatePart(expr.args[2], scope));

@@ -7,6 +7,7 @@
 #include "services/base/status.h"
 #include "services/tokenizer/jinja/builtins.h"
 #include "services/tokenizer/jinja/limits.h"
+#include "services/tokenizer/jinja/sorting.h"
 #include "services/tokenizer/jinja/text.h"
 
 namespace spl::tokenizer::jinja {
@@ -69,21 +70,6 @@ ValueOr ToJsonFilter(const Value& value, const Arguments& arguments) {
   return Value::String(std::move(json));
 }
 
-// Follows a path like "a.b.0" from an item: attributes, keys and positions.
-ValueOr Path(Value value, const Value& path) {
-  if (path.is_integer()) return GetItem(value, path);
-  if (!path.is_string()) return InvalidArgument("an attribute must be a string, not {}", path.TypeName());
-  const std::string dot = ".";
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string> names, Split(path.AsString(), &dot, -1));
-  for (const std::string& name : names) {
-    int64_t idx = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), idx);
-    const bool is_number = error == std::errc() && end == name.data() + name.size() && idx >= 0;
-    SPLICE_ASSIGN_OR_RETURN(value, GetItem(value, is_number ? Value::Int(idx) : Value::String(name)));
-  }
-  return value;
-}
-
 ValueOr Join(const Value& value, const Arguments& arguments) {
   SPLICE_RETURN_IF_ERROR(arguments.Check("join", 2, {"d", "attribute"}));
   SPLICE_ASSIGN_OR_RETURN(const std::optional<std::string> separator, TextArgument(arguments, 0, "d"));
@@ -94,7 +80,7 @@ ValueOr Join(const Value& value, const Arguments& arguments) {
     if (i > 0 && separator) joined += *separator;
     Value item = items[i];
     if (attribute != nullptr && !attribute->is_none()) {
-      SPLICE_ASSIGN_OR_RETURN(item, Path(item, *attribute));
+      SPLICE_ASSIGN_OR_RETURN(item, FollowPath(item, *attribute));
     }
     SPLICE_ASSIGN_OR_RETURN(const std::string text, ToText(item));
     joined += text;
@@ -164,6 +150,7 @@ ValueOr Default(const Value& value, const Arguments& arguments) {
 // select, reject, selectattr, rejectattr. `num_path`: 1 if the first argument names an attribute, otherwise 0.
 template <bool keep, size_t num_path>
 ValueOr Select(const Value& value, const Arguments& arguments) {
+  if (!value.Truthy()) return Value::MakeList({});  // None, too
   if (arguments.positional.size() < num_path || !arguments.named.empty()) {
     return InvalidArgument("the filter needs an attribute");
   }
@@ -179,7 +166,7 @@ ValueOr Select(const Value& value, const Arguments& arguments) {
   for (const Value& item : items) {
     Value subject = item;
     if (num_path == 1) {
-      SPLICE_ASSIGN_OR_RETURN(subject, Path(item, arguments.positional[0]));
+      SPLICE_ASSIGN_OR_RETURN(subject, FollowPath(item, arguments.positional[0]));
     }
     bool passes = subject.Truthy();
     if (!test.empty()) {
@@ -193,13 +180,14 @@ ValueOr Select(const Value& value, const Arguments& arguments) {
 ValueOr MapAttribute(const List& items, const Value& attribute, const Value* fallback) {
   List mapped;
   for (const Value& item : items) {
-    SPLICE_ASSIGN_OR_RETURN(Value value, Path(item, attribute));
+    SPLICE_ASSIGN_OR_RETURN(Value value, FollowPath(item, attribute));
     mapped.push_back(value.is_undefined() && fallback != nullptr ? *fallback : std::move(value));
   }
   return Value::MakeList(std::move(mapped));
 }
 
 ValueOr Map(const Value& value, const Arguments& arguments) {
+  if (!value.Truthy()) return Value::MakeList({});  // None, too
   SPLICE_ASSIGN_OR_RETURN(const List items, Iterate(value));
   if (arguments.positional.empty()) {
     SPLICE_RETURN_IF_ERROR(arguments.Check("map", 0, {"attribute", "default"}));
@@ -285,6 +273,36 @@ ValueOr Unique(const Value& value, const Arguments& arguments) {
   return Value::MakeList(std::move(kept));
 }
 
+// The lines after the first are indented; `first` and `blank` ask for the first one and for empty ones, too.
+ValueOr Indent(const Value& value, const Arguments& arguments) {
+  SPLICE_RETURN_IF_ERROR(arguments.Check("indent", 3, {"width", "first", "blank"}));
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ToText(value));
+  std::string indention(4, ' ');
+  if (const Value* width = arguments.Find(0, "width"); width != nullptr) {
+    if (!width->is_string() && (!width->is_integer() || width->AsInt() > 256))
+      return InvalidArgument("indent takes a text or a width of at most 256");
+    indention = width->is_string() ? width->AsString()
+                                   : std::string(static_cast<size_t>(std::max<int64_t>(0, width->AsInt())), ' ');
+  }
+  SPLICE_ASSIGN_OR_RETURN(const bool first, Flag(arguments, 1, "first"));
+  SPLICE_ASSIGN_OR_RETURN(const bool blank, Flag(arguments, 2, "blank"));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<std::string> lines, SplitLines(text + "\n"));
+  std::string indented = first ? indention : "";
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) indented += '\n';
+    if (i > 0 && (blank || !lines[i].empty())) indented += indention;
+    indented += lines[i];
+    if (indented.size() > kTextBytesMax) return InvalidArgument("indent makes more than {} bytes", kTextBytesMax);
+  }
+  return Value::String(std::move(indented));
+}
+
+ValueOr FromJson(const Value& value, const Arguments& arguments) {
+  SPLICE_RETURN_IF_ERROR(arguments.Check("from_json", 0, {}));
+  if (!value.is_string()) return InvalidArgument("from_json takes a text, not {}", value.TypeName());
+  return FromJsonText(value.AsString(), "the text");
+}
+
 ValueOr Same(const Value& value, const Arguments&) { return value; }
 
 const std::map<std::string_view, FilterFn>& Filters() {
@@ -294,8 +312,12 @@ const std::map<std::string_view, FilterFn>& Filters() {
       {"count", Length},
       {"d", Default},
       {"default", Default},
+      {"dictsort", DictSortFilter},
       {"first", First},
       {"float", FloatFilter},
+      {"from_json", FromJson},
+      {"fromjson", FromJson},
+      {"indent", Indent},
       {"int", IntFilter},
       {"items", Items},
       {"join", Join},
@@ -304,6 +326,8 @@ const std::map<std::string_view, FilterFn>& Filters() {
       {"list", ListFilter},
       {"lower", CaseFilter<Case::kLower>},
       {"map", Map},
+      {"max", MaxFilter},
+      {"min", MinFilter},
       {"reject", Select<false, 0>},
       {"rejectattr", Select<false, 1>},
       {"replace", ReplaceFilter},
@@ -311,6 +335,7 @@ const std::map<std::string_view, FilterFn>& Filters() {
       {"safe", Same},
       {"select", Select<true, 0>},
       {"selectattr", Select<true, 1>},
+      {"sort", SortFilter},
       {"string", StringFilter},
       {"title", CaseFilter<Case::kJinjaTitle>},
       {"tojson", ToJsonFilter},

@@ -142,6 +142,49 @@ ValueOr JoinMethod(const Value& object, const Arguments& arguments) {
   return ApplyFilter("join", arguments.positional[0], separator);
 }
 
+// The argument that a field of a format names: "" is the next one, "1" the second, others have a name.
+absl::StatusOr<const Value*> FormatArgument(std::string_view field, const Arguments& arguments, int64_t* next) {
+  const bool is_number = field.find_first_not_of("0123456789") == std::string_view::npos && field.size() < 4;
+  if (is_number && *next != 0 && field.empty() != (*next > 0)) {
+    return InvalidArgument("cannot switch between manual field specification and automatic field numbering");
+  }
+  size_t idx = SIZE_MAX;
+  if (field.empty()) {
+    idx = static_cast<size_t>((*next)++);
+  } else if (is_number) {
+    idx = std::stoul(std::string(field));
+    *next = -1;  // from here on they are numbered by hand
+  }
+  const Value* const value = arguments.Find(idx, is_number ? std::string_view() : field);
+  if (value == nullptr) return InvalidArgument("format has no argument for '{{{}}}' here", field);
+  return value;
+}
+
+// "{} {name}".format(…), or with numbers; anything behind a colon or an exclamation mark is refused.
+ValueOr FormatMethod(const Value& object, const Arguments& arguments) {
+  const std::string_view format = object.AsString();
+  std::string text;
+  int64_t next = 0;
+  for (size_t i = 0; i < format.size(); ++i) {
+    const bool doubled = i + 1 < format.size() && format[i + 1] == format[i];
+    if ((format[i] != '{' && format[i] != '}') || doubled) {
+      text += format[i];
+      i += format[i] == '{' || format[i] == '}' ? 1 : 0;
+      continue;
+    }
+    const size_t end = format.find('}', i);
+    if (format[i] == '}' || end == std::string_view::npos)
+      return InvalidArgument("Single '{}' encountered in format string", format.substr(i, 1));
+    SPLICE_ASSIGN_OR_RETURN(const Value* const value,
+                            FormatArgument(format.substr(i + 1, end - i - 1), arguments, &next));
+    SPLICE_ASSIGN_OR_RETURN(const std::string part, ToText(*value));
+    text += part;
+    if (text.size() > kTextBytesMax) return InvalidArgument("format makes more than {} bytes", kTextBytesMax);
+    i = end;
+  }
+  return Value::String(std::move(text));
+}
+
 ValueOr Items(const Value& object, const Arguments& arguments) {
   SPLICE_RETURN_IF_ERROR(arguments.Check("items", 0, {}));
   List pairs;
@@ -186,6 +229,7 @@ const std::map<std::string_view, MethodFn>& StringMethods() {
       {"count", CountMethod},
       {"endswith", Affix<false>},
       {"find", FindMethod},
+      {"format", FormatMethod},
       {"join", JoinMethod},
       {"lower", CaseMethod<Case::kLower>},
       {"lstrip", StripMethod<StripSide::kLeft>},
@@ -287,7 +331,8 @@ const std::map<std::string_view, FunctionFn>& Functions() {
 }  // namespace
 
 bool IsMethod(std::string_view name) {
-  return name == "cycle" || StringMethods().contains(name) || DictMethods().contains(name);
+  return name == "cycle" || name == "append" || name == "pop" || StringMethods().contains(name) ||
+         DictMethods().contains(name);
 }
 
 bool IsFunction(std::string_view name) { return Functions().contains(name); }

@@ -1,7 +1,7 @@
 #include "services/tokenizer/jinja/value.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "services/base/status.h"
 #include "services/tokenizer/jinja/limits.h"
@@ -33,6 +33,8 @@ const Value* Dict::Find(std::string_view key) const {
   const size_t idx = IndexOf(key);
   return idx < items.size() ? &items[idx].second : nullptr;
 }
+
+Value* Dict::Find(std::string_view key) { return const_cast<Value*>(std::as_const(*this).Find(key)); }
 
 void Dict::Set(std::string_view key, Value value) {
   const size_t idx = IndexOf(key);
@@ -104,10 +106,13 @@ namespace {
 
 int64_t TextCost(const std::string& text) { return static_cast<int64_t>(text.size() / kTextBytesPerStep); }
 
+absl::Status NestedNamespace() {
+  return absl::InvalidArgumentError("a namespace in an attribute of a namespace is not supported");
+}
+
 // Depth of a container that holds `item`.
 absl::StatusOr<int> DepthAround(const Value& item, int depth) {
-  if (item.kind() == Value::Kind::kNamespace || item.kind() == Value::Kind::kMacro ||
-      item.kind() == Value::Kind::kLoop) {
+  if (item.kind() == Value::Kind::kMacro || item.kind() == Value::Kind::kLoop) {
     return InvalidArgument("a {} inside a list, dict or namespace is not supported", item.TypeName());
   }
   depth = std::max(depth, item.depth() + 1);
@@ -124,8 +129,9 @@ absl::StatusOr<Value> Value::MakeSequence(Kind kind, List items) {
   for (const Value& item : items) {
     SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item, value.depth_));
     value.cost_ = std::min(kCostMax, value.cost_ + 1 + item.cost());
+    value.holds_namespace_ |= item.holds_namespace();
   }
-  value.data_ = std::make_shared<const List>(std::move(items));
+  value.data_ = std::make_shared<List>(std::move(items));
   return value;
 }
 
@@ -136,6 +142,11 @@ absl::StatusOr<Value> Value::MakeMapping(Kind kind, Dict items) {
   for (const auto& item : items.items) {
     SPLICE_ASSIGN_OR_RETURN(value.depth_, DepthAround(item.second, value.depth_));
     value.cost_ = std::min(kCostMax, value.cost_ + 1 + TextCost(item.first) + item.second.cost());
+    value.holds_namespace_ |= item.second.holds_namespace();
+  }
+  if (kind == Kind::kNamespace) {
+    if (value.holds_namespace_) return NestedNamespace();
+    value.holds_namespace_ = true;
   }
   value.data_ = std::make_shared<Dict>(std::move(items));
   return value;
@@ -150,9 +161,40 @@ absl::StatusOr<Value> Value::MakeNamespace(Dict attributes) {
 
 absl::Status Value::SetAttribute(std::string_view name, const Value& value) const {
   if (kind_ != Kind::kNamespace) return InvalidArgument("cannot assign attribute on non-namespace object");
+  if (value.holds_namespace()) return NestedNamespace();
   SPLICE_RETURN_IF_ERROR(DepthAround(value, 0).status());
   std::get<std::shared_ptr<Dict>>(data_)->Set(name, value);
   return absl::OkStatus();
+}
+
+Value* Value::MutableAttribute(std::string_view name) const {
+  return kind_ == Kind::kNamespace ? std::get<std::shared_ptr<Dict>>(data_)->Find(name) : nullptr;
+}
+
+absl::Status Value::Append(const Value& item) {
+  if (kind_ != Kind::kList) return InvalidArgument("'{} object' has no method 'append'", TypeName());
+  std::shared_ptr<List>& list = std::get<std::shared_ptr<List>>(data_);
+  // A value that shares the list would see the item, but not what it costs.
+  if (list.use_count() > 1) return absl::InvalidArgumentError("append to a list with a second name is not supported");
+  if (list->size() >= kListItemsMax) return InvalidArgument("a list has more than {} items", kListItemsMax);
+  SPLICE_ASSIGN_OR_RETURN(depth_, DepthAround(item, depth_));
+  cost_ = std::min(kCostMax, cost_ + 1 + item.cost());
+  holds_namespace_ |= item.holds_namespace();
+  list->push_back(item);
+  return absl::OkStatus();
+}
+
+// The list may cost less now; it counts as much as before.
+absl::StatusOr<Value> Value::Pop(int64_t position) {
+  if (kind_ != Kind::kList) return InvalidArgument("pop from '{} object' is not supported", TypeName());
+  std::shared_ptr<List>& list = std::get<std::shared_ptr<List>>(data_);
+  if (list.use_count() > 1) return absl::InvalidArgumentError("pop from a list with a second name is not supported");
+  const auto size = static_cast<int64_t>(list->size());
+  if (position < 0) position += size;
+  if (position < 0 || position >= size) return absl::InvalidArgumentError("pop index out of range");
+  Value item = std::move((*list)[static_cast<size_t>(position)]);
+  list->erase(list->begin() + position);
+  return item;
 }
 
 int64_t Value::cost() const { return is_string() ? TextCost(AsString()) : cost_; }
@@ -160,7 +202,7 @@ int64_t Value::cost() const { return is_string() ? TextCost(AsString()) : cost_;
 int64_t Value::AsInt() const { return std::get<int64_t>(data_); }
 double Value::AsNumber() const { return is_float() ? std::get<double>(data_) : static_cast<double>(AsInt()); }
 const std::string& Value::AsString() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
-const List& Value::AsList() const { return *std::get<std::shared_ptr<const List>>(data_); }
+const List& Value::AsList() const { return *std::get<std::shared_ptr<List>>(data_); }
 const Dict& Value::AsDict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
 const MacroValue& Value::AsMacro() const { return *std::get<const MacroValue*>(data_); }
 const LoopState& Value::AsLoop() const { return *std::get<const LoopState*>(data_); }
@@ -271,59 +313,6 @@ absl::StatusOr<List> Iterate(const Value& value) {
     }
     default:
       return InvalidArgument("'{}' object is not iterable", value.TypeName());
-  }
-}
-
-namespace {
-
-using OrderedJson = nlohmann::ordered_json;
-
-absl::StatusOr<Value> FromJson(const OrderedJson& json, const std::string& name, int depth) {
-  if (depth > kValueDepthMax) return InvalidArgument("{} is nested more than {} deep", name, kValueDepthMax);
-  switch (json.type()) {
-    case OrderedJson::value_t::null:
-      return Value::None();
-    case OrderedJson::value_t::boolean:
-      return Value::Bool(json.get<bool>());
-    case OrderedJson::value_t::number_integer:
-      return Value::Int(json.get<int64_t>());
-    case OrderedJson::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-        return InvalidArgument("{} holds the number {}, which is too large", name, json.dump());
-      }
-      return Value::Int(json.get<int64_t>());
-    case OrderedJson::value_t::number_float:
-      return Value::Float(json.get<double>());
-    case OrderedJson::value_t::string:
-      return Value::String(json.get<std::string>());
-    case OrderedJson::value_t::array: {
-      List items;
-      for (const OrderedJson& item : json) {
-        SPLICE_ASSIGN_OR_RETURN(Value value, FromJson(item, name, depth + 1));
-        items.push_back(std::move(value));
-      }
-      return Value::MakeList(std::move(items));
-    }
-    case OrderedJson::value_t::object: {
-      Dict dict;
-      for (const auto& [key, item] : json.items()) {
-        SPLICE_ASSIGN_OR_RETURN(Value value, FromJson(item, name, depth + 1));
-        dict.Set(key, std::move(value));
-      }
-      return Value::MakeDict(std::move(dict));
-    }
-    default:
-      return InvalidArgument("{} holds something that is not JSON", name);
-  }
-}
-
-}  // namespace
-
-absl::StatusOr<Value> FromJsonText(std::string_view text, const std::string& name) {
-  try {
-    return FromJson(OrderedJson::parse(text), name, 0);
-  } catch (const nlohmann::json::exception& error) {
-    return InvalidArgument("{} is not JSON: {}", name, error.what());
   }
 }
 

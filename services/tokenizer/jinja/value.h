@@ -27,6 +27,7 @@ struct Dict {
   std::vector<std::pair<std::string, Value>> items;
 
   const Value* Find(std::string_view key) const;
+  Value* Find(std::string_view key);
   void Set(std::string_view key, Value value);
 
  private:
@@ -40,8 +41,10 @@ inline constexpr int64_t kCostMax = 1 << 30;  // above kStepsMax; sums and produ
 // Deepest nesting of lists and dicts, so that walking one cannot exhaust the stack.
 inline constexpr int kValueDepthMax = 100;
 
-// Cheap to copy: strings and containers are shared, and only the attributes of a namespace ever change. Macros and
-// loops are borrowed from the evaluation that made them, and cannot be put into containers.
+// Cheap to copy: strings and containers are shared. Only the attributes of a namespace change while others share it; a
+// list changes (Append) only if nobody does. Macros and loops are borrowed from the evaluation that made them, and
+// cannot be put into containers. A namespace may be in a container, but not below an attribute of a namespace: so
+// nothing contains itself, and the depth stays bounded.
 class Value {
  public:
   enum class Kind {
@@ -100,6 +103,14 @@ class Value {
 
   // Sets an attribute of a namespace.
   absl::Status SetAttribute(std::string_view name, const Value& value) const;
+  // The attribute of a namespace; null: there is none, or the value is no namespace.
+  Value* MutableAttribute(std::string_view name) const;
+  // Appends to a list. InvalidArgument: not a list, another value shares it, or it would be too long or too deep.
+  absl::Status Append(const Value& item);
+  // Takes an item out of a list; a negative position counts from the end. InvalidArgument: not a list, another value
+  // shares it, or there is no such item.
+  absl::StatusOr<Value> Pop(int64_t position);
+  bool holds_namespace() const { return holds_namespace_; }  // is one, or has one inside
 
   bool Truthy() const;
   std::string_view TypeName() const;  // as in Python: "str", "NoneType", …
@@ -110,12 +121,13 @@ class Value {
 
  private:
   using Shared = std::variant<std::monostate, int64_t, double, std::shared_ptr<const std::string>,
-                              std::shared_ptr<const List>, std::shared_ptr<Dict>, const MacroValue*, const LoopState*>;
+                              std::shared_ptr<List>, std::shared_ptr<Dict>, const MacroValue*, const LoopState*>;
   static absl::StatusOr<Value> MakeSequence(Kind kind, List items);
   static absl::StatusOr<Value> MakeMapping(Kind kind, Dict items);
   static Value WithText(Kind kind, std::string text);
 
   Kind kind_ = Kind::kUndefined;
+  bool holds_namespace_ = false;
   int depth_ = 0;     // containers only
   int64_t cost_ = 0;  // containers only
   Shared data_;

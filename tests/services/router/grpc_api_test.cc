@@ -135,6 +135,43 @@ TEST_F(GrpcApiTest, SlowReaderPausesTheDecodeStreamAndLosesNothing) {
   EXPECT_EQ(tokens, 3000u);
 }
 
+// What a chat has beside roles and texts reaches the template. That of splice-tiny has no place for tools, and says so.
+TEST_F(GrpcApiTest, FurtherMembersOfAChat) {
+  const auto count = [this](const v1::Chat& chat, v1::CountTokensResponse* response) {
+    v1::CountTokensRequest request;
+    *request.mutable_prompt()->mutable_chat() = chat;
+    request.set_return_ids(true);
+    grpc::ClientContext context;
+    return stub_->CountTokens(&context, request, response);
+  };
+  v1::Chat chat;
+  chat.add_messages()->set_role("user");
+  chat.mutable_messages(0)->set_content("a");
+  v1::ChatMessage& answer = *chat.add_messages();
+  answer.set_role("assistant");
+  answer.set_content("the answer is");
+  answer.set_reasoning_content("because");
+  v1::CountTokensResponse whole, continued, refused;
+  ASSERT_TRUE(count(chat, &whole).ok());
+  chat.set_continue_final_message(true);
+  ASSERT_TRUE(count(chat, &continued).ok());
+  ASSERT_LT(continued.num_tokens(), whole.num_tokens());
+  EXPECT_TRUE(std::equal(continued.ids().begin(), continued.ids().end(), whole.ids().begin()));
+
+  chat.add_tools()->set_name("f");
+  grpc::Status status = count(chat, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "tools: the model's chat template has no place for tools");
+  chat.mutable_tools(0)->set_parameters_json("[1]");
+  EXPECT_THAT(count(chat, &refused).error_message(), ::testing::HasSubstr("prompt.chat.tools.parameters_json"));
+  chat.clear_tools();
+  chat.set_template_variables_json(R"({"messages": []})");
+  EXPECT_THAT(count(chat, &refused).error_message(), ::testing::HasSubstr("chat_template_kwargs.messages"));
+  chat.clear_template_variables_json();
+  answer.add_tool_calls()->set_name("f");
+  EXPECT_THAT(count(chat, &refused).error_message(), ::testing::HasSubstr("has no place for calls of tools"));
+}
+
 TEST_F(GrpcApiTest, CountTokensAndModels) {
   v1::CountTokensRequest request;
   auto* message = request.mutable_prompt()->mutable_chat()->add_messages();

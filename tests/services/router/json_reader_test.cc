@@ -87,6 +87,31 @@ TEST(ObjectReaderTest, UnknownFieldIsNamed) {
   EXPECT_EQ(ErrorCodeOf(reader.Finish()), "unknown_field");
 }
 
+TEST(ObjectReaderTest, UnknownFieldsMayBeListed) {
+  const Json json = ParseJson(R"({"a":1,"zz":2,"null":null,"b":{}})").value();
+  ObjectReader reader(json, "outer.");
+  reader.Ignore({"a"});
+  std::vector<std::string> ignored;
+  EXPECT_TRUE(reader.FinishIgnoring(&ignored).ok());
+  EXPECT_EQ(ignored, (std::vector<std::string>{"outer.zz", "outer.b"}));
+  EXPECT_TRUE(reader.FinishIgnoring(nullptr).ok());
+  ObjectReader wrong(json, "outer.");
+  wrong.RefuseAny({"b"});
+  EXPECT_EQ(ParamOf(wrong.FinishIgnoring(nullptr)), "outer.b");
+}
+
+// Names are looked up among all before them: that must not take a time that grows with the square.
+TEST(ParseJsonTest, WideObjectsAreReadInLinearTime) {
+  std::string text = "{";
+  for (int i = 0; i < 300'000; ++i) text += (i > 0 ? ",\"k" : "\"k") + std::to_string(i) + "\":1";
+  EXPECT_EQ(ParseJson(text + "}")->size(), 300'000u);
+  EXPECT_FALSE(ParseJson(text + ",\"k7\":1}").ok());
+}
+
+TEST(ParseJsonTest, MembersKeepTheirOrder) {
+  EXPECT_EQ(ParseJson(R"({"b":1,"a":{"d":1,"c":2}})")->dump(), R"({"b":1,"a":{"d":1,"c":2}})");
+}
+
 TEST(ObjectReaderTest, RefusedFieldsMayBeEmpty) {
   const Json json = ParseJson(R"({"a":null,"b":false,"c":[],"d":{},"e":0})").value();
   ObjectReader fine(json, "");

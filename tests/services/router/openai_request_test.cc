@@ -24,7 +24,7 @@ TEST(ParseChatBodyTest, FullBody) {
   const Sampling& s = r.generation.sampling;
   EXPECT_EQ(r.generation.model, "m");
   ASSERT_EQ(ChatOf(r).messages.size(), 2u);
-  EXPECT_EQ(ChatOf(r).messages[0].role, "system");
+  EXPECT_EQ(ChatOf(r).messages[0].role, "developer");
   EXPECT_EQ(ChatOf(r).messages[1].content, "ab");
   EXPECT_EQ(s.temperature, 0.0F);
   EXPECT_EQ(s.top_k, 0u);
@@ -109,6 +109,73 @@ TEST(ParseChatBodyTest, SamplingThatIsNotNamedIsTheModels) {
   EXPECT_EQ(completion.max_tokens, 16u);
 }
 
+TEST(ParseChatBodyTest, UnknownFieldsAreListed) {
+  const auto parsed = ParseChatBody(
+      R"({"messages":[{"role":"user","content":"a"}],"zz":1,"null":null,"stream":true,"stream_options":{"y":1},"a":{}})");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"stream_options.y", "zz", "a"}));
+  EXPECT_FALSE(ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"splice":{"zz":1}})").ok());
+  EXPECT_EQ(ParamOf(ParseChatBody(R"({"messages":[{"role":"user","content":[
+      {"type":"segment","text":"t","namespac":"n"}]}]})")
+                        .status()),
+            "messages[0].content[0].namespac");
+}
+
+// As the template gets them: in the client's order, without nulls.
+TEST(ParseChatBodyTest, MembersOfMessages) {
+  const auto parsed = ParseChatBody(R"({"messages":[
+      {"role":"user","content":"q","zeta":{"b":1,"a":2},"name":"n","x":null},
+      {"role":"assistant","content":null,"reasoning_content":"r","tool_calls":[
+        {"id":"1","type":"function","function":{"name":"f","arguments":"{\"b\": 1}"}}],"refusal":null},
+      {"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"4"},{"type":"text","text":"2"}]},
+      {"role":"assistant","refusal":"no","tool_calls":[]},
+      {"role":"assistant","content":[{"type":"refusal","refusal":"never"}]}]})");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const std::vector<tokenizer::ChatMessage>& messages = ChatOf(*parsed).messages;
+  EXPECT_EQ(messages[0].extra_json, R"({"zeta":{"b":1,"a":2},"name":"n"})");
+  EXPECT_FALSE(messages[1].content.has_value());
+  EXPECT_EQ(messages[1].extra_json,
+            R"({"reasoning_content":"r","tool_calls":[{"id":"1","type":"function","function":{"name":"f",)"
+            R"("arguments":"{\"b\": 1}"}}]})");
+  EXPECT_EQ(messages[2].content, "42");
+  EXPECT_EQ(messages[2].extra_json, R"({"tool_call_id":"1"})");
+  EXPECT_EQ(messages[3].content, "no");
+  EXPECT_EQ(messages[4].content, "never");
+}
+
+TEST(ParseChatBodyTest, VariablesOfTheTemplate) {
+  const auto parsed = ParseChatBody(R"({"messages":[{"role":"user","content":"a"}],"reasoning_effort":"low",
+      "chat_template_kwargs":{"enable_thinking":false,"reasoning_effort":"high"},"tool_choice":"auto",
+      "tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}],
+      "documents":[{"title":"t","text":"x"}]})");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const ChatPrompt& chat = ChatOf(*parsed);
+  EXPECT_EQ(chat.variable_names,
+            (std::vector<std::string>{"enable_thinking", "reasoning_effort", "tools", "documents"}));
+  EXPECT_EQ(chat.variables_json,
+            R"({"enable_thinking":false,"reasoning_effort":"low","tools":[{"type":"function","function":{"name":"f",)"
+            R"("description":"d","parameters":{"type":"object"}}}],"documents":[{"title":"t","text":"x"}]})");
+  EXPECT_TRUE(chat.add_generation_prompt);
+  std::string many = R"({"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"v":1)";
+  for (int i = 0; i < 256; ++i) many += ",\"v" + std::to_string(i) + "\":1";
+  EXPECT_EQ(ParamOf(ParseChatBody(many + "}}").status()), "chat_template_kwargs");
+  const auto continued =
+      ParseChatBody(R"({"messages":[{"role":"assistant","content":"a"}],"continue_final_message":true,"tools":[]})");
+  ASSERT_TRUE(continued.ok()) << continued.status();
+  EXPECT_TRUE(ChatOf(*continued).continue_final_message);
+  EXPECT_FALSE(ChatOf(*continued).add_generation_prompt);
+  EXPECT_EQ(ChatOf(*continued).variables_json, "");
+}
+
+TEST(ParseCompletionBodyTest, SeveralPrompts) {
+  const auto parsed = ParseCompletionBody(R"({"prompt":["a",[1,2],"c"]})");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(std::get<std::string>(parsed->generation.prompt), "a");
+  ASSERT_EQ(parsed->more_prompts.size(), 2u);
+  EXPECT_EQ(std::get<std::vector<TokenId>>(parsed->more_prompts[0]), (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(std::get<std::string>(parsed->more_prompts[1]), "c");
+}
+
 TEST(ParseChatBodyTest, LogprobsFalseIsNone) {
   EXPECT_FALSE(ParseChatBody(R"({"messages":[{"role":"user","content":"x"}],"logprobs":false})")
                    .value()
@@ -185,7 +252,7 @@ TEST(ParseTokenizeBodyTest, ChatBringsItsOwnBeginToken) {
 
 TEST(ErrorBodyTest, HasTheFourFields) {
   const Json body = Json::parse(ErrorBody(SetErrorCode(ParamError("n", "is {}", 5), "c"), 400));
-  EXPECT_EQ(body.dump(), R"({"error":{"code":"c","message":"n: is 5","param":"n","type":"invalid_request_error"}})");
+  EXPECT_EQ(body.dump(), R"({"error":{"message":"n: is 5","type":"invalid_request_error","param":"n","code":"c"}})");
 }
 
 TEST(HttpStatusTest, Codes) {

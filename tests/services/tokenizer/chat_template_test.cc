@@ -16,10 +16,19 @@ namespace {
 using json = nlohmann::ordered_json;  // the order of members matters to tojson and to loops
 using testing::HasSubstr;
 
-std::vector<ChatMessage> MessagesOf(const json& list) {
+// With `arguments_as_text` the arguments of calls are their JSON text, as clients of OpenAI's API send them.
+std::vector<ChatMessage> MessagesOf(const json& list, bool arguments_as_text = false) {
   std::vector<ChatMessage> messages;
-  for (const json& item : list)
-    messages.push_back({item["role"].get<std::string>(), item["content"].get<std::string>()});
+  for (json item : list) {
+    ChatMessage message{item["role"].get<std::string>(), std::nullopt};
+    if (!item["content"].is_null()) message.content = item["content"].get<std::string>();
+    item.erase("role");
+    item.erase("content");
+    for (json& call : item.value("tool_calls", json()).is_array() && arguments_as_text ? item["tool_calls"] : json())
+      call["function"]["arguments"] = call["function"]["arguments"].dump();
+    if (!item.empty()) message.extra_json = item.dump();
+    messages.push_back(std::move(message));
+  }
   return messages;
 }
 
@@ -52,6 +61,7 @@ TEST(ChatTemplateTest, FamiliesRenderAsJinja) {
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     const RenderOptions options{line["add_generation_prompt"].get<bool>(), line["extra"].dump()};
     ExpectGolden((*parsed)->Render(MessagesOf(line["messages"]), options), line);
+    ExpectGolden((*parsed)->Render(MessagesOf(line["messages"], true), options), line);
   }
 }
 
@@ -84,7 +94,7 @@ TEST(ChatTemplateTest, UnsupportedConstructsAreNamedAtParse) {
       {"a\n{% include 'x' %}", "line 2: the tag 'include' is not supported"},
       {"\n\n{{ x | groupby('a') }}", "line 3: the filter 'groupby' is not supported"},
       {"{{ x is escaped }}", "line 1: the test 'escaped' is not supported"},
-      {"{{ x.format(1) }}", "line 1: the method 'format' is not supported"},
+      {"{{ x.encode(1) }}", "line 1: the method 'encode' is not supported"},
       {"{{ cycler(1) }}", "line 1: the function 'cycler' is not supported"},
       {"{% for x in y recursive %}{% endfor %}", "recursive loops are not supported"},
       {"{{ f(*a) }}", "argument unpacking is not supported"},
@@ -259,6 +269,113 @@ TEST(ChatTemplateTest, VariablesOfACall) {
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(*(*parsed)->Render({{"user", "{{ x }}"}}, {}), "False{{ x }}");
   EXPECT_FALSE((*parsed)->Render({{"user", "\xFF"}}, {}).ok());
+}
+
+// Members of messages: everything is there for the template, and what is not there is not.
+TEST(ChatTemplateTest, MembersOfMessages) {
+  const auto parsed = ChatTemplate::Parse(
+      "{% for m in messages %}{{ m.role }}:{{ m.content is none }}:{{ m.name }}:{{ m.x.y }}:{{ 'tool_calls' in m }};"
+      "{% endfor %}",
+      "", "");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*(*parsed)->Render({{"developer", "a", R"({"name": "n", "x": {"y": [1]}})"},
+                                {"assistant", std::nullopt, R"({"tool_calls": [], "x": {}})"}},
+                               {}),
+            "system:False:n:[1]:False;assistant:True:::True;");
+  EXPECT_EQ(*ChatTemplate::Parse("[{{ messages[0].content }}]", "", "").value()->Render({{"user", std::nullopt}}, {}),
+            "[]");
+  for (const char* extra : {"[]", "{", R"({"role": "system"})", R"({"content": "x"})", "{\"a\": \"\xFF\"}"})
+    EXPECT_FALSE((*parsed)->Render({{"user", "a", extra}}, {}).ok()) << extra;
+  const auto names_it = ChatTemplate::Parse("{# developer #}{{ messages[0].role }}", "", "");
+  EXPECT_EQ(*(*names_it)->Render({{"developer", "a"}}, {}), "developer");
+}
+
+// Arguments are objects to a template that can take them, whatever the client sent, and texts to one that cannot.
+TEST(ChatTemplateTest, ArgumentsOfCalls) {
+  const std::string loop = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}";
+  const auto render = [&](const std::string& use, const std::string& arguments) {
+    const auto parsed = ChatTemplate::Parse(loop + use + "{% endfor %}{% endfor %}", "", "");
+    const std::string call = R"({"tool_calls": [{"function": {"name": "f", "arguments": )" + arguments + "}}]}";
+    return (*parsed)->Render({{"assistant", std::nullopt, call}}, {}).value_or("error");
+  };
+  for (const char* arguments : {R"({"b": 1, "a": "x"})", R"("{\"b\": 1, \"a\": \"x\"}")"}) {
+    EXPECT_EQ(render("{{ c.function.arguments | tojson }}", arguments), R"(f{"b": 1, "a": "x"})") << arguments;
+    EXPECT_EQ(render("{% for k, v in c.function.arguments.items() %}{{ k }}{{ v }}{% endfor %}", arguments), "fb1ax");
+    EXPECT_EQ(render("{{ '[' + c.function.arguments + ']' }}", arguments), R"(f[{"b": 1, "a": "x"}])") << arguments;
+  }
+  EXPECT_EQ(render("{{ c.function.arguments }}", R"("no object")"), "fno object");
+}
+
+TEST(ChatTemplateTest, ToolsThatAreNotThere) {
+  EXPECT_EQ(*RenderSource("{{ tools is none }}"), "True");
+  EXPECT_EQ(*RenderSource("{% if tools is defined %}{{ tools | length }}{% else %}none{% endif %}"), "none");
+  EXPECT_EQ(*RenderSource("{% if tools is defined %}{{ tools | length }}{% endif %}", R"({"tools": [1]})"), "1");
+}
+
+TEST(ChatTemplateTest, TheFinalMessageIsContinued) {
+  const RenderOptions options{.add_generation_prompt = false, .extra_json = "", .continue_final_message = true};
+  const auto render = [&](const std::string& source, const std::vector<ChatMessage>& messages) {
+    return ChatTemplate::Parse(source, "", "").value()->Render(messages, options);
+  };
+  const std::string plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}";
+  const std::string trims = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}";
+  const std::vector<ChatMessage> messages = {{"user", "same "}, {"assistant", "same "}};
+  EXPECT_EQ(*render(plain, messages), "<user>same </s>\n<assistant>same ");
+  EXPECT_EQ(*render(trims, messages), "<user>same</s>\n<assistant>same");
+  EXPECT_EQ(*render(plain, {{"assistant", ""}}), "<assistant>");
+  EXPECT_FALSE(render("{{ messages[0].content }}", messages).ok());
+  EXPECT_FALSE(render(plain, {{"assistant", std::nullopt}}).ok());
+  EXPECT_FALSE(render(plain, {}).ok());
+}
+
+TEST(ChatTemplateTest, ListsGrow) {
+  EXPECT_EQ(*RenderSource("{% set l = [1] %}{% for i in [2, 3] %}{% set _ = l.append(i) %}{% endfor %}{{ l }}"),
+            "[1, 2, 3]");
+  EXPECT_EQ(*RenderSource("{% set ns = namespace(l=[]) %}{{ ns.l.append('a') }}{{ ns.l.append(['b']) }}{{ ns.l }}"),
+            "NoneNone['a', ['b']]");
+  EXPECT_EQ(*RenderSource("{% set ns = namespace(l=[1, 2, 3, 4]) %}{{ ns.l.pop(0) }}{{ ns.l.pop() }}{{ ns.l.pop(-2) }}"
+                          "{{ ns.l }}"),
+            "142[3]");
+  for (const char* source : {
+           "{% set a = [1] %}{% set b = a %}{% set _ = a.append(2) %}",  // b would have to see it
+           "{% set a = [1] %}{% set _ = a.append(a) %}",
+           "{% set a = [1] %}{% set _ = a.append([a]) %}",
+           "{% set a = 'x' %}{% set _ = a.append('y') %}",
+           "{% set _ = [1].append(2) %}",
+           "{% set _ = none_such.append(2) %}",
+           "{% set a = [] %}{% set _ = a.append() %}",
+           "{% set a = [] %}{% set _ = a.pop() %}",
+           "{% set a = [1] %}{% set _ = a.pop(1) %}",
+           "{% set a = [1] %}{% set b = a %}{% set _ = a.pop() %}",
+           "{% set a = [1] %}{% set _ = a.pop('x') %}",
+       }) {
+    EXPECT_EQ(RenderSource(source).status().code(), absl::StatusCode::kInvalidArgument) << source;
+  }
+  const auto endless = RenderSource(
+      "{% set a = [] %}{% for i in range(99999) %}{% for j in range(99999) %}{% set _ = a.append(i) %}{% endfor %}"
+      "{% endfor %}");
+  EXPECT_FALSE(endless.ok());
+}
+
+TEST(ChatTemplateTest, NamespacesInLists) {
+  EXPECT_EQ(*RenderSource("{% set a = namespace(x=1) %}{% set l = [a, {'k': a}] %}{% set a.x = 2 %}{{ l[0].x }}"
+                          "{{ l[1].k.x }}"),
+            "22");
+  for (const char* source : {
+           "{% set a = namespace() %}{% set a.x = [a] %}",
+           "{% set a = namespace() %}{% set b = namespace(x=[a]) %}",
+           "{% set a = namespace(l=[]) %}{% set _ = a.l.append(namespace()) %}",
+           "{% set a = namespace() %}{{ [a] | tojson }}",
+       }) {
+    EXPECT_EQ(RenderSource(source).status().code(), absl::StatusCode::kInvalidArgument) << source;
+  }
+}
+
+// An object with many members, as a client may send it, is read in a time that grows with it.
+TEST(ChatTemplateTest, WideObjectsAreReadInLinearTime) {
+  std::string json = "{\"d\": {";
+  for (int i = 0; i < 300'000; ++i) json += fmt::format("{}\"k{}\": 1", i > 0 ? "," : "", i);
+  EXPECT_EQ(*RenderSource("{{ d.k299999 }}", json + "}}"), "1");
 }
 
 TEST(ChatTemplateTest, ThreadsShareOneTemplate) {

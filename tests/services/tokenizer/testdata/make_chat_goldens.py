@@ -40,6 +40,7 @@ def environment():
 
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     env.filters["tojson"] = tojson
+    env.filters["from_json"] = json.loads  # not in transformers; some templates expect it
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = lambda f: __import__("datetime").datetime.now().strftime(f)
     return env
@@ -64,6 +65,27 @@ CHATS = [
     [("user", "a"), ("user", "b"), ("user", "c"), ("user", "d"), ("user", "e"), ("user", "f")],
     [],
 ]
+
+def call(identifier, name, arguments):
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# Conversations with tools, with all members as a client sends them; arguments as transformers wants them.
+TOOL_CHATS = [
+    [{"role": "user", "content": "Weather?"},
+     {"role": "assistant", "content": None, "tool_calls": [call("abcdefgh1", "weather", {"city": "Zürich", "days": 2})]},
+     {"role": "tool", "tool_call_id": "abcdefgh1", "name": "weather", "content": "{\"rain\": true}"},
+     {"role": "assistant", "content": "It rains."}, {"role": "user", "content": "And tomorrow?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"},
+     {"role": "assistant", "content": "Let me see.", "reasoning_content": "two calls <b>",
+      "tool_calls": [call("abcdefgh1", "weather", {"city": "東京"})]},
+     {"role": "tool", "tool_call_id": "abcdefgh1", "content": "warm"}],
+    [{"role": "user", "content": "q", "name": "bob"},
+     {"role": "assistant", "content": "", "tool_calls": [call("abcdefgh1", "noop", {})]},
+     {"role": "tool", "tool_call_id": "abcdefgh1", "content": "a \"quoted\" result\nof two lines"}],
+    [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "because"},
+     {"role": "user", "content": "q2"}],
+]
 EXTRAS = [{}, {"tools": TOOLS}, {"tools": TOOLS, "tools_in_user_message": False}, {"enable_thinking": False},
           {"builtin_tools": ["search", "code_interpreter", "math"]}]
 
@@ -75,7 +97,7 @@ def render(source, variables):
         return {"error": str(error), "raised": True}
     except jinja2.exceptions.TemplateError as error:
         return {"error": str(error)}
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError, OverflowError) as error:
         return {"error": str(error)}
 
 
@@ -91,6 +113,11 @@ def chats():
                                  "eos_token": "</s>", "add_generation_prompt": prompt, **extra}
                     yield {"template": path.name, "messages": listed, "extra": extra,
                            "add_generation_prompt": prompt, **render(path.read_text(), variables)}
+        for messages in TOOL_CHATS if "tool_calls" in path.read_text() else []:
+            variables = {"messages": messages, "tools": TOOLS, "documents": None, "bos_token": "<s>", "eos_token": "</s>",
+                         "add_generation_prompt": True, "date_string": "2025-01-30"}
+            yield {"template": path.name, "messages": messages, "extra": {"tools": TOOLS, "date_string": "2025-01-30"},
+                   "add_generation_prompt": True, **render(path.read_text(), variables)}
 
 
 VARIABLES = {

@@ -1,0 +1,15 @@
+// Calls as <tool_call>{"name": …, "arguments": {…}}</tool_call>: Hermes, Qwen2.5, Qwen3.
+#pragma once
+
+#include <memory>
+
+#include "services/router/output_formats/output_parser.h"
+
+namespace spl::router {
+
+std::unique_ptr<OutputParser> MakeHermes(const CallableTools& tools);
+
+// True for a template that asks for this format.
+bool IsHermes(std::string_view chat_template);
+
+}  // namespace spl::router

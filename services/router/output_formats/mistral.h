@@ -1,0 +1,21 @@
+// Calls behind [TOOL_CALLS]: Mistral.
+//
+//   [TOOL_CALLS] [{"name": …, "arguments": {…}}, …]             7B v0.3, Nemo
+//   [TOOL_CALLS]NAME{…}[TOOL_CALLS]NAME{…}                       Small 3.1
+//   [TOOL_CALLS]NAME[ARGS]{…}[TOOL_CALLS]NAME[ARGS]{…}           Small 3.2 and later
+#pragma once
+
+#include <memory>
+
+#include "services/router/output_formats/output_parser.h"
+
+namespace spl::router {
+
+// Calls come out when their JSON is complete. Their ids are the last nine characters of those of `make_id`: the
+// templates take no others. The tags are special tokens, which must be in the text (NeedsSpecialTokens).
+std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools);
+
+// True for a template that asks for this format.
+bool IsMistral(std::string_view chat_template);
+
+}  // namespace spl::router

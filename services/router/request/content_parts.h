@@ -1,0 +1,17 @@
+// Lists of content parts in a body: text, and segments, which become marks.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/router/request/json_reader.h"
+#include "services/router/request/segment_marks.h"
+
+namespace spl::router {
+
+// Joins [{"type":"text","text":…}, {"type":"refusal","refusal":…}, {"type":"segment","text":…,"namespace":…},
+// {"type":"segment","knowledge_base":…,"document":…}, …]. InvalidArgument names a part of another type, and a member of
+// a segment that is not known; unknown members of other parts are ignored.
+absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field, SegmentMarks* segments);
+
+}  // namespace spl::router
