@@ -62,6 +62,24 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }
 
+// How prompts and running sequences share the device.
+void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.add_option("--slice-tokens", c.slice_tokens,
+                 "tokens of one prefill slice at most (a multiple of 64); 0: 512 on a CPU, 2048 on a GPU. A slice that "
+                 "shares the device with running sequences is shorter, see --itl-target-ms")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--itl-target-ms", c.itl_target_ms,
+                 "prompts and decode steps take turns: while prompts are computed, running sequences get their next "
+                 "token after this time at the latest (where a slice of 128 tokens and a step fit into it); 0: slices "
+                 "and steps alternate. Default: 50 on a CPU; on a GPU no turns, both run at the same time")
+      ->check(CLI::Range(0, 60000));
+  app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
+}
+
 void AddMetricsAndTraceFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_flag("--vllm-metric-names", c.vllm_metric_names,
                "in /metrics: what vLLM has, too, a second time under its names, with the label model_name");
@@ -119,20 +137,7 @@ Command MakeServeCommand(CLI::App& root) {
                  "(splice_fidelity_* in the metrics)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--slice-tokens", c.slice_tokens,
-                 "tokens of one prefill slice at most (a multiple of 64); 0: 512 on a CPU, 2048 on a GPU. A slice that "
-                 "shares the device with running sequences is shorter, see --itl-target-ms")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  app.add_option("--itl-target-ms", c.itl_target_ms,
-                 "prompts and decode steps take turns: while prompts are computed, running sequences get their next "
-                 "token after this time at the latest (where a slice of 128 tokens and a step fit into it); 0: slices "
-                 "and steps alternate. Default: 50 on a CPU; on a GPU no turns, both run at the same time")
-      ->check(CLI::Range(0, 60000));
-  app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
+  AddSchedulingFlags(app, c);
   AddMetricsAndTraceFlags(app, c);
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
   app.final_callback([flags] {
