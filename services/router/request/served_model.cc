@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "services/base/ids.h"
+#include "services/hub/model_name.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/request/sampling_defaults.h"
@@ -31,12 +31,6 @@ absl::StatusOr<uint32_t> ReadMaxContext(const std::string& dir) {
     return InvalidArgument("{}: max_position_embeddings is missing or not a context length", path);
   }
   return static_cast<uint32_t>(it->get<uint64_t>());
-}
-
-std::string FolderName(const std::string& dir) {
-  std::filesystem::path path = std::filesystem::path(dir).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
 }
 
 }  // namespace
@@ -64,9 +58,9 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModel
   if (options.generation_config == "auto") {
     SPLICE_ASSIGN_OR_RETURN(sampling, LoadSamplingDefaults(dir));
   }
-  return std::make_unique<ServedModel>(options.name.empty() ? FolderName(dir) : options.name, std::move(tokenizer),
-                                       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context,
-                                       options.special_tokens_in_text, sampling);
+  return std::make_unique<ServedModel>(options.name.empty() ? hub::FolderModelName(dir) : options.name,
+                                       std::move(tokenizer), chat_template.ok() ? *std::move(chat_template) : nullptr,
+                                       max_context, options.special_tokens_in_text, sampling);
 }
 
 ServedModel::ServedModel(std::string name, std::unique_ptr<tokenizer::Tokenizer> tokenizer,
