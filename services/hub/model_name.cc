@@ -16,7 +16,7 @@ bool IsWord(std::string_view text, std::string_view more) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || more.find(c) != more.npos;
   };
   return !text.empty() && text.size() <= kMaxLength && text.front() != '.' && text.front() != '-' &&
-         text.find("..") == text.npos && std::all_of(text.begin(), text.end(), is_plain);
+         text.front() != '/' && text.find("..") == text.npos && std::all_of(text.begin(), text.end(), is_plain);
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ TEST_F(PullCommandTest, JsonAndAnotherFolder) {
   const json answer = json::parse(out());
   EXPECT_EQ(answer["dir"], to);
   EXPECT_EQ(answer["commit"], hub_.commit("org/tiny"));
-  EXPECT_EQ(answer["files"].size(), 9u);
+  EXPECT_EQ(answer["files"].size(), 10u) << "six side files, the index and three shards";
   EXPECT_EQ(err(), "");
   ASSERT_EQ(Run("generate --model " + to + " --backend cpu --threads 1 --prompt hello --max-tokens 1"), 0) << err();
 
