@@ -25,7 +25,7 @@ class HttpClient::Impl {
  public:
   explicit Impl(HttpClientOptions options) : options_(std::move(options)) {}
 
-  absl::StatusOr<int> Exchange(const HttpCall& call, const OnData& on_data) {
+  absl::StatusOr<int> Exchange(const HttpCall& call, const OnHead& on_head, const OnData& on_data) {
     deadline_ = After(options_.timeout);
     Parser parser;
     for (bool fresh = stream_ == nullptr;; fresh = true) {
@@ -34,8 +34,12 @@ class HttpClient::Impl {
       Close();
       if (fresh || status.code() != absl::StatusCode::kUnavailable) return status;
     }
-    const absl::Status read = ReadBody(call, *parser, on_data);
     const int status = static_cast<int>(parser->get().result_int());
+    if (on_head && !on_head(HeadOf(parser->get()))) {
+      Close();
+      return status;
+    }
+    const absl::Status read = ReadBody(call, *parser, on_data);
     if (!read.ok() || !parser->is_done() || !parser->get().keep_alive()) Close();
     SPLICE_RETURN_IF_ERROR(read);
     return status;
@@ -67,6 +71,12 @@ class HttpClient::Impl {
  private:
   using Stream = TlsStream<beast::tcp_stream>;
   using Parser = std::optional<http::response_parser<http::buffer_body>>;
+
+  static HttpHead HeadOf(const http::response<http::buffer_body>& response) {
+    HttpHead head{.status = static_cast<int>(response.result_int()), .fields = {}};
+    for (const auto& field : response) head.fields.emplace_back(field.name_string(), field.value());
+    return head;
+  }
 
   static Clock::time_point After(std::chrono::milliseconds time) {
     return time.count() == 0 ? Clock::time_point::max() : Clock::now() + time;
@@ -138,7 +148,10 @@ class HttpClient::Impl {
     request.target(call.target);
     request.version(11);
     const bool ipv6 = options_.host.find(':') != std::string::npos;
-    request.set(http::field::host, (ipv6 ? "[" + options_.host + "]" : options_.host) + ":" + options_.port);
+    // Without the scheme's own port: signed URLs of object stores are signed for that form.
+    const bool usual_port = options_.port == (options_.trust != nullptr ? "443" : "80");
+    request.set(http::field::host,
+                (ipv6 ? "[" + options_.host + "]" : options_.host) + (usual_port ? "" : ":" + options_.port));
     request.set(http::field::user_agent, "splice");
     for (const auto& [name, value] : call.headers) request.set(name, value);
     request.body() = call.body;
@@ -151,7 +164,7 @@ class HttpClient::Impl {
 
   absl::Status ReadBody(const HttpCall& call, http::response_parser<http::buffer_body>& parser, const OnData& on_data) {
     const int status = static_cast<int>(parser.get().result_int());
-    std::array<char, 16384> piece;
+    std::array<char, 65536> piece;
     while (!parser.is_done()) {
       parser.get().body().data = piece.data();
       parser.get().body().size = piece.size();
@@ -177,17 +190,28 @@ class HttpClient::Impl {
   std::atomic<bool> cancelled_{false};
 };
 
+std::string HttpHead::Field(std::string_view name) const {
+  for (const auto& [key, value] : fields) {
+    if (beast::iequals({key.data(), key.size()}, {name.data(), name.size()})) return value;
+  }
+  return "";
+}
+
 HttpClient::HttpClient(HttpClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 HttpClient::~HttpClient() = default;
 
 absl::StatusOr<int> HttpClient::Exchange(const HttpCall& call, const OnData& on_data) {
-  return impl_->Exchange(call, on_data);
+  return impl_->Exchange(call, nullptr, on_data);
+}
+
+absl::StatusOr<int> HttpClient::Exchange(const HttpCall& call, const OnHead& on_head, const OnData& on_data) {
+  return impl_->Exchange(call, on_head, on_data);
 }
 
 absl::StatusOr<HttpAnswer> HttpClient::Call(const HttpCall& call, size_t max_bytes) {
   HttpAnswer answer;
   bool too_long = false;
-  SPLICE_ASSIGN_OR_RETURN(answer.status, impl_->Exchange(call, [&](int, std::string_view piece) {
+  SPLICE_ASSIGN_OR_RETURN(answer.status, impl_->Exchange(call, nullptr, [&](int, std::string_view piece) {
     too_long = answer.body.size() + piece.size() > max_bytes;
     if (!too_long) answer.body += piece;
     return !too_long;

@@ -33,6 +33,15 @@ struct HttpCall {
   std::chrono::milliseconds body_timeout{0};
 };
 
+// The first part of an answer, before its body.
+struct HttpHead {
+  int status = 0;
+  std::vector<std::pair<std::string, std::string>> fields;  // as the server spells them
+
+  // The first field of that name, whatever its case; empty: there is none.
+  std::string Field(std::string_view name) const;
+};
+
 struct HttpAnswer {
   int status = 0;
   std::string body;
@@ -44,12 +53,16 @@ class HttpClient {
   // The status, and a piece of the body. False ends the call and the connection.
   using OnData = std::function<bool(int status, std::string_view piece)>;
 
+  // The head, before any piece of the body. False ends the call and the connection.
+  using OnHead = std::function<bool(const HttpHead& head)>;
+
   explicit HttpClient(HttpClientOptions options);
   ~HttpClient();
 
   // The server's status, whatever it is. A kept connection that turns out to be gone is made anew, once. Unavailable:
   // the server cannot be reached, is not believed, or the connection was lost. DeadlineExceeded. Cancelled.
   absl::StatusOr<int> Exchange(const HttpCall& call, const OnData& on_data);
+  absl::StatusOr<int> Exchange(const HttpCall& call, const OnHead& on_head, const OnData& on_data);
   // ResourceExhausted: the body is longer than `max_bytes`.
   absl::StatusOr<HttpAnswer> Call(const HttpCall& call, size_t max_bytes);
   // False when cancelled.

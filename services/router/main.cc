@@ -10,6 +10,7 @@
 #include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/base/status.h"
+#include "services/hub/model_places.h"
 #include "services/router/router_flags.h"
 #include "services/router/router_server.h"
 
@@ -36,6 +37,13 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "splice-router: {}\n", spl::MessageOf(log_level.ok() ? options.status() : log_level));
     return 2;
   }
+  auto model_dir = spl::hub::LocalModelFolder(spl::hub::ModelPlaces::FromEnvironment(), options->model_dir,
+                                              spl::hub::FolderUse::kTextOnly);
+  if (!model_dir.ok()) {
+    fmt::print(stderr, "splice-router: {}\n", spl::MessageOf(model_dir.status()));
+    return 1;
+  }
+  options->model_dir = *std::move(model_dir);
   spl::ShutdownSignal shutdown;  // before any thread exists
   auto server = spl::router::RouterServer::Start(*std::move(options));
   if (!server.ok()) {

@@ -14,9 +14,12 @@ namespace spl::router {
 namespace {
 
 void AddModelFlags(CLI::App& app, RouterOptions& options) {
-  app.add_option("--model", options.model_dir, "Hugging Face folder with tokenizer, chat template and config.json")
+  app.add_option(
+         "--model", options.model_dir,
+         "Hugging Face folder with tokenizer, chat template and config.json, or ORG/NAME[@REVISION] of a model that "
+         "splice pull has fetched")
       ->required()
-      ->type_name("DIR");
+      ->type_name("DIR|ORG/NAME");
   app.add_option("--served-model-name", options.served_model_name, "Name in requests (default: the folder's name)");
   app.add_flag("--special-tokens-in-text", options.special_tokens_in_text,
                "Parse special tokens such as <|im_end|> in messages and segments, too, not only in what the chat "

@@ -8,12 +8,13 @@
 #include "services/base/address.h"
 #include "services/base/byte_size_option.h"
 #include "services/engine/execution/workspace_bytes.h"
+#include "services/hub/model_places.h"
 #include "services/worker_flags/kv_pool.h"
 
 namespace spl {
 
-void AddModelSourceFlags(CLI::App& app, ModelSource& source) {
-  app.add_option("--model", source.dir, "Hugging Face model folder, run in this process");
+void AddModelSourceFlags(CLI::App& app, ModelSource& source, const char* model_help) {
+  app.add_option("--model", source.dir, model_help);
   app.add_option("--random-weights", source.random_weights,
                  fmt::format("SHAPE[:SEED]: a model of that shape with reproducible random weights, for measurements; "
                              "{}, or the path of a config.json",
@@ -28,9 +29,9 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
       ->capture_default_str();
 }
 
-void RequireModelSource(CLI::App& app, ModelSource& source) {
+void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_help) {
   auto* group = app.add_option_group("model");
-  AddModelSourceFlags(*group, source);
+  AddModelSourceFlags(*group, source, model_help);
   group->require_option(1);
   AddHeadClassesFlag(app, source);
 }
@@ -238,8 +239,11 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
   engine::RandomModel random;
+  std::string dir;
   if (source.random_weights.empty()) {
-    SPLICE_ASSIGN_OR_RETURN(const engine::ModelConfig config, engine::LoadModelConfig(source.dir));
+    SPLICE_ASSIGN_OR_RETURN(
+        dir, hub::LocalModelFolder(hub::ModelPlaces::FromEnvironment(), source.dir, hub::FolderUse::kModel));
+    SPLICE_ASSIGN_OR_RETURN(const engine::ModelConfig config, engine::LoadModelConfig(dir));
     SPLICE_RETURN_IF_ERROR(engine::ValidateNumRanks(config, tp));
   } else {
     auto parsed = engine::ParseRandomModel(source.random_weights);
@@ -256,7 +260,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  if (source.random_weights.empty()) return engine::Model::Load(source.dir, devices, options);
+  if (source.random_weights.empty()) return engine::Model::Load(dir, devices, options);
   return engine::Model::LoadRandom(random, devices, options);
 }
 

@@ -25,7 +25,7 @@ namespace spl {
 
 // The model that a program runs; set exactly one of dir and random_weights.
 struct ModelSource {
-  std::string dir;                    // Hugging Face folder
+  std::string dir;                    // Hugging Face folder, or ORG/NAME of a model on this machine
   std::string random_weights;         // "SHAPE[:SEED]", see services/engine/model/random_weights.h
   std::string head_classes = "auto";  // ModelOptions::head_classes
 };
@@ -80,11 +80,14 @@ enum class WorkerRole { kPrefill, kDecode };
 // Adds the flags that both programs have and those of one role.
 void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags);
 
-// Adds --model and --random-weights to an app, or to a group that has further sources.
-void AddModelSourceFlags(CLI::App& app, ModelSource& source);
+inline constexpr char kLocalModelHelp[] =
+    "Hugging Face model folder, or ORG/NAME[@REVISION] of a model that splice pull has fetched";
+// Adds --model and --random-weights to an app, or to a group that has further sources. `model_help`: what --model
+// takes.
+void AddModelSourceFlags(CLI::App& app, ModelSource& source, const char* model_help = kLocalModelHelp);
 void AddHeadClassesFlag(CLI::App& app, ModelSource& source);
 // Adds --model and --random-weights as a group, of which exactly one must be given, and --head-classes.
-void RequireModelSource(CLI::App& app, ModelSource& source);
+void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_help = kLocalModelHelp);
 
 // auto: the value of SPLICE_BACKEND, otherwise the first usable GPU, otherwise the CPU (the log says why). cpu, cuda,
 // cuda:N: that one, or an error. cuda+deterministic: a row's result does not depend on the rest of its batch, as on the
@@ -96,7 +99,8 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 // InvalidArgument: --discovery is malformed, or no other program could reach the addresses of --listen and --advertise.
 absl::Status CheckAddresses(const WorkerFlags& flags);
 
-// Makes the backend by name and loads the model from its source. InvalidArgument names the flag or file.
+// Makes the backend by name and loads the model from its source; fetches nothing. InvalidArgument names the flag or
+// file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
                                                                const std::string& kv_dtype, int32_t tp = 1);
 

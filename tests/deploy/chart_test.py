@@ -62,6 +62,37 @@ class ChartTest(unittest.TestCase):
         self.assertFalse([d for d in documents if d["kind"] in ("Role", "RoleBinding")])
         self.assertFalse(sets["splice-router"]["spec"]["template"]["spec"]["automountServiceAccountToken"])
 
+    def test_a_model_is_pulled_before_programs_start(self):
+        claim = {"persistentVolumeClaim": {"claimName": "models", "readOnly": False}}
+        model = {"pull": "org/name@v1", "tokenSecret": "hub-token", "hub": "https://mirror:8443/hub", "volume": claim,
+                 "subPath": "name"}
+        sets, documents = workloads({"model": model})
+        for name in ("splice-router", "splice-prefill", "splice-decode"):
+            pod = sets[name]["spec"]["template"]["spec"]
+            pull, = pod["initContainers"]
+            self.assertEqual(pull["command"] + pull["args"], ["splice", "pull", "org/name@v1", "--to=/models/model",
+                                                              "--hub=https://mirror:8443/hub", "--if-missing"])
+            self.assertEqual(pull["env"][0]["valueFrom"], {"secretKeyRef": {"name": "hub-token", "key": "token"}})
+            mount, = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model"]
+            self.assertEqual({**pull["volumeMounts"][0], "readOnly": True}, mount, "what it fills is what the program reads")
+            self.assertTrue(pull["securityContext"]["readOnlyRootFilesystem"])
+        self.assertNotIn("initContainers", sets["splice-store"]["spec"]["template"]["spec"])
+        policies = {d["metadata"]["name"]: d for d in documents if d["kind"] == "NetworkPolicy"}
+        for name in ("router", "prefill", "decode"):
+            ports = [p["port"] for rule in policies[f"splice-{name}"]["spec"]["egress"] for p in rule["ports"]]
+            self.assertTrue({53, 443, 8443} <= set(ports), name)
+        ports = [p["port"] for rule in policies["splice-store"]["spec"]["egress"] for p in rule["ports"]]
+        self.assertNotIn(443, ports)
+        with self.assertRaises(Exception):
+            workloads({"model": {"pull": "org/name"}})  # the default volume is read-only
+        with self.assertRaises(Exception):
+            workloads({"model": {"pull": "name", "volume": claim}})
+
+    def test_nothing_is_pulled_by_default(self):
+        sets, _ = workloads({})
+        for name, workload in sets.items():
+            self.assertNotIn("initContainers", workload["spec"]["template"]["spec"], name)
+
     def test_etcd_is_told_to_routers_and_workers(self):
         etcd = {"mode": "etcd", "etcd": {"endpoints": ["etcd-0.etcd:2379", "etcd-1.etcd:2379"]}}
         sets, documents = workloads({"discovery": etcd})

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "services/base/http_url.h"
 #include "services/base/status.h"
 #include "tools/cli/api_client.h"
 
@@ -35,8 +36,5 @@ struct AdminFlags {
     return json;
   }
 };
-
-// Encodes a name as one part of a URL's path.
-std::string PercentEncode(const std::string& name);
 
 }  // namespace spl::cli

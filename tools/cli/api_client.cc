@@ -4,7 +4,7 @@
 
 #include "services/base/http_client.h"
 #include "services/base/status.h"
-#include "tools/cli/http_url.h"
+#include "tools/cli/api_url.h"
 
 namespace spl::cli {
 namespace {
@@ -69,7 +69,7 @@ struct ApiClient::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const Endpoint& endpoint) {
-  auto url = ParseHttpUrl(endpoint.url);
+  auto url = ParseApiUrl(endpoint.url);
   if (!url.ok()) return Annotate(url.status(), endpoint.flag);
   HttpClientOptions options{.host = url->host,
                             .port = url->port,
@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const Endpoint& end
     SPLICE_ASSIGN_OR_RETURN(options.trust, TlsTrust::Load(kCaFlag, endpoint.ca_file));
   }
   auto client = std::unique_ptr<ApiClient>(new ApiClient);
-  client->impl_.reset(new Impl{url->base, endpoint.api_key, HttpClient(std::move(options))});
+  client->impl_.reset(new Impl{url->path, endpoint.api_key, HttpClient(std::move(options))});
   return client;
 }
 

@@ -15,7 +15,7 @@ namespace spl::cli {
 // One connection at a time; one thread at a time.
 class ApiClient {
  public:
-  // `endpoint.url`: in the form of ParseHttpUrl. With https://, the server must show a certificate for the URL's host
+  // `endpoint.url`: in the form of ParseApiUrl. With https://, the server must show a certificate for the URL's host
   // from a CA in `ca_file` (empty: from the system's CAs); otherwise calls fail with Unavailable and the reason.
   // InvalidArgument names the flag: the URL or the CA file cannot be used.
   static absl::StatusOr<std::unique_ptr<ApiClient>> Create(const Endpoint& endpoint);

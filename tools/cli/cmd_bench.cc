@@ -197,7 +197,7 @@ absl::Status RunBench(const Flags& flags) {
     return RunSimulations(flags.sim, flags.trace, flags.rate, flags.num_requests, flags.plan.seed, flags.json_file);
   }
   LoadOptions load;
-  SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseHttpUrl(flags.endpoint));
+  SPLICE_ASSIGN_OR_RETURN(load.endpoint, ParseApiUrl(flags.endpoint));
   load.api_key = flags.api_key;
   load.ca_file = flags.ca_file;
   load.timeout = std::chrono::seconds(flags.timeout_s);

@@ -11,6 +11,7 @@
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
+#include "tools/cli/model_fetch.h"
 #include "tools/cli/source_flags.h"
 
 namespace spl::cli {
@@ -96,7 +97,10 @@ Command MakeChatCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--temperature", flags->temperature, "0: greedy; default: the model's, otherwise 1")
       ->check(CLI::NonNegativeNumber);
-  return {&app, [flags] { return RunChat(*flags); }};
+  return {&app, [flags]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(flags->source.model.dir));
+            return RunChat(*flags);
+          }};
 }
 
 }  // namespace spl::cli

@@ -50,7 +50,9 @@ Command MakeDoctorCommand(CLI::App& root) {
   app.add_option("--backend", o.backend, "auto, cpu (GPUs are not looked at) or cuda (they are required)")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--model", o.model_dir, "model folder: is it readable and whole")->type_name("DIR");
+  app.add_option("--model", o.model_dir,
+                 "model folder, or ORG/NAME of a model on this machine: is it readable and whole")
+      ->type_name("DIR|ORG/NAME");
   app.add_option("--data-dir", o.data_dir, "folder of the chunk store: may it be written, and is there room");
   AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes, "that the store is to keep there");
   AddByteSizeOrAutoOption(app, "--kv-bytes", o.kv_bytes,

@@ -259,7 +259,10 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--json", flags->json_file, "write the table as JSON");
   app.add_option("--html", flags->html_file, "write a page with plots and the table");
   app.add_option("--answers", flags->answers_file, "write every answer as a JSON line");
-  return {&app, [flags] { return RunEval(*flags); }};
+  return {&app, [flags]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(flags->source.model.dir));
+            return RunEval(*flags);
+          }};
 }
 
 }  // namespace spl::cli

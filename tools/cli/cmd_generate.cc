@@ -8,6 +8,7 @@
 
 #include "services/base/status.h"
 #include "tools/cli/command.h"
+#include "tools/cli/model_fetch.h"
 #include "tools/cli/source_flags.h"
 #include "tools/cli/text_generator.h"
 
@@ -103,7 +104,10 @@ Command MakeGenerateCommand(CLI::App& root) {
   app.add_option("--decode", flags->decode,
                  "with --endpoint: decode method, e.g. sparcas; default: the server's choice");
   app.add_flag("--json", flags->json_output, "print one JSON object instead of text");
-  return {&app, [flags] { return RunGenerate(*flags); }};
+  return {&app, [flags]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(flags->source.model.dir));
+            return RunGenerate(*flags);
+          }};
 }
 
 }  // namespace spl::cli

@@ -151,16 +151,6 @@ absl::Status Delete(const Flags& flags) {
 
 }  // namespace
 
-std::string PercentEncode(const std::string& name) {
-  std::string out;
-  for (const char c : name) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                       c == '_' || c == '.' || c == '~';
-    out += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return out;
-}
-
 Command MakeKbCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
   CLI::App& app = *root.add_subcommand("kb", "Knowledge bases: documents whose KV is computed once and kept");

@@ -9,6 +9,7 @@
 #include "services/engine/engine.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
+#include "tools/cli/model_fetch.h"
 
 namespace spl::cli {
 namespace {
@@ -71,13 +72,16 @@ Command MakeLogitsCommand(CLI::App& root) {
       "  echo '[[4088, 4090, 717], [4088]]' > ids.json\n"
       "  splice logits --model models/splice-tiny --ids ids.json --output logits.safetensors\n"
       "Writes float32 tensors logits_0, logits_1, … of shape [tokens, vocabulary].");
-  RequireModelSource(app, flags->model);
+  RequireModelSource(app, flags->model, kModelHelp);
   app.add_option("--ids", flags->ids_file, "JSON file with a list of lists of token ids")->required();
   app.add_option("--output", flags->output_file, "safetensors file to write")->required();
   app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();
   app.add_option("--kv-dtype", flags->kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--threads", flags->num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
-  return {&app, [flags] { return RunLogits(*flags); }};
+  return {&app, [flags]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(flags->model.dir));
+            return RunLogits(*flags);
+          }};
 }
 
 }  // namespace spl::cli

@@ -18,6 +18,7 @@
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/head_class_picture.h"
+#include "tools/cli/model_fetch.h"
 
 namespace spl::cli {
 namespace {
@@ -237,7 +238,7 @@ Command MakeProfileCommand(CLI::App& root) {
       "(15 %, 256, 4). The table shows what a window loses where texts are answered (without answers:\n"
       "at its worst); G is a global head.");
   auto* source = app.add_option_group("source");
-  AddModelSourceFlags(*source, flags->model);
+  AddModelSourceFlags(*source, flags->model, kModelHelp);
   source->add_option("--import", flags->import_file, "DuoAttention's full_attention_heads.tsv or RedKnot's JSON");
   source->add_option("--show", flags->show_file, "an existing head_classes.json");
   source->add_option("--from", flags->from_file, "an existing head_classes.json: other classes from its measurements");
@@ -274,7 +275,10 @@ Command MakeProfileCommand(CLI::App& root) {
   app.add_option("--tokenizer", flags->tokenizer_dir, "folder with tokenizer.json; default: the model folder");
   app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();
   app.add_option("--threads", flags->num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
-  return {&app, [flags] { return RunProfile(*flags); }};
+  return {&app, [flags]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(flags->model.dir));
+            return RunProfile(*flags);
+          }};
 }
 
 }  // namespace spl::cli

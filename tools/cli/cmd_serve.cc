@@ -12,6 +12,7 @@
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
+#include "tools/cli/model_fetch.h"
 
 namespace spl::cli {
 namespace {
@@ -21,8 +22,9 @@ struct Flags {
   std::string log_level = "info";
 };
 
-absl::Status RunServe(const Flags& flags) {
+absl::Status RunServe(Flags& flags) {
   SPLICE_RETURN_IF_ERROR(log::SetLevel(flags.log_level));
+  SPLICE_RETURN_IF_ERROR(ResolveModel(flags.cluster.model.dir));
   ShutdownSignal stop;  // before any thread
   SPLICE_ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(flags.cluster));
   fmt::print("{}\n", router::ReadyLine(cluster->router()));
@@ -93,7 +95,8 @@ Command MakeServeCommand(CLI::App& root) {
   CLI::App& app = *root.add_subcommand(
       "serve", "Router, prefill, decode and chunk store in one process; OpenAI-compatible HTTP and gRPC");
   app.footer(
-      "Example:\n"
+      "Examples:\n"
+      "  splice serve --model Qwen/Qwen3-8B\n"
       "  splice serve --model models/splice-tiny --http 127.0.0.1:8000 --data-dir /var/lib/splice\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
       "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n"
@@ -101,7 +104,7 @@ Command MakeServeCommand(CLI::App& root) {
       "a\n"
       "certificate. SIGTERM drains and exits 0.");
   LocalClusterOptions& c = flags->cluster;
-  RequireModelSource(app, c.model);
+  RequireModelSource(app, c.model, kModelHelp);
   app.add_option("--tokenizer", c.tokenizer_dir,
                  "folder with tokenizer.json and chat template; default: the model folder. With --random-weights and "
                  "without it, requests must send token ids and the answers have no text");

@@ -11,6 +11,7 @@
 #include "services/tokenizer/chat_template.h"
 #include "services/tokenizer/tokenizer.h"
 #include "tools/cli/command.h"
+#include "tools/cli/model_fetch.h"
 
 namespace spl::cli {
 namespace {
@@ -155,9 +156,7 @@ absl::Status RunTokenize(const Options& options) {
 Command MakeTokenizeCommand(CLI::App& root) {
   CLI::App* app = root.add_subcommand("tokenize", "Turn texts and chats into token ids");
   const auto options = std::make_shared<Options>();
-  app->add_option("--model", options->model, "Hugging Face model folder with tokenizer.json")
-      ->required()
-      ->type_name("DIR");
+  app->add_option("--model", options->model, kModelHelp)->required()->type_name("DIR|ORG/NAME");
   app->add_option("--input", options->input, "JSON Lines to read; - is standard input")
       ->required()
       ->type_name("F.jsonl");
@@ -165,7 +164,10 @@ Command MakeTokenizeCommand(CLI::App& root) {
       ->required()
       ->type_name("G.jsonl");
   app->footer(kFooter);
-  return {app, [options] { return RunTokenize(*options); }};
+  return {app, [options]() -> absl::Status {
+            SPLICE_RETURN_IF_ERROR(ResolveModel(options->model, hub::FolderUse::kTextOnly));
+            return RunTokenize(*options);
+          }};
 }
 
 }  // namespace spl::cli

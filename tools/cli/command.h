@@ -26,5 +26,6 @@ Command MakeProfileCommand(CLI::App& root);
 Command MakeKbCommand(CLI::App& root);
 Command MakeCtlCommand(CLI::App& root);
 Command MakeDoctorCommand(CLI::App& root);
+Command MakePullCommand(CLI::App& root);
 
 }  // namespace spl::cli

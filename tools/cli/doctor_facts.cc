@@ -22,6 +22,7 @@
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/model_config.h"
+#include "services/hub/model_places.h"
 #include "services/tokenizer/tokenizer.h"
 #include "services/transport/kv_transport.h"
 #include "tools/cli/api_client.h"
@@ -282,8 +283,15 @@ std::string WhyNotListen(const std::string& address) {
 
 // ---- folders
 
-DoctorFacts::Model ReadModel(const std::string& dir) {
-  DoctorFacts::Model model{.dir = dir, .error = "", .weight_bytes = 0, .has_tokenizer = false, .tokenizer_error = ""};
+DoctorFacts::Model ReadModel(const std::string& wanted) {
+  DoctorFacts::Model model{
+      .dir = wanted, .error = "", .weight_bytes = 0, .has_tokenizer = false, .tokenizer_error = ""};
+  const auto found = hub::LocalModelFolder(hub::ModelPlaces::FromEnvironment(), wanted, hub::FolderUse::kModel);
+  if (!found.ok()) {
+    model.error = MessageOf(found.status());
+    return model;
+  }
+  const std::string& dir = model.dir = *found;
   const auto config = engine::LoadModelConfig(dir);
   const auto checkpoint = engine::Checkpoint::Open(dir);
   if (!config.ok() || !checkpoint.ok()) {

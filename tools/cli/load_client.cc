@@ -33,7 +33,7 @@ http::request<http::string_body> MakeRequest(const LoadOptions& options, const s
                                              const std::string& path, const std::string& body) {
   http::request<http::string_body> request;
   request.method_string(method);
-  request.target(options.endpoint.base + path);
+  request.target(options.endpoint.path + path);
   request.version(11);
   request.set(http::field::host, options.endpoint.HostHeader());
   request.set(http::field::content_type, "application/json");
@@ -340,7 +340,7 @@ absl::StatusOr<std::string> FetchJson(const LoadOptions& options, const std::str
                      .trust = std::move(trust),
                      .timeout = options.timeout});
   HttpCall call{.method = method,
-                .target = options.endpoint.base + path,
+                .target = options.endpoint.path + path,
                 .headers = {{"Content-Type", "application/json"}},
                 .body = body,
                 .body_timeout = options.timeout};

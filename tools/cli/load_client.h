@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tools/cli/http_url.h"
+#include "tools/cli/api_url.h"
 #include "tools/cli/load_plan.h"
 
 namespace spl::cli {

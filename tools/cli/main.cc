@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
       "Splice: LLM inference with prefill and decode pools that reuse KV.\n\n"
       "Examples:\n"
       "  splice serve --model models/splice-tiny\n"
+      "  splice pull Qwen/Qwen3-8B && splice serve --model Qwen/Qwen3-8B\n"
       "  splice chat  --endpoint http://127.0.0.1:8000",
       "splice");
   app.set_version_flag("--version", spl::VersionWithCommit());
@@ -31,7 +32,7 @@ int main(int argc, char** argv) {
       spl::cli::MakeServeCommand(app),    spl::cli::MakeGenerateCommand(app), spl::cli::MakeChatCommand(app),
       spl::cli::MakeTokenizeCommand(app), spl::cli::MakeLogitsCommand(app),   spl::cli::MakeEvalCommand(app),
       spl::cli::MakeBenchCommand(app),    spl::cli::MakeProfileCommand(app),  spl::cli::MakeKbCommand(app),
-      spl::cli::MakeCtlCommand(app),      spl::cli::MakeDoctorCommand(app),
+      spl::cli::MakeCtlCommand(app),      spl::cli::MakeDoctorCommand(app),   spl::cli::MakePullCommand(app),
   };
   try {
     app.parse(argc, argv);

@@ -5,13 +5,14 @@
 
 #include "services/router/request/generation_config_flag.h"
 #include "services/worker_flags/worker_flags.h"
+#include "tools/cli/model_fetch.h"
 #include "tools/cli/text_generator.h"
 
 namespace spl::cli {
 
 inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   auto* group = app.add_option_group("source");
-  AddModelSourceFlags(*group, flags.model);
+  AddModelSourceFlags(*group, flags.model, kModelHelp);
   group->add_option("--endpoint", flags.endpoint, "a running server: http[s]://HOST:PORT or grpc[s]://HOST:PORT");
   group->require_option(1);
   AddHeadClassesFlag(app, flags.model);

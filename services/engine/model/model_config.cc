@@ -12,6 +12,7 @@
 
 #include "services/base/status.h"
 #include "services/engine/model/json_fields.h"
+#include "services/hub/model_name.h"
 
 namespace spl::engine {
 namespace {
@@ -236,7 +237,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const std::string path = model_dir + "/config.json";
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   SPLICE_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
-  config.name = std::filesystem::weakly_canonical(model_dir).filename().string();
+  config.name = hub::FolderModelName(model_dir);
   const std::string generation_path = model_dir + "/generation_config.json";
   if (std::filesystem::exists(generation_path)) {
     SPLICE_ASSIGN_OR_RETURN(const std::string generation, ReadFile(generation_path));

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "services/base/ids.h"
+#include "services/hub/model_name.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/request/sampling_defaults.h"
@@ -32,12 +32,6 @@ absl::StatusOr<uint32_t> ReadMaxContext(const std::string& dir) {
     return InvalidArgument("{}: max_position_embeddings is missing or not a context length", path);
   }
   return static_cast<uint32_t>(it->get<uint64_t>());
-}
-
-std::string FolderName(const std::string& dir) {
-  std::filesystem::path path = std::filesystem::path(dir).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
 }
 
 // Marks the special tokens that texts spell.
@@ -121,7 +115,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModel
       OutputFormat format,
       ChooseOutputFormat(options.output_format, chat_template.ok() ? (*chat_template)->source() : ""));
   auto model = std::make_unique<ServedModel>(
-      options.name.empty() ? FolderName(dir) : options.name, std::move(tokenizer),
+      options.name.empty() ? hub::FolderModelName(dir) : options.name, std::move(tokenizer),
       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context, options.special_tokens_in_text, sampling);
   model->output_format_ = std::move(format);
   return model;

@@ -78,6 +78,32 @@ TEST_F(HttpClientTest, OneConnectionServesManyCallsAndIsMadeAnewWhenItIsGone) {
   }
 }
 
+TEST_F(HttpClientTest, TheHeadComesBeforeTheBodyAndMayEndTheCall) {
+  HttpClient client(OptionsFor(server_->address()));
+  std::string length;
+  size_t bytes = 0;
+  bool go_on = true;
+  const auto on_head = [&](const HttpHead& head) {
+    EXPECT_EQ(bytes, 0u);
+    EXPECT_EQ(head.status, 200);
+    EXPECT_EQ(head.Field("no-such-field"), "");
+    length = head.Field("CONTENT-length");
+    return go_on;
+  };
+  const auto on_data = [&](int, std::string_view piece) {
+    bytes += piece.size();
+    return true;
+  };
+  ASSERT_EQ(client.Exchange({.target = "/big"}, on_head, on_data).value(), 200);
+  EXPECT_EQ(length, std::to_string(kBig));
+  EXPECT_EQ(bytes, kBig);
+  go_on = false;
+  bytes = 0;
+  ASSERT_EQ(client.Exchange({.target = "/big"}, on_head, on_data).value(), 200);
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(client.Call({.target = "/after"}, kBig).value().body, "/after") << "a connection of its own";
+}
+
 TEST_F(HttpClientTest, ABodyThatIsTooLongIsNotKept) {
   HttpClient client(OptionsFor(server_->address()));
   EXPECT_EQ(client.Call({.target = "/big"}, kBig - 1).status().code(), absl::StatusCode::kResourceExhausted);

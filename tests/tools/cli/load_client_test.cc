@@ -16,7 +16,7 @@ using testing::FakeCluster;
 
 LoadOptions OptionsFor(const FakeCluster& cluster) {
   LoadOptions options;
-  options.endpoint = ParseHttpUrl("http://" + cluster.http()).value();
+  options.endpoint = ParseApiUrl("http://" + cluster.http()).value();
   return options;
 }
 
@@ -117,7 +117,7 @@ TEST(LoadClientTest, AStoppedRunKeepsWhatWasFinished) {
 
 TEST(LoadClientTest, NobodyThere) {
   LoadOptions options;
-  options.endpoint = ParseHttpUrl("http://127.0.0.1:1").value();
+  options.endpoint = ParseApiUrl("http://127.0.0.1:1").value();
   LoadPlanOptions plan = PlanOptions();
   plan.num_requests = 2;
   const LoadOutcome outcome = RunLoad(options, MakeSyntheticPlan(plan), nullptr).value();
@@ -126,17 +126,17 @@ TEST(LoadClientTest, NobodyThere) {
 }
 
 TEST(HttpUrlTest, Forms) {
-  EXPECT_EQ(ParseHttpUrl("http://h:8000/").value().HostHeader(), "h:8000");
-  EXPECT_EQ(ParseHttpUrl("h:1/v1").value().base, "");
-  EXPECT_EQ(ParseHttpUrl("http://h:1/proxy/v1/").value().base, "/proxy");
-  EXPECT_EQ(ParseHttpUrl("http://h").value().port, "80");
-  EXPECT_EQ(ParseHttpUrl("http://[::1]:8000").value().host, "::1");
-  EXPECT_EQ(ParseHttpUrl("http://[::1]:8000").value().HostHeader(), "[::1]:8000");
-  EXPECT_FALSE(ParseHttpUrl("http://h:1").value().https);
-  EXPECT_TRUE(ParseHttpUrl("https://h:1").value().https);
-  EXPECT_EQ(ParseHttpUrl("https://h/v1").value().HostHeader(), "h:443");
+  EXPECT_EQ(ParseApiUrl("http://h:8000/").value().HostHeader(), "h:8000");
+  EXPECT_EQ(ParseApiUrl("h:1/v1").value().path, "");
+  EXPECT_EQ(ParseApiUrl("http://h:1/proxy/v1/").value().path, "/proxy");
+  EXPECT_EQ(ParseApiUrl("http://h").value().port, "80");
+  EXPECT_EQ(ParseApiUrl("http://[::1]:8000").value().host, "::1");
+  EXPECT_EQ(ParseApiUrl("http://[::1]:8000").value().HostHeader(), "[::1]:8000");
+  EXPECT_FALSE(ParseApiUrl("http://h:1").value().https);
+  EXPECT_TRUE(ParseApiUrl("https://h:1").value().https);
+  EXPECT_EQ(ParseApiUrl("https://h/v1").value().HostHeader(), "h:443");
   for (const char* bad : {"", "http://", "https://", "grpc://h:1", "http://h:", "http://h:x", "http://h:99999"}) {
-    EXPECT_FALSE(ParseHttpUrl(bad).ok()) << bad;
+    EXPECT_FALSE(ParseApiUrl(bad).ok()) << bad;
   }
 }
 

@@ -114,7 +114,7 @@ TEST_F(TlsClientTest, TheWrongSchemeIsTold) {
 
 TEST_F(TlsClientTest, TheLoadGeneratorSpeaksIt) {
   LoadOptions options;
-  options.endpoint = ParseHttpUrl(Url("https")).value();
+  options.endpoint = ParseApiUrl(Url("https")).value();
   options.ca_file = good_ca_;
   options.concurrency = 8;
   const LoadPlanOptions plan = {

@@ -64,6 +64,10 @@
 {{- end -}}
 
 {{- define "splice.checkPools" -}}
+{{- $claim := .Values.model.volume.persistentVolumeClaim | default dict -}}
+{{- if and .Values.model.pull $claim.readOnly -}}
+{{- fail "model.pull needs a volume that it may write: set model.volume.persistentVolumeClaim.readOnly: false" -}}
+{{- end -}}
 {{- if and .Values.rdma.enabled (eq .Values.kvTransport "tcp") -}}
 {{- fail "rdma.enabled needs kvTransport: auto; tcp never uses RDMA" -}}
 {{- end -}}

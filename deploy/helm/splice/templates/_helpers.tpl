@@ -243,6 +243,37 @@ livenessProbe:
   {{- end }}
 {{- end -}}
 
+{{/* Fetches the model before the program starts; nothing if the folder has it. */}}
+{{- define "splice.modelInit" -}}
+{{- if .Values.model.pull -}}
+initContainers:
+  - name: model
+    image: {{ include "splice.image" . }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    command: [splice, pull]
+    args:
+      - {{ .Values.model.pull }}
+      - --to={{ .Values.model.mountPath }}
+      - --hub={{ .Values.model.hub }}
+      - --if-missing
+    {{- with .Values.model.tokenSecret }}
+    env:
+      - name: HF_TOKEN
+        valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+    {{- end }}
+    {{- include "splice.containerSecurity" dict | nindent 4 }}
+    resources:
+      requests: {cpu: 500m, memory: 256Mi}
+      limits: {memory: 512Mi}
+    volumeMounts:
+      - name: model
+        mountPath: {{ .Values.model.mountPath }}
+        {{- with .Values.model.subPath }}
+        subPath: {{ . }}
+        {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Requests and limits, and the devices of a worker. Argument: dict root, pool, gpus. */}}
 {{- define "splice.resources" -}}
 {{- $devices := dict -}}
