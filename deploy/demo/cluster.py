@@ -7,7 +7,8 @@ import subprocess
 import tempfile
 import time
 
-READY_SECONDS = 60
+READY_SECONDS = 120
+ANSWER_SECONDS = 300  # without a word from the router
 END_SECONDS = 5
 
 
@@ -118,7 +119,7 @@ class Cluster:
         return text, receipt
 
     def send(self, method, path, body):
-        connection = http.client.HTTPConnection(self.address, timeout=READY_SECONDS)
+        connection = http.client.HTTPConnection(self.address, timeout=ANSWER_SECONDS)
         connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:

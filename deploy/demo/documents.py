@@ -1,4 +1,4 @@
-"""Twenty documents about made-up people, companies and cities, and questions about them. A seed decides everything.
+"""Documents about made-up people, companies and cities, and questions about them. A seed decides everything.
 
 Sentences are those that splice-tiny was trained to read (tools/train/documents.py), names are of its dev set: no name that
 is asked for was in its training. A question needs two documents: who works where, and where that is.
@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "
 import lexicon  # noqa: E402
 import prose  # noqa: E402
 
-INSTRUCTION = ("Answer the questions based on the given documents. Only give me the answer and do not output any other words.\n")
+INSTRUCTION = "Answer the questions based on the given documents. Only give me the answer and do not output any other words.\n"
 
 
 class Question:
