@@ -53,13 +53,14 @@ Command MakeDoctorCommand(CLI::App& root) {
   app.add_option("--model", o.model_dir,
                  "model folder, or ORG/NAME of a model on this machine: is it readable and whole")
       ->type_name("DIR|ORG/NAME");
-  app.add_option("--data-dir", o.data_dir, "folder of the chunk store: may it be written, and is there room");
-  AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes, "that the store is to keep there");
+  app.add_option("--data-dir", o.data_dir, "data folder of the chunk store; checked for write access and free space");
+  AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes,
+                    "expected size of the disk tier; checked against free space");
   AddByteSizeOrAutoOption(app, "--kv-bytes", o.kv_bytes,
                           "of each of the two KV page pools; auto: with --model it says what splice serve would take");
   app.add_option("--http", flags->http, "HOST:PORT that the router will listen on; empty: not looked at")
       ->capture_default_str();
-  app.add_option("--grpc", flags->grpc, "likewise")->capture_default_str();
+  app.add_option("--grpc", flags->grpc, "HOST:PORT of the gRPC API; empty: not looked at")->capture_default_str();
   app.add_option("--kv-listen-host", o.kv_listen_host, "address that KV is moved over, from this machine to itself")
       ->capture_default_str();
   app.add_option("--router", o.router, "URL of a running router: its clock and those of its workers are compared");
