@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<PerplexityWindow>> LoadPerplexityWindows(const std::s
 }
 
 absl::StatusOr<engine::DecodeOptions> EngineDecodeOptions(const EvalMethod& method) {
-  json request = method.options;
+  router::Json request = method.options;
   request["decode"] = method.decode;
   v1::ReuseOptions proto;
   router::ObjectReader reader(request, "");

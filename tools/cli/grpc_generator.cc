@@ -22,7 +22,8 @@ using nlohmann::json;
 // The members of the HTTP API's "splice" object are options, and these two.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
   if (!request.reuse_options.is_null()) {
-    router::ObjectReader reader(request.reuse_options, "splice.");
+    const router::Json options = request.reuse_options;
+    router::ObjectReader reader(options, "splice.");
     reader.String("namespace", proto.mutable_namespace_name());
     reader.String("session", proto.mutable_session());
     router::ReadReuseOptions(reader, *proto.mutable_reuse());

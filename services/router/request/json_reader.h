@@ -32,6 +32,7 @@ class ObjectReader {
  public:
   // `path` prefixes field names in messages: "" at the top, "messages[2]." inside.
   ObjectReader(const Json& object, std::string path);
+  ObjectReader(Json&&, std::string) = delete;  // it would be gone: another type of JSON is converted to a temporary
 
   void Bool(const char* name, bool* out);
   void Bool(const char* name, std::optional<bool>* out);
