@@ -86,8 +86,7 @@ class ParallelExecutor {
   std::vector<int32_t> argmax_;
   std::vector<kernels::SampledRow> sampled_;
   std::vector<kernels::TopToken> top_;
-  std::unique_ptr<kernels::ThreadPool>
-      sampling_threads_;  // for GPU ranks, which have none; made once several rows are sampled
+  std::unique_ptr<kernels::ThreadPool> sampling_threads_;  // for GPU ranks; made once several rows are sampled
 
   // State of the running prefill.
   std::vector<kernels::HeadVisibility> plans_;       // [slices][layers][kv heads]

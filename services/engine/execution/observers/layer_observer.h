@@ -45,8 +45,7 @@ struct LayerView {
   const LayerPlan* plan = nullptr;           // of the slice; this and the fields below are set from AfterAttention on
   kernels::PrefillAttentionArgs attention;   // as it ran, for all slices; `lse` is null if no observer wants it
   std::span<kernels::HeadStreamView> heads;  // visibility of the slice's heads; [num_kv_heads]
-  const float* delta =
-      nullptr;  // f32 [num_rows, hidden_size]: output of attention, summed over the ranks; for ChooseFfnRows
+  const float* delta = nullptr;  // f32 [num_rows, hidden_size]: attention output, of all ranks; for ChooseFfnRows
 
   const kernels::Backend& backend() const { return model.backend(); }
   const kernels::KernelContext& context() const { return session.context(); }
