@@ -27,8 +27,8 @@ namespace spl::engine {
 
 struct ExecutorOptions {
   int32_t num_threads = 0;     // 0: one per core
-  int32_t max_rows = 512;      // of one forward pass; workspace grows linearly with it
-  int32_t max_sequences = 64;  // of one forward pass
+  int32_t max_rows = 512;      // rows of one forward pass; the workspace grows linearly with it
+  int32_t max_sequences = 64;  // sequences in one forward pass
   // Rows of a pass that holds a whole span (PassLayers::whole). The matrix products of such a pass still run over
   // max_rows rows at a time. Its memory is allocated when it first runs. 0: max_rows.
   int32_t max_span_rows = 0;

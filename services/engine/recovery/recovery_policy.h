@@ -86,7 +86,7 @@ enum class ScoreKind : uint8_t {
 
 struct ScoreRequest {
   ScoreKind kind = ScoreKind::kNone;
-  int32_t layer = 0;              // of the stage
+  int32_t layer = 0;              // a layer of the stage
   PositionRanges candidates;      // scored
   PositionRanges probes;          // kColumnMass: rows of the stage whose attention is summed
   std::vector<int32_t> kv_heads;  // kColumnMass: whose attention counts, ascending; empty: all

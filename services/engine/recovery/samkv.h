@@ -61,7 +61,7 @@ class SamKvPolicy : public RecoveryPolicy {
 
   const ReuseOptions options_;
   SparseXPolicy sparsex_;
-  std::vector<float> scores_;         // of the candidates' tokens; empty: no choice by scores
+  std::vector<float> scores_;         // scores of the candidates' tokens; empty: no choice by scores
   std::vector<PositionRanges> kept_;  // [num_layers] once chosen
 
  private:

@@ -14,7 +14,7 @@ namespace spl::engine {
 struct CanonicalTask {
   chunk::Digest namespace_key{};
   std::vector<int32_t> tokens;
-  std::vector<chunk::ChunkKey> keys;  // of the segment's chunks; the last key identifies the segment
+  std::vector<chunk::ChunkKey> keys;  // the segment's chunks; the last key identifies the segment
   bool frozen = false;
   bool quantized = false;  // to be stored with quantized copies
 };

@@ -11,7 +11,7 @@
 namespace spl::engine {
 
 struct DecodeAdmissionOptions {
-  int32_t max_rows = 0;         // of a step; limits the batch
+  int32_t max_rows = 0;         // rows of a step: the size of the batch
   int64_t gathered_tokens = 0;  // DecodeEngineOptions::gathered_tokens
 };
 

@@ -63,7 +63,7 @@ struct DecodeSequence {
 
   DecodeRequest request;                     // without the callbacks, which the listener has
   std::unique_ptr<DecodeListener> listener;  // null once the sequence has ended
-  uint64_t order = 0;                        // of arrival
+  uint64_t order = 0;                        // order of arrival
   std::vector<DecodeFork> forks;             // empty before it has started
   std::unique_ptr<ParkedPages> parked;       // null: its pages are in the pool
   // Properties of its selector, constant for its whole life.
@@ -73,7 +73,7 @@ struct DecodeSequence {
   std::unique_ptr<TokenSelector> chooser;   // for a choice in progress
   std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
   std::optional<KeptPositions> of_prompt;   // chosen by its selector, the same for every fork
-  std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; empty without restoring
+  std::vector<HeadRestoreReport> restores;  // for each fork, which refers to it; empty without restoring
   HeadRestoreReport told;
   bool done = false;
 

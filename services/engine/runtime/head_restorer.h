@@ -25,7 +25,7 @@ struct HeadRestoreOptions {
   // e- above which a head is restored, but at least 1.25 times the head's value in profiling (its edge_mass_q99). Below
   // 0: every head is restored, whatever profiling saw.
   double threshold = 0.15;
-  double share = kRestoreShareMax;  // of the local heads, including those restored during prefill
+  double share = kRestoreShareMax;  // share of the local heads, including those restored during prefill
 };
 
 // InvalidArgument: the field, its value and its range.
@@ -45,7 +45,7 @@ struct HeadPages {
 
   PagePool& pool;
   const std::vector<int32_t> streams;       // ascending
-  std::vector<std::vector<int32_t>> pages;  // of each stream, in order; emptied by the one who takes them
+  std::vector<std::vector<int32_t>> pages;  // for each stream, in order; emptied by the one who takes them
 };
 
 // A source of the KV that the holes of one prompt's local heads leave out. Owned by the requests that use it. Called on

@@ -20,8 +20,8 @@ namespace spl::engine {
 
 struct LocalKv;  // local_kv.h
 
-// Shortest copy that is used. A shorter one costs more than it saves, because its edges are recomputed anyway
-// (docs/methods/splice.md, "Combinations": two blocks).
+// Shortest copy that is used (docs/segments.md). A shorter one costs more than it saves, because its edges are
+// recomputed anyway.
 inline constexpr int32_t kSegmentTokensMin = 32;
 
 // Owned by one thread at a time: the engine's, or the one that fetches for it.
@@ -30,8 +30,8 @@ struct PrefillJob {
 
   PrefillRequest request;
   std::optional<PublishRequest> publish;  // set for a Publish call: `request` has its tokens and segments
-  std::vector<chunk::ChunkKey> keys;      // of full chunks that may be reused or published
-  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, if the store is asked for them
+  std::vector<chunk::ChunkKey> keys;      // full chunks that may be reused or published
+  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // for request.segments, if the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
   FetchedSegments fetched;  // indices are those of request.segments
   std::shared_ptr<SequenceKv> kv;

@@ -51,7 +51,7 @@ struct PrefillOutcome {
 struct ReuseSpan {
   PositionRange range;
   chunk::Digest namespace_key{};
-  bool frozen = false;  // of a knowledge base: its local source is evicted after ordinary ones
+  bool frozen = false;  // part of a knowledge base: its local source is evicted after ordinary ones
   // Callers share the namespace. The segment's source must have been computed by itself, so that it holds nothing of
   // another caller's text.
   bool shared = false;

@@ -54,7 +54,7 @@ class PromptRun {
   // Remaining work, in rows through all layers: rows of this stage times their share of the layers, plus an estimate of
   // later stages.
   double remaining_work() const;
-  double pass_work() const;  // of the pass that Next described
+  double pass_work() const;  // the pass that Next described
 
   // Fills in everything that the run knows: `exact`, aligned and computed tokens from the start, the rest once it is
   // done.
@@ -109,9 +109,9 @@ class PromptRun {
   bool exact_ = false;          // equal to a plain prefill
   int64_t aligned_tokens_ = 0;  // copied by Begin
   PrefillStage stage_;
-  int64_t num_rows_ = 0;            // of the stage
-  int64_t next_row_ = 0;            // of the stage
-  PositionRanges recomputed_rows_;  // of copies, through all layers
+  int64_t num_rows_ = 0;            // rows of the stage
+  int64_t next_row_ = 0;            // row of the stage
+  PositionRanges recomputed_rows_;  // rows of copies, through all layers
   int64_t recomputed_dropped_ = 0;  // those that were dropped afterwards
   double left_share_ = 1;           // share of the copies' tokens that remain
   int64_t summaries_computed_ = 0;

@@ -23,7 +23,7 @@ namespace spl::engine {
 struct WantedSegment {
   size_t index = 0;                       // the caller's number for it
   std::span<const int32_t> text;          // `text` and `keys` outlive the fetch
-  std::span<const chunk::ChunkKey> keys;  // of all of its chunks
+  std::span<const chunk::ChunkKey> keys;  // all of its chunks
   chunk::Digest namespace_key{};
   bool frozen = false;
   bool shared = false;      // as in ReuseSpan: chunks that were computed after other text are refused

@@ -38,7 +38,7 @@ class SharedPool {
   // The engine that decodes.
   struct Decoder {
     std::function<int64_t()> growth_pages;  // that its sequences will need soon; -1: some wait for pages
-    int32_t max_rows = 0;                   // of a step
+    int32_t max_rows = 0;                   // rows of a step
   };
   void AttachDecoder(Decoder decoder);
   void DetachDecoder();  // likewise; sequences that were given but not taken go back
@@ -49,7 +49,7 @@ class SharedPool {
   // Pages that a new prompt must leave free for the decoding sequences. Nullopt: no prompt may begin, because preempted
   // sequences come first.
   std::optional<int64_t> GrowthPages() const;
-  int32_t max_decode_rows() const;  // of a decode step that shares a pass with prompts
+  int32_t max_decode_rows() const;  // rows of a decode step that shares a pass with prompts
 
   // Epoch of the prefill worker in this process that hands prompts over; 0: none yet. Reservations for other workers
   // get pages to write to.

@@ -57,7 +57,7 @@ class TokenDelivery {
   };
   struct Events {
     std::vector<Event> events;
-    std::vector<DecodeToken> tokens;  // of the events, in their order
+    std::vector<DecodeToken> tokens;  // tokens of the events, in their order
     size_t size() const { return events.size() + tokens.size(); }
     void Clear();
     void Append(Events& others);

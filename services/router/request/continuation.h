@@ -29,7 +29,7 @@ class Continuation {
  private:
   struct Pending {
     OutputToken token;
-    size_t begin;  // of the token's text, in bytes of the decoded text
+    size_t begin;  // start of the token's text, in bytes of the decoded text
     size_t end;
   };
 

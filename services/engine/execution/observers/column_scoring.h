@@ -11,7 +11,7 @@ struct ColumnScoringOptions {
   bool all_layers = false;        // in all layers from `layer` on
   PositionRanges probes;          // rows whose attention is summed
   PositionRanges candidates;      // positions that are scored
-  std::vector<int32_t> kv_heads;  // of the model: whose attention counts, ascending; empty: all
+  std::vector<int32_t> kv_heads;  // heads of the model whose attention counts, ascending; empty: all
   // Scores each KV head of the rank by itself, in all layers from `layer` on. Ignores kv_heads.
   bool every_head = false;
   // Device memory; scores are added to it. [candidates], range after range. With every_head: [layers, the rank's KV

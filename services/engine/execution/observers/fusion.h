@@ -17,7 +17,7 @@ class Fusion final : public LayerObserver {
   absl::Status Run(const LayerView& view, kernels::FuseStep step);
 
   const PositionRanges positions_;
-  std::vector<int32_t> rows_;               // of the slice
+  std::vector<int32_t> rows_;               // rows of the slice
   std::unique_ptr<kernels::Buffer> saved_;  // [max_rows, 2 num_kv_heads * head_dim], as in pages
 };
 

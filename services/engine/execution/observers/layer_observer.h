@@ -42,7 +42,7 @@ struct LayerView {
   float* qkv = nullptr;         // f32 [num_rows, (num_qo_heads + 2 num_kv_heads) head_dim], until K and V are written
   kernels::ConstActivations q;  // [num_rows], row stride q_row_stride: rotated queries, once K and V are written
   int64_t q_row_stride = 0;     // elements
-  const LayerPlan* plan = nullptr;           // of the slice; this and the fields below are set from AfterAttention on
+  const LayerPlan* plan = nullptr;           // the slice's plan; set from AfterAttention on, like the fields below
   kernels::PrefillAttentionArgs attention;   // as it ran, for all slices; `lse` is null if no observer wants it
   std::span<kernels::HeadStreamView> heads;  // visibility of the slice's heads; [num_kv_heads]
   const float* delta = nullptr;  // f32 [num_rows, hidden_size]: attention output, of all ranks; for ChooseFfnRows
