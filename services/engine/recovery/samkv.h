@@ -2,7 +2,7 @@
 // A document is one copied run. The paper's variant, and others that we compared with, are in baselines/samkv_paper.h.
 //
 // The stages of SparseX (sparsex.h) run over everything. The last of them sums the attention that the question's last
-// tokens pay to the documents over its layers and all heads (kernels/selection/sparsex/column_scores.h). Where one fact
+// tokens pay to the documents over its layers and all heads (kernels/selection/sparsex/column_scores.h). If one fact
 // leads to another, the recovered copies have seen each other by then, and attention points at both. Tiles are chosen
 // by their score (TileWorth), the same in all layers. The last stage runs the prompt's last token over everything, and
 // makes the kept KV final.
