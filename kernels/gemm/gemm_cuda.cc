@@ -1,6 +1,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/gemm/rows_of_choice.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -29,20 +30,48 @@ GemmPlans::Key GemmPlans::KeyOf(const LinearArgs& a, int64_t num_rows) {
               static_cast<int64_t>(a.y.dtype) << 16};
 }
 
-// Numbers of rows that differ by an eighth at most, and small ones only when equal.
-GemmPlans::Key GemmPlans::BucketOf(const LinearArgs& a) {
-  constexpr int64_t kEach = 64;
-  int64_t rows = a.num_rows;
-  if (rows > kEach) {
-    int64_t step = kEach;
-    while (step * 16 < rows) step *= 2;
-    rows = (rows + step - 1) / step * step;
-  }
-  return KeyOf(a, rows);
-}
-
 GemmPlans::GemmPlans(bool deterministic) : deterministic_(deterministic) {}
 GemmPlans::~GemmPlans() = default;
+
+cublasStatus_t GemmPlans::Choose(const GemmContext& ctx, const LinearArgs& a, int64_t rows,
+                                 cublasLtMatmulPreference_t preference, Plan& plan) {
+  const Key key = KeyOf(a, rows);
+  const auto serves = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulHeuristicResult_t checked{};
+    return cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &algorithm, &checked) ==
+               CUBLAS_STATUS_SUCCESS &&
+           checked.workspaceSize <= ctx.workspace_bytes;
+  };
+  const auto ask = [&](cublasLtMatrixLayout_t x, cublasLtMatrixLayout_t y, cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulHeuristicResult_t result{};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, x, y, y, preference, 1, &result, &count);
+    algorithm = result.algo;
+    return status == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+  };
+  auto known = algorithms_.find(key);
+  if (known == algorithms_.end()) {
+    const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
+    const auto num_rows = static_cast<uint64_t>(rows);
+    cublasLtMatrixLayout_t x = nullptr, y = nullptr;
+    cublasLtMatmulAlgo_t algorithm{};
+    cublasStatus_t status = cublasLtMatrixLayoutCreate(
+        &x, DataType(a.x.dtype), static_cast<uint64_t>(weight.in_features()), num_rows, weight.in_features());
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = cublasLtMatrixLayoutCreate(&y, DataType(a.y.dtype), static_cast<uint64_t>(weight.out_features()),
+                                          num_rows, weight.out_features());
+    if (status == CUBLAS_STATUS_SUCCESS) status = ask(x, y, algorithm);
+    if (x != nullptr) (void)cublasLtMatrixLayoutDestroy(x);
+    if (y != nullptr) (void)cublasLtMatrixLayoutDestroy(y);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    known = algorithms_.emplace(key, algorithm).first;
+  }
+  plan.algorithm = known->second;
+  if (serves(known->second)) return CUBLAS_STATUS_SUCCESS;
+  // Deterministic: one algorithm for every number of rows, or none.
+  return deterministic_ ? CUBLAS_STATUS_NOT_SUPPORTED : ask(plan.x, plan.y, plan.algorithm);
+}
 
 // cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
 absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& plan) {
@@ -64,49 +93,16 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&preference), "GEMM");
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                &ctx.workspace_bytes, sizeof(ctx.workspace_bytes));
-  cublasLtMatmulHeuristicResult_t result{};
-  int count = 0;
-  if (!deterministic_) {
-    // Asking takes a millisecond, and chosen rows come in every number: neighbours share an answer where it serves
-    // both.
-    const Key bucket = BucketOf(a);
-    const auto known = algorithms_.find(bucket);
-    cublasLtMatmulHeuristicResult_t checked{};
-    if (status == CUBLAS_STATUS_SUCCESS && known != algorithms_.end() &&
-        cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &known->second, &checked) ==
-            CUBLAS_STATUS_SUCCESS &&
-        checked.workspaceSize <= ctx.workspace_bytes) {
-      result.algo = known->second;
-      count = 1;
-    } else if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
-                                              &result, &count);
-      if (status == CUBLAS_STATUS_SUCCESS && count > 0) algorithms_[bucket] = result.algo;
-    }
-  } else {
+  const int64_t rows_of_choice = deterministic_ ? kDeterministicRows : RowsOfChoice(a.num_rows);
+  if (deterministic_ && status == CUBLAS_STATUS_SUCCESS) {
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
-                                                    sizeof(no_split));
-    cublasLtMatrixLayout_t x = nullptr, y = nullptr;
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatrixLayoutCreate(&x, DataType(a.x.dtype), in, kDeterministicRows, weight.in_features());
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatrixLayoutCreate(&y, DataType(a.y.dtype), out, kDeterministicRows, weight.out_features());
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status =
-          cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, x, y, y, preference, 1, &result, &count);
-    if (x != nullptr) (void)cublasLtMatrixLayoutDestroy(x);
-    if (y != nullptr) (void)cublasLtMatrixLayoutDestroy(y);
-    cublasLtMatmulHeuristicResult_t checked{};
-    if (status == CUBLAS_STATUS_SUCCESS && count > 0)
-      status =
-          cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &result.algo, &checked);
+    status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
+                                                  sizeof(no_split));
   }
+  if (status == CUBLAS_STATUS_SUCCESS) status = Choose(ctx, a, rows_of_choice, preference, plan);
   (void)cublasLtMatmulPreferenceDestroy(preference);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::UnimplementedError("cublasLt: no algorithm for this product");
   SPLICE_CUDA_RETURN_IF_ERROR(status, "choosing a GEMM");
-  if (count == 0) return absl::UnimplementedError("cublasLt: no algorithm for this product");
-  plan.algorithm = result.algo;
   return absl::OkStatus();
 }
 
