@@ -59,7 +59,7 @@ __device__ __forceinline__ void AddSplits(const Params& p, const HeadOutput<kHea
                                           SplitPlace at, int64_t first_slot, char* smem, int smem_bytes,
                                           bool& is_last) {
   constexpr int kQuads = kHeadDim / 4;
-  const int group = at.slot / kGroupSplits, groups = (splits.count + kGroupSplits - 1) / kGroupSplits;
+  const int group = at.slot / kGroupSplits, groups = Groups(splits.count);
   const int in_group = min(kGroupSplits, splits.count - group * kGroupSplits);
   const int64_t first_group =
       static_cast<int64_t>(at.sequence) * p.group_begin[p.num_kv_heads] + p.group_begin[at.head];
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
 template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
 cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
   const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare, kLists>;
-  const int smem_bytes = kWarps * Stages(kHeadDim, kShare) * 16 * 2 * kHeadDim + p.table_entries * 4;
+  const int smem_bytes = kWarps * PageRing<kHeadDim, Stages(kHeadDim, kShare), kLists>::kBytes + p.table_entries * 4;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (e != cudaSuccess) return e;
   if (p.early) return LaunchEarly(kernel, grid, kThreads, smem_bytes, stream, p);

@@ -96,6 +96,6 @@ inline int32_t MaxListSplits(int64_t stride, int32_t list_split) {
   return static_cast<int32_t>(most);
 }
 
-inline int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
+__host__ __device__ constexpr int32_t Groups(int32_t splits) { return (splits + kGroupSplits - 1) / kGroupSplits; }
 
 }  // namespace spl::kernels::cuda::decode_attention

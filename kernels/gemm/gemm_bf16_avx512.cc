@@ -75,48 +75,42 @@ void MultiplyRows(const Bf16Block& b, int64_t row, const int32_t* w, float* sums
 template <int kPanels, bool kFromMemory>
 void MultiplyPanels(const Bf16Block& b, const int32_t* w, float* sums) {
   constexpr int kMost = kPanels == 1 ? 12 : 4;
+  const auto multiply = [&]<int kRows>(int64_t row) {
+    if (kFromMemory && row == 0) return MultiplyRows<kRows, kPanels, true>(b, row, w, sums);
+    MultiplyRows<kRows, kPanels, false>(b, row, w, sums);
+  };
   int64_t row = 0;
-  if (kFromMemory && b.num_rows >= kMost) {
-    MultiplyRows<kMost, kPanels, true>(b, 0, w, sums);
-    row = kMost;
-  }
-  for (; row + kMost <= b.num_rows; row += kMost) MultiplyRows<kMost, kPanels, false>(b, row, w, sums);
-  if (kPanels == 1) {
-    for (; row + 4 <= b.num_rows; row += 4) MultiplyRows<4, kPanels, false>(b, row, w, sums);
-  }
+  for (; row + kMost <= b.num_rows; row += kMost) multiply.template operator()<kMost>(row);
+  for (; row + 4 <= b.num_rows; row += 4) multiply.template operator()<4>(row);
   switch (b.num_rows - row) {
     case 3:
-      return row == 0 ? MultiplyRows<3, kPanels, kFromMemory>(b, row, w, sums)
-                      : MultiplyRows<3, kPanels, false>(b, row, w, sums);
+      return multiply.template operator()<3>(row);
     case 2:
-      return row == 0 ? MultiplyRows<2, kPanels, kFromMemory>(b, row, w, sums)
-                      : MultiplyRows<2, kPanels, false>(b, row, w, sums);
+      return multiply.template operator()<2>(row);
     case 1:
-      return row == 0 ? MultiplyRows<1, kPanels, kFromMemory>(b, row, w, sums)
-                      : MultiplyRows<1, kPanels, false>(b, row, w, sums);
+      return multiply.template operator()<1>(row);
     default:
       return;
   }
 }
 
-// Up to so many rows take two panels at a time. Up to one tile of rows the weight comes from memory; more rows than
-// that come in blocks of 32 that find it in the second-level cache.
+// Up to so many rows take two panels at a time.
 constexpr int64_t kFewRows = 11;
 
 void Multiply(const Bf16Block& b) {
+  // Blocks of more than one tile of rows are mostly parts of many rows, which find the panels in the second-level
+  // cache.
+  const bool from_memory = b.num_rows <= kBf16TileRows;
   const auto* w = reinterpret_cast<const int32_t*>(b.w);
   const auto panel = [&](int64_t p) { return w + p * (b.w_stride / 2); };
+  const auto sums = [&](int64_t p) { return b.sums + p * kBf16SumsOfPanel; };
   int64_t p = 0;
   if (b.num_rows <= kFewRows) {
-    for (; p + 2 <= b.num_panels; p += 2) MultiplyPanels<2, true>(b, panel(p), b.sums + p * kBf16SumsOfPanel);
-    for (; p < b.num_panels; ++p) MultiplyPanels<1, true>(b, panel(p), b.sums + p * kBf16SumsOfPanel);
-    return;
+    for (; p + 2 <= b.num_panels; p += 2) MultiplyPanels<2, true>(b, panel(p), sums(p));
   }
-  if (b.num_rows <= kBf16TileRows) {
-    for (; p < b.num_panels; ++p) MultiplyPanels<1, true>(b, panel(p), b.sums + p * kBf16SumsOfPanel);
-    return;
+  for (; p < b.num_panels; ++p) {
+    from_memory ? MultiplyPanels<1, true>(b, panel(p), sums(p)) : MultiplyPanels<1, false>(b, panel(p), sums(p));
   }
-  for (; p < b.num_panels; ++p) MultiplyPanels<1, false>(b, panel(p), b.sums + p * kBf16SumsOfPanel);
 }
 
 }  // namespace

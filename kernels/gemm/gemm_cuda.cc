@@ -8,17 +8,43 @@ namespace {
 
 cudaDataType_t DataType(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
 
+// Layouts of x and y, for some number of rows.
+class RowLayouts {
+ public:
+  RowLayouts() = default;
+  RowLayouts(const RowLayouts&) = delete;
+  RowLayouts& operator=(const RowLayouts&) = delete;
+  ~RowLayouts() {
+    for (cublasLtMatrixLayout_t layout : {x_, y_}) {
+      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
+    }
+  }
+  // Once.
+  cublasStatus_t Create(const LinearArgs& a, int64_t num_rows) {
+    const int64_t in = a.weight->in_features(), out = a.weight->out_features();
+    const auto rows = static_cast<uint64_t>(num_rows);
+    const cublasStatus_t status =
+        cublasLtMatrixLayoutCreate(&x_, DataType(a.x.dtype), static_cast<uint64_t>(in), rows, in);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return cublasLtMatrixLayoutCreate(&y_, DataType(a.y.dtype), static_cast<uint64_t>(out), rows, out);
+  }
+  cublasLtMatrixLayout_t x() const { return x_; }
+  cublasLtMatrixLayout_t y() const { return y_; }
+
+ private:
+  cublasLtMatrixLayout_t x_ = nullptr, y_ = nullptr;
+};
+
 }  // namespace
 
 struct GemmPlans::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatrixLayout_t w = nullptr;
+  RowLayouts rows;
   cublasLtMatmulAlgo_t algorithm{};
 
   ~Plan() {
-    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
-      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
-    }
+    if (w != nullptr) (void)cublasLtMatrixLayoutDestroy(w);
     if (operation != nullptr) (void)cublasLtMatmulDescDestroy(operation);
   }
 };
@@ -35,49 +61,37 @@ GemmPlans::~GemmPlans() = default;
 
 cublasStatus_t GemmPlans::Choose(const GemmContext& ctx, const LinearArgs& a, int64_t rows,
                                  cublasLtMatmulPreference_t preference, Plan& plan) {
-  const Key key = KeyOf(a, rows);
-  const auto serves = [&](const cublasLtMatmulAlgo_t& algorithm) {
-    cublasLtMatmulHeuristicResult_t checked{};
-    return cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &algorithm, &checked) ==
-               CUBLAS_STATUS_SUCCESS &&
-           checked.workspaceSize <= ctx.workspace_bytes;
-  };
-  const auto ask = [&](cublasLtMatrixLayout_t x, cublasLtMatrixLayout_t y, cublasLtMatmulAlgo_t& algorithm) {
+  const auto ask = [&](const RowLayouts& of, cublasLtMatmulAlgo_t& algorithm) {
     cublasLtMatmulHeuristicResult_t result{};
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, x, y, y, preference, 1, &result, &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, of.x(), of.y(),
+                                                                 of.y(), preference, 1, &result, &count);
     algorithm = result.algo;
     return status == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
   };
-  auto known = algorithms_.find(key);
+  const Key key = KeyOf(a, rows);
+  const auto known = algorithms_.find(key);
   if (known == algorithms_.end()) {
-    const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-    const auto num_rows = static_cast<uint64_t>(rows);
-    cublasLtMatrixLayout_t x = nullptr, y = nullptr;
-    cublasLtMatmulAlgo_t algorithm{};
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(
-        &x, DataType(a.x.dtype), static_cast<uint64_t>(weight.in_features()), num_rows, weight.in_features());
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatrixLayoutCreate(&y, DataType(a.y.dtype), static_cast<uint64_t>(weight.out_features()),
-                                          num_rows, weight.out_features());
-    if (status == CUBLAS_STATUS_SUCCESS) status = ask(x, y, algorithm);
-    if (x != nullptr) (void)cublasLtMatrixLayoutDestroy(x);
-    if (y != nullptr) (void)cublasLtMatrixLayoutDestroy(y);
+    RowLayouts asked;
+    cublasStatus_t status = asked.Create(a, rows);
+    if (status == CUBLAS_STATUS_SUCCESS) status = ask(asked, plan.algorithm);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    known = algorithms_.emplace(key, algorithm).first;
+    algorithms_.emplace(key, plan.algorithm);
+  } else {
+    plan.algorithm = known->second;
   }
-  plan.algorithm = known->second;
-  if (serves(known->second)) return CUBLAS_STATUS_SUCCESS;
+  cublasLtMatmulHeuristicResult_t checked{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.rows.x(),
+                                                        plan.rows.y(), plan.rows.y(), &plan.algorithm, &checked);
+  if (status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= ctx.workspace_bytes) return status;
   // Deterministic: one algorithm for every number of rows, or none.
-  return deterministic_ ? CUBLAS_STATUS_NOT_SUPPORTED : ask(plan.x, plan.y, plan.algorithm);
+  return deterministic_ ? CUBLAS_STATUS_NOT_SUPPORTED : ask(plan.rows, plan.algorithm);
 }
 
 // cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
 absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& plan) {
   const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
   const uint64_t in = static_cast<uint64_t>(weight.in_features()), out = static_cast<uint64_t>(weight.out_features());
-  const uint64_t rows = static_cast<uint64_t>(a.num_rows);
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "GEMM");
   const cublasOperation_t transpose = CUBLAS_OP_T;
   SPLICE_CUDA_RETURN_IF_ERROR(
@@ -85,10 +99,7 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
       "GEMM");
   SPLICE_CUDA_RETURN_IF_ERROR(
       cublasLtMatrixLayoutCreate(&plan.w, DataType(weight.dtype()), in, out, weight.in_features()), "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatrixLayoutCreate(&plan.x, DataType(a.x.dtype), in, rows, weight.in_features()),
-                              "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(
-      cublasLtMatrixLayoutCreate(&plan.y, DataType(a.y.dtype), out, rows, weight.out_features()), "GEMM");
+  SPLICE_CUDA_RETURN_IF_ERROR(plan.rows.Create(a, a.num_rows), "GEMM");
   cublasLtMatmulPreference_t preference = nullptr;
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&preference), "GEMM");
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -121,10 +132,10 @@ absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
     plan = entry.get();
   }
   const float one = 1, zero = 0;
-  return ToStatus(
-      cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->x, &zero, a.y.data,
-                     plan->y, a.y.data, plan->y, &plan->algorithm, ctx.workspace, ctx.workspace_bytes, ctx.stream),
-      "GEMM");
+  return ToStatus(cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->rows.x(),
+                                 &zero, a.y.data, plan->rows.y(), a.y.data, plan->rows.y(), &plan->algorithm,
+                                 ctx.workspace, ctx.workspace_bytes, ctx.stream),
+                  "GEMM");
 }
 
 }  // namespace spl::kernels::cuda

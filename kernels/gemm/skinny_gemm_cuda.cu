@@ -263,9 +263,9 @@ cudaError_t LaunchRows(const Params& p, int num_sms, int smem_per_block, cudaStr
     return LaunchFitting<1, 1, false, 12, 4>(p, num_sms, smem_per_block, stream);
   // By the number of row tiles: what fits into 227 KiB beside the sums, or less where that is as fast.
   constexpr int kStages[4][3] = {{8, 5, 3}, {6, 4, 3}, {5, 3, 2}, {4, 3, 2}};
-  constexpr int kStagesOf1 = kStages[kRowTiles - 1][0], kShallowOf1 = kRowTiles == 1 ? 3 : 2;
-  constexpr int kStagesOf2 = kStages[kRowTiles - 1][1], kStagesOf3 = kStages[kRowTiles - 1][2];
-  // Devices with less memory leave more rows to cuBLASLt.
+  constexpr int kStagesOf1 = kStages[kRowTiles - 1][0], kStagesOf2 = kStages[kRowTiles - 1][1],
+                kStagesOf3 = kStages[kRowTiles - 1][2];
+  // Devices without room for that leave more than 16 rows to cuBLASLt.
   if (kRowTiles > 2 && smem_per_block < SmemBytes(1, kRowTiles, true, kStagesOf1)) return cudaErrorNotSupported;
   if (smem_per_block >= SmemBytes(3, kRowTiles, true, kStagesOf3)) {
     // The time of a launch is that of the block with the most features; larger tiles read x less often.
@@ -277,7 +277,12 @@ cudaError_t LaunchRows(const Params& p, int num_sms, int smem_per_block, cudaStr
     if (about_as_few(2) && most(2) <= most(3)) return Launch<2, kRowTiles, true, kStagesOf2>(p, num_sms, stream);
     if (about_as_few(3)) return Launch<3, kRowTiles, true, kStagesOf3>(p, num_sms, stream);
   }
-  return LaunchFitting<1, kRowTiles, true, kStagesOf1, kShallowOf1>(p, num_sms, smem_per_block, stream);
+  if constexpr (kRowTiles > 2) {
+    return Launch<1, kRowTiles, true, kStagesOf1>(p, num_sms, stream);
+  } else {
+    constexpr int kShallowOf1 = kRowTiles == 1 ? 3 : 2;
+    return LaunchFitting<1, kRowTiles, true, kStagesOf1, kShallowOf1>(p, num_sms, smem_per_block, stream);
+  }
 }
 
 bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }

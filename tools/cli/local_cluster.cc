@@ -14,11 +14,12 @@ namespace spl::cli {
 namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
-// Prompts that hold pages at one time. A GPU computes as many short ones in a pass as fill it.
-size_t PromptsAtOnce(const engine::Model& model) { return model.backend().host_memory() ? 16 : 64; }
 constexpr std::chrono::milliseconds kReadyPoll{5};
 // Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
 constexpr int32_t kSliceTokensOnHost = 512, kSliceTokensOnGpu = 2048;
+
+// Prompts that hold pages at one time. A GPU computes as many short ones in a pass as fill it.
+size_t PromptsAtOnce(const engine::Model& model) { return model.backend().host_memory() ? 16 : 64; }
 
 struct PoolBytes {
   uint64_t prefill = 0, decode = 0;

@@ -13,7 +13,7 @@ __device__ __forceinline__ void ChooseDims(SmemT& s, const Params& p, const Q* q
   const int t = threadIdx.x, lane = t % 32;
   float size = 0;
   if (t < p.head_dim) {
-    for (int h = 0; h < p.group; ++h) size = __fadd_rn(size, fabsf(Load(q + h * p.head_dim + t)));
+    for (int h = 0; h < p.group; ++h) size = __fadd_rn(size, fabsf(ToF(q[h * p.head_dim + t])));
     s.size[t] = size;
   }
   if (t < kMaxDim / 32) s.moved[t] = 0;

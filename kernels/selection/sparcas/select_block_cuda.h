@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda_cluster.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/cuda_types.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
 #include "kernels/selection/token_choice_cuda.h"
 
@@ -35,9 +36,6 @@ struct Params {
   float scale;  // sm_scale · log2(e)
   bool early;
 };
-
-__device__ __forceinline__ float Load(const float* p) { return *p; }
-__device__ __forceinline__ float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
 
 template <int kBlocks, int kThreads>
 struct alignas(16) Smem {

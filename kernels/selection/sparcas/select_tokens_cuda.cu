@@ -5,8 +5,6 @@
 // heads, so a cluster should be just large enough that all streams run at once. Compact keys that existed before this
 // step are loaded into registers while the previous kernel still runs.
 #include <algorithm>
-#include <type_traits>
-#include <utility>
 
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
 #include "kernels/selection/sparcas/select_block_cuda.h"

@@ -220,7 +220,7 @@ __device__ __forceinline__ void ScorePlainly(const Params& p, const Part& part, 
         if (tile * kTile + slot >= part.kv_len) return -INFINITY;
         float dot = 0;
         for (int i = 0; i < p.num_dims; ++i)
-          dot = fmaf(Load(q + h * p.head_dim + dims[i]), Load(keys + i * kTile + slot), dot);
+          dot = fmaf(ToF(q[h * p.head_dim + dims[i]]), ToF(keys[i * kTile + slot]), dot);
         return dot * p.scale;
       });
       if (lane == 0) storage.sums(tile - part.first_tile)[h] = sums;
