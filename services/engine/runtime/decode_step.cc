@@ -35,7 +35,6 @@ DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& 
                        TokenDelivery& delivery, bool async)
     : model_(executor.model()),
       executor_(executor),
-      pool_(pool),
       batch_(batch),
       fidelity_(fidelity),
       delivery_(delivery),
