@@ -50,7 +50,7 @@ std::string ToNfc(std::string_view text) {
   Reorder(&chars);
   const auto count = utf8proc_normalize_utf32(chars.data(), static_cast<utf8proc_ssize_t>(chars.size()),
                                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  chars.resize(static_cast<size_t>(count));
+  chars.resize(count);
   std::string out;
   out.reserve(text.size());
   for (const utf8proc_int32_t c : chars) text::AppendUtf8(static_cast<char32_t>(c), &out);

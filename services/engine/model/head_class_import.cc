@@ -87,9 +87,7 @@ absl::StatusOr<HeadClassMap> ImportRedKnot(const std::string& text, const std::s
   std::vector<HeadClass> classes;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     for (int32_t head = 0; head < num_kv_heads; ++head) {
-      const auto entry = [&](const json* table) {
-        return (*table)[static_cast<size_t>(layer)][static_cast<size_t>(head)];
-      };
+      const auto entry = [&](const json* table) { return (*table)[layer][head]; };
       const auto fail = [&](const char* field, const json& value) {
         return FieldError(fmt::format("{}: {}", source, field),
                           fmt::format("layer {} head {} must not be {}", layer, head, value.dump()));

@@ -38,19 +38,19 @@ void ReadTable(Fields& fields, const char* field, int32_t num_layers, int32_t nu
   if (table->size() != static_cast<size_t>(num_layers))
     return fields.Fail(field, fmt::format("must have {} layers (num_layers), got {}", num_layers, table->size()));
   for (int32_t layer = 0; layer < num_layers; ++layer) {
-    const json& row = (*table)[static_cast<size_t>(layer)];
+    const json& row = (*table)[layer];
     if (!row.is_array() || row.size() != static_cast<size_t>(num_kv_heads))
       return fields.Fail(field, fmt::format("layer {} must be a list of {} heads", layer, num_kv_heads));
     for (int32_t head = 0; head < num_kv_heads; ++head) {
       const auto index = static_cast<size_t>(layer * num_kv_heads + head);
-      if (const std::string why = read(index, row[static_cast<size_t>(head)]); !why.empty())
+      if (const std::string why = read(index, row[head]); !why.empty())
         return fields.Fail(field, fmt::format("layer {} head {} {}", layer, head, why));
     }
   }
 }
 
 std::vector<float> ReadScores(Fields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
-  std::vector<float> scores(static_cast<size_t>(num_layers * num_kv_heads));
+  std::vector<float> scores(num_layers * num_kv_heads);
   ReadTable(fields, field, num_layers, num_kv_heads, [&](size_t i, const json& value) -> std::string {
     if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > 2)
       return fmt::format("must be a number in [0, 2], got {}", value.dump());
@@ -155,11 +155,11 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
 
 HeadClassMap HeadClassMap::Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset) {
   const int64_t num_heads = int64_t{num_layers} * num_kv_heads;
-  std::vector<HeadClass> classes(static_cast<size_t>(num_heads));
+  std::vector<HeadClass> classes(num_heads);
   const auto global_before = [&](int64_t i) { return std::llround(preset.global_share * static_cast<double>(i)); };
   for (int64_t i = 0; i < num_heads; ++i) {
     if (i >= preset.dense_prefix_layers * num_kv_heads && global_before(i + 1) == global_before(i))
-      classes[static_cast<size_t>(i)] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
+      classes[i] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
   }
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset.name;
@@ -175,7 +175,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   const int32_t num_layers = fields.RequireInt("num_layers", 1, 4096),
                 num_kv_heads = fields.RequireInt("num_kv_heads", 1, 4096);
   SPLICE_RETURN_IF_ERROR(fields.status());
-  std::vector<HeadClass> classes(static_cast<size_t>(num_layers * num_kv_heads));
+  std::vector<HeadClass> classes(num_layers * num_kv_heads);
   ReadTable(fields, "class", num_layers, num_kv_heads, [&](size_t i, const json& value) -> std::string {
     if (value != "global" && value != "local")
       return fmt::format("must be \"global\" or \"local\", got {}", value.dump());

@@ -40,7 +40,7 @@ DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& 
       delivery_(delivery),
       streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
       async_(async),
-      keep_free_(static_cast<size_t>(pool.view().num_ranks())) {}
+      keep_free_(pool.view().num_ranks()) {}
 
 void DecodeStep::RestoreHeads() {
   for (auto& sequence : batch_.running()) RestoreHeads(*sequence);

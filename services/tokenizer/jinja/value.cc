@@ -192,7 +192,7 @@ absl::StatusOr<Value> Value::Pop(int64_t position) {
   const auto size = static_cast<int64_t>(list->size());
   if (position < 0) position += size;
   if (position < 0 || position >= size) return absl::InvalidArgumentError("pop index out of range");
-  Value item = std::move((*list)[static_cast<size_t>(position)]);
+  Value item = std::move((*list)[position]);
   list->erase(list->begin() + position);
   return item;
 }
