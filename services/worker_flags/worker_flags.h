@@ -31,7 +31,7 @@ struct ModelSource {
 };
 
 inline constexpr char kNoAsyncSchedulingHelp[] =
-    "on a GPU, wait for the tokens of a decode step before the next one is started: slower, for comparison";
+    "GPU only: start a decode step after the tokens of the step before it are known; slower, for comparison";
 
 struct WorkerFlags {
   ModelSource model;

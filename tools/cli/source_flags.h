@@ -31,7 +31,7 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
 // The flags of a model in this process that concern how it is asked; for generate and chat.
 inline void AddPromptFlags(CLI::App& app, SourceFlags& flags) {
   app.add_flag("--special-tokens-in-text", flags.special_tokens_in_text,
-               "with --model: parse special tokens in messages, too");
+               "with --model: parse special tokens in messages as well");
   router::AddGenerationConfigFlag(app, flags.generation_config);
 }
 

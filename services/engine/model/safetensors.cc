@@ -110,7 +110,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
     ::close(fd);
     return InvalidArgument("{}: {} bytes is too short for a safetensors file", path, info.st_size);
   }
-  const size_t size = static_cast<size_t>(info.st_size);
+  const size_t size = info.st_size;
   void* mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   ::close(fd);
   if (mapping == MAP_FAILED) return Errorf(absl::StatusCode::kInternal, "{}: mmap: {}", path, std::strerror(errno));

@@ -52,7 +52,7 @@ class CheckpointSource final : public WeightSource {
     const size_t row_bytes = static_cast<size_t>(part.width) * element;
     const std::byte* first = t.data + static_cast<size_t>(part.rows.begin) * row_bytes;
     const size_t part_bytes = static_cast<size_t>(part.columns.size()) * element;
-    const size_t num_rows = static_cast<size_t>(part.rows.size());
+    const size_t num_rows = part.rows.size();
     if (part_bytes == row_bytes) return backend_.Copy(kernels::CopyKind::kUpload, device, first, num_rows * row_bytes);
     // Gathered on the host: a device would need thousands of short copies for each matrix.
     std::vector<std::byte> packed(num_rows * part_bytes);

@@ -88,7 +88,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
 }
 
 void InferenceService::Count(const Caller& caller, const v1::CountTokensRequest& request,
-                             v1::CountTokensResponse* response, std::function<void(const absl::Status&)> done) const {
+                             v1::CountTokensResponse* response,
+                             const std::function<void(const absl::Status&)>& done) const {
   if (const absl::Status named = core_.model().CheckName(request.model()); !named.ok()) return done(named);
   absl::StatusOr<Prompt> prompt = FromProto(request.prompt());
   if (!prompt.ok()) return done(prompt.status());

@@ -292,7 +292,7 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Generation>>> OpenAiApi::MakeGenerations(
-    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, std::shared_ptr<GenerationSink> sink,
+    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, const std::shared_ptr<GenerationSink>& sink,
     PromptMerger& merger) {
   std::vector<Prompt> prompts = {std::move(parsed.generation.prompt)};
   std::move(parsed.more_prompts.begin(), parsed.more_prompts.end(), std::back_inserter(prompts));
