@@ -7,11 +7,7 @@
 
 namespace spl::kernels {
 
-absl::Status ValidateWeight(const WeightView& w) {
-  if (w.out_features <= 0 || w.in_features <= 0) {
-    return InvalidCall("PackLinear: shape [", w.out_features, ", ", w.in_features, "]");
-  }
-  if (w.data == nullptr) return InvalidCall("PackLinear: null weight");
+absl::Status ValidateScales(const WeightView& w) {
   if ((w.dtype == DType::kE4M3) != (w.scales != nullptr)) {
     return InvalidCall("PackLinear: ", std::string(DTypeName(w.dtype)), " weight with",
                        w.scales == nullptr ? "out scales" : " scales");
@@ -20,6 +16,14 @@ absl::Status ValidateWeight(const WeightView& w) {
     return InvalidCall("PackLinear: a scale for ", w.scale_group, " columns, not a multiple of ", kScaleGroupStep);
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateWeight(const WeightView& w) {
+  if (w.out_features <= 0 || w.in_features <= 0) {
+    return InvalidCall("PackLinear: shape [", w.out_features, ", ", w.in_features, "]");
+  }
+  if (w.data == nullptr) return InvalidCall("PackLinear: null weight");
+  return ValidateScales(w);
 }
 
 absl::Status ValidateLinear(const LinearArgs& a) {

@@ -5,6 +5,7 @@
 namespace spl::kernels {
 
 absl::Status ValidateWeight(const WeightView& weight);
+absl::Status ValidateScales(const WeightView& weight);  // called by ValidateWeight
 absl::Status ValidateLinear(const LinearArgs& args);
 
 // Widens elements [begin, begin + count) of the weight, scales applied, to f32.
