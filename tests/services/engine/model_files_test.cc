@@ -130,8 +130,8 @@ TEST_F(ModelFolderTest, BadHeaderSizesAndJson) {
 }
 
 TEST_F(ModelFolderTest, UnsupportedTypeOfATensor) {
-  EditHeader(kShard, [](json& header) { header["model.layers.5.mlp.up_proj.weight"]["dtype"] = "F8_E4M3"; });
-  EXPECT_THAT(LoadError(), AllOf(HasSubstr("up_proj"), HasSubstr("F8_E4M3")));
+  EditHeader(kShard, [](json& header) { header["model.layers.5.mlp.up_proj.weight"]["dtype"] = "F8_E5M2"; });
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr("up_proj"), HasSubstr("F8_E5M2")));
 }
 
 TEST_F(ModelFolderTest, AShardNameCannotLeaveTheFolder) {
