@@ -1,8 +1,9 @@
 // y = x Wᵀ (+ bias) with an FP8 weight on a device; x is bf16. The contract of values is gemm.h's: products of bf16
 // with exact codes, f32 sums, each sum of a scale group times its scale.
 //
-// Two kernels. SkinnyFp8Gemm is for few rows and streams W once per 16 of them. TiledFp8Gemm is for many, and for
-// deterministic work: its order of sums depends on in_features alone.
+// Two kernels. SkinnyFp8Gemm is for few rows and streams W once per kMaxSkinnyRows of them (skinny_gemm_cuda.h), or per
+// 8 or 16 where a block has less shared memory. TiledFp8Gemm is for many, and for deterministic work: its order of sums
+// depends on in_features alone.
 //
 // Shapes      x [num_rows, in_features], codes [out_features, in_features], y [num_rows, out_features], contiguous; x
 //             and codes 16-byte aligned, in_features a multiple of 16; y f32 or bf16; bias [out_features] or null

@@ -9,6 +9,7 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/gemm/fp8_gemm_device.h"
+#include "kernels/gemm/skinny_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -236,6 +237,32 @@ cudaError_t Launch(const Fp8GemmParams& p, int num_sms, cudaStream_t stream) {
                      stream, p);
 }
 
+// The largest tile and the deepest ring that fit: a block of sm_90 has 227 KiB, of sm_80 163, of sm_86 and sm_89 99.
+template <int kRowTiles>
+cudaError_t LaunchRows(const Fp8GemmParams& p, int num_sms, int smem, cudaStream_t stream) {
+  constexpr int kStages[4][2] = {{6, 4}, {3, 3}, {3, 2}, {2, 2}};
+  constexpr int kStagesOf1 = kStages[kRowTiles - 1][0], kStagesOf2 = kStages[kRowTiles - 1][1];
+  // Tiles of 32 features read x less often; tiles of 16 divide evenly over the SMs more often.
+  const auto most = [&](int feature_tiles) {
+    const int64_t tiles = (p.out + 16 * feature_tiles - 1) / (16 * feature_tiles);
+    return (tiles + num_sms - 1) / num_sms * feature_tiles;
+  };
+  if (100 * most(2) <= 103 * most(1) && smem >= SmemBytes(2, kRowTiles, kStagesOf2)) {
+    return Launch<2, kRowTiles, kStagesOf2>(p, num_sms, stream);
+  }
+  if (kRowTiles > 1 || smem >= SmemBytes(1, kRowTiles, kStagesOf1)) {
+    return Launch<1, kRowTiles, kStagesOf1>(p, num_sms, stream);
+  }
+  return Launch<1, kRowTiles, 2>(p, num_sms, stream);
+}
+
+// Row tiles of one pass over W for `rows` rows: as many as there are, up to kMaxSkinnyRows and what fits.
+int RowTiles(int rows, int smem) {
+  const int tiles = std::min((rows + 7) / 8, static_cast<int>(kMaxSkinnyRows / 8));
+  if (tiles > 2 && smem >= SmemBytes(1, tiles, tiles == 3 ? 3 : 2)) return tiles;
+  return tiles > 1 && smem >= SmemBytes(1, 2, 3) ? 2 : 1;
+}
+
 }  // namespace
 
 cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
@@ -247,27 +274,17 @@ cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (e != cudaSuccess) return e;
   const Fp8GemmParams all = ToFp8Params(a);
-  // Tiles of 32 features read x less often; tiles of 16 divide evenly over the SMs more often.
-  const auto most = [&](int feature_tiles) {
-    const int64_t tiles = (a.out_features + 16 * feature_tiles - 1) / (16 * feature_tiles);
-    return (tiles + num_sms - 1) / num_sms * feature_tiles;
-  };
-  const bool wide = 100 * most(2) <= 103 * most(1);
   for (int row = 0; row < all.num_rows && e == cudaSuccess;) {
     Fp8GemmParams p = all;
-    const bool two = all.num_rows - row > 8 && smem >= SmemBytes(1, 2, 3);
-    p.num_rows = std::min(all.num_rows - row, two ? 16 : 8);
+    const int tiles = RowTiles(all.num_rows - row, smem);
+    p.num_rows = std::min(all.num_rows - row, 8 * tiles);
     p.x += static_cast<int64_t>(row) * p.in;
     p.y = static_cast<char*>(a.y) + row * p.out * static_cast<int64_t>(DTypeBytes(a.y_dtype));
     row += p.num_rows;
-    if (two) {
-      e = wide && smem >= SmemBytes(2, 2, 3) ? Launch<2, 2, 3>(p, num_sms, stream)
-                                             : Launch<1, 2, 3>(p, num_sms, stream);
-    } else if (wide && smem >= SmemBytes(2, 1, 4)) {
-      e = Launch<2, 1, 4>(p, num_sms, stream);
-    } else {
-      e = smem >= SmemBytes(1, 1, 6) ? Launch<1, 1, 6>(p, num_sms, stream) : Launch<1, 1, 2>(p, num_sms, stream);
-    }
+    if (tiles == 1) e = LaunchRows<1>(p, num_sms, smem, stream);
+    if (tiles == 2) e = LaunchRows<2>(p, num_sms, smem, stream);
+    if (tiles == 3) e = LaunchRows<3>(p, num_sms, smem, stream);
+    if (tiles == 4) e = LaunchRows<4>(p, num_sms, smem, stream);
   }
   return e;
 }

@@ -21,8 +21,8 @@ namespace spl::kernels::cuda {
 
 namespace {
 
-// Rows up to which a product with an FP8 weight streams it once per 16 rows; beyond, tiles share it.
-constexpr int64_t kMaxStreamedRows = 64;
+// Rows up to which a product with an FP8 weight streams it, at most twice; beyond, tiles share it.
+constexpr int64_t kMaxStreamedRows = 2 * kMaxSkinnyRows;
 
 absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool deterministic, cudaStream_t stream) {
   if (a.x.dtype != DType::kBF16) {

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "kernels/common/e4m3.h"
+#include "kernels/common/thread_pool.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
@@ -27,16 +30,21 @@ class QuantizingSource final : public WeightSource {
 
   absl::Status Write(const MatrixPart& part, void* device, std::vector<float>& scales) override {
     if (!IsQuantizedMatrix(part.name)) return inner_->Write(part, device, scales);
-    SPLICE_ASSIGN_OR_RETURN(const std::vector<float> rows, WholeRows(part));
-    std::vector<uint8_t> codes(static_cast<size_t>(part.width));
+    SPLICE_ASSIGN_OR_RETURN(const HostRows rows, WholeRows(part));
+    const int64_t num_rows = part.rows.size(), columns = part.columns.size();
     std::vector<uint8_t> packed(static_cast<size_t>(part.count()));
-    const int64_t columns = part.columns.size();
-    for (int64_t row = 0; row < part.rows.size(); ++row) {
-      const absl::StatusOr<float> scale = QuantizeRow(rows.data() + row * part.width, part.width, codes.data());
-      if (!scale.ok())
-        return Annotate(scale.status(), fmt::format("tensor '{}', row {}", part.name, part.rows.begin + row));
-      scales.push_back(*scale);
+    std::vector<absl::StatusOr<float>> scale_of(static_cast<size_t>(num_rows), 0.0f);
+    pool_.ParallelFor(num_rows, [&](int64_t row, int) {
+      std::vector<float> values(static_cast<size_t>(part.width));
+      for (int64_t i = 0; i < part.width; ++i) values[i] = ElementAsFloat(rows.data, rows.dtype, row * part.width + i);
+      std::vector<uint8_t> codes(static_cast<size_t>(part.width));
+      scale_of[row] = QuantizeRow(values.data(), part.width, codes.data());
       std::memcpy(packed.data() + row * columns, codes.data() + part.columns.begin, static_cast<size_t>(columns));
+    });
+    for (int64_t row = 0; row < num_rows; ++row) {
+      if (!scale_of[row].ok())
+        return Annotate(scale_of[row].status(), fmt::format("tensor '{}', row {}", part.name, part.rows.begin + row));
+      scales.push_back(*scale_of[row]);
     }
     return backend_.Copy(kernels::CopyKind::kUpload, device, packed.data(), packed.size());
   }
@@ -46,28 +54,33 @@ class QuantizingSource final : public WeightSource {
   }
 
  private:
-  // The part's rows in their whole width, in f32 on the host.
-  absl::StatusOr<std::vector<float>> WholeRows(const MatrixPart& part) {
+  struct HostRows {
+    std::unique_ptr<kernels::Buffer> buffer;  // of the backend
+    std::vector<std::byte> copy;              // of its memory, if that is not the host's
+    const std::byte* data = nullptr;
+    DType dtype = DType::kF32;
+  };
+  // The part's rows in their whole width, on the host.
+  absl::StatusOr<HostRows> WholeRows(const MatrixPart& part) {
     const MatrixPart whole = MatrixPart::Rows(part.name, part.num_rows, part.width, part.rows);
     SPLICE_ASSIGN_OR_RETURN(const MatrixType type, inner_->TypeOf(part.name, part.shape()));
     const size_t bytes = static_cast<size_t>(whole.count()) * kernels::DTypeBytes(type.dtype);
-    SPLICE_ASSIGN_OR_RETURN(const auto buffer, backend_.Allocate(bytes));
+    HostRows rows{.dtype = type.dtype};
+    SPLICE_ASSIGN_OR_RETURN(rows.buffer, backend_.Allocate(bytes));
     std::vector<float> no_scales;
-    SPLICE_RETURN_IF_ERROR(inner_->Write(whole, buffer->data(), no_scales));
-    const auto* data = static_cast<const std::byte*>(buffer->data());
-    std::vector<std::byte> host;
-    if (!backend_.host_memory()) {
-      host.resize(bytes);
-      SPLICE_RETURN_IF_ERROR(backend_.Copy(kernels::CopyKind::kDownload, host.data(), data, bytes));
-      data = host.data();
-    }
-    std::vector<float> values(static_cast<size_t>(whole.count()));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = ElementAsFloat(data, type.dtype, static_cast<int64_t>(i));
-    return values;
+    SPLICE_RETURN_IF_ERROR(inner_->Write(whole, rows.buffer->data(), no_scales));
+    rows.data = static_cast<const std::byte*>(rows.buffer->data());
+    if (backend_.host_memory()) return rows;
+    rows.copy.resize(bytes);
+    SPLICE_RETURN_IF_ERROR(backend_.Copy(kernels::CopyKind::kDownload, rows.copy.data(), rows.data, bytes));
+    rows.data = rows.copy.data();
+    rows.buffer.reset();
+    return rows;
   }
 
   const std::unique_ptr<WeightSource> inner_;
   const kernels::Backend& backend_;
+  kernels::ThreadPool pool_{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
 };
 
 }  // namespace

@@ -19,7 +19,8 @@ absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* c
 bool IsQuantizedMatrix(const std::string& name);
 
 // The result has a scale for each row of the whole matrix, so that the number of ranks changes no value. Quantizes on
-// the host. `backend` must outlive the source. InvalidArgument from TypeOf: the inner matrix is FP8 already.
+// the host, on all of its cores. `backend` must outlive the source. InvalidArgument from TypeOf: the inner matrix is
+// FP8 already.
 std::unique_ptr<WeightSource> MakeQuantizingSource(std::unique_ptr<WeightSource> inner,
                                                    const kernels::Backend& backend);
 

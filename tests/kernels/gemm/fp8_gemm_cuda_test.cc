@@ -104,7 +104,7 @@ TEST_P(Fp8GemmCudaTest, IsTheProduct) {
   for (const auto& [out, in] : kShapes) {
     for (const int64_t group : {0, kFp8Group}) {
       const Problem p(random, out, in, group);
-      for (const int64_t rows : {1, 3, 8, 9, 16, 17, 63, 64, 65, 130}) {
+      for (const int64_t rows : {1, 3, 8, 9, 16, 17, 24, 25, 32, 33, 63, 65, 130}) {
         // Sums in f32 in any order stay far below the worst case of `in` roundings; tensor cores truncate, about two.
         EXPECT_LT(p.WorstError(p.Multiply(GetParam(), 0, rows, out % 2 == 0), rows, out % 2 == 0),
                   4 + 2 * std::sqrt(static_cast<double>(in)))
@@ -119,7 +119,7 @@ TEST_P(Fp8GemmCudaTest, RowsDoNotDependOnTheOtherRows) {
   for (const auto& [out, in] : kShapes) {
     const Problem p(random, out, in, random.Int(0, 1) * kFp8Group);
     const std::vector<float> all = p.Multiply(GetParam(), 0, kRowsMax, true);
-    for (const int64_t rows : {1, 7, 8, 15, 16, 40, 64, 100}) {
+    for (const int64_t rows : {1, 7, 8, 15, 16, 23, 32, 40, 64, 100}) {
       const int64_t first = random.Int(0, static_cast<int32_t>(kRowsMax - rows));
       EXPECT_TRUE(testing::BitwiseEqual(p.Multiply(GetParam(), first, rows, true),
                                         std::span(all).subspan(first * out, rows * out)))
