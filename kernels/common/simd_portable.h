@@ -80,6 +80,14 @@ SPLICE_INLINE F HighBf16(F words) {
   return reinterpret_cast<F>(reinterpret_cast<I>(words) & mask);
 }
 
+// The 2 kLanes e4m3 codes at p: those at even and at odd places.
+SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
+  for (int i = 0; i < kLanes; ++i) {
+    even[i] = kE4M3Values[p[2 * i]];
+    odd[i] = kE4M3Values[p[2 * i + 1]];
+  }
+}
+
 SPLICE_INLINE void Transpose(F (&r)[4]) {
   const F a = r[0], b = r[1], c = r[2], d = r[3];
   SPLICE_UNROLL

@@ -28,14 +28,32 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
       ->capture_default_str();
 }
 
+void AddQuantizeFlag(CLI::App& app, ModelSource& source) {
+  app.add_option("--quantize", source.quantize,
+                 "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel; "
+                 "activations stay as they are), or none. Folders in FP8 need no flag")
+      ->check(CLI::IsMember({"none", "fp8"}))
+      ->capture_default_str();
+}
+
 void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_help) {
   auto* group = app.add_option_group("model");
   AddModelSourceFlags(*group, source, model_help);
   group->require_option(1);
   AddHeadClassesFlag(app, source);
+  AddQuantizeFlag(app, source);
 }
 
 namespace {
+
+// Says what is in FP8, and that activations are not.
+void LogQuantization(const engine::Model& model) {
+  if (model.weight_dtype() != kernels::DType::kE4M3) return;
+  const engine::WeightQuantization& folder = model.config().quantization;
+  log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", "fp8"),
+            log::F("format", folder.quantized() ? folder.method : "--quantize"),
+            log::F("activation_scales", folder.static_activations ? "not used" : "none"));
+}
 
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--max-sequences", flags.max_sequences, "most sequences in a decode batch")
@@ -253,8 +271,12 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  if (source.random_weights.empty()) return engine::Model::Load(dir, devices, options);
-  return engine::Model::LoadRandom(random, devices, options);
+  options.quantize_fp8 = source.quantize == "fp8";
+  SPLICE_ASSIGN_OR_RETURN(auto model, source.random_weights.empty()
+                                          ? engine::Model::Load(dir, devices, options)
+                                          : engine::Model::LoadRandom(random, devices, options));
+  LogQuantization(*model);
+  return model;
 }
 
 }  // namespace spl

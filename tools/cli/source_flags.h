@@ -16,6 +16,7 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   group->add_option("--endpoint", flags.endpoint, "a running server: http[s]://HOST:PORT or grpc[s]://HOST:PORT");
   group->require_option(1);
   AddHeadClassesFlag(app, flags.model);
+  AddQuantizeFlag(app, flags.model);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
   AddCaFlag(app, flags.ca_file);
   app.add_option("--tokenizer", flags.tokenizer_dir,

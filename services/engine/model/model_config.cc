@@ -206,9 +206,9 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
   else if (c.architecture != "MistralForCausalLM")
     c.attention_bias = f.BoolOr("attention_bias", false);
   c.qk_norm = qwen3;
-  if (f.Has("quantization_config"))
-    return Errorf(absl::StatusCode::kUnimplemented, "{}: quantization_config: is not supported (float weights only)",
-                  source_name);
+  if (f.Has("quantization_config")) {
+    SPLICE_ASSIGN_OR_RETURN(c.quantization, ParseWeightQuantization(root["quantization_config"], source_name));
+  }
   if (c.num_qo_heads % c.num_kv_heads != 0)
     f.Fail("num_key_value_heads",
            fmt::format("must divide num_attention_heads ({}), got {}", c.num_qo_heads, c.num_kv_heads));
@@ -244,6 +244,12 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   SPLICE_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
   config.name = hub::FolderModelName(model_dir);
+  // Older folders of ModelOpt declare their quantization there alone.
+  const std::string model_opt_path = model_dir + "/hf_quant_config.json";
+  if (!config.quantization.quantized() && std::filesystem::exists(model_opt_path)) {
+    SPLICE_ASSIGN_OR_RETURN(const std::string model_opt, ReadFile(model_opt_path));
+    SPLICE_ASSIGN_OR_RETURN(config.quantization, ParseModelOptFile(model_opt, model_opt_path));
+  }
   const std::string generation_path = model_dir + "/generation_config.json";
   if (std::filesystem::exists(generation_path)) {
     SPLICE_ASSIGN_OR_RETURN(const std::string generation, ReadFile(generation_path));

@@ -30,6 +30,7 @@ std::optional<TensorType> ParseType(const std::string& name) {
   if (name == "F16") return TensorType::kF16;
   if (name == "I32") return TensorType::kI32;
   if (name == "I64") return TensorType::kI64;
+  if (name == "F8_E4M3") return TensorType::kE4M3;
   return std::nullopt;
 }
 
@@ -45,6 +46,8 @@ const char* TypeName(TensorType type) {
       return "I32";
     case TensorType::kI64:
       return "I64";
+    case TensorType::kE4M3:
+      return "F8_E4M3";
   }
   return "?";
 }
@@ -98,6 +101,8 @@ size_t TensorTypeBytes(TensorType type) {
       return 2;
     case TensorType::kI64:
       return 8;
+    case TensorType::kE4M3:
+      return 1;
   }
   return 0;
 }
@@ -182,7 +187,7 @@ absl::Status SafetensorsFile::Index() {
 absl::StatusOr<TensorView> SafetensorsFile::Find(const std::string& name) const {
   if (auto it = tensors_.find(name); it != tensors_.end()) return it->second;
   if (auto it = unsupported_.find(name); it != unsupported_.end())
-    return InvalidArgument("{}: tensor '{}' has type {}, which is not supported (F32, BF16, F16)", name_, name,
+    return InvalidArgument("{}: tensor '{}' has type {}, which is not supported (F32, BF16, F16, F8_E4M3)", name_, name,
                            it->second);
   return Errorf(absl::StatusCode::kNotFound, "{}: no tensor '{}'", name_, name);
 }

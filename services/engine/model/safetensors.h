@@ -16,7 +16,7 @@
 
 namespace spl::engine {
 
-enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
+enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kE4M3 };
 
 size_t TensorTypeBytes(TensorType type);
 
