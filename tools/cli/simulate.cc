@@ -323,6 +323,8 @@ class Simulation {
       // A start-up self-test gives the first value.
       fleet_.prefill[k].tokens_per_s =
           worker.tokens_per_s > 0 ? worker.tokens_per_s : 1 / options_.model.prompt_token_s;
+      fleet_.prefill[k].first_tokens_per_s = 1 / options_.model.prompt_token_s;
+      fleet_.prefill[k].pair_cost = 2 * options_.model.prompt_square_s / options_.model.prompt_token_s;
     }
     for (size_t k = 0; k < fleet_.decode.size(); ++k) {
       Advance(decode_slots_[k]);

@@ -1,6 +1,7 @@
 #include "services/engine/model/prefill_cost.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace spl::engine {
 
@@ -38,6 +39,12 @@ double PrefillCost::Of(int64_t first, int64_t count) const {
   for (int64_t position = first; position < first + count; ++position)
     cost += OfRow(position, 0, static_cast<int32_t>(linear_.size()));
   return cost;
+}
+
+double PrefillCost::PerToken() const { return std::accumulate(linear_.begin(), linear_.end(), 0.0); }
+
+double PrefillCost::PerPair() const {
+  return attention_ * static_cast<double>(std::count(windows_.begin(), windows_.end(), 0));
 }
 
 }  // namespace spl::engine

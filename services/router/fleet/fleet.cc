@@ -496,6 +496,8 @@ class PollingFleet final : public Fleet {
                      .epoch = info.epoch(),
                      .queued_tokens = info.queued_tokens(),
                      .tokens_per_s = info.prefill_tokens_per_s(),
+                     .first_tokens_per_s = info.first_tokens_per_s(),
+                     .pair_cost = info.pair_cost(),
                      .max_prompt_tokens = info.max_prompt_tokens(),
                      .draining = info.draining(),
                      .clock = slot.clock.best()};
@@ -534,6 +536,8 @@ class PollingFleet final : public Fleet {
                      .epoch = slot.info.epoch(),
                      .queued_tokens = info.queued_tokens(),
                      .tokens_per_s = info.prefill_tokens_per_s(),
+                     .first_tokens_per_s = info.first_tokens_per_s(),
+                     .pair_cost = info.pair_cost(),
                      .max_prompt_tokens = info.max_prompt_tokens(),
                      .draining = slot.info.draining(),
                      .clock = slot.clock.best(),

@@ -34,6 +34,8 @@ struct PrefillView {
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
   double tokens_per_s = 0;
+  // Of a prompt's first tokens; and the cost of a pair of a token and one in front of it, in such tokens. 0: unknown.
+  double first_tokens_per_s = 0, pair_cost = 0;
   uint64_t max_prompt_tokens = 0;  // 0: unknown
   bool draining = false;
   std::optional<ClockOffset> clock;       // its clock relative to ours
