@@ -9,7 +9,7 @@
 
 #include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
-#include "services/engine/model/quantizing_source.h"
+#include "services/engine/model/fp8_quantization.h"
 #include "services/engine/model/weight_quantization.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fp8_folders.h"
@@ -121,6 +121,18 @@ TEST_P(Fp8FolderTest, AGpuAgreesWithTheCpu) {
   const auto gpu = test::DevicesOf("cuda");
   ASSERT_TRUE(gpu.ok()) << gpu.status();
   EXPECT_LT(RelativeL2(LogitsOf(folders.fp8(), *gpu, {}), LogitsOf(folders.fp8(), *test::DevicesOf("cpu"), {})), 4e-3);
+}
+
+// At load, before anything is packed, with what to do.
+TEST_P(Fp8FolderTest, AGpuRefusesExpertsInFp8) {
+  if (!test::OnGpu()) GTEST_SKIP() << "SPLICE_BACKEND is not cuda";
+  const Fp8Folders folders(dir_.path(), GetParam(), Seed() + 4, /*power_of_two=*/true);
+  const auto gpu = test::DevicesOf("cuda");
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  const auto refusal = AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("layers.1.mlp.experts.0.gate_proj.weight"),
+                             HasSubstr("experts in FP8"), HasSubstr("--backend cpu"));
+  EXPECT_THAT(Model::Load(folders.fp8(), *gpu, {}).status().ToString(), refusal);
+  EXPECT_THAT(Model::Load(folders.plain(), *gpu, {.quantize_fp8 = true}).status().ToString(), refusal);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Fp8FolderTest,
