@@ -236,6 +236,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
   if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
   model->weight_dtype_ = options.quantize_fp8 || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
+  model->weights_name_ = options.quantize_fp8 ? Fp8WeightsName(ScaleSharing::kChannel) : c.weights_name();
   if (model->weight_dtype_ == DType::kE4M3 && !devices[0]->host_memory() &&
       devices[0]->activation_dtype(c.dtype) != DType::kBF16)
     return Errorf(absl::StatusCode::kUnimplemented, "model '{}': FP8 weights beside {} need bf16 activations on {}",

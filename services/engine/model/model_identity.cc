@@ -30,7 +30,7 @@ std::string ConfigIdentity(const ModelConfig& c) {
         fmt::format("|moe:{}:{}:{}:{}:{}:{}", c.moe.num_experts, c.moe.num_experts_per_token, c.moe.intermediate_size,
                     c.moe.renormalize, c.moe.sparse_step, fmt::join(c.moe.dense_layers, ","));
   if (c.quantization.quantized())
-    identity += fmt::format("|quantization:{}:{}", c.quantization.scale_suffix, c.quantization.blocks);
+    identity += fmt::format("|quantization:{}:{}", c.quantization.scale_suffix, c.quantization.blocks());
   return identity;
 }
 

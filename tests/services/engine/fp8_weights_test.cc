@@ -77,6 +77,9 @@ TEST_P(Fp8FolderTest, EqualsItsDequantizedTwin) {
   auto model = Model::Load(folders.fp8(), Exact());
   ASSERT_TRUE(model.ok());
   EXPECT_EQ((*model)->weight_dtype(), kernels::DType::kE4M3);
+  EXPECT_EQ((*model)->weights_name(), test::HasBlocks(GetParam())         ? "fp8-e4m3-block"
+                                      : GetParam() == Fp8Format::kChannel ? "fp8-e4m3-channel"
+                                                                          : "fp8-e4m3-tensor");
   EXPECT_EQ((*model)->kv_dtype(), kernels::DType::kBF16);
 }
 
@@ -268,6 +271,8 @@ TEST(QuantizeAtLoadTest, SpliceTiny) {
   ASSERT_TRUE(plain.ok() && quantized.ok() && on_two.ok()) << plain.status() << quantized.status() << on_two.status();
   EXPECT_EQ((*plain)->weight_dtype(), kernels::DType::kBF16);
   EXPECT_EQ((*quantized)->weight_dtype(), kernels::DType::kE4M3);
+  EXPECT_EQ((*plain)->weights_name(), "bf16");
+  EXPECT_EQ((*quantized)->weights_name(), "fp8-e4m3-channel");
   EXPECT_NE((*plain)->fingerprint(), (*quantized)->fingerprint());
   EXPECT_EQ((*quantized)->fingerprint(), (*on_two)->fingerprint());
   EXPECT_NE((*quantized)->head_classes(), nullptr);  // the map of the folder

@@ -66,7 +66,7 @@ class QuantizedFolderTest : public ::testing::Test {
     auto written = Model::Load(Out(), *devices), at_load = Model::Load(source, *devices, {.quantize_fp8 = true});
     EXPECT_TRUE(written.ok() && at_load.ok()) << written.status() << at_load.status();
     if (!written.ok() || !at_load.ok()) return nullptr;
-    EXPECT_EQ((*written)->weight_dtype(), kernels::DType::kE4M3);
+    EXPECT_EQ((*written)->weights_name(), "fp8-e4m3-channel");
     EXPECT_EQ(Logits(*written), Logits(*at_load));
     return *written;
   }
