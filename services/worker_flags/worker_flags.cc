@@ -50,7 +50,7 @@ namespace {
 void LogQuantization(const engine::Model& model) {
   if (model.weight_dtype() != kernels::DType::kE4M3) return;
   const engine::WeightQuantization& folder = model.config().quantization;
-  log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", "fp8"),
+  log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
             log::F("format", folder.quantized() ? folder.method : "--quantize"),
             log::F("activation_scales", folder.static_activations ? "not used" : "none"));
 }

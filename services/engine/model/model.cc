@@ -1,68 +1,19 @@
 #include "services/engine/model/model.h"
 
-#include <xxhash.h>
-
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <thread>
 
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
+#include "services/engine/model/model_identity.h"
 #include "services/engine/model/quantizing_source.h"
 #include "services/engine/model/weight_source.h"
 
 namespace spl::engine {
-namespace {
 
 using kernels::DType;
-
-// The parts of the configuration that change what the model computes, spelled unambiguously.
-std::string ConfigIdentity(const ModelConfig& c) {
-  std::string identity = fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{:.9g}|{}|{}|rope:{}:{:.17g}:{:.17g}:{:.17g}:{:.17g}:{}",
-                                     c.architecture, c.hidden_size, c.intermediate_size, c.num_layers, c.num_qo_heads,
-                                     c.num_kv_heads, c.head_dim, c.vocab_size, c.rms_norm_eps, c.tie_word_embeddings,
-                                     c.attention_bias, static_cast<int>(c.rope.scaling), c.rope.theta, c.rope.factor,
-                                     c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions);
-  // Fields that were added later are spelled only if they are used, so that stored chunks of older models keep their
-  // keys.
-  if (c.rope.scaling == RopeScaling::kYarn)
-    identity += fmt::format("|yarn:{:.17g}:{:.17g}:{}:{:.17g}", c.rope.beta_fast, c.rope.beta_slow, c.rope.truncate,
-                            c.rope.attention_factor);
-  if (c.qk_norm) identity += "|qk_norm";
-  if (!c.sliding_windows.empty()) identity += fmt::format("|windows:{}", fmt::join(c.sliding_windows, ","));
-  if (c.moe.num_experts > 0)
-    identity +=
-        fmt::format("|moe:{}:{}:{}:{}:{}:{}", c.moe.num_experts, c.moe.num_experts_per_token, c.moe.intermediate_size,
-                    c.moe.renormalize, c.moe.sparse_step, fmt::join(c.moe.dense_layers, ","));
-  if (c.quantization.quantized())
-    identity += fmt::format("|quantization:{}:{}", c.quantization.scale_suffix, c.quantization.blocks);
-  return identity;
-}
-
-// Weight files are gigabytes, and trusted: a 128-bit XXH3 of each (10 GB/s) is folded into the SHA-256.
-chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint) {
-  std::string identity = "splice-model-1|" + ConfigIdentity(config);
-  for (const auto& file : checkpoint.files()) {
-    const XXH128_hash_t hash = XXH3_128bits(file->bytes().data(), file->bytes().size());
-    identity += fmt::format("|{}:{:016x}{:016x}", file->bytes().size(), hash.high64, hash.low64);
-  }
-  return chunk::Sha256(identity);
-}
-
-// Weights that are quantized at load make another model.
-chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights) {
-  return chunk::Sha256("splice-quantized-fp8-1|" +
-                       std::string(reinterpret_cast<const char*>(of_weights.data()), of_weights.size()));
-}
-
-chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
-  return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
-                                   kernels::DTypeName(kv_dtype), kernels::kPageTokens));
-}
-
-}  // namespace
 
 // Builds one rank's part of a model, tensor by tensor. For one use.
 class ModelLoader {
@@ -210,6 +161,13 @@ class ModelLoader {
 
   // Every expert has the same number of tensors, all of one shape.
   absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
+    SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(parts[0].name, parts[0].shape()));
+    if (type.dtype == DType::kE4M3 && !model_.backend_->host_memory())
+      return Errorf(
+          absl::StatusCode::kUnimplemented,
+          "tensor '{}': experts in FP8 run on the CPU alone; on {} take the model in bf16, without --quantize, "
+          "or --backend cpu",
+          parts[0].name, model_.backend_->name());
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
     const int32_t experts = config_.moe.num_experts;
     return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
@@ -278,6 +236,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
   if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
   model->weight_dtype_ = options.quantize_fp8 || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
+  model->weights_name_ = options.quantize_fp8 ? Fp8WeightsName(ScaleSharing::kChannel) : c.weights_name();
   if (model->weight_dtype_ == DType::kE4M3 && !devices[0]->host_memory() &&
       devices[0]->activation_dtype(c.dtype) != DType::kBF16)
     return Errorf(absl::StatusCode::kUnimplemented, "model '{}': FP8 weights beside {} need bf16 activations on {}",
@@ -319,7 +278,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
     return MakeCheckpointSource(checkpoint, config.quantization, backend);
   };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(config, make_source, devices, options));
-  model->fingerprint_ = Fingerprint(model->config_, checkpoint);
+  model->fingerprint_ = FolderFingerprint(model->config_, checkpoint);
   std::string map = options.head_classes;
   if (map == "auto") {
     map = (std::filesystem::path(model_dir) / "head_classes.json").string();
@@ -343,8 +302,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
                            random.config.name);
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
-  model->fingerprint_ = chunk::Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config),
-                                                  random.seed, kernels::DTypeName(random.config.dtype)));
+  model->fingerprint_ = RandomFingerprint(random);
   if (const auto preset = FindHeadPreset(options.head_classes); preset.ok()) {
     model->head_classes_ = std::make_shared<const HeadClassMap>(
         HeadClassMap::Spread(random.config.num_layers, random.config.num_kv_heads, *preset));

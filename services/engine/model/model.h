@@ -115,6 +115,8 @@ class Model {
   std::vector<const kernels::Backend*> backends() const;  // [num_ranks()]
   // Type of the matrices of the layers: that of the configuration, or kE4M3.
   kernels::DType weight_dtype() const { return weight_dtype_; }
+  // The same with what shares a scale, as ModelConfig::weights_name; --quantize fp8 makes "fp8-e4m3-channel".
+  const std::string& weights_name() const { return weights_name_; }
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
@@ -136,6 +138,7 @@ class Model {
 
   ModelConfig config_;
   kernels::DType weight_dtype_ = kernels::DType::kBF16;
+  std::string weights_name_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
   std::vector<std::unique_ptr<ModelShard>> ranks_;
   chunk::Digest fingerprint_{};

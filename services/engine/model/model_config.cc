@@ -239,6 +239,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
   return c;
 }
 
+std::string ModelConfig::weights_name() const {
+  return quantization.quantized() ? Fp8WeightsName(quantization.sharing) : std::string(kernels::DTypeName(dtype));
+}
+
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const std::string path = model_dir + "/config.json";
   SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));

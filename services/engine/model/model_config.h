@@ -64,6 +64,8 @@ struct ModelConfig {
   int32_t q_size() const { return num_qo_heads * head_dim; }
   int32_t kv_size() const { return num_kv_heads * head_dim; }
   bool is_moe_layer(int32_t layer) const;
+  // Type of the layers' matrices in the folder, for people and programs: "bf16", "f16", "f32", or Fp8WeightsName.
+  std::string weights_name() const;
   // Visibility that the model itself gives every head of `layer`. Exact prefill and dense decode use it.
   kernels::HeadVisibility visibility(int32_t layer) const;
 };

@@ -1,14 +1,12 @@
 #include "services/engine/model/quantizing_source.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <thread>
 #include <vector>
 
-#include "kernels/common/e4m3.h"
 #include "kernels/common/thread_pool.h"
 #include "services/base/status.h"
+#include "services/engine/model/fp8_quantization.h"
 
 namespace spl::engine {
 namespace {
@@ -31,21 +29,12 @@ class QuantizingSource final : public WeightSource {
   absl::Status Write(const MatrixPart& part, void* device, std::vector<float>& scales) override {
     if (!IsQuantizedMatrix(part.name)) return inner_->Write(part, device, scales);
     SPLICE_ASSIGN_OR_RETURN(const HostRows rows, WholeRows(part));
-    const int64_t num_rows = part.rows.size(), columns = part.columns.size();
     std::vector<uint8_t> packed(static_cast<size_t>(part.count()));
-    std::vector<absl::StatusOr<float>> scale_of(static_cast<size_t>(num_rows), 0.0f);
-    pool_.ParallelFor(num_rows, [&](int64_t row, int) {
-      std::vector<float> values(static_cast<size_t>(part.width));
-      for (int64_t i = 0; i < part.width; ++i) values[i] = ElementAsFloat(rows.data, rows.dtype, row * part.width + i);
-      std::vector<uint8_t> codes(static_cast<size_t>(part.width));
-      scale_of[row] = QuantizeRow(values.data(), part.width, codes.data());
-      std::memcpy(packed.data() + row * columns, codes.data() + part.columns.begin, static_cast<size_t>(columns));
-    });
-    for (int64_t row = 0; row < num_rows; ++row) {
-      if (!scale_of[row].ok())
-        return Annotate(scale_of[row].status(), fmt::format("tensor '{}', row {}", part.name, part.rows.begin + row));
-      scales.push_back(*scale_of[row]);
-    }
+    const size_t first_scale = scales.size();
+    scales.resize(first_scale + static_cast<size_t>(part.rows.size()));
+    SPLICE_RETURN_IF_ERROR(Annotate(QuantizeRows(pool_, {rows.data, rows.dtype, part.rows.size(), part.width},
+                                                 part.columns, packed.data(), scales.data() + first_scale),
+                                    fmt::format("tensor '{}', rows from {}", part.name, part.rows.begin)));
     return backend_.Copy(kernels::CopyKind::kUpload, device, packed.data(), packed.size());
   }
 
@@ -84,22 +73,6 @@ class QuantizingSource final : public WeightSource {
 };
 
 }  // namespace
-
-absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* codes) {
-  float largest = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    finite &= std::isfinite(values[i]);
-    largest = std::max(largest, std::fabs(values[i]));
-  }
-  if (!finite) return InvalidArgument("a weight is NaN or infinite");
-  const float scale = largest == 0 ? 1.0f : largest / kernels::kE4M3Max;
-  if (!std::isnormal(scale)) return InvalidArgument("the largest weight, {}, is too small to quantize", largest);
-  for (int64_t i = 0; i < count; ++i) codes[i] = kernels::FloatToE4M3(values[i] / scale);
-  return scale;
-}
-
-bool IsQuantizedMatrix(const std::string& name) { return name.ends_with("_proj.weight"); }
 
 std::unique_ptr<WeightSource> MakeQuantizingSource(std::unique_ptr<WeightSource> inner,
                                                    const kernels::Backend& backend) {

@@ -194,6 +194,7 @@ absl::StatusOr<TensorView> SafetensorsFile::Find(const std::string& name) const 
 
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  header["__metadata__"] = {{"format", "pt"}};  // readers elsewhere ask for it
   uint64_t offset = 0;
   for (const NamedTensor& t : tensors) {
     const std::optional<uint64_t> bytes = BytesOf(t.shape, TensorTypeBytes(t.type));
@@ -208,9 +209,18 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTens
   const uint64_t header_bytes = text.size();
   out.write(reinterpret_cast<const char*>(&header_bytes), 8);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
-  for (const NamedTensor& t : tensors)
-    out.write(static_cast<const char*>(t.data),
-              static_cast<std::streamsize>(*BytesOf(t.shape, TensorTypeBytes(t.type))));
+  for (const NamedTensor& t : tensors) {
+    const uint64_t bytes = *BytesOf(t.shape, TensorTypeBytes(t.type));
+    const void* data = t.data;
+    std::vector<std::byte> made;
+    if (data == nullptr && t.make != nullptr) {
+      SPLICE_ASSIGN_OR_RETURN(made, t.make());
+      if (made.size() != bytes)
+        return InvalidArgument("{}: tensor '{}' was made with {} bytes, not {}", path, t.name, made.size(), bytes);
+      data = made.data();
+    }
+    out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  }
   out.close();
   if (!out) return Errorf(absl::StatusCode::kInternal, "{}: write failed: {}", temporary, std::strerror(errno));
   if (std::rename(temporary.c_str(), path.c_str()) != 0)

@@ -35,11 +35,14 @@ absl::Status ParseGroup(const std::string& name, const json& group, const std::s
     return NotSupported(source, fmt::format("compressed-tensors {}{}{}", dynamic ? "dynamic " : "", type, bits));
   if (strategy != "tensor" && strategy != "channel" && strategy != "block")
     return NotSupported(source, "compressed-tensors strategy " + strategy);
-  const bool blocks = strategy == "block";
+  const ScaleSharing sharing = strategy == "block"     ? ScaleSharing::kBlock
+                               : strategy == "channel" ? ScaleSharing::kChannel
+                                                       : ScaleSharing::kTensor;
+  const bool blocks = sharing == ScaleSharing::kBlock;
   if (blocks && !IsScaleBlock(weights.value("block_structure", json())))
     return NotSupported(source, "compressed-tensors blocks of " + weights.value("block_structure", json()).dump());
-  if (!first && blocks != q.blocks) return NotSupported(source, "compressed-tensors groups with and without blocks");
-  q.blocks = blocks;
+  if (!first && blocks != q.blocks()) return NotSupported(source, "compressed-tensors groups with and without blocks");
+  if (first || sharing == ScaleSharing::kTensor) q.sharing = sharing;  // of groups that differ, the coarser
   const json activations = group.value("input_activations", json());
   if (activations.is_object() && activations.value("dynamic", json(false)) == json(false)) q.static_activations = true;
   return absl::OkStatus();
@@ -75,7 +78,9 @@ absl::Status ParseModelOpt(const json& config, const std::string& source, const 
   if (algorithm != "FP8" && algorithm != "FP8_PER_CHANNEL_PER_TOKEN" && algorithm != "FP8_PB_WO")
     return NotSupported(source, "modelopt " + algorithm);
   q.static_activations = algorithm == "FP8";
-  q.blocks = algorithm == "FP8_PB_WO";
+  q.sharing = algorithm == "FP8_PB_WO" ? ScaleSharing::kBlock
+              : algorithm == "FP8"     ? ScaleSharing::kTensor
+                                       : ScaleSharing::kChannel;
   q.scale_suffix = "_scale";
   return absl::OkStatus();
 }
@@ -88,12 +93,24 @@ absl::Status ParseFp8(const json& config, const std::string& source, WeightQuant
   SPLICE_RETURN_IF_ERROR(f.status());
   if (element != "e4m3") return NotSupported(source, "fp8 " + element);
   if (block != nullptr && !IsScaleBlock(*block)) return NotSupported(source, "fp8 blocks of " + block->dump());
-  q.blocks = block != nullptr;
-  q.scale_suffix = q.blocks ? "_scale_inv" : "_scale";
+  q.sharing = block != nullptr ? ScaleSharing::kBlock : ScaleSharing::kTensor;
+  q.scale_suffix = q.blocks() ? "_scale_inv" : "_scale";
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string Fp8WeightsName(ScaleSharing sharing) {
+  switch (sharing) {
+    case ScaleSharing::kTensor:
+      return "fp8-e4m3-tensor";
+    case ScaleSharing::kChannel:
+      return "fp8-e4m3-channel";
+    case ScaleSharing::kBlock:
+      return "fp8-e4m3-block";
+  }
+  return "?";
+}
 
 absl::StatusOr<WeightQuantization> ParseWeightQuantization(const json& config, const std::string& source) {
   if (!config.is_object()) return InvalidArgument("{}: 'quantization_config' is not an object", source);

@@ -15,14 +15,21 @@ namespace spl::engine {
 
 inline constexpr int64_t kScaleBlock = 128;  // rows and columns of a block that has one scale
 
+// The weights that have one scale together.
+enum class ScaleSharing : uint8_t { kTensor, kChannel, kBlock };
+
 struct WeightQuantization {
-  std::string method;               // "compressed-tensors", "modelopt", "fp8"; empty: float weights
-  std::string scale_suffix;         // name of a matrix + suffix = name of its scales
-  bool blocks = false;              // a scale for 128 x 128 elements; false: for the matrix, or for each row
-  bool static_activations = false;  // the folder has scales of activations, which are checked and not used
+  std::string method;                            // "compressed-tensors", "modelopt", "fp8"; empty: float weights
+  std::string scale_suffix;                      // name of a matrix + suffix = name of its scales
+  ScaleSharing sharing = ScaleSharing::kTensor;  // kTensor and kChannel: what is meant; each is read where it is found
+  bool static_activations = false;               // the folder has scales of activations, which are checked and not used
 
   bool quantized() const { return !method.empty(); }
+  bool blocks() const { return sharing == ScaleSharing::kBlock; }
 };
+
+// The type of FP8 weights for people and programs: "fp8-e4m3-tensor", "fp8-e4m3-channel" or "fp8-e4m3-block".
+std::string Fp8WeightsName(ScaleSharing sharing);
 
 // `config` is the value of "quantization_config" in config.json, or of "quantization" in hf_quant_config.json
 // (ModelOpt). InvalidArgument names the field. Unimplemented names the format and those that are supported.

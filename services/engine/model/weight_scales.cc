@@ -46,7 +46,7 @@ absl::Status AppendScales(const Checkpoint& checkpoint, const WeightQuantization
   SPLICE_ASSIGN_OR_RETURN(const std::vector<float> values, WidenTensor(name, tensor));
   SPLICE_RETURN_IF_ERROR(CheckScales(name, values));
   const std::vector<int64_t> shape = Squeezed(tensor.shape);
-  if (quantization.blocks) {
+  if (quantization.blocks()) {
     const int64_t block_rows = CeilDiv(part.num_rows, kScaleBlock), block_columns = CeilDiv(part.width, kScaleBlock);
     if (shape != Squeezed({block_rows, block_columns}))
       return InvalidArgument("tensor '{}' has shape [{}], {} x {} blocks of '{}' need [{}, {}]", name,

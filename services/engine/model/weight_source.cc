@@ -39,7 +39,7 @@ class CheckpointSource final : public WeightSource {
     if (dtype != DType::kE4M3) return MatrixType{.dtype = dtype};
     if (!quantization_.quantized())
       return InvalidArgument("tensor '{}' is in FP8, and config.json has no 'quantization_config'", name);
-    return MatrixType{.dtype = dtype, .scale_group = quantization_.blocks ? kScaleBlock : 0};
+    return MatrixType{.dtype = dtype, .scale_group = quantization_.blocks() ? kScaleBlock : 0};
   }
 
   absl::Status Write(const MatrixPart& part, void* device, std::vector<float>& scales) override {

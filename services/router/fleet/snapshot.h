@@ -79,9 +79,14 @@ struct FleetModel {
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
   std::string default_reuse;  // meaning of the policy "auto" for prompts with segments
+  std::string weights;        // types of weights and KV, as the workers call them
+  std::string kv_dtype;
   // Per layer, one letter per KV head: 'g' keeps everything while decoding, 'l' keeps a window. Empty: no head classes.
   std::vector<std::string> head_map;
 };
+
+// As workers say it. Not known: the identity has no fingerprint, because none has answered.
+FleetModel FleetModelOf(const v1::ModelIdentity& identity);
 
 // Lists only workers that answer and agree on the model.
 struct FleetSnapshot {

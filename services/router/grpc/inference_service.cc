@@ -161,6 +161,8 @@ grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerConte
       model->set_fingerprint(fleet->model.fingerprint.data(), fleet->model.fingerprint.size());
       model->set_layout_digest(fleet->model.layout_digest);
       model->set_vocab_size(fleet->model.vocab_size);
+      model->set_weights(fleet->model.weights);
+      model->set_kv_dtype(fleet->model.kv_dtype);
     }
   }
   reactor->Finish(ToGrpcStatus(known));

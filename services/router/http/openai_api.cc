@@ -41,6 +41,10 @@ OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
                                       {"top_p", Shortest(sampling.top_p)},
                                       {"min_p", Shortest(sampling.min_p)},
                                       {"repetition_penalty", Shortest(sampling.repetition_penalty)}};
+  // Once a worker has answered.
+  const std::shared_ptr<const FleetSnapshot> fleet = core.fleet().snapshot();
+  if (!fleet->model.weights.empty()) model["weights"] = fleet->model.weights;
+  if (!fleet->model.kv_dtype.empty()) model["kv_dtype"] = fleet->model.kv_dtype;
   return model;
 }
 

@@ -9,7 +9,7 @@
 
 #include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
-#include "services/engine/model/quantizing_source.h"
+#include "services/engine/model/fp8_quantization.h"
 #include "services/engine/model/weight_quantization.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fp8_folders.h"
@@ -77,6 +77,9 @@ TEST_P(Fp8FolderTest, EqualsItsDequantizedTwin) {
   auto model = Model::Load(folders.fp8(), Exact());
   ASSERT_TRUE(model.ok());
   EXPECT_EQ((*model)->weight_dtype(), kernels::DType::kE4M3);
+  EXPECT_EQ((*model)->weights_name(), test::HasBlocks(GetParam())         ? "fp8-e4m3-block"
+                                      : GetParam() == Fp8Format::kChannel ? "fp8-e4m3-channel"
+                                                                          : "fp8-e4m3-tensor");
   EXPECT_EQ((*model)->kv_dtype(), kernels::DType::kBF16);
 }
 
@@ -121,6 +124,18 @@ TEST_P(Fp8FolderTest, AGpuAgreesWithTheCpu) {
   const auto gpu = test::DevicesOf("cuda");
   ASSERT_TRUE(gpu.ok()) << gpu.status();
   EXPECT_LT(RelativeL2(LogitsOf(folders.fp8(), *gpu, {}), LogitsOf(folders.fp8(), *test::DevicesOf("cpu"), {})), 4e-3);
+}
+
+// At load, before anything is packed, with what to do.
+TEST_P(Fp8FolderTest, AGpuRefusesExpertsInFp8) {
+  if (!test::OnGpu()) GTEST_SKIP() << "SPLICE_BACKEND is not cuda";
+  const Fp8Folders folders(dir_.path(), GetParam(), Seed() + 4, /*power_of_two=*/true);
+  const auto gpu = test::DevicesOf("cuda");
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  const auto refusal = AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("layers.1.mlp.experts.0.gate_proj.weight"),
+                             HasSubstr("experts in FP8"), HasSubstr("--backend cpu"));
+  EXPECT_THAT(Model::Load(folders.fp8(), *gpu, {}).status().ToString(), refusal);
+  EXPECT_THAT(Model::Load(folders.plain(), *gpu, {.quantize_fp8 = true}).status().ToString(), refusal);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Fp8FolderTest,
@@ -256,6 +271,8 @@ TEST(QuantizeAtLoadTest, SpliceTiny) {
   ASSERT_TRUE(plain.ok() && quantized.ok() && on_two.ok()) << plain.status() << quantized.status() << on_two.status();
   EXPECT_EQ((*plain)->weight_dtype(), kernels::DType::kBF16);
   EXPECT_EQ((*quantized)->weight_dtype(), kernels::DType::kE4M3);
+  EXPECT_EQ((*plain)->weights_name(), "bf16");
+  EXPECT_EQ((*quantized)->weights_name(), "fp8-e4m3-channel");
   EXPECT_NE((*plain)->fingerprint(), (*quantized)->fingerprint());
   EXPECT_EQ((*quantized)->fingerprint(), (*on_two)->fingerprint());
   EXPECT_NE((*quantized)->head_classes(), nullptr);  // the map of the folder
