@@ -471,13 +471,9 @@ class PollingFleet final : public Fleet {
                      .worker_id = info.worker_id(),
                      .address = slot.address,
                      .epoch = info.epoch(),
-                     .queued_tokens = info.queued_tokens(),
-                     .tokens_per_s = info.prefill_tokens_per_s(),
-                     .first_tokens_per_s = info.first_tokens_per_s(),
-                     .pair_cost = info.pair_cost(),
-                     .max_prompt_tokens = info.max_prompt_tokens(),
                      .draining = info.draining(),
                      .clock = slot.clock.best()};
+    view.TakeLoad(info);
     for (const auto& [key, connection] : connections_) {
       const bool ours = key.first == info.worker_id() && connection.prefill_epoch == info.epoch();
       if (ours && connection.ready) view.peers[key.second] = connection.link;
@@ -511,17 +507,13 @@ class PollingFleet final : public Fleet {
                      .worker_id = info.worker_id(),
                      .address = slot.address,
                      .epoch = slot.info.epoch(),
-                     .queued_tokens = info.queued_tokens(),
-                     .tokens_per_s = info.prefill_tokens_per_s(),
-                     .first_tokens_per_s = info.first_tokens_per_s(),
-                     .pair_cost = info.pair_cost(),
-                     .max_prompt_tokens = info.max_prompt_tokens(),
                      .draining = slot.info.draining(),
                      .clock = slot.clock.best(),
                      .reads_store = info.has_store(),
                      .local = PrefillView::Local{.decode_id = slot.info.worker_id(),
                                                  .max_new_tokens = info.max_new_tokens(),
                                                  .slice_tokens = info.slice_tokens()}};
+    view.TakeLoad(info);
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
                                          .transport = "memory",
                                          .bytes_per_s = info.copy_bytes_per_s(),

@@ -34,8 +34,8 @@ struct PrefillView {
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
   double tokens_per_s = 0;
-  // Of a prompt's first tokens; and the cost of a pair of a token and one in front of it, in such tokens. 0: unknown.
-  double first_tokens_per_s = 0, pair_cost = 0;
+  double first_tokens_per_s = 0;   // rate of a prompt's first tokens; 0: unknown
+  double pair_cost = 0;            // cost of a pair of a token and one in front of it, in such tokens
   uint64_t max_prompt_tokens = 0;  // 0: unknown
   bool draining = false;
   std::optional<ClockOffset> clock;       // its clock relative to ours
@@ -48,6 +48,16 @@ struct PrefillView {
     uint32_t slice_tokens = 0;
   };
   std::optional<Local> local;
+
+  // Takes over what PrefillInfo and LocalPrefill both say.
+  template <typename Info>
+  void TakeLoad(const Info& info) {
+    queued_tokens = info.queued_tokens();
+    tokens_per_s = info.prefill_tokens_per_s();
+    first_tokens_per_s = info.first_tokens_per_s();
+    pair_cost = info.pair_cost();
+    max_prompt_tokens = info.max_prompt_tokens();
+  }
 
   // The worker that receives the calls, and that is lost when they break.
   const std::string& process_id() const { return local.has_value() ? local->decode_id : worker_id; }

@@ -34,8 +34,9 @@ double PageLoad(const PlacementQuery& query, const DecodeView& decode) {
 }
 
 double QueueScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
-  const double ours_s = query.loads.Of(candidate.prefill->worker_id).prefill_s;
+  const WorkerLoad ours = query.loads.Of(candidate.prefill->worker_id);
   const double tokens_per_s = TokensPerSecond(options_, candidate);
+  const double ours_s = ours.prefill_s > 0 ? ours.prefill_s : static_cast<double>(ours.prefill_tokens) / tokens_per_s;
   if (!query.foreign_tokens.empty())
     return ours_s + static_cast<double>(query.foreign_tokens[candidate.prefill_idx]) / tokens_per_s;
   return std::max(static_cast<double>(candidate.prefill->queued_tokens) / tokens_per_s, ours_s);
