@@ -64,7 +64,7 @@ class SimPrefill {
   // that first appear behind a copy by themselves while it is idle; here this takes no time.
   void Keep(const router::PromptKeys& keys, uint32_t tokens, const SimReuse& reuse, SimCache* store);
 
-  // What a poll of the router finds.
+  // Writes what a poll of the router finds.
   void Report(router::PrefillView* view) const;
 
   double busy_s = 0;
