@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/sampling/sample_tokens.h"
+#include "services/grammar/token_grammar.h"
 
 namespace spl::engine {
 
@@ -30,6 +32,9 @@ struct SamplingParams {
   bool ignore_eos = false;
   int32_t num_forks = 1;                // n
   std::optional<int32_t> num_logprobs;  // unset: none; 0: of the chosen token only
+  // Output is what it allows, up to an end token; it ends the output before min_tokens where nothing else is allowed.
+  // Null: anything.
+  std::shared_ptr<const grammar::TokenGrammar> grammar;
 
   bool needs_prompt() const { return repetition_penalty != 1.0f; }
 };
@@ -61,18 +66,19 @@ class Sampler {
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
   // How the next token is chosen of row `logits_row`; or, of one that draws_ahead(), the one behind `ahead` tokens that
-  // are still to be taken. Borrows from the sampler until its next change.
-  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0) const;
+  // are still to be taken. Borrows from the sampler until its next change. With a grammar it fills the mask of tokens
+  // on the host: call it behind the start of the pass, which runs meanwhile.
+  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0);
   // Takes what kernels::SampleTokens made of Row(): `top` are the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
 
   // Whether how a token is chosen does not depend on which ones came before it.
-  bool draws_ahead() const { return !penalizes(); }
+  bool draws_ahead() const { return !penalizes() && matcher_ == nullptr; }
   // Whether the continuation ends with the next `ahead` tokens, whatever they are.
   bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
 
   // True when the next token is simply the most likely one of the model's own logits.
-  bool takes_argmax() const { return Row(0).is_argmax(); }
+  bool takes_argmax() { return Row(0).is_argmax(); }
   // Takes that token, ties to the lower id.
   SampledToken TakeArgmax(int32_t token);
 
@@ -84,6 +90,7 @@ class Sampler {
  private:
   FinishReason FinishOf(int32_t token) const;
   bool IsEnd(int32_t token) const;
+  bool OnlyEndsFit() const;
   bool penalizes() const {
     return params_.repetition_penalty != 1.0f || params_.presence_penalty != 0 || params_.frequency_penalty != 0;
   }
@@ -99,6 +106,9 @@ class Sampler {
   uint64_t edits_id_;
   uint64_t edits_version_ = 0;
   int32_t last_edit_ = 0;
+  std::unique_ptr<grammar::TokenMatcher> matcher_;  // null: no grammar
+  std::vector<uint32_t> mask_;                      // of the next token; empty: to be filled
+  bool misfit_ = false;                             // a token came that does not fit: nothing can follow it
 };
 
 // One for each of the params.num_forks continuations of a prompt.

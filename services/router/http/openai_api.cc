@@ -227,6 +227,8 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
   }
   const absl::Status strict = CheckIgnored(parsed->ignored);
   if (!strict.ok()) return RespondError(*exchange, strict, request_id);
+  if (const absl::Status forced = ForceCalls(core_.model().output_format(), *parsed); !forced.ok())
+    return RespondError(*exchange, forced, request_id);
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;
@@ -258,6 +260,10 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
                              .output_format = core_.model().output_format(),
                              .tools_json = parsed.tools_json};
   if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
+  // The answer is what was asked for, from its first token on: nothing in it means anything else.
+  if (request.sampling.structured_output.has_value()) head.output_format.reasoning = "none";
+  if (request.sampling.structured_output.has_value() && !parsed.forced_calls.has_value())
+    head.output_format.tools = "none";
   OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
   const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),
                             ignored = IgnoredHeader(parsed.ignored)] {

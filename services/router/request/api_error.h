@@ -28,7 +28,7 @@ absl::Status ParamError(const std::string& param, fmt::format_string<Args...> fo
 // The HTTP status of a canonical code: 400, 401, 404, 409, 429, 499, 500, 503, 504.
 int HttpStatusOf(absl::StatusCode code);
 // The same, but 409 for a FailedPrecondition with an error code: that is about the state of what the caller named, not
-// about the cluster's.
+// about the cluster's; and 501 for an Unimplemented with one: this server lacks a part.
 int HttpStatusOf(const absl::Status& status);
 
 // {"error":{"message","type","param","code"}} as the OpenAI clients read it.
