@@ -4,17 +4,13 @@
 // j, j + 32, ...; the warps' running softmaxes merge in ascending order at the end. Which warp takes a key depends on
 // its position alone.
 #include "kernels/attention/attention_cuda_common.h"
+#include "kernels/cuda/cuda_types.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxDim = 256;
-
-__device__ inline float Load(const float* p) { return *p; }
-__device__ inline float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
-__device__ inline void Store(float* p, float x) { *p = x; }
-__device__ inline void Store(__nv_bfloat16* p, float x) { *p = __float2bfloat16(x); }
 
 struct Params {
   HeadRules rules;
@@ -68,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   }
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + kv_head * p.batch.head_stride;
   const Q* q_row = static_cast<const Q*>(p.q) + row * p.q_row_stride + static_cast<int64_t>(head) * dim;
-  for (int i = threadIdx.x; i < dim; i += 32 * kWarps) q[i] = Load(q_row + i) * p.sm_scale;
+  for (int i = threadIdx.x; i < dim; i += 32 * kWarps) q[i] = ToF(q_row[i]) * p.sm_scale;
   __syncthreads();
 
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
@@ -122,7 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     float score = -INFINITY;
     if (visible) {
       float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], Load(pool + offset + i), dot);
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], ToF(pool[offset + i]), dot);
       score = dot;
     }
     float tile_max = score;
@@ -140,7 +136,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
       const Kv* v = pool + half + __shfl_sync(0xffffffffu, offset, t);
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {
-        if (32 * i + lane < dim) sum[i] = fmaf(w, Load(v + 32 * i + lane), sum[i]);
+        if (32 * i + lane < dim) sum[i] = fmaf(w, ToF(v[32 * i + lane]), sum[i]);
       }
     }
   }
@@ -159,7 +155,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   for (int i = threadIdx.x; i < dim; i += 32 * kWarps) {
     float x = 0;
     for (int w = 0; w < kWarps; ++w) x += totals[w] > 0 ? sums[w][i] * expf(maxima[w] - max) : 0.0f;
-    Store(static_cast<Q*>(p.out) + at * dim + i, total > 0 ? x / total : 0.0f);
+    static_cast<Q*>(p.out)[at * dim + i] = FromF<Q>(total > 0 ? x / total : 0.0f);
   }
   if (p.lse != nullptr && threadIdx.x == 0) p.lse[at] = total > 0 ? max + logf(total) : -INFINITY;
 }

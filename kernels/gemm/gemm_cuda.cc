@@ -1,23 +1,50 @@
 #include "kernels/gemm/gemm_cuda.h"
 
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/gemm/rows_of_choice.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 cudaDataType_t DataType(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
 
+// Layouts of x and y, for some number of rows.
+class RowLayouts {
+ public:
+  RowLayouts() = default;
+  RowLayouts(const RowLayouts&) = delete;
+  RowLayouts& operator=(const RowLayouts&) = delete;
+  ~RowLayouts() {
+    for (cublasLtMatrixLayout_t layout : {x_, y_}) {
+      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
+    }
+  }
+  // Once.
+  cublasStatus_t Create(const LinearArgs& a, int64_t num_rows) {
+    const int64_t in = a.weight->in_features(), out = a.weight->out_features();
+    const auto rows = static_cast<uint64_t>(num_rows);
+    const cublasStatus_t status =
+        cublasLtMatrixLayoutCreate(&x_, DataType(a.x.dtype), static_cast<uint64_t>(in), rows, in);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return cublasLtMatrixLayoutCreate(&y_, DataType(a.y.dtype), static_cast<uint64_t>(out), rows, out);
+  }
+  cublasLtMatrixLayout_t x() const { return x_; }
+  cublasLtMatrixLayout_t y() const { return y_; }
+
+ private:
+  cublasLtMatrixLayout_t x_ = nullptr, y_ = nullptr;
+};
+
 }  // namespace
 
 struct GemmPlans::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatrixLayout_t w = nullptr;
+  RowLayouts rows;
   cublasLtMatmulAlgo_t algorithm{};
 
   ~Plan() {
-    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
-      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
-    }
+    if (w != nullptr) (void)cublasLtMatrixLayoutDestroy(w);
     if (operation != nullptr) (void)cublasLtMatmulDescDestroy(operation);
   }
 };
@@ -29,26 +56,42 @@ GemmPlans::Key GemmPlans::KeyOf(const LinearArgs& a, int64_t num_rows) {
               static_cast<int64_t>(a.y.dtype) << 16};
 }
 
-// Numbers of rows that differ by an eighth at most, and small ones only when equal.
-GemmPlans::Key GemmPlans::BucketOf(const LinearArgs& a) {
-  constexpr int64_t kEach = 64;
-  int64_t rows = a.num_rows;
-  if (rows > kEach) {
-    int64_t step = kEach;
-    while (step * 16 < rows) step *= 2;
-    rows = (rows + step - 1) / step * step;
-  }
-  return KeyOf(a, rows);
-}
-
 GemmPlans::GemmPlans(bool deterministic) : deterministic_(deterministic) {}
 GemmPlans::~GemmPlans() = default;
+
+cublasStatus_t GemmPlans::Choose(const GemmContext& ctx, const LinearArgs& a, int64_t rows,
+                                 cublasLtMatmulPreference_t preference, Plan& plan) {
+  const auto ask = [&](const RowLayouts& of, cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulHeuristicResult_t result{};
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, of.x(), of.y(),
+                                                                 of.y(), preference, 1, &result, &count);
+    algorithm = result.algo;
+    return status == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+  };
+  const Key key = KeyOf(a, rows);
+  const auto known = algorithms_.find(key);
+  if (known == algorithms_.end()) {
+    RowLayouts asked;
+    cublasStatus_t status = asked.Create(a, rows);
+    if (status == CUBLAS_STATUS_SUCCESS) status = ask(asked, plan.algorithm);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    algorithms_.emplace(key, plan.algorithm);
+  } else {
+    plan.algorithm = known->second;
+  }
+  cublasLtMatmulHeuristicResult_t checked{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.rows.x(),
+                                                        plan.rows.y(), plan.rows.y(), &plan.algorithm, &checked);
+  if (status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= ctx.workspace_bytes) return status;
+  // Deterministic: one algorithm for every number of rows, or none.
+  return deterministic_ ? CUBLAS_STATUS_NOT_SUPPORTED : ask(plan.rows, plan.algorithm);
+}
 
 // cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
 absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& plan) {
   const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
   const uint64_t in = static_cast<uint64_t>(weight.in_features()), out = static_cast<uint64_t>(weight.out_features());
-  const uint64_t rows = static_cast<uint64_t>(a.num_rows);
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "GEMM");
   const cublasOperation_t transpose = CUBLAS_OP_T;
   SPLICE_CUDA_RETURN_IF_ERROR(
@@ -56,57 +99,21 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
       "GEMM");
   SPLICE_CUDA_RETURN_IF_ERROR(
       cublasLtMatrixLayoutCreate(&plan.w, DataType(weight.dtype()), in, out, weight.in_features()), "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatrixLayoutCreate(&plan.x, DataType(a.x.dtype), in, rows, weight.in_features()),
-                              "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(
-      cublasLtMatrixLayoutCreate(&plan.y, DataType(a.y.dtype), out, rows, weight.out_features()), "GEMM");
+  SPLICE_CUDA_RETURN_IF_ERROR(plan.rows.Create(a, a.num_rows), "GEMM");
   cublasLtMatmulPreference_t preference = nullptr;
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&preference), "GEMM");
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                &ctx.workspace_bytes, sizeof(ctx.workspace_bytes));
-  cublasLtMatmulHeuristicResult_t result{};
-  int count = 0;
-  if (!deterministic_) {
-    // Asking takes a millisecond, and chosen rows come in every number: neighbours share an answer where it serves
-    // both.
-    const Key bucket = BucketOf(a);
-    const auto known = algorithms_.find(bucket);
-    cublasLtMatmulHeuristicResult_t checked{};
-    if (status == CUBLAS_STATUS_SUCCESS && known != algorithms_.end() &&
-        cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &known->second, &checked) ==
-            CUBLAS_STATUS_SUCCESS &&
-        checked.workspaceSize <= ctx.workspace_bytes) {
-      result.algo = known->second;
-      count = 1;
-    } else if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
-                                              &result, &count);
-      if (status == CUBLAS_STATUS_SUCCESS && count > 0) algorithms_[bucket] = result.algo;
-    }
-  } else {
+  const int64_t rows_of_choice = deterministic_ ? kDeterministicRows : RowsOfChoice(a.num_rows);
+  if (deterministic_ && status == CUBLAS_STATUS_SUCCESS) {
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
-                                                    sizeof(no_split));
-    cublasLtMatrixLayout_t x = nullptr, y = nullptr;
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatrixLayoutCreate(&x, DataType(a.x.dtype), in, kDeterministicRows, weight.in_features());
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatrixLayoutCreate(&y, DataType(a.y.dtype), out, kDeterministicRows, weight.out_features());
-    if (status == CUBLAS_STATUS_SUCCESS)
-      status =
-          cublasLtMatmulAlgoGetHeuristic(ctx.handle, plan.operation, plan.w, x, y, y, preference, 1, &result, &count);
-    if (x != nullptr) (void)cublasLtMatrixLayoutDestroy(x);
-    if (y != nullptr) (void)cublasLtMatrixLayoutDestroy(y);
-    cublasLtMatmulHeuristicResult_t checked{};
-    if (status == CUBLAS_STATUS_SUCCESS && count > 0)
-      status =
-          cublasLtMatmulAlgoCheck(ctx.handle, plan.operation, plan.w, plan.x, plan.y, plan.y, &result.algo, &checked);
+    status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
+                                                  sizeof(no_split));
   }
+  if (status == CUBLAS_STATUS_SUCCESS) status = Choose(ctx, a, rows_of_choice, preference, plan);
   (void)cublasLtMatmulPreferenceDestroy(preference);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::UnimplementedError("cublasLt: no algorithm for this product");
   SPLICE_CUDA_RETURN_IF_ERROR(status, "choosing a GEMM");
-  if (count == 0) return absl::UnimplementedError("cublasLt: no algorithm for this product");
-  plan.algorithm = result.algo;
   return absl::OkStatus();
 }
 
@@ -125,10 +132,10 @@ absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
     plan = entry.get();
   }
   const float one = 1, zero = 0;
-  return ToStatus(
-      cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->x, &zero, a.y.data,
-                     plan->y, a.y.data, plan->y, &plan->algorithm, ctx.workspace, ctx.workspace_bytes, ctx.stream),
-      "GEMM");
+  return ToStatus(cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->rows.x(),
+                                 &zero, a.y.data, plan->rows.y(), a.y.data, plan->rows.y(), &plan->algorithm,
+                                 ctx.workspace, ctx.workspace_bytes, ctx.stream),
+                  "GEMM");
 }
 
 }  // namespace spl::kernels::cuda

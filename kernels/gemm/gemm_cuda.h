@@ -45,7 +45,7 @@ class GemmPlans {
 
   // y = x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation); y has that type or f32. The
   // bias is not added here. Asynchronous on ctx.stream. The last bits of a row's result may depend on num_rows, because
-  // cuBLASLt chooses its algorithm by the shape (and by the first number of rows seen of about that size). With
+  // cuBLASLt chooses its algorithm by the shape, for RowsOfChoice(num_rows) rows (rows_of_choice.h). With
   // `deterministic`, every number of rows uses the algorithm for kDeterministicRows rows.
   absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
 
@@ -53,13 +53,15 @@ class GemmPlans {
   struct Plan;
   using Key = std::array<int64_t, 4>;  // rows, out, in, element types
   static Key KeyOf(const LinearArgs& args, int64_t num_rows);
-  static Key BucketOf(const LinearArgs& args);
+  // plan.algorithm: the one for `rows` rows, if it serves the plan's number.
+  cublasStatus_t Choose(const GemmContext& ctx, const LinearArgs& args, int64_t rows,
+                        cublasLtMatmulPreference_t preference, Plan& plan);
   absl::Status Make(const GemmContext& ctx, const LinearArgs& args, Plan& plan);
 
   static constexpr int64_t kDeterministicRows = 512;
   const bool deterministic_;
   std::mutex mutex_;                                // guards the two below
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;  // by bucket
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;  // by the number of rows that was asked for
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 

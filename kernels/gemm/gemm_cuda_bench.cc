@@ -150,7 +150,7 @@ class Bench {
 int Main(int argc, char** argv) {
   const std::string filter = argc > 1 ? argv[1] : "";
   Bench bench;
-  const std::vector<int64_t> all = {1, 2, 4, 8, 12, 16}, few = {1, 8, 16};
+  const std::vector<int64_t> all = {1, 2, 4, 8, 12, 16, 20, 24, 28, 32}, few = {1, 8, 16, 24, 32};
   const std::vector<std::pair<Shape, const std::vector<int64_t>*>> cases = {
       {{"8b qkv", 6144, 4096}, &all},       {{"8b o", 4096, 4096}, &all},
       {{"8b gate_up", 28672, 4096}, &all},  {{"8b down", 4096, 14336}, &all},

@@ -47,11 +47,13 @@ constexpr int64_t kMaxKeptRows = 4;
 // Bytes of a stage: W, and x if row_tiles > 0.
 constexpr int StageBytes(int feature_tiles, int row_tiles) { return (16 * feature_tiles + 8 * row_tiles) * kChunk * 2; }
 constexpr int SumsBytes(int feature_tiles, int row_tiles) { return kWarps * feature_tiles * row_tiles * 128 * 4; }
-// Tiles this large are mostly the only one of their block.
-constexpr int SumSets(int feature_tiles) { return feature_tiles < 3 ? 2 : 1; }
+// Tiles of 48 features are mostly the only one of their block; those of 32 features and 32 rows leave no room for two.
+constexpr int SumSets(int feature_tiles, int row_tiles) {
+  return feature_tiles < 3 && feature_tiles * row_tiles < 8 ? 2 : 1;
+}
 constexpr int SmemBytes(int feature_tiles, int row_tiles, bool x_in_ring, int stages) {
   return kWarps * stages * StageBytes(feature_tiles, x_in_ring ? row_tiles : 0) +
-         SumSets(feature_tiles) * SumsBytes(feature_tiles, row_tiles);
+         SumSets(feature_tiles, row_tiles) * SumsBytes(feature_tiles, row_tiles);
 }
 
 // 16-byte piece `piece` of a line of the ring. Eight lanes of an LDS.128 read four pieces of two neighbouring rows.
@@ -75,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyGemmKernel(const __grid_con
   constexpr int kStageBytes = StageBytes(kFeatureTiles, kXInRing ? kRowTiles : 0);
   constexpr int kXBegin = StageBytes(kFeatureTiles, 0);   // offset of x in a stage
   constexpr int kSums = kFeatureTiles * kRowTiles * 128;  // sums of a tile
-  constexpr int kSets = SumSets(kFeatureTiles);
+  constexpr int kSets = SumSets(kFeatureTiles, kRowTiles);
   static_assert(kStages >= 2);
   extern __shared__ __align__(128) char smem[];
   LetNextStart();
@@ -259,8 +261,12 @@ template <int kRowTiles>
 cudaError_t LaunchRows(const Params& p, int num_sms, int smem_per_block, cudaStream_t stream) {
   if (kRowTiles == 1 && p.num_rows <= kMaxKeptRows && p.num_chunks <= kWarps * kKeptChunks)
     return LaunchFitting<1, 1, false, 12, 4>(p, num_sms, smem_per_block, stream);
-  constexpr int kStagesOf1 = kRowTiles == 1 ? 8 : 6, kShallowOf1 = kRowTiles == 1 ? 3 : 2;
-  constexpr int kStagesOf2 = kRowTiles == 1 ? 5 : 4, kStagesOf3 = 3;
+  // By the number of row tiles: what fits into 227 KiB beside the sums, or less where that is as fast.
+  constexpr int kStages[4][3] = {{8, 5, 3}, {6, 4, 3}, {5, 3, 2}, {4, 3, 2}};
+  constexpr int kStagesOf1 = kStages[kRowTiles - 1][0], kStagesOf2 = kStages[kRowTiles - 1][1],
+                kStagesOf3 = kStages[kRowTiles - 1][2];
+  // Devices without room for that leave more than 16 rows to cuBLASLt.
+  if (kRowTiles > 2 && smem_per_block < SmemBytes(1, kRowTiles, true, kStagesOf1)) return cudaErrorNotSupported;
   if (smem_per_block >= SmemBytes(3, kRowTiles, true, kStagesOf3)) {
     // The time of a launch is that of the block with the most features; larger tiles read x less often.
     const auto most = [&](int feature_tiles) {
@@ -271,7 +277,12 @@ cudaError_t LaunchRows(const Params& p, int num_sms, int smem_per_block, cudaStr
     if (about_as_few(2) && most(2) <= most(3)) return Launch<2, kRowTiles, true, kStagesOf2>(p, num_sms, stream);
     if (about_as_few(3)) return Launch<3, kRowTiles, true, kStagesOf3>(p, num_sms, stream);
   }
-  return LaunchFitting<1, kRowTiles, true, kStagesOf1, kShallowOf1>(p, num_sms, smem_per_block, stream);
+  if constexpr (kRowTiles > 2) {
+    return Launch<1, kRowTiles, true, kStagesOf1>(p, num_sms, stream);
+  } else {
+    constexpr int kShallowOf1 = kRowTiles == 1 ? 3 : 2;
+    return LaunchFitting<1, kRowTiles, true, kStagesOf1, kShallowOf1>(p, num_sms, smem_per_block, stream);
+  }
 }
 
 bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -300,8 +311,10 @@ cudaError_t SkinnyGemm(const SkinnyGemmArgs& a, cudaStream_t stream) {
                  .num_tiles = 0,
                  .num_chunks = static_cast<int>((a.in_features + kChunk - 1) / kChunk),
                  .y_is_f32 = a.y_dtype == DType::kF32};
-  return a.num_rows <= 8 ? LaunchRows<1>(p, num_sms, smem_per_block, stream)
-                         : LaunchRows<2>(p, num_sms, smem_per_block, stream);
+  if (a.num_rows <= 8) return LaunchRows<1>(p, num_sms, smem_per_block, stream);
+  if (a.num_rows <= 16) return LaunchRows<2>(p, num_sms, smem_per_block, stream);
+  if (a.num_rows <= 24) return LaunchRows<3>(p, num_sms, smem_per_block, stream);
+  return LaunchRows<4>(p, num_sms, smem_per_block, stream);
 }
 
 }  // namespace spl::kernels::cuda

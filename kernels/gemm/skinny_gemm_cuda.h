@@ -18,7 +18,7 @@
 
 namespace spl::kernels::cuda {
 
-inline constexpr int64_t kMaxSkinnyRows = 16;
+inline constexpr int64_t kMaxSkinnyRows = 32;
 
 struct SkinnyGemmArgs {
   const void* x = nullptr;

@@ -145,15 +145,15 @@ grpc::ServerUnaryReactor* DecodeService::SetDraining(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest*,
                                                  v1::DecodeInfo* response) {
   const engine::DecodeLoad load = engine_.load();
-  const engine::ModelConfig& config = engine_.model().config();
-  const int64_t streams = engine::KvShapeOf(config).num_streams();
+  const engine::Model& model = engine_.model();
+  const int64_t streams = engine::KvShapeOf(model.config()).num_streams();
   {
     std::lock_guard lock(endpoint_mutex_);
     *response->mutable_endpoint() = endpoint_;
   }
   response->set_worker_id(response->endpoint().worker_id());
   response->set_epoch(response->endpoint().epoch());
-  *response->mutable_model() = wire::IdentityOf(engine_.model());
+  *response->mutable_model() = wire::IdentityOf(model);
   response->set_running_sequences(static_cast<uint32_t>(load.running + load.waiting));
   response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
   response->set_free_pages(static_cast<uint64_t>(NumFreePages(load)));
@@ -162,12 +162,12 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   response->set_step_seconds(load.step_s);
   response->set_draining(draining());
   response->set_replays(true);
+  response->set_structured_output(options_.grammars != nullptr);
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
   response->set_max_sequence_tokens(static_cast<uint64_t>(
-      std::min<int64_t>(config.max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
-  response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * engine_.model().page_bytes() /
-                                   kernels::kPageTokens);
+      std::min<int64_t>(model.config().max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
+  response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * model.page_bytes() / kernels::kPageTokens);
   if (const auto* local = local_prefill_.load(); local != nullptr) local->Describe(*response->mutable_local_prefill());
   return Answer(context, absl::OkStatus());
 }

@@ -36,7 +36,7 @@ struct Ticket {
   std::chrono::steady_clock::time_point ask_at;  // owned by the table: when its writer is asked next
   bool cut = false;                              // owned by the table: its writer's channel was torn down
   std::unique_ptr<engine::SequenceKv> kv;        // moves to the engine when running; in place: null until it lands
-  // Prompt and sequence share a pool: nobody writes for this ticket, so that it is never quarantined.
+  // Prompt and sequence share a pool: there is no remote writer, so that the ticket is never quarantined.
   bool in_place = false;
   std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null: none needed, or it was full
   // The part of the KV that local heads keep once decoding starts; null: everything. The ticket reserves, and the

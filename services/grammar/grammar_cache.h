@@ -34,8 +34,8 @@ using CompiledGrammar = absl::StatusOr<std::shared_ptr<const TokenGrammar>>;
 
 // Any thread. Owns its threads, which start with the first compile.
 //
-// A compile cannot be broken off: one that is past the deadline runs to its end, and its result, or its error, is kept
-// for whoever asks again. Texts are bounded (grammar_limits.h), and so is what they take: seconds.
+// A compile whose waiters are past the deadline runs on, and its result, or its error, is kept for whoever asks again.
+// It ends by itself: after 10 s of processor time it is refused (GrammarCompiler), so that threads come free again.
 class GrammarCache {
  public:
   explicit GrammarCache(MakeCompiler make, const GrammarCacheOptions& options = {});

@@ -46,10 +46,11 @@ class TokenMatcher {
  public:
   virtual ~TokenMatcher() = default;
   // Sets the bits of the tokens that may come next and clears all others. None is left only where the vocabulary cannot
-  // spell what the grammar wants.
-  // REQUIRES: !ended(); `mask` has MaskWords(width) words. Some us in most states, up to some ms in others.
-  virtual void FillMask(std::span<uint32_t> mask) = 0;
-  // InvalidArgument: the token may not come next, and nothing has changed.
+  // spell what the grammar wants. ResourceExhausted: the token takes more time or memory than an answer has for one;
+  // nothing can follow. REQUIRES: !ended(); `mask` has MaskWords(width) words. Cost: some us in most states, some ms in
+  // others.
+  virtual absl::Status FillMask(std::span<uint32_t> mask) = 0;
+  // InvalidArgument: the token may not come next, and nothing has changed. ResourceExhausted: as above.
   virtual absl::Status Accept(int32_t token) = 0;
   // An end token was accepted: nothing comes behind it.
   virtual bool ended() const = 0;
@@ -71,7 +72,8 @@ class TokenGrammar {
 class GrammarCompiler {
  public:
   virtual ~GrammarCompiler() = default;
-  // Runs on the calling thread, some ms to seconds. InvalidArgument says what of the text is wrong or not supported.
+  // Runs on the calling thread, some ms to 10 s of its time. InvalidArgument says which part of the text is wrong, is
+  // not supported or takes too much.
   virtual absl::StatusOr<std::shared_ptr<const TokenGrammar>> Compile(const GrammarSpec& spec) const = 0;
 };
 

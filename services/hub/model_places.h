@@ -1,4 +1,4 @@
-// Where models are on this machine: Splice's own folder, and Hugging Face's cache.
+// Places of models on this machine: Splice's own folder, and Hugging Face's cache.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ struct FoundModel {
   std::string commit;
 };
 
-// A complete copy on this machine; asks nobody. NotFound: neither place has one.
+// A complete copy on this machine; uses no network. NotFound: neither place has one.
 absl::StatusOr<FoundModel> FindModel(const ModelPlaces& places, const ModelName& name);
 // The same in one folder that a pull of that name and revision has filled.
 absl::StatusOr<FoundModel> FindPulled(const std::string& dir, const ModelName& name);

@@ -162,6 +162,7 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
   response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));
   response->set_draining(draining());
+  response->set_structured_output(core_.keeps_to_grammars());
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
   for (const PeerTable::Connected& peer : peers_.connected()) {

@@ -52,6 +52,8 @@ class PrefillCore {
   // Handles Prefill.RevokeTicket.
   grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request);
   void UpdateGauges();
+  // Whether structured output is served (PrefillInfo.structured_output).
+  bool keeps_to_grammars() const { return options_.grammars != nullptr; }
 
  private:
   using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;

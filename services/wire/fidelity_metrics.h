@@ -1,4 +1,4 @@
-// What workers report of methods that are not exact, beside the same position computed exactly.
+// Metrics of approximate methods: how close they are to an exact computation of the same position.
 #pragma once
 
 #include <string>
@@ -13,9 +13,9 @@ class FidelityMetrics {
  public:
   FidelityMetrics(Metrics& metrics, std::string stage) : metrics_(metrics), stage_(std::move(stage)) {}
   void Observe(const std::string& method, const engine::LogitAgreement& agreement);
-  // The share of exact attention that lies on what the method looks at, 0 to 1.
+  // Share of the exact attention that lies on the tokens that the method attends to, 0 to 1.
   void ObserveKeptMass(const std::string& method, double share);
-  // A request was to be compared and was not, for want of room.
+  // Counts a request that was chosen for comparison, but not compared for lack of room.
   void Skip(const std::string& method);
 
  private:

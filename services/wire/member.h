@@ -1,4 +1,4 @@
-// What a worker says of itself in the list of members.
+// The entry of a worker in the list of members.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace spl::wire {
 
-// `num_pages`: its KV memory.
+// `num_pages`: size of its KV pool.
 membership::Member MemberOf(membership::Role role, std::string address, std::string worker_id, uint64_t epoch,
                             const engine::Model& model, int64_t num_pages);
 

@@ -1,5 +1,6 @@
-// The options of a request as v1.ReuseOptions declares them, one by one: what reads JSON, checks, converts and prints
-// options goes through this list and knows none by name. Without the engine: also for the router.
+// Lists the options of a request, as v1.ReuseOptions declares them. Code that reads JSON, checks, converts or prints
+// options goes through this list and knows no option by name. It does not include the engine, so that the router can
+// use it.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -14,12 +15,12 @@
 namespace spl::wire {
 
 struct RequestOption {
-  const google::protobuf::FieldDescriptor* group;  // of v1.ReuseOptions; null: the option is a field of it
+  const google::protobuf::FieldDescriptor* group;  // in v1.ReuseOptions; null: the option is in no group
   const google::protobuf::FieldDescriptor* field;
   bool of_decoding;                       // `methods` are selectors; false: policies
-  std::vector<std::string_view> methods;  // that read it; empty: all
+  std::vector<std::string_view> methods;  // methods that read it; empty: all
 
-  // In JSON. No two options, whatever their groups, have the same.
+  // Name in JSON. It is unique over all groups.
   const std::string& name() const { return field->has_json_name() ? field->json_name() : field->name(); }
   std::string_view help() const { return field->options().GetExtension(v1::help); }
   // The message that the option is a field of.
@@ -28,20 +29,20 @@ struct RequestOption {
   bool IsSet(const v1::ReuseOptions& options) const;
 };
 
-// In the order of their declaration. Made once; any thread.
+// All options, in the order of their declaration. Made once; any thread.
 std::span<const RequestOption> RequestOptions();
-// REQUIRES: there is one of that name.
+// REQUIRES: there is an option of that name.
 const RequestOption& FindRequestOption(std::string_view name);
 
 struct UnreadOption {
   const RequestOption* option = nullptr;
-  std::string method;  // that the request names
+  std::string method;  // the method that the request names
 };
-// The first option that is set and that the method named does not read; null: there is none. What "auto" stands for and
-// strict quality are taken to read all.
+// The first option that is set although the method of the request does not read it; null: there is none. "auto" and
+// strict quality count as methods that read all options.
 UnreadOption FindUnreadOption(const v1::ReuseOptions& options);
 
-// docs/options.md: every method and every option.
+// Text of docs/options.md: every method and every option.
 std::string OptionsPage();
 
 }  // namespace spl::wire

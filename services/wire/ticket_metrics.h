@@ -1,4 +1,4 @@
-// The counter of refused tickets, which prefill and decode workers share.
+// Counter of refused tickets (KV reservations), shared by prefill and decode workers.
 #pragma once
 
 #include "services/base/metrics.h"

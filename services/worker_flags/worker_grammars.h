@@ -9,9 +9,9 @@
 
 namespace spl {
 
-// Reads nothing yet: the tokenizer is loaded when the first request for structured output comes. Where `folder` (a
-// model folder, or ORG/NAME of a model on this machine) is empty or has no tokenizer, these requests are refused with
-// Unimplemented, which says so.
+// Null where structured output cannot be served, which is logged: without libsplice_xgrammar.so, or where `folder` (a
+// model folder, or ORG/NAME of a model on this machine) is empty or has no tokenizer. Reads nothing yet: the tokenizer
+// is loaded when the first request for structured output comes.
 std::shared_ptr<grammar::GrammarCache> MakeWorkerGrammars(const std::string& folder, const engine::Model& model);
 
 }  // namespace spl

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -286,6 +287,8 @@ TEST_F(StructuredOutputTest, ConflictsAndWhatIsNotSupportedAreRefusedByName) {
 TEST_F(StructuredOutputTest, HostileSchemasHarmNobodyElse) {
   json deep = {{"type", "string"}};
   for (int i = 0; i < 24; ++i) deep = {{"anyOf", json::array({deep, {{"type", "integer"}}})}};
+  std::string nested = std::string(60, '(') + "a";
+  for (int i = 0; i < 60; ++i) nested += "?)*";
   json doubling = {{"$defs", {{"d0", {{"type", "string"}}}}}, {"$ref", "#/$defs/d30"}};
   for (int i = 1; i <= 30; ++i) {
     const json ref = {{"$ref", "#/$defs/d" + std::to_string(i - 1)}};
@@ -296,15 +299,21 @@ TEST_F(StructuredOutputTest, HostileSchemasHarmNobodyElse) {
                           {{"guided_json", std::string(10 << 20, '[')}},
                           {{"guided_json", R"({"type":"string","maxLength":1000000})"}},
                           {{"guided_regex", "(a{1000}){1000}"}},
+                          {{"guided_regex", R"((\w|\d|.){1,500}x(\w|\d|.){1,500})"}},
+                          {{"guided_regex", nested}},
+                          {{"guided_grammar", "root ::= \"a\" | root root root"}},
                           {{"guided_grammar", "root ::= x{1,1000}\nx ::= y{1,1000}\ny ::= [a-z]{1,1000}"}}};
   std::atomic<bool> done{false};
   std::atomic<int> answers{0};
+  double longest_s = 0;
   std::thread other([&] {
     do {
       json body = Body("Go on.");
       body["max_tokens"] = 20;
+      const auto start = std::chrono::steady_clock::now();
       const HttpReply reply = Post(body);
       EXPECT_EQ(reply.status, 200) << reply.body;
+      longest_s = std::max(longest_s, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       ++answers;
     } while (!done);
   });
@@ -318,6 +327,8 @@ TEST_F(StructuredOutputTest, HostileSchemasHarmNobodyElse) {
   done = true;
   other.join();
   EXPECT_GE(answers, 2);
+  std::printf("%d answers of others, the longest took %.2f s\n", answers.load(), longest_s);
+  EXPECT_LT(longest_s, 20);
   EXPECT_EQ(Ended([] {
               json body = Body("x");
               body["guided_choice"] = {"fine"};
@@ -374,7 +385,9 @@ TEST_F(StructuredOutputTest, AForcedToolIsCalledEveryTime) {
     ASSERT_EQ(choices.size(), 1u);
     const bool was_good = !HasFailure();
     EXPECT_EQ(CheckCalls(choices[0]), 1u) << choices[0];
-    if (named && !HasFailure()) EXPECT_EQ(choices[0]["message"]["tool_calls"][0]["function"]["name"], "weather");
+    if (named && !HasFailure()) {
+      EXPECT_EQ(choices[0]["message"]["tool_calls"][0]["function"]["name"], "weather");
+    }
     good += was_good && !HasFailure();
   }
   std::printf("%d of %d forced calls are valid\n", good, num_answers);
@@ -451,6 +464,23 @@ TEST(StructuredOutputClusterTest, AnAnswerWhoseWorkerDiesValidates) {
   EXPECT_EQ(finish, "stop");
   EXPECT_TRUE(IsValid(json::parse(text, nullptr, false), schema, schema)) << text;
   EXPECT_EQ(text, json::parse(undisturbed.body)["choices"][0]["message"]["content"]) << "the same seed";
+}
+
+// A build whose source of xgrammar could not be fetched.
+TEST(StructuredOutputClusterTest, WithoutThePlugInRequestsAreRefused) {
+  ::setenv("SPLICE_XGRAMMAR_PLUGIN", "/there/is/no/libsplice_xgrammar.so", 1);
+  auto cluster = ProcessCluster::Start({.model_dir = kTinyModel});
+  ::unsetenv("SPLICE_XGRAMMAR_PLUGIN");
+  ASSERT_NE(cluster, nullptr);
+  json body = Body("x");
+  body["max_tokens"] = 4;
+  EXPECT_EQ(HttpPost(cluster->http(), kChat, body.dump()).status, 200);
+  body["response_format"] = SchemaFormat(kSchemas[0]);
+  const HttpReply refused = HttpPost(cluster->http(), kChat, body.dump());
+  EXPECT_EQ(refused.status, 501) << refused.body;
+  const json error = json::parse(refused.body, nullptr, false).value("error", json::object());
+  EXPECT_EQ(error.value("code", ""), "structured_output_unavailable") << refused.body;
+  EXPECT_THAT(error.value("message", ""), HasSubstr("./dev build"));
 }
 
 }  // namespace

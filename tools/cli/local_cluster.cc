@@ -15,10 +15,12 @@ namespace spl::cli {
 namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
-constexpr size_t kPromptsAtOnce = 16;  // that hold pages at one time
 constexpr std::chrono::milliseconds kReadyPoll{5};
 // Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
 constexpr int32_t kSliceTokensOnHost = 512, kSliceTokensOnGpu = 2048;
+
+// Prompts that hold pages at one time. A GPU computes as many short ones in a pass as fill it.
+size_t PromptsAtOnce(const engine::Model& model) { return model.backend().host_memory() ? 16 : 64; }
 
 struct PoolBytes {
   uint64_t prefill = 0, decode = 0;
@@ -32,8 +34,8 @@ absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t 
     KvPoolNeed both = NeedOfPool("shared", options.kv_bytes, decode, steps);
     // Passes of prompts take decode steps along.
     both.other_bytes += engine::WorkspaceBytes(
-        prefill.rank(0),
-        {.max_rows = slice_tokens, .max_sequences = options.max_sequences + static_cast<int32_t>(kPromptsAtOnce)});
+        prefill.rank(0), {.max_rows = slice_tokens,
+                          .max_sequences = options.max_sequences + static_cast<int32_t>(PromptsAtOnce(prefill))});
     SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(decode, {&both, 1}));
     return PoolBytes{.prefill = bytes[0], .decode = bytes[0]};
   }
@@ -114,7 +116,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   prefill.store_address = store_->grpc_address();
   prefill.engine.executor.num_threads = options.num_threads;
   prefill.engine.executor.max_rows = slice_tokens;
-  prefill.engine.max_concurrent = kPromptsAtOnce;
+  prefill.engine.max_concurrent = PromptsAtOnce(*model);
   prefill.SetKvTransport(options.kv_transport);
   if (shares_pool)
     prefill.neighbour = {.pool = decode_->shared(),

@@ -1,4 +1,4 @@
-// The one row that a sequence has in a decode step.
+// A row of a decode step: one token of one sequence.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,20 @@
 
 namespace spl::engine {
 
-// How much of a step's attention lies, at least, on keys that are only known by their summaries (key_summary.h).
+// Asks for a lower bound of the step's attention to keys that are known only by their summaries (key_summary.h).
 struct HeadProbe {
-  // By stream, layer * num_kv_heads + head of the model; null: is not asked. A stream that is asked is local where the
-  // model itself lets it see everything, and its summary covers nothing that it sees.
+  // Indexed by stream: layer * num_kv_heads + KV head of the model. A stream that is asked is local where the model
+  // itself lets it see everything. Its summary covers only keys that it does not see. Null: the stream is not asked.
   std::vector<const KeySummary*> summaries;
-  std::vector<float> outside;  // out, by stream: e-, the largest of the query heads of the KV head
+  std::vector<float> outside;  // out, by stream: e-, the maximum over the query heads of the KV head
 };
 
-// How much of a step's attention lies on what its selector chose: the same queries over everything, beside it.
+// Measures how much of a step's attention lies on the tokens that its selector chose: the same queries attend once
+// more, to everything.
 struct MassProbe {
   TokenSelector* everything = nullptr;  // BeginStep was called for this step
-  // Out, [num_layers, num_qo_heads of the model]: exp(lse of what is chosen - lse of everything), 0 to 1; -1 where the
-  // head saw everything. Sized by the caller.
+  // Out, [num_layers, num_qo_heads of the model]: exp(lse of the chosen tokens - lse of everything), 0 to 1. The caller
+  // sizes it. -1: the head saw everything.
   std::vector<float> kept;
 };
 
@@ -31,26 +32,26 @@ struct DecodeRow {
   int32_t token = 0;
   const SequenceKv* kv = nullptr;
   TokenSelector* selector = nullptr;
-  // Room for position kv->num_tokens(); null where the selector needs none (MakeCompactPages).
+  // Has room for position kv->num_tokens(). Null if the selector needs none (MakeCompactPages).
   const CompactPages* compact = nullptr;
-  HeadProbe* probe = nullptr;  // null: nothing is asked. REQUIRES: host memory; as many outside as summaries
-  // Null: not measured. Costs a second attention, two waits and two small copies in each layer, and the step is not
-  // recorded; what the step computes is the same.
+  HeadProbe* probe = nullptr;  // REQUIRES: host memory; `outside` is as long as `summaries`. Null: no probe
+  // Costs a second attention, two waits and two small copies in each layer, and the step is not recorded. The step's
+  // results are the same. Null: not measured.
   MassProbe* mass = nullptr;
-  // Where the token stands; -1: behind all that the sequence has. A sequence may have several rows, at positions one
-  // behind the other: each sees those in front of it, as if it had been a step of its own.
+  // Position of the token. A sequence may have several rows, at consecutive positions: each sees the ones before it, as
+  // if it had been a step of its own. -1: the position after the last one that the sequence has.
   int64_t at = -1;
-  // The row of the executor's last BeginSample whose token comes here, in the place of `token`: the host need not have
-  // seen it. -1: `token` is the token.
+  // Row of the executor's last BeginSample whose token is used instead of `token`. The host need not have seen it yet.
+  // -1: `token` is used.
   int32_t token_of = -1;
 
   int64_t position() const { return at < 0 ? kv->num_tokens() : at; }
-  // Positions that the sequence has once the step has written this one.
+  // Positions that the sequence has after the step has written this one.
   int64_t kv_len() const { return position() + 1; }
 };
 
-// Whether nothing of the row needs the host during its pass, or other passes for the same step: it attends to all that
-// the model lets it see, and nothing is measured. It may share a pass with slices of prompts.
+// Whether the row may share a pass with slices of prompts (chunked prefill): it attends to all that the model lets it
+// see, nothing is measured, and it needs neither the host during its pass nor another pass for the same step.
 inline bool CanRide(const DecodeRow& row) {
   return row.selector->is_exact() && row.compact == nullptr && row.probe == nullptr && row.mass == nullptr &&
          row.kv->is_whole();

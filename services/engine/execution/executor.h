@@ -1,6 +1,6 @@
-// Runs one rank's part of a model's layers over rows of one or more sequences, one layer after the other. Written once
-// against kernels::Backend; knows no method: what a row attends to comes from policies and selectors, and what else
-// methods do to rows on the way is done by observers.
+// Runs one rank's part of a model's layers over rows of one or more sequences, layer by layer. It is written once
+// against kernels::Backend and knows no method: policies and selectors say what a row attends to, and observers do
+// everything else that methods do to rows.
 #pragma once
 
 #include <cstdint>
@@ -27,112 +27,111 @@ namespace spl::engine {
 
 struct ExecutorOptions {
   int32_t num_threads = 0;     // 0: one per core
-  int32_t max_rows = 512;      // of one forward pass; workspace grows linearly with it
-  int32_t max_sequences = 64;  // of one forward pass
-  // Of a pass that holds a whole span (PassLayers::whole); its products still run over max_rows rows at a time, and
-  // what it needs is allocated when it first runs. 0: max_rows.
+  int32_t max_rows = 512;      // rows of one forward pass; the workspace grows linearly with it
+  int32_t max_sequences = 64;  // sequences in one forward pass
+  // Rows of a pass that holds a whole span (PassLayers::whole). The matrix products of such a pass still run over
+  // max_rows rows at a time. Its memory is allocated when it first runs. 0: max_rows.
   int32_t max_span_rows = 0;
 
   int32_t span_rows() const { return max_span_rows > max_rows ? max_span_rows : max_rows; }
   kernels::CpuIsa isa = kernels::DetectCpuIsa();
 };
 
-// Hidden states of rows between two passes that share the layers, f32 [num_rows, hidden_size] in device memory: row r
-// is position first_position + r.
+// Hidden states that are handed from one pass to a later one through other layers: f32 [num_rows, hidden_size] in
+// device memory. Row r is position first_position + r.
 struct HiddenStates {
   std::unique_ptr<kernels::Buffer> memory;
   int32_t first_position = 0;
 };
 
-// Some rows of one prompt, whose pages are reserved.
+// Rows of one prompt that run in one pass (chunked prefill). Their pages are reserved.
 struct PrefillSlice {
   std::span<const int32_t> tokens;
-  std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps where rows are left out
+  std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps if rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
-  // Read by a pass that begins above layer 0; written, where the positions have no gaps, by one that says so. In a
-  // slice for a ParallelExecutor hidden[r], observers[r] and lines[r] are rank r's: what an Executor is given are its
-  // own.
+  // Read by a pass that begins above layer 0. Written by a pass with keep_hidden; the positions have no gaps then. In a
+  // slice for a ParallelExecutor, `hidden`, `observers` and `lines` are arrays with an entry for each rank; an Executor
+  // gets a pointer to its own.
   HiddenStates* hidden = nullptr;
-  const ObserverList* observers = nullptr;  // in the order in which they are called; null: none
-  LineReport* lines = nullptr;              // what choosing lines came to; of a pass that is whole
+  const ObserverList* observers = nullptr;  // called in this order; null: none
+  LineReport* lines = nullptr;              // result of choosing lines; only for a whole pass
 };
 
-// Which part of the model a pass runs.
+// The part of the model that a pass runs.
 struct PassLayers {
   LayerRange layers;
-  bool keys_only_last = false;  // of the last of them only K and V
-  bool keep_hidden = false;     // writes the slices' hidden states, of which every one has room
-  // The last of them ends with attention and its scores: nobody reads what would come out behind.
+  bool keys_only_last = false;  // computes only K and V of the last layer
+  bool keep_hidden = false;     // writes the hidden states of the slices, which all have room for them
+  // Ends the last layer after attention and its scores: nothing reads the layer's output.
   bool attention_only_last = false;
-  // One layer of one slice that may have span_rows() rows (PrefillStage::whole). Logits are then to be had of the last
-  // rows only, at most max_rows.
+  // Runs one layer of one slice, which may have span_rows() rows (PrefillStage::whole). Logits are then available for
+  // the last rows only, at most max_rows of them.
   bool whole = false;
   bool operator==(const PassLayers&) const = default;
 };
 
-// What a layer does with the rows of one slice; its tables have an entry for each KV head of the model.
+// Gives what a layer does with the rows of one slice. The tables of a plan have an entry for each KV head of the model.
 using PlanSlice = std::function<LayerPlan(size_t slice, int32_t layer)>;
 
-// Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass.
-// Rows do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h).
-// Of a model on several ranks there is one for each, used by a thread of its own; all run the same passes, and wait for
-// each other in every layer (parallel_executor.h is what engines use).
+// Owns the workspace; one thread at a time uses it. The caller updates num_tokens of each sequence after a pass. Rows
+// do not influence each other: a sequence's results are the same alone and in a batch (attention.h, gemm.h). A model on
+// several ranks has one executor for each rank, used by a thread of its own. All of them run the same passes and wait
+// for each other in every layer; engines use parallel_executor.h.
 class Executor {
  public:
-  // `pool` is the rank's part of the pages. `communicator`, of a model on several ranks, is taken over.
+  // `pool` is the rank's part of the pages. `communicator` is taken over; null with one rank.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(
       std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options, int rank = 0,
       std::unique_ptr<kernels::Communicator> communicator = nullptr);
 
-  // Called when K and V of the pass's rows are final in the pages of `layer`, before the layer's attention runs. False
-  // ends the pass early with Cancelled.
+  // Called when K and V of the pass's rows are final in the pages of `layer`, before the layer's attention runs. If it
+  // returns false, the pass ends early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // Complete on return. ResourceExhausted when the slices together have more than max_rows tokens, or a whole one more
+  // Complete on return. ResourceExhausted: the slices together have more than max_rows tokens, or a whole one has more
   // than span_rows().
   //
-  // `riders`: rows of running sequences that share the pass, which costs them the reading of their KV alone. They come
-  // behind the slices' rows. REQUIRES: the pass runs all layers, no slice has observers, and every rider
-  // CanRide.
+  // `riders`: decode rows of running sequences that share the pass, which adds only the reading of their KV. Their rows
+  // follow those of the slices. REQUIRES: the pass runs all layers, no slice has observers, and every rider CanRide.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr,
                        std::span<const DecodeRow> riders = {});
-  // The same with plans from elsewhere than the slices' policies.
+  // The same, with plans that do not come from the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
                        const OnLayer& on_layer, std::span<const DecodeRow> riders = {});
-  // Room for the hidden states, or scores, of a prompt: see PrefillSlice and ColumnScoring.
+  // Allocates the hidden states, or the scores, of a prompt: see PrefillSlice and ColumnScoring.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
-  // The indices of the k largest scores, ascending (kernels/selection/top_k.h), each the best of its neighbours within
-  // pool_radius (kernels/selection/sparsex/pool_scores.h).
+  // The indices of the k largest scores, ascending (kernels/selection/top_k.h). Each score is first replaced by the
+  // maximum within pool_radius of it (kernels/selection/sparsex/pool_scores.h).
   absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
                                                  int64_t k);
-  // Copies cached tokens to their places, behind everything so far (kernels/kv_copy/align_copy.h).
+  // Copies cached tokens to their places, after all work so far (kernels/kv_copy/align_copy.h).
   absl::Status AlignCopy(const AlignPlan& plan);
-  // One step, with the logits of every row. The selectors' BeginStep was called for it, and those that choose tokens in
-  // it share a step (ScoringPlan::SharesStep).
+  // Runs one decode step and computes the logits of every row. BeginStep of the selectors was called for it. Selectors
+  // that choose tokens in it share a step (ScoringPlan::SharesStep).
   absl::Status Decode(std::span<const DecodeRow> rows);
 
   // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice). FailedPrecondition:
-  // of a whole span, a row whose hidden state is gone.
+  // the hidden state of a row of a whole span is gone.
   absl::Status ComputeLogits(std::span<const int32_t> rows);
-  // What was computed last, [rows, the rank's vocab().size()], where the host may change it; valid until the next call
-  // of the executor.
+  // The logits that were computed last, [rows, the rank's vocab().size()]. The host may change them. Valid until the
+  // next call of the executor.
   absl::StatusOr<std::span<float>> Logits();
-  // Of the rank's logits the most likely token of each row, ties to the lower id. Valid until the next call.
+  // The most likely token of each row among the rank's logits; ties go to the lower id. Valid until the next call.
   absl::StatusOr<std::span<const int32_t>> Argmax();
-  // The same with their logits, by which ranks compare them.
+  // The same with the logits of these tokens, by which ranks compare them.
   struct Best {
     std::span<const int32_t> tokens;  // counted from the rank's vocab().begin
     std::span<const float> logits;
   };
   absl::StatusOr<Best> ArgmaxWithLogits();
-  // Tokens of rows of the rank's logits (kernels/sampling/sample_tokens.h). Valid until the next call.
+  // Samples tokens for rows of the rank's logits (kernels/sampling/sample_tokens.h). Valid until the next call.
   absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
-  // The same without waiting. Of max_rows rows at most the next Decode may read the tokens (DecodeRow::token_of).
+  // The same without waiting. With at most max_rows rows, the next Decode may read the tokens (DecodeRow::token_of).
   absl::StatusOr<PendingSample> BeginSample(std::span<const kernels::SampleRow> rows);
 
-  // While Prefill runs on_layer: a point behind the layer's KV. Null when it is there already.
+  // Records a point after the layer's KV, while Prefill runs on_layer. Null if the KV is complete already.
   std::shared_ptr<const kernels::Fence> RecordFence() { return session_->RecordFence(); }
 
   const Model& model() const { return *whole_; }
@@ -144,10 +143,10 @@ class Executor {
   Executor(std::shared_ptr<const Model> model, const kernels::KvPoolView& pool, const ExecutorOptions& options,
            int rank, std::unique_ptr<kernels::Communicator> communicator);
   absl::Status AllocateWorkspace();
-  // Checks the pass against the limits and puts it where the device reads it.
+  // Checks the pass against the limits and copies its description to where the device reads it.
   absl::Status Stage(bool staged_plans = false);
   absl::Status StageBatch(bool staged_plans = false);
-  // A pass of one layer over a span of any length; executor_span.cc.
+  // A pass of one layer over a span of any length; see executor_span.cc.
   struct SpanPass {
     const PrefillSlice& slice;
     LayerPlan plan;
@@ -163,18 +162,18 @@ class Executor {
   absl::StatusOr<LineFidelity> SpanFidelity(const SpanPass& pass, const kernels::PrefillAttentionArgs& seen);
   absl::Status StageSpan(const SpanPass& pass, int32_t begin, int32_t end, int64_t kv_len);
   absl::Status AllocateSpan(int64_t num_rows, bool wants_lse);
-  // What a pass does, whoever asks for it.
+  // Steps of a pass, the same for prefill and decode.
   struct LayerHooks {
-    std::function<absl::Status(int32_t layer)> before_kv;  // the layer's pages are as they were; may be null
-    std::function<absl::Status(int32_t layer)> after_kv;   // the rows' K and V are written; may be null
+    std::function<absl::Status(int32_t layer)> before_kv;  // before the layer's K and V are written; may be null
+    std::function<absl::Status(int32_t layer)> after_kv;   // after K and V of the rows are written; may be null
     OnLayer on_layer;                                      // may be null
     bool keys_only_last = false;
     bool attention_only_last = false;
     std::function<absl::Status(int32_t layer)> attend;
-    // Chooses the rows that run through feed-forward (ffn_rows_). False, or null: all do.
+    // Chooses the rows that run through feed-forward (ffn_rows_). If it is null or returns false, all rows do.
     std::function<absl::StatusOr<bool>(int32_t layer)> choose_ffn_rows;
   };
-  // `last_tokens`: of the rows that name one (DecodeRow::token_of); null: none does.
+  // `last_tokens`: tokens for the rows with DecodeRow::token_of. Null: no row has one.
   absl::Status Embed(const int32_t* last_tokens = nullptr);
   absl::Status RunLayers(LayerRange layers, const LayerHooks& hooks);
   absl::Status LoadHidden(std::span<const PrefillSlice> slices);
@@ -185,7 +184,7 @@ class Executor {
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
     return GrowBuffer(model_->backend(), *session_, buffer, bytes);
   }
-  // Calls one observer after the other, slice by slice.
+  // Calls the observers one after the other, slice by slice.
   absl::Status Observe(std::span<const PrefillSlice> slices, int32_t layer,
                        absl::Status (LayerObserver::*hook)(const LayerView&));
   LayerView View(size_t slice, int32_t layer);
@@ -202,9 +201,9 @@ class Executor {
   absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
   absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
-  // f32 [num_rows, hidden_size] of all ranks, added up; nothing with one.
+  // Sums f32 [num_rows, hidden_size] over all ranks. Does nothing with one rank.
   absl::Status Reduce(float* partial, int64_t num_rows);
-  // Feed-forward of `x` [num_rows, hidden_size], whatever kind the layer has, summed over the ranks.
+  // Runs the feed-forward part of `x` [num_rows, hidden_size], dense or with experts, and sums over the ranks.
   absl::Status RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status RunSparseFeedForward(const LayerWeights& weights);
   absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
@@ -226,16 +225,16 @@ class Executor {
   }
   kernels::AttentionShape attention_shape() const;
 
-  // A sequence's rows in the current pass.
+  // The rows of one sequence in the current pass.
   struct RowSpan {
     int32_t begin = 0, end = 0;
-    int64_t kv_len = 0;  // once the pass has written its rows
+    int64_t kv_len = 0;  // after the pass has written its rows
     const SequenceKv* kv = nullptr;
-    TokenSelector* selector = nullptr;  // of a decode step
+    TokenSelector* selector = nullptr;  // only in a decode step
   };
 
   const std::shared_ptr<const Model> whole_;
-  const ModelShard* const model_;  // of this rank
+  const ModelShard* const model_;  // the part of this rank
   const int rank_;
   const kernels::KvPoolView pool_;
   const ExecutorOptions options_;
@@ -244,7 +243,7 @@ class Executor {
   std::unique_ptr<kernels::Session> session_;
 
   int32_t num_rows_ = 0;
-  int32_t first_row_ = 0;  // of the pass, that the workspace still has; num_rows_ of them
+  int32_t first_row_ = 0;  // first row of the pass that is still in the workspace, which has num_rows_ rows
   int64_t num_logit_rows_ = 0;
   std::vector<RowSpan> spans_;
   std::vector<int32_t> tokens_, positions_;
@@ -254,42 +253,42 @@ class Executor {
   std::vector<kernels::HeadStreamView> stream_views_;
   std::vector<kernels::PrefillSequence> prefill_sequences_;
   std::vector<kernels::BatchSequence> batch_sequences_;
-  std::vector<kernels::HeadVisibility> plans_;  // of the sequences whose plan the session lacks
+  std::vector<kernels::HeadVisibility> plans_;  // the sequences whose plan the session lacks
   std::vector<int32_t> row_ids_;
-  std::vector<LayerPlan> layer_plans_;       // of the layer that runs, by slice
-  kernels::PrefillAttentionArgs attention_;  // of the layer that runs, for observers
+  std::vector<LayerPlan> layer_plans_;       // the layer that runs, by slice
+  kernels::PrefillAttentionArgs attention_;  // the layer that runs, for observers
   ObserverScratch scratch_;
   std::vector<int32_t> ffn_rows_;
   std::unique_ptr<TokenChoices> choices_;
-  std::vector<float> host_logits_;        // of a device whose memory the host cannot change
-  std::unique_ptr<LineAttention> lines_;  // once a span chose lines
-  PendingSample last_sample_;             // of Sample
+  std::vector<float> host_logits_;        // if the host cannot change the device's memory
+  std::unique_ptr<LineAttention> lines_;  // made when a span first chooses lines
+  PendingSample last_sample_;             // the last Sample
 
   struct Workspace {
-    // Only what a product reads (normed, q, attention, activated, expert_activated) is of activation_dtype_; what one
-    // writes stays f32, and so does the residual stream: with every result rounded to bf16 the logits of a small model
-    // were 4.8e-3 off, with these in f32 they are within 4e-3.
+    // Inputs of matrix products (normed, q, attention, activated, expert_activated) have activation_dtype_. Outputs of
+    // products and the residual stream stay f32: with every result rounded to bf16 the logits of a small model were
+    // 4.8e-3 off, with these in f32 they are within 4e-3.
     std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: what the residual still lacks
+    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: not yet added to the residual
     std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden]
     std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]
-    std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null where attention reads q from qkv
+    std::unique_ptr<kernels::Buffer> q;               // [max_rows, Hq d]; null if attention reads q from qkv
     std::unique_ptr<kernels::Buffer> attention;       // [max_rows, Hq d]
-    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once an observer asked
+    std::unique_ptr<kernels::Buffer> lse;             // f32 [max_rows, Hq], once an observer asked for it
     std::unique_ptr<kernels::Buffer> top;             // int32, grown on demand
     std::unique_ptr<kernels::Buffer> pooled;          // f32 scores, grown on demand
     std::unique_ptr<kernels::Buffer> gate_up;         // [max_rows, 2 ffn]
     std::unique_ptr<kernels::Buffer> activated;       // [max_rows, ffn]
-    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]; of chosen rows what feed-forward makes
-    std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]; of chosen rows what feed-forward reads
+    std::unique_ptr<kernels::Buffer> gathered;        // [max_rows, hidden]: feed-forward output of chosen rows
+    std::unique_ptr<kernels::Buffer> gathered_delta;  // [max_rows, hidden]: feed-forward input of chosen rows
     std::unique_ptr<kernels::Buffer> logits;          // [rows, vocab part], grown on demand
     std::unique_ptr<kernels::Buffer> argmax;          // int32 [max_rows], f32 [max_rows]
-    std::unique_ptr<kernels::Buffer> sampled;         // SampledRow, TopToken: of BeginSample, grown on demand
-    std::unique_ptr<kernels::Buffer> tokens;          // int32 [max_rows]: of BeginSample
-    // Of a whole span, grown on demand: rotated queries, [rows, Hq d], or of a device that rotates them in place
-    // everything of qkv; what attention makes of them; f32 [rows, Hq].
+    std::unique_ptr<kernels::Buffer> sampled;         // SampledRow, TopToken: for BeginSample, grown on demand
+    std::unique_ptr<kernels::Buffer> tokens;          // int32 [max_rows]: for BeginSample
+    // For a whole span, grown on demand. span_q: rotated queries [rows, Hq d]; all of qkv on a device that rotates in
+    // place. span_attention: output of attention. span_lse: f32 [rows, Hq].
     std::unique_ptr<kernels::Buffer> span_q, span_attention, span_lse;
-    // Of models with experts; a place is a (row, chosen expert) pair, [max_rows * experts per token] of them.
+    // For models with experts. A place is a (row, chosen expert) pair; there are max_rows * experts per token.
     std::unique_ptr<kernels::Buffer> router_logits;     // f32 [max_rows, experts]
     std::unique_ptr<kernels::Buffer> expert_ids;        // int32 [places]
     std::unique_ptr<kernels::Buffer> expert_weights;    // f32 [places]

@@ -1,4 +1,4 @@
-// What engines run a model with: its executor, or of a model on several ranks all of theirs at once.
+// Runs a model for an engine: one executor, or the executors of all ranks at once.
 #pragma once
 
 #include <memory>
@@ -16,14 +16,14 @@
 
 namespace spl::engine {
 
-// As Executor, whose contract holds for the whole model; one engine thread uses it. With one rank every call goes
-// straight through. With several:
-//  - logits are gathered on the host, rank behind rank, and the most likely token is chosen among the ranks' own;
-//  - a pass that is cancelled ends on all ranks in front of the same layer, the first that none has begun;
-//  - on_layer runs on the thread of the rank that reaches the layer last;
-//  - a rank that fails makes the pass fail with DataLoss: the group cannot be used any more (device_lost.h);
-//  - hidden states are the same on all ranks, and each keeps its own; scores are of a rank's heads, and are added up on
-//    the host before the best are chosen, so that all ranks go on with the same rows;
+// Has the contract of Executor, for the whole model; one engine thread uses it. With one rank every call goes straight
+// through. With several:
+//  - Logits are gathered on the host in the order of ranks. The most likely token is chosen among the ranks' own.
+//  - A cancelled pass ends on all ranks before the same layer, the first that no rank has begun.
+//  - on_layer runs on the thread of the rank that reaches the layer last.
+//  - If a rank fails, the pass fails with DataLoss, and the group cannot be used any more (device_lost.h).
+//  - Hidden states are the same on all ranks; each rank keeps its own. Scores belong to a rank's heads. They are summed
+//    on the host before the best are chosen, so that all ranks continue with the same rows.
 //  - Unimplemented: a policy whose visibility lists blocks or tokens.
 class ParallelExecutor {
  public:
@@ -39,13 +39,13 @@ class ParallelExecutor {
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
     return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
   }
-  // What reusing segments takes: one of each for every rank, on its device.
+  // Allocates memory for the reuse of segments: one buffer for each rank, on its device.
   absl::StatusOr<std::vector<HiddenStates>> AllocateHidden(PositionRange positions) const;
   absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
-  // Sums over all ranks, on the host. [num_scores]
+  // Sums the scores over all ranks, on the host. [num_scores]
   absl::StatusOr<std::vector<float>> ReadScores(const RankScores& scores, int64_t num_scores);
-  // The indices of the k largest sums over the ranks, ascending, each the best of its neighbours (Executor::SelectTop).
-  // With several ranks it moves all scores to the host, and uses rank 0's memory for the sums.
+  // The indices of the k largest sums over the ranks, ascending, after the pooling of Executor::SelectTop. With several
+  // ranks it moves all scores to the host, and uses rank 0's memory for the sums.
   absl::StatusOr<std::vector<int32_t>> SelectTop(const RankScores& scores, int64_t num_scores, int32_t pool_radius,
                                                  int64_t k);
   absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]
@@ -53,26 +53,27 @@ class ParallelExecutor {
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   absl::StatusOr<std::span<float>> Logits();
   absl::StatusOr<std::span<const int32_t>> Argmax();
-  // With several ranks it moves the logits to the host and samples there: the tokens are the same.
+  // With several ranks the logits move to the host and are sampled there. The tokens are the same.
   absl::StatusOr<SampledBatch> Sample(std::span<const kernels::SampleRow> rows);
   // Executor::BeginSample. REQUIRES: samples_later(), a model on one rank.
   absl::StatusOr<PendingSample> BeginSample(std::span<const kernels::SampleRow> rows) {
     return ranks_[0]->BeginSample(rows);
   }
-  // Waits until all ranks are done; the first error.
+  // Waits until all ranks are done. Returns the first error.
   absl::Status Synchronize();
   bool samples_later() const { return team_ == nullptr; }
-  // While Prefill runs on_layer: a point behind the layer's KV on every rank. Null when it is there already.
+  // Records a point after the layer's KV on every rank, while Prefill runs on_layer. Null if the KV is complete
+  // already.
   std::shared_ptr<const kernels::Fence> RecordFence();
 
   const Model& model() const { return *model_; }
   int32_t max_rows() const { return options_.max_rows; }
-  const kernels::KernelContext& context() const { return ranks_[0]->context(); }  // while no pass runs
+  const kernels::KernelContext& context() const { return ranks_[0]->context(); }  // only while no pass runs
 
  private:
   ParallelExecutor(std::shared_ptr<const Model> model, const ExecutorOptions& options)
       : model_(std::move(model)), options_(options) {}
-  // What every rank would find wrong alike, told before any of them starts.
+  // Finds errors that every rank would find, before any rank starts.
   absl::Status CheckPass(size_t num_rows, size_t num_sequences) const;
   absl::Status PlanPrefill(std::span<const PrefillSlice> slices);
   bool OnRankLayer(int rank, int32_t layer, const OnLayer& on_layer);
@@ -80,14 +81,14 @@ class ParallelExecutor {
   const std::shared_ptr<const Model> model_;
   const ExecutorOptions options_;
   std::vector<std::unique_ptr<Executor>> ranks_;
-  std::vector<kernels::Communicator*> communicators_;  // of the executors; empty with one rank
-  std::vector<float> logits_;                          // [rows, vocab] of several ranks
+  std::vector<kernels::Communicator*> communicators_;  // the executors'; empty with one rank
+  std::vector<float> logits_;                          // [rows, vocab], with several ranks
   std::vector<int32_t> argmax_;
   std::vector<kernels::SampledRow> sampled_;
   std::vector<kernels::TopToken> top_;
-  std::unique_ptr<kernels::ThreadPool> sampling_threads_;  // of ranks that have none, on GPUs: once several rows draw
+  std::unique_ptr<kernels::ThreadPool> sampling_threads_;  // for GPU ranks; made once several rows are sampled
 
-  // Of the running prefill.
+  // State of the running prefill.
   std::vector<kernels::HeadVisibility> plans_;       // [slices][layers][kv heads]
   std::vector<FfnPlan> ffn_plans_;                   // [slices][layers]
   std::vector<float> restore_above_;                 // as plans_
@@ -101,7 +102,7 @@ class ParallelExecutor {
   int32_t furthest_ = -1;               // layer that a rank has begun
   std::optional<int32_t> stop_before_;  // once cancelled
 
-  // Of the layer whose on_layer runs; the thread that runs it.
+  // Fences of the layer whose on_layer runs; only the thread that runs it uses them.
   std::vector<std::shared_ptr<const kernels::Fence>> layer_fences_;
 
   std::unique_ptr<RankTeam> team_;  // null with one rank; its threads end first

@@ -1,4 +1,4 @@
-// Tokens that a device chooses, on their way to the host.
+// Sampled tokens that are still on their way from the device to the host.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +24,14 @@ struct SampledBatch {
   }
 };
 
-// Ends before its executor. One thread, the executor's.
+// Must be destroyed before its executor. Used by the executor's thread.
 class PendingSample {
  public:
-  PendingSample() = default;  // of no rows
+  PendingSample() = default;  // no rows
   PendingSample(std::unique_ptr<kernels::HostCopy> copy, size_t num_rows, int32_t top_stride)
       : copy_(std::move(copy)), num_rows_(num_rows), top_stride_(top_stride) {}
 
-  // Waits for the tokens, which are valid as long as this object. An error of the pass that they come from is told
-  // here.
+  // Waits for the tokens, which are valid as long as this object. Also returns an error of the pass that computed them.
   absl::StatusOr<SampledBatch> Wait();
 
  private:

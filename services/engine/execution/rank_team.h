@@ -1,4 +1,4 @@
-// The threads of a tensor-parallel group, one a rank, that run the same task at the same time.
+// Threads of a tensor-parallel group, one for each rank, which run the same task at the same time.
 #pragma once
 
 #include <chrono>
@@ -16,16 +16,16 @@ namespace spl::engine {
 // Owns the threads. One caller at a time.
 class RankTeam {
  public:
-  // `on_failure` runs once, on the caller's thread, when a rank fails while others may still wait for it: it must make
-  // them return.
+  // `on_failure` must make ranks return that wait for a failed one. It runs once, on the caller's thread, when a rank
+  // fails while others may still wait for it.
   RankTeam(int num_ranks, std::function<void(const absl::Status&)> on_failure);
   ~RankTeam();
   RankTeam(const RankTeam&) = delete;
   RankTeam& operator=(const RankTeam&) = delete;
 
-  // Runs task(rank) on every thread and returns when all have returned. OK, or DataLoss with the first error: what the
-  // ranks computed together is lost, and every later Run returns the same without running anything. A rank that does
-  // not return within kRankTimeout counts as failed; one that then ignores `on_failure` too ends the process.
+  // Runs task(rank) on every thread and returns when all have returned. DataLoss, with the first error: the ranks'
+  // common results are lost, and every later Run returns the same without running anything. A rank that does not return
+  // within kRankTimeout counts as failed. If it then ignores `on_failure`, too, the process ends.
   absl::Status Run(const std::function<absl::Status(int rank)>& task);
 
  private:
@@ -39,7 +39,7 @@ class RankTeam {
   const std::function<absl::Status(int)>* task_ = nullptr;
   int num_running_ = 0;
   bool stopping_ = false;
-  absl::Status failure_;  // of the first rank that failed
+  absl::Status failure_;  // the first rank's that failed
   absl::Status broken_;
   std::vector<std::thread> threads_;
 };

@@ -1,4 +1,4 @@
-// Device memory that an executor takes beside weights and KV pages: for sizing a page pool before there is an executor.
+// Computes the device memory that an executor needs beside weights and KV pages, to size a page pool in advance.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace spl::engine {
 
-// Upper bound in bytes, on the device of one rank: activations of max_rows rows, logits of max_sequences rows, page
-// tables of max_sequences sequences of the longest context, the workspace of the products, recorded steps. Methods that
-// run whole spans (PassLayers::whole) or choose tokens allocate more when they first run; it is not counted.
+// Upper bound in bytes, on the device of one rank. Counts activations of max_rows rows, logits of max_sequences rows,
+// page tables of max_sequences sequences of the longest context, the workspace of matrix products, and recorded steps.
+// Does not count what methods that run whole spans (PassLayers::whole) or choose tokens allocate when they first run.
 uint64_t WorkspaceBytes(const ModelShard& shard, const ExecutorOptions& options);
 
 }  // namespace spl::engine

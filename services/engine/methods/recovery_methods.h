@@ -10,24 +10,24 @@
 
 namespace spl::engine {
 
-// Whether the policy computes, and by default decodes, with head classes.
+// Whether the policy computes with head classes. By default the request is then decoded with them, too.
 bool UsesHeadClasses(const ReuseOptions& options);
 
-// Whether the policy may run a stage whole: the executor then needs room for the rows of a prompt
+// Whether the policy may run a stage whole. The executor then needs room for all rows of a prompt
 // (ExecutorOptions::max_span_rows).
 bool RunsWholeSpans(const ReuseOptions& options);
 
-// Unimplemented for an unknown policy, with the names there are. FailedPrecondition: it needs head classes. `config`
-// and the map outlive the policy.
+// Makes the policy of a request. Unimplemented: unknown policy; the message lists the known ones. FailedPrecondition:
+// the policy needs head classes. `config` and the map outlive the policy.
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
                                                                    const ModelConfig& config,
                                                                    const HeadClassMap* head_classes = nullptr);
-// The errors of the same for a worker that only decodes what the policy leaves: nothing is reserved for a prompt that a
-// prefill worker of this model would refuse.
+// The errors of MakeRecoveryPolicy, for a decode worker: it reserves no KV for a prompt that a prefill worker of this
+// model would refuse.
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes = nullptr);
-// The policy that "auto" stands for, of a prompt with segments: splice with a map whose quality was measured and is
-// within the contract, else sparsex.
+// The policy that "auto" stands for when a prompt has segments: splice if the map's quality was measured and is within
+// the contract, otherwise sparsex.
 std::string DefaultReusePolicy(const HeadClassMap* head_classes);
 
 }  // namespace spl::engine

@@ -1,5 +1,5 @@
-// Policy `exact`: causal prefill of every row with the model's own visibility; the oracle that every other policy is
-// measured against (docs/methods/splice.md).
+// Policy `exact`: causal prefill of every row with the model's own visibility. Every other policy is measured against
+// it (docs/methods/splice.md).
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace spl::engine {
 
 class ExactPolicy final : public RecoveryPolicy {
  public:
-  // `segments`: disjoint and ascending, of whose summaries what comes of their rows is noted on the way; those of which
-  // the prefix has local tiles are not.
+  // `segments`: ranges whose summaries are recorded during the prefill; disjoint and ascending. A segment is skipped if
+  // the prefix contains some of its local tiles.
   explicit ExactPolicy(const ModelConfig& config, PositionRanges segments = {})
       : RecoveryPolicy(config), segments_(std::move(segments)) {}
   std::string_view name() const override { return "exact"; }
@@ -47,8 +47,8 @@ class ExactPolicy final : public RecoveryPolicy {
 
  private:
   const PositionRanges segments_;
-  PositionRanges noted_;      // of these
-  std::vector<float> means_;  // of noted_
+  PositionRanges noted_;      // those that are recorded
+  std::vector<float> means_;  // for noted_
   std::vector<std::vector<int32_t>> attended_;
 };
 

@@ -1,5 +1,5 @@
-// What the methods with head classes do in a layer, whichever rows they compute: what each KV head sees, which rows run
-// through feed-forward, which heads may be restored (RedKnot 3; docs/methods/redknot.md).
+// Plans a layer for the methods with head classes, whichever rows they compute: visibility of each KV head, rows that
+// run through feed-forward, heads that may be restored (RedKnot 3; docs/methods/redknot.md).
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class HeadClassPlan {
   HeadClassPlan(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
       : config_(config), map_(map), options_(options), ffn_(ScheduleOf(map.ffn(), options)) {}
 
-  // Layers below `dense_layers` are those of an exact prefill in every respect.
+  // Starts a prompt. Layers below `dense_layers` are exactly those of an exact prefill.
   void Begin(const ReuseLayout& layout, int32_t dense_layers);
   // Valid until the next call.
   LayerPlan Layer(int32_t layer);
   int32_t RestoreCap(int32_t first_kv_head, int32_t num_kv_heads) const;
   bool restores() const { return options_.restore_share > 0; }
-  // Of `layer`, by whose attention rows are scored, unless all heads are asked: distant mass of a windowed head is
-  // never used later. Empty: all, also when none is global.
+  // Heads of `layer` whose attention scores rows: the global ones, because distant mass of a windowed head is never
+  // used later. Empty: all heads score; also if none is global, or with score_all_heads.
   std::vector<int32_t> GlobalHeads(int32_t layer) const;
 
  private:

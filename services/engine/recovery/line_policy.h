@@ -1,12 +1,12 @@
-// What prefill methods that choose lines have in common (loopserve.h, minference.h): a cold span, every row of it, with
-// some heads of the upper layers looking only at chosen columns and slashes (docs/methods/loopserve.md and
+// Base of the prefill methods that choose lines (loopserve.h, minference.h). Every row of a cold span is computed; some
+// heads of the upper layers attend only to chosen columns and slashes (docs/methods/loopserve.md,
 // docs/methods/splice.md and docs/methods/baselines.md).
 //
-// X̂ of 5.1 is the whole span and not a slice of it. What a selection costs does not depend on the number of rows
-// (select_lines.h), so that one for each slice of 512 rows costs more than the attention it saves; l_s and l_v are
-// lengths over the span; and the rows whose attention is sampled must be spread over, and include the last of, what the
-// lines are for. All queries of a layer therefore come before its attention: above the dense layers a stage is one
-// layer with all rows (PrefillStage::whole), and hidden states wait between two layers.
+// X̂ of 5.1 is the whole span, not a slice of it, for three reasons. A selection costs the same for any number of rows
+// (select_lines.h), so that one for each slice of 512 rows would cost more than the attention it saves. l_s and l_v are
+// lengths over the span. The sampled rows must be spread over the rows that use the lines, and include the last of
+// them. All queries of a layer are therefore computed before its attention: above the dense layers a stage is one layer
+// with all rows (PrefillStage::whole), and hidden states are kept between two layers.
 //
 // Copies of segments are not used: lines are for spans that are contiguous and fresh (6.4).
 #pragma once
@@ -22,20 +22,21 @@ class LinePolicy : public RecoveryPolicy {
  public:
   using RecoveryPolicy::RecoveryPolicy;
   bool reuses_segments() const final { return false; }
-  // A line masks; what lies above the first layer with lines is approximate, and the tokens' provenance is one for all
-  // layers.
+  // False if it chooses lines: they mask attention, so that everything above the first layer with lines is approximate.
+  // Provenance of a token is the same for all layers.
   bool is_exact(const ReuseLayout& layout) const final { return !Chooses(layout); }
   bool runs_alone(const ReuseLayout& layout) const final { return Chooses(layout); }
   LayerPlan PlanLayer(int32_t layer) final;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) final;
 
  protected:
-  // Whether a span is worth it.
+  // Whether lines pay for this span.
   virtual bool UsesLines(const ReuseLayout& layout) const = 0;
-  // First layers that are those of an exact prefill.
+  // Number of first layers that are the same as in an exact prefill.
   virtual int32_t dense_layers() const = 0;
-  // Of a layer that the model lets see everything: rows and lines, of a span of `rows`. kv_heads: all that do; a policy
-  // takes out those that do not choose, and says in `visibility` what they see.
+  // Fills in the options and sampled rows of `task`, for a span of `rows` in a layer whose window is not limited by the
+  // model. `task.kv_heads` comes with all such heads. A policy takes out the heads that do not choose, and sets their
+  // `visibility`.
   virtual void FillTask(int32_t layer, const kernels::LineRows& rows, LineTask& task,
                         std::span<kernels::HeadVisibility> visibility) const = 0;
 
@@ -43,7 +44,7 @@ class LinePolicy : public RecoveryPolicy {
   PrefillStage FirstColdStage(const ReuseLayout& layout) final;
 
  private:
-  // UsesLines, and there is a layer for it.
+  // Whether UsesLines, and some layer can use them.
   bool Chooses(const ReuseLayout& layout) const;
   PrefillStage LayerStage(const ReuseLayout& layout, int32_t layer) const;
 
@@ -54,12 +55,11 @@ class LinePolicy : public RecoveryPolicy {
   std::vector<kernels::HeadVisibility> visibility_;
 };
 
-// A number for (span, layer) that scrambles seeds: equal prompts sample the same rows on every worker and in every
-// run, other layers other rows. (5.1 seeds by request id; then a request that is dispatched again could answer
-// otherwise.)
+// Scrambles seeds by (span, layer). Equal prompts sample the same rows on every worker and in every run; other layers
+// sample other rows. (5.1 seeds by request id; a request that is dispatched again could then give another answer.)
 uint64_t LineSeed(const kernels::LineRows& rows, int32_t layer);
 
-// `count` rows spread over num_rows, none of them in `samples` (ascending). Fewer when there are not so many.
+// `count` rows spread over num_rows, none of them in `samples` (ascending). Fewer if there are not enough.
 std::vector<int32_t> HeldOutRows(int32_t num_rows, std::span<const int32_t> samples, uint64_t seed, int32_t count);
 
 }  // namespace spl::engine

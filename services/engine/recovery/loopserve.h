@@ -1,10 +1,11 @@
-// Policy `loopserve`: of a cold span of at least line_min_span rows, every layer above the dense ones attends to lines
-// only, the fewest that have the share line_alpha of the attention of line_samples sampled rows (LoopServe 3.2;
-// docs/methods/loopserve.md and docs/methods/splice.md). The paper's main text has alpha .955, its sweep recommends .99
-// and more: .995 by default. Shorter spans, and prompts of a model whose layers all have windows, are computed exactly.
+// Policy `loopserve`, for cold spans of at least line_min_span rows (LoopServe 3.2; docs/methods/loopserve.md and
+// docs/methods/splice.md). Every layer above the dense ones attends only to lines: the fewest that get the share
+// line_alpha of the attention of line_samples sampled rows. The paper's main text has alpha .955, its sweep recommends
+// .99 and more; the default here is .995. Shorter spans are computed exactly, and so are prompts of a model whose
+// layers all have windows.
 //
-// With head classes, where the request asks for them, global heads choose lines and local ones see their sinks and
-// window; nothing is restored, and feed-forward is dense.
+// If the request asks for head classes, global heads choose lines, and local ones see their sinks and window. Nothing
+// is restored, and feed-forward is dense.
 #pragma once
 
 #include "services/engine/recovery/line_policy.h"

@@ -1,5 +1,5 @@
-// Policy `redknot`: every row behind the exact prefix is computed, but local heads see their sinks and their window,
-// and in the deeper layers only the rows that attention moves most run through feed-forward (RedKnot 3;
+// Policy `redknot`: computes every row after the exact prefix. Local heads see only their sinks and their window. In
+// the deeper layers only the rows with the largest attention output run through feed-forward (RedKnot 3;
 // docs/methods/redknot.md, "What a head sees"). Copies of segments are not used.
 #pragma once
 

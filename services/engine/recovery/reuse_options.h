@@ -14,66 +14,66 @@
 
 namespace spl::engine {
 
-// The defaults are those of docs/methods/sparsex.md and docs/methods/baselines.md but where a comment names a result.
-// A new member also stands in kReuseOptionFields (docs/extending.md).
+// Defaults are those of docs/methods/sparsex.md and docs/methods/baselines.md, except where a comment names a result. A
+// new member must also be added to kReuseOptionFields (docs/extending.md).
 struct ReuseOptions {
-  std::string policy;  // "" and "auto": see the caller that knows whether there is something to reuse; else exact
+  std::string policy;  // "" and "auto": the caller chooses, by whether there is KV to reuse; otherwise exact
   // SparseX.
-  int32_t dense_layers = -1;  // layers before the boundary, where every row is computed; -1: by model and provenance
-  // k as a share of the reused tokens, bounded by the next two; -1: 0.05, in samkv 0.15, which is about what SamKV
-  // computes afresh (docs/results, samkv).
+  int32_t dense_layers = -1;  // layers before the boundary, which compute every row; -1: by model and provenance
+  // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; in samkv 0.15, which is
+  // about what SamKV recomputes (docs/results, samkv).
   double recompute_share = -1;
-  // -1: 64, with isolated segments 256 (docs/results, short prompts), or recompute_max where that is less.
+  // Lower bound of recomputed tokens. -1: 64, with isolated segments 256 (docs/results, short prompts), but not more
+  // than recompute_max.
   int32_t recompute_min = -1;
   int32_t recompute_max = 4096;
-  // A token's score counts for its neighbours as near as this, so that whole phrases are chosen; 0: the paper's, none.
+  // A token's score also counts for its neighbours within this distance, so that whole phrases are chosen. 0: only for
+  // the token itself, as in the paper.
   int32_t score_pool = 4;
   int32_t overflow_tokens = 16;  // on each side of fresh text
-  int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that is reused there
+  int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that ends with reused text
   int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones
-  // The contract of a request: of the reused tokens at most this share is chosen by scores.
+  // Limit that the request sets: scores choose at most this share of the reused tokens.
   double max_recompute_fraction = 1;
   // CacheBlend.
   double blend_share = 0.16;
   // EPIC.
   int32_t epic_tokens = 16;
-  // SamKV: kept tokens as a share of the segments', initial and local tiles included (SamKvBudget::ratio). -1: 0.15,
-  // but 1,024 tokens of the segments together at least (docs/results, short prompts).
+  // SamKV: kept tokens as a share of the segments' tokens, initial and local tiles included (SamKvBudget::ratio). -1:
+  // 0.15, but at least 1,024 tokens of all segments together (docs/results, short prompts).
   double budget_ratio = -1;
-  bool fusion = false;  // recomputed K and V are blended with the copies', not written over them
-  // Which kept tokens are computed afresh once tiles are chosen: samkv (all), attended (initial and local ones, and
-  // those that their document attends to most), sparsex (the rows that sparsex would compute, of what is kept) or none.
-  // Empty: none behind choose=recovered, which has computed them before, else samkv.
+  bool fusion = false;  // blends recomputed K and V with the copies' instead of overwriting them
+  // Kept tokens that are recomputed once tiles are chosen: samkv (all), attended (initial and local ones, and those
+  // that their document attends to most), sparsex (the kept rows that sparsex would compute) or none. Empty: none with
+  // choose=recovered, which has recomputed them before; otherwise samkv.
   std::string recompute;
-  std::string choose = "recovered";  // by what tiles are chosen: recovered, attention, or means (the paper's): samkv.h
-  bool personal_bias = true;         // means: documents are asked in the light of each other
-  // recovered: of segments that are in the store and not here, copies in four bits a value are read, where there are
-  // any.
+  std::string choose = "recovered";  // how tiles are chosen: recovered, attention, or means (the paper's); see samkv.h
+  bool personal_bias = true;         // means: the query for a document also depends on the other documents
+  // recovered: reads 4-bit copies of segments that are stored but not in the worker's pool, if there are such copies.
   bool quantized_copies = true;
-  // What any layer keeps stands together and is a shorter prompt; false: it keeps its positions, with gaps.
+  // Moves the tokens that any layer keeps together, as a shorter prompt. False: they keep their positions, with gaps.
   bool compact = false;
   // Head classes: redknot, splice, splice+.
-  bool full_kv = false;  // nothing is left out of what is decoded from
-  // Which rows run through feed-forward, see FfnSchedule; -1: as the map says.
+  bool full_kv = false;  // decodes from the whole KV: nothing is left out
+  // Rows that run through feed-forward, see FfnSchedule. -1: as in the head class map.
   double ffn_mass = -1;
   int32_t ffn_dense_layers = -1;
   int32_t ffn_recent = -1;
   int32_t ffn_deep_layer = -1;
   double ffn_deep_mass = -1;
-  double rec_frac = -1;  // splice+: share of the prompt's rows that are computed; -1: as many as splice
-  // splice: rows are chosen by the attention of local heads, too, which see everything where that is measured. False:
-  // by global heads only, as docs/methods/splice.md has it; four points fewer right answers (docs/results, head
-  // classes).
+  double rec_frac = -1;  // splice+: share of the prompt's rows that is computed; -1: as many as splice
+  // splice: local heads score rows, too, with full visibility for that measurement. False: only global heads score, as
+  // in docs/methods/splice.md; four points fewer right answers (docs/results, head classes).
   bool score_all_heads = true;
-  double restore_share = kRestoreShareMax;  // of the local heads, at most
-  double restore_threshold = 0.15;          // -1, which no request can set: any head
-  // Cold spans (docs/cold-prompts.md). loopserve, minference: rows asked in a layer, and for loopserve the share of
-  // their attention that the lines must have and the shortest span that chooses them.
+  double restore_share = kRestoreShareMax;  // upper bound, of the local heads
+  double restore_threshold = 0.15;          // -1, which no request can set: only the limit of the profile counts
+  // Cold spans (docs/cold-prompts.md). loopserve, minference: rows that are sampled in a layer. For loopserve also the
+  // share of their attention that the lines must have, and the shortest span that chooses lines.
   int32_t line_samples = 64;
   double line_alpha = 0.995;
   int32_t line_min_span = 4096;
-  bool head_classes = false;  // loopserve: local heads keep to sinks and window, and are decoded so
-  // minference: lines of a head.
+  bool head_classes = false;  // loopserve: local heads see sinks and window only, in decoding, too
+  // minference: lines of each head.
   int32_t line_columns = 1000;
   int32_t line_slashes = 6096;
   // a-shape, tri-shape.
@@ -82,7 +82,7 @@ struct ReuseOptions {
   int32_t band_last_rows = 100;  // tri-shape: rows at the prompt's end that see everything
 };
 
-// Every member but `policy`, by its name in the API, with its range.
+// Every member except `policy`, by its name in the API, with its range.
 inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
     {"dense_layers", &ReuseOptions::dense_layers, -1},
     {"recompute_share", &ReuseOptions::recompute_share},
@@ -123,10 +123,11 @@ inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
     {"band_last_rows", &ReuseOptions::band_last_rows, 1, 1 << 20},
 };
 
-// The policy and every option: equal texts, equal methods. KV that is not exact is reused by an equal method only.
+// A text of the policy and every option. Equal texts mean equal methods. KV that is not exact is reused only by an
+// equal method.
 std::string MethodOf(const ReuseOptions& options);
 
-// InvalidArgument: the field, its value and its range.
+// InvalidArgument names the field, its value and its range.
 absl::Status ValidateReuseOptions(const ReuseOptions& options, const ModelConfig& config);
 
 }  // namespace spl::engine

@@ -1,15 +1,15 @@
-// Policy `samkv`, ours (docs/methods/samkv.md): of many documents only the tiles that the question needs are kept. A
-// document is one copied run. The ways of the paper, and what we compared with, are baselines/samkv_paper.h.
+// Policy `samkv`, our variant (docs/methods/samkv.md): keeps only the tiles of many documents that the question needs.
+// A document is one copied run. The paper's variant, and others that we compared with, are in baselines/samkv_paper.h.
 //
-// The stages of SparseX (sparsex.h) run over everything. In the last of them the attention that the question's last
-// tokens pay to the documents is summed over its layers and all heads (kernels/selection/sparsex/column_scores.h):
-// where one fact leads to another, the copies have learnt of each other by then, and attention points at both. Tiles
-// are kept by what they are worth (TileWorth), the same in all layers. A last stage is the prompt's last token over
-// everything, and makes what is kept final.
+// The stages of SparseX (sparsex.h) run over everything. The last of them sums the attention that the question's last
+// tokens pay to the documents over its layers and all heads (kernels/selection/sparsex/column_scores.h). If one fact
+// leads to another, the recovered copies have seen each other by then, and attention points at both. Tiles are chosen
+// by their score (TileWorth), the same in all layers. The last stage runs the prompt's last token over everything, and
+// makes the kept KV final.
 //
-// Text that is in no document (fresh text, the exact prefix) is always kept. Positions keep their gaps; with `compact`
-// what is kept moves together behind the choice, keys turned, as a shorter prompt. With budget_ratio 1 nothing is left
-// out: that is SparseX. Behind a prompt without a copy KV is exact.
+// Text outside of documents (fresh text, the exact prefix) is always kept. Positions keep their gaps. With `compact`
+// the kept tokens move together after the choice, with rotated keys, as a shorter prompt. With budget_ratio 1 nothing
+// is left out: that is SparseX. The KV of a prompt without copies is exact.
 #pragma once
 
 #include <cstdint>
@@ -40,42 +40,42 @@ class SamKvPolicy : public RecoveryPolicy {
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
   // Fills kept_.
   virtual void Choose(const ReuseLayout& layout);
-  // Chooses, moves what is kept together with `compact`, and goes on with BehindChoice.
+  // Chooses, moves the kept tokens together if `compact`, and continues with BehindChoice.
   PrefillStage Chosen(const ReuseLayout& layout);
-  // The stage behind the choice. `only`: what of the prompt is left, by its old positions; empty: everything stays.
+  // Gives the stage after the choice. `only`: the old positions of the prompt that stay; empty: everything stays.
   virtual PrefillStage BehindChoice(const ReuseLayout& layout, const PositionRanges& only);
-  // Tiles at the start of a document that are kept anyway.
+  // Tiles at the start of a document that are always kept.
   virtual int32_t num_initial() const { return 0; }
   virtual PositionRanges AlwaysKept(const ReuseLayout& layout) const;
-  // Of a tile, tokens [begin, end) of a document with these scores.
+  // Score of a tile: tokens [begin, end) of a document, whose tokens have these scores.
   virtual float TileScore(std::span<const float> tokens, int32_t begin, int32_t end) const;
   virtual bool HasChoice(const ReuseLayout& layout) const;
 
-  // The text behind the documents; in a prompt that ends with one its last tile.
+  // The text after the documents. If the prompt ends with a document: that document's last tile.
   static PositionRange QuestionOf(const ReuseLayout& layout);
-  // Everything but the documents.
+  // Everything except the documents.
   static PositionRanges AlwaysSeen(const ReuseLayout& layout);
   PositionRanges KeptByAnyLayer() const;
   ScoreRequest QuestionScores(const ReuseLayout& layout, int32_t first_layer) const;
-  double BudgetRatio(const ReuseLayout& layout) const;  // the request's, or the default's
+  double BudgetRatio(const ReuseLayout& layout) const;  // the request's, or the default
 
   const ReuseOptions options_;
   SparseXPolicy sparsex_;
-  std::vector<float> scores_;         // of the candidates' tokens; empty: nothing is to be chosen by them
+  std::vector<float> scores_;         // scores of the candidates' tokens; empty: no choice by scores
   std::vector<PositionRanges> kept_;  // [num_layers] once chosen
 
  private:
   static ReuseOptions SparseXOptions(ReuseOptions options);
-  // A stage of SparseX, the last one with the question's scores.
+  // Gives a stage of SparseX; the last one also computes the question's scores.
   PrefillStage Recovery(const ReuseLayout& layout, PrefillStage stage);
-  // The tiles of a document, which end where pages of the prompt do, so that what is kept is whole pages. The first has
-  // up to half a page more, or less.
+  // Tiles of a document, cut where pages (blocks) of the prompt end, so that whole pages are kept. The first tile is up
+  // to half a page longer or shorter.
   static PositionRanges PageTiles(const PositionRange& document);
   // Tokens that may be left out.
   PositionRanges Candidates(const ReuseLayout& layout) const;
   std::vector<std::vector<int32_t>> TilesByAttention(const ReuseLayout& layout) const;
 
-  bool compacted_ = false;  // what was left out is gone; kept_ is everything that is left
+  bool compacted_ = false;  // the dropped tokens are gone; kept_ is the whole prompt
   bool last_ = false;       // the last stage was given out
 };
 

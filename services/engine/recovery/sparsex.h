@@ -1,11 +1,10 @@
-// Policy `sparsex`: every row in the dense layers before the boundary, there the attention that fresh text pays to each
-// reused token, then only fresh text, the k tokens with the most of it, and the edges (SparseX 4;
-// docs/methods/sparsex.md).
+// Policy `sparsex` (SparseX 4; docs/methods/sparsex.md). Dense layers before the boundary compute every row. The last
+// of them measures the attention that fresh text pays to each reused token. Above it only fresh text, the k reused
+// tokens with the most attention, and the edges of segments are computed.
 //
-// Of the last dense layer, rows that are not chosen leave K and V and nothing else: what the layer makes of their
-// hidden state is read by nobody. So three stages: all rows up to the keys of that layer; the probes through it, which
-// scores; the chosen rows from it on. The result is the same as with the whole layer for all rows, for a layer's price
-// less.
+// In the last dense layer only K and V of the rows that are not chosen are used, not their hidden states. So there are
+// three stages: all rows up to the keys of that layer; the probes through it, to score; the chosen rows from it on. The
+// result is the same as if that layer ran for all rows, and one layer is saved.
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"
@@ -21,16 +20,16 @@ class SparseXPolicy : public RecoveryPolicy {
   int32_t first_cached_layer() const override { return dense_layers_; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
-  // Layers before the boundary.
+  // Number of dense layers before the boundary.
   int32_t DenseLayersOf(const ReuseLayout& layout) const;
-  // How many of so many reused tokens of the layout are chosen by scores.
+  // Number of reused tokens, out of `num_reused` of the layout, that scores choose.
   int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const;
-  // Fresh text, and what of the reused text is computed wherever attention points.
+  // Rows that are computed without regard to scores: fresh text, and the edges of reused text.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
-  // Segments cached in context: a sixth of the layers of a small dense model, an eighth of a large one or one of
-  // experts (docs/methods/sparsex.md: 15–20 % and 10–15 %). Isolated ones: twice that, because what relates them to
-  // each other has never been computed, and it takes the layers up to there until attention points at it (docs/results,
-  // segments).
+  // Dense layers by default. Segments cached in context: a sixth of the layers of a small dense model, an eighth of a
+  // large model or one with experts (docs/methods/sparsex.md: 15–20 % and 10–15 %). Isolated segments: twice as many,
+  // because their relations to each other were never computed, and attention needs these layers to find them
+  // (docs/results, segments).
   static int32_t DefaultDenseLayers(const ModelConfig& config, bool isolated);
 
  protected:
@@ -42,7 +41,7 @@ class SparseXPolicy : public RecoveryPolicy {
 
  private:
   PrefillStage Probes(const ReuseLayout& layout) const;
-  // The last reused tokens, where no fresh text follows them.
+  // The last reused tokens, if no fresh text follows them.
   PositionRanges Tail(const ReuseLayout& layout) const;
   // Reused tokens next to fresh text.
   PositionRanges Overflow(const ReuseLayout& layout) const;

@@ -1,12 +1,12 @@
-// Policies `splice` and `splice+`: SparseX's rows times RedKnot's heads (docs/methods/splice.md). In the dense layers
-// everything is exact; above them the rows that SparseX chooses attend with head classes, and of these the ones that
-// attention moves most run through feed-forward. Scores count all heads, or global ones only (score_all_heads).
+// Policies `splice` and `splice+`: SparseX's rows with RedKnot's heads (docs/methods/splice.md). Dense layers are
+// exact. Above them the rows that SparseX chooses attend with head classes, and only those with the largest attention
+// output run through feed-forward. Scores count all heads, or global ones only (score_all_heads).
 //
-// A prompt of which splice reuses nothing is computed exactly: its KV is what later prompts copy, and with windows it
-// could be nobody's source. What is kept for decoding follows the classes in any case.
+// If splice reuses nothing of a prompt, the prompt is computed exactly: later prompts copy its KV, which could be no
+// source if it were computed with windows. Decoding keeps KV by head class in any case.
 //
-// splice+ computes more rows, the next best by score, up to rec_frac of the prompt: with all of them it is redknot
-// above the dense layers. With all heads global and all feed-forward, splice is sparsex.
+// splice+ computes more rows, the next best by score, up to rec_frac of the prompt. With all rows it is redknot above
+// the dense layers. With all heads global and dense feed-forward, splice is sparsex.
 #pragma once
 
 #include "services/engine/recovery/head_class_plan.h"

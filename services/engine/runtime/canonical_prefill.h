@@ -1,5 +1,5 @@
-// Segments that requests named and that have no source (canonical_queue.h), computed by themselves while an engine has
-// nothing else to do.
+// Computes segments that requests named but that have no source (canonical_queue.h), each by itself, while the engine
+// has nothing else to do.
 #pragma once
 
 #include <cstdint>
@@ -19,51 +19,51 @@
 namespace spl::engine {
 
 struct CanonicalStats {
-  size_t num_queued = 0;       // the one being computed included
+  size_t num_queued = 0;       // including the one being computed
   bool running = false;        // one is being computed
-  uint64_t num_computed = 0;   // and made sources
-  uint64_t num_tokens = 0;     // of these
-  uint64_t num_cancelled = 0;  // runs that a request ended; they are tried again
-  uint64_t num_dropped = 0;    // for want of room in the queue, or of pages
+  uint64_t num_computed = 0;   // completed: they have sources now
+  uint64_t num_tokens = 0;     // tokens of those
+  uint64_t num_cancelled = 0;  // runs that a request interrupted; they are tried again
+  uint64_t num_dropped = 0;    // no room in the queue, or no pages
 };
 
 struct CanonicalPrefillOptions {
   size_t max_queued = 64;
-  // Asked for free pages before they are taken.
+  // Called to get free pages before they are taken.
   std::function<bool(int64_t num_pages)> make_room;
-  // A segment has a source now, which nobody had before.
+  // Called when a segment got a source that it did not have before.
   std::function<void(const CanonicalTask& task, const std::shared_ptr<const SegmentSource>& source)> on_computed;
 };
 
-// One thread, but for stats(). Takes pages while a segment is under way.
+// One thread, except for stats(). Holds pages while a segment is being computed.
 class CanonicalPrefill {
  public:
   // `pool` and `segments` outlive it.
   CanonicalPrefill(std::shared_ptr<const Model> model, PagePool& pool, SegmentIndex& segments,
                    CanonicalPrefillOptions options);
 
-  // What has a source by the time of its turn is not computed again.
+  // Adds a segment. It is not computed if it has a source by the time of its turn.
   void Add(CanonicalTask task);
   bool has_work() const { return run_.has_value() || queue_.size() > 0; }
 
-  // What a step computed, for the engine's rates: rows times layers, and by PrefillCost; and how long that took.
+  // Work of a step, for the engine's rates: rows times layers, the same by PrefillCost, and its duration.
   struct Pass {
     double work = 0, cost = 0, seconds = 0;
   };
-  // One slice of the segment under way, or of the next one; nothing when there is no room for any. `stop` is asked in
-  // front of each layer: true ends the segment (Cancel). Errors are the executor's, and drop the segment.
+  // Runs one slice of the current segment, or of the next one. Does nothing if there are no pages for any. `stop` is
+  // called before each layer; true interrupts the segment (Cancel). Errors are the executor's; they drop the segment.
   absl::StatusOr<Pass> Step(ParallelExecutor& executor, const std::function<bool()>& stop);
-  // Somebody waits: the pages go back, the segment's turn comes again.
+  // Interrupts the current segment for a request: its pages go back, and it will be tried again.
   void Cancel();
-  // Of everything that waits.
+  // Drops all segments that wait.
   void DropQueued();
-  // Gives the pages back; nothing is computed any more.
+  // Gives the pages back. Nothing is computed any more.
   void Stop() { run_.reset(); }
 
   CanonicalStats stats() const;  // any thread
 
  private:
-  // From position 0, with nothing in front.
+  // The segment being computed, from position 0, with nothing before it.
   struct Run {
     CanonicalTask task;
     std::shared_ptr<SequenceKv> kv;
@@ -82,7 +82,7 @@ class CanonicalPrefill {
   const CanonicalPrefillOptions options_;
   const PrefillCost cost_;
   CanonicalQueue queue_;
-  std::optional<Run> run_;  // under way
+  std::optional<Run> run_;  // null: none is being computed
 
   mutable std::mutex mutex_;
   CanonicalStats stats_;  // guarded by mutex_

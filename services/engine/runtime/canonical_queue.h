@@ -1,5 +1,5 @@
-// Segments that requests named and that have no source: text that first appeared behind a copy, whose KV there was
-// recovered and so may not be kept (docs/methods/provenance.md, P3 and P6). An engine with nothing else to do computes
+// Queue of segments that requests named but that have no source. Their text first appeared after a copy, so that its KV
+// was recovered and may not be kept (docs/methods/provenance.md, P3 and P6). An engine with nothing else to do computes
 // them by themselves.
 #pragma once
 
@@ -14,22 +14,22 @@ namespace spl::engine {
 struct CanonicalTask {
   chunk::Digest namespace_key{};
   std::vector<int32_t> tokens;
-  std::vector<chunk::ChunkKey> keys;  // of the segment's chunks; the last one names it
+  std::vector<chunk::ChunkKey> keys;  // the segment's chunks; the last key identifies the segment
   bool frozen = false;
-  bool quantized = false;  // stored with quantized copies
+  bool quantized = false;  // to be stored with quantized copies
 };
 
-// Bounded; least work first. One thread.
+// Bounded; the shortest segment first. One thread.
 class CanonicalQueue {
  public:
   explicit CanonicalQueue(size_t capacity) : capacity_(capacity) {}
 
-  // What is here already stays (and becomes frozen, or quantized, if the task is). Of a full queue the longest goes,
-  // perhaps the new one. How many were dropped for want of room: 0 or 1.
+  // Adds a segment. If it is queued already, the old entry stays (and becomes frozen, or quantized, if the task is). If
+  // the queue is full, the longest segment is dropped, perhaps the new one. Returns how many were dropped: 0 or 1.
   size_t Add(CanonicalTask task);
-  // The shortest; nothing when empty.
+  // Takes the shortest segment; nothing if the queue is empty.
   std::optional<CanonicalTask> Take();
-  // Drops all; how many.
+  // Drops all segments; returns how many.
   size_t Clear();
   size_t size() const { return tasks_.size(); }
 

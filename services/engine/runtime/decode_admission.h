@@ -1,4 +1,4 @@
-// Which of the sequences that wait join the batch of a decode engine, and when.
+// Moves sequences from the waiting queue to the running batch of a decode engine.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace spl::engine {
 
 struct DecodeAdmissionOptions {
-  int32_t max_rows = 0;         // of a step
+  int32_t max_rows = 0;         // rows of a step: the size of the batch
   int64_t gathered_tokens = 0;  // DecodeEngineOptions::gathered_tokens
 };
 
@@ -23,19 +23,20 @@ class DecodeAdmission {
                   const DecodeAdmissionOptions& options)
       : batch_(batch), preemption_(preemption), start_(start), options_(options) {}
 
-  // Admits in the order in which they came: one that finds no room holds up those behind it, which could not grow
-  // either. One that has slices to run does not: it runs one of them between two steps of the batch, and one slice is
-  // run in all.
+  // Admits sequences in order of arrival. A sequence that finds no pages blocks those behind it, which could not grow
+  // either. A sequence that must first run slices does not block: one slice, of one of them, runs between two steps of
+  // the batch.
   void AdmitWaiting();
 
  private:
   struct Round;
   enum class Ready {
     kNow,       // it has its continuations and their pages
-    kLater,     // those behind it may be ready
-    kNextStep,  // and those behind it wait, too
+    kLater,     // later sequences may be ready
+    kNextStep,  // and later sequences wait, too
   };
-  // Brings back what gave way, runs a slice, or starts it. ResourceExhausted: there are no pages; other errors end it.
+  // Swaps in a preempted sequence, runs a slice, or starts the sequence. ResourceExhausted: there are no pages. Other
+  // errors end it.
   absl::StatusOr<Ready> Advance(DecodeSequence& next, Round& round);
 
   DecodeBatch& batch_;

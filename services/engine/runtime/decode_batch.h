@@ -1,4 +1,4 @@
-// The sequences of a decode engine by their age: those that wait for a place in the batch, and those that have one.
+// The sequences of a decode engine by age: the waiting queue and the running batch.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace spl::engine {
 
 struct DecodeCounts {
   size_t running = 0;       // continuations in the batch
-  size_t waiting = 0;       // sequences that wait for a place
-  size_t parked = 0;        // of these, the ones that gave way
-  size_t parked_bytes = 0;  // host memory of their pages
-  int64_t held_pages = 0;   // by all; a page that two share counts twice
+  size_t waiting = 0;       // sequences in the waiting queue
+  size_t parked = 0;        // those of them that were preempted
+  size_t parked_bytes = 0;  // host memory of the preempted sequences' pages
+  int64_t held_pages = 0;   // by all; a page that two sequences share counts twice
 };
 
 // Owns the sequences. Engine thread.
@@ -26,27 +26,27 @@ class DecodeBatch {
  public:
   using Sequence = std::unique_ptr<DecodeSequence>;
 
-  // Both outlive it. `shared` is told when pages were freed; null: nobody is.
+  // Both outlive it. `shared` is told when pages were freed; null: the pool is not shared.
   DecodeBatch(SharedPool* shared, TokenDelivery& delivery) : shared_(shared), delivery_(delivery) {}
 
-  // Puts a sequence where it belongs by its age.
+  // Put a sequence into the waiting queue, or into the batch, in order of age.
   void Wait(Sequence sequence);
   void Run(Sequence sequence);
-  // Both oldest first. Whoever takes one out of them leaves no null behind.
+  // Both are ordered, oldest first. A caller that moves a sequence out must remove the null that it leaves.
   std::deque<Sequence>& waiting() { return waiting_; }
   const std::deque<Sequence>& waiting() const { return waiting_; }
   std::vector<Sequence>& running() { return running_; }
   bool empty() const { return waiting_.empty() && running_.empty(); }
 
-  // Ends a sequence, unless it has ended; it is destroyed by RemoveFinished.
+  // Ends a sequence unless it has ended. RemoveFinished destroys it.
   void Finish(DecodeSequence& sequence, const absl::Status& status);
   void FinishAll(const absl::Status& status);
   void RemoveFinished();
 
   DecodeCounts counts() const;
 
-  // Whether there is a reason to look at those that wait again, though nothing new has come: pages were freed, or the
-  // start of one of them goes on.
+  // Asks for another look at the waiting queue although nothing new has arrived: pages were freed, or the start of a
+  // waiting sequence continues.
   void LookAgain() { look_again_ = true; }
   bool TakeLookAgain() { return std::exchange(look_again_, false); }
 

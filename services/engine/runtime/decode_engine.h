@@ -1,5 +1,5 @@
-// The decode side of one model on one device: sequences with KV in, token streams out. Continuous batching: a sequence
-// joins and leaves between any two steps. No network.
+// Decodes for one model on one device: sequences with KV in, token streams out. Continuous batching: a sequence can
+// join or leave between any two steps. No network.
 #pragma once
 
 #include <condition_variable>
@@ -26,62 +26,63 @@
 namespace spl::engine {
 
 struct DecodeEngineOptions {
-  ExecutorOptions executor{.max_rows = 64};  // rows of one step: running forks at most
-  size_t max_queued = 256;                   // sequences that wait for a place in the batch
-  size_t parked_bytes = 4ull << 30;          // host memory for the KV of sequences that gave way
-  // The first step of a sequence that scores its keys gathers all of them. Sequences with this many positions together
-  // join in one step at most (one always does): others wait for the gathering no longer than for a slice of a prompt.
+  ExecutorOptions executor{.max_rows = 64};  // most rows of a step, which are running forks
+  size_t max_queued = 256;                   // capacity of the waiting queue
+  size_t parked_bytes = 4ull << 30;          // host memory for the KV of preempted sequences
+  // Limit for sequences that score their keys: their first step gathers all keys. Such sequences join the same step
+  // only up to this many positions together (one always may). Other sequences then wait for the gathering no longer
+  // than for a slice of a prompt.
   int64_t gathered_tokens = 1 << 18;
-  // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each: the next step
-  // waits while there are more.
+  // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each. Above this the
+  // next step waits.
   size_t max_undelivered = 1 << 16;
-  DecodeFidelityOptions fidelity;  // its report must be set where its share is above 0
-  // The next step starts before the tokens of the last one are on the host (DecodeStep). Unset: on devices of one rank;
-  // never with turns.
+  DecodeFidelityOptions fidelity;  // fidelity.report must be set if fidelity.share is above 0
+  // Starts the next step before the tokens of the last one are on the host (DecodeStep). Never with `turns`.
+  // Unset: enabled on devices, with one rank.
   std::optional<bool> async_scheduling;
-  std::shared_ptr<StepTurns> turns;    // of a device that is shared with another engine; null: it is not
-  std::shared_ptr<SharedPool> shared;  // the pool is shared with a prefill engine; null: it is not
+  std::shared_ptr<StepTurns> turns;    // if the device is shared with another engine; else null
+  std::shared_ptr<SharedPool> shared;  // if the pool is shared with a prefill engine; else null
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
 struct DecodeLoad {
   size_t running = 0;  // forks in the batch
-  size_t waiting = 0;  // sequences that wait for a place
-  size_t parked = 0;   // of these, the ones that gave way: who asks for pages now would keep them waiting
+  size_t waiting = 0;  // sequences in the waiting queue
+  size_t parked = 0;   // those of them that were preempted: new reservations would keep them waiting
   size_t parked_bytes = 0;
-  int64_t held_pages = 0;    // by sequences; a page that two share counts twice
-  uint64_t preemptions = 0;  // sequences that gave way so far, or ended because they could not
+  int64_t held_pages = 0;    // by sequences; a page that two of them share counts twice
+  uint64_t preemptions = 0;  // sequences so far that were preempted, or ended because they could not be
   double step_s = 0;         // smoothed duration of a step
-  uint64_t num_steps = 0;    // so far: passes of the model, those that took a step along included
-  // CPU time so far of the engine thread from the tokens of a pass that it ran to the next one's beginning.
+  uint64_t num_steps = 0;    // so far: passes of the model, including passes of prompts that carried a step
+  // CPU time so far of the engine thread between two of its passes: from the tokens of one to the start of the next.
   double host_s = 0;
 };
 
-// Owns one engine thread, and one that runs the callbacks of requests (TokenDelivery). DecodeAdmission says who joins
-// the batch and when, DecodeStep what a step is, DecodePreemption who gives way. Submit, Wake and load may be called
-// from any thread. A step that fails ends its sequences with Internal, or Unavailable where the device is lost, and no
-// others.
+// Owns one engine thread, and one that runs the callbacks of requests (TokenDelivery). DecodeAdmission decides who
+// joins the batch and when, DecodeStep runs a step, DecodePreemption chooses who is preempted. Submit, Wake and load
+// may be called from any thread. A step that fails ends its own sequences only: with Internal, or with Unavailable if
+// the device is lost.
 //
-// When the pool runs out, the youngest sequence gives way: its pages go to host memory, and it goes on where it was,
-// with the same tokens, once older ones have made room. Sequences begin and go on in the order in which they came. One
-// ends with Unavailable ("preempted") only where host memory for such KV is used up, or where the pool is too small for
-// it alone; its caller starts it again elsewhere with the tokens it already has.
+// If the pool is full, the youngest sequence is preempted: its pages (blocks) move to host memory. It continues with
+// the same tokens once older sequences have made room. Sequences start and continue in order of arrival. A sequence
+// ends with Unavailable ("preempted") only if host memory for preempted KV is used up, or if the pool is too small for
+// it alone. Its caller then starts it elsewhere, with the tokens that it already has.
 class DecodeEngine {
  public:
-  // `pool` outlives the engine and is shared with whoever reserves pages for prompts still to land.
+  // `pool` outlives the engine. Reservations for prompts that have not landed yet take pages from it, too.
   static absl::StatusOr<std::unique_ptr<DecodeEngine>> Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                               const DecodeEngineOptions& options);
   ~DecodeEngine();  // Stop() must have been called
 
-  // InvalidArgument: options out of range, or a token outside the vocabulary. ResourceExhausted: too many sequences
-  // wait. Unavailable: stopping. on_done does not run when Submit fails.
+  // InvalidArgument: options out of range, or a token outside the vocabulary. ResourceExhausted: the waiting queue is
+  // full. Unavailable: the engine is stopping. on_done does not run if Submit fails.
   absl::Status Submit(DecodeRequest request);
-  void Wake();  // a request was cancelled: look again
+  void Wake();  // tells the engine that a request was cancelled
   DecodeLoad load() const;
   const Model& model() const { return executor_->model(); }
 
-  // Ends every sequence with Unavailable and joins the threads, once all callbacks have run. Idempotent; not from a
-  // callback.
+  // Ends every sequence with Unavailable, waits until all callbacks have run, and joins the threads. Idempotent. Not
+  // from a callback.
   void Stop();
 
  private:
@@ -90,13 +91,13 @@ class DecodeEngine {
   void RunLoop();
   void CollectInbox();
   void DropDead();
-  void TakeUnderWay();          // DecodeStep::TakeUnderWay, where a step is under way
+  void TakeUnderWay();          // DecodeStep::TakeUnderWay, if a step is under way
   int64_t GrowthPages() const;  // SharedPool::Decoder
-  // Whether a sequence that waits runs the model, or works on device memory, before its first step.
+  // Whether a waiting sequence runs the model, or works on device memory, before its first step.
   bool StartsOnDevice() const;
   void RunStep(StepTurns::Turn turn);
   void TellDeviceLost(const absl::Status& status);
-  // Makes known what has changed: load() to callers, tokens and ends to their listeners.
+  // Makes changes visible: load() to callers, tokens and ends to their listeners.
   void Publish();
 
   PagePool& pool_;

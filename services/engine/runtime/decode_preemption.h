@@ -1,4 +1,4 @@
-// Makes room when a decode engine's page pool runs out: the youngest sequence gives way until there is room again.
+// Preempts sequences when a decode engine's page pool runs out: the youngest first, until there is room.
 #pragma once
 
 #include <cstddef>
@@ -12,39 +12,40 @@
 
 namespace spl::engine {
 
-// In a pool that is shared with a prefill engine cached KV goes first. Then the pages of sequences move to host memory,
-// and back (ParkedPages). One that gives way keeps its age, waits in front
-// of all younger ones, and goes on with the same tokens. Engine thread.
+// If the pool is shared with a prefill engine, cached KV is evicted first. Then pages (blocks) of sequences move to
+// host memory, and later back (ParkedPages). A preempted sequence keeps its age, waits before all younger ones, and
+// continues with the same tokens. Engine thread.
 class DecodePreemption {
  public:
-  // All outlive it. `parked_bytes` of host memory are used at most. `shared` may be null: nothing is cached in the
-  // pool.
+  // All outlive it. `parked_bytes`: most host memory for preempted KV. `shared` may be null: the pool has no cached KV.
   DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch, size_t parked_bytes);
 
-  // Takes room for the next position of every active continuation of the batch. False: no pages are free for all.
+  // Takes pages for the next position of every active continuation of the batch. False: there are not enough free
+  // pages.
   bool Grow();
-  // Every active continuation of the batch gets room for its next position; the youngest sequences give way when the
-  // pool is full. Those that gave way wait, or have ended with Unavailable where no host memory is left for them.
-  // REQUIRES: no step is under way.
+  // Takes pages for the next position of every active continuation of the batch. If the pool is full, preempts the
+  // youngest sequences. Preempted sequences are in the waiting queue afterwards, or have ended with Unavailable if no
+  // host memory is left. REQUIRES: no step is under way.
   void GrowOrPreempt();
-  // Has cached KV evicted until the pool has pages for a sequence that waits to go on. False: not enough is cached.
+  // Evicts cached KV until the pool has pages for a waiting sequence. False: not enough is cached.
   bool EvictCachedFor(const DecodeSequence& sequence);
-  // A sequence that has pages gives them up, the youngest first, so that `needy` may have them; `needy` itself where
-  // nobody is younger, if it runs. False: nobody is left to ask.
+  // Preempts one sequence that has pages, the youngest first, to make room for `needy`. If `needy` is running and the
+  // youngest, it is preempted itself. False: there is no sequence to preempt.
   bool FindRoomFor(DecodeSequence& needy);
-  // Whether nobody else has pages of the pool.
+  // Whether no other sequence or reservation has pages of the pool.
   bool IsAlone(const DecodeSequence& sequence) const;
-  // Takes the pages back that a sequence gave up, where there is room for its next position, too. ResourceExhausted:
-  // there is not, and the sequence is as it was. REQUIRES: it gave way.
+  // Brings the pages of a preempted sequence back, if there is also room for its next position. ResourceExhausted:
+  // there is not; the sequence is unchanged. REQUIRES: it is preempted.
   absl::Status Return(DecodeSequence& sequence);
-  // Counts a sequence that ends because the pool is too small for it alone; the status that it ends with.
+  // Counts a sequence that ends because the pool is too small for it alone. Returns the status to end it with.
   absl::Status TooSmall();
 
-  uint64_t num_preemptions() const { return num_preemptions_; }  // that gave way, or ended because they could not
+  uint64_t num_preemptions() const { return num_preemptions_; }  // preempted, or ended because they could not be
 
  private:
   bool MakeRoom(int64_t num_pages) { return shared_ != nullptr && shared_->MakeRoom(num_pages); }
-  // At most: its own where it gave way, and those of its start or its next step.
+  // Upper bound of the pages that it needs to continue: its own if it was preempted, and those of its start or next
+  // step.
   int64_t PagesToGoOn(const DecodeSequence& sequence) const;
   void Park(DecodeSequence& sequence);
 

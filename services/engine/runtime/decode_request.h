@@ -1,4 +1,4 @@
-// Requests to a decode engine, and the tokens that it answers with.
+// Requests to a decode engine, and the tokens of its answers.
 #pragma once
 
 #include <atomic>
@@ -24,35 +24,37 @@ struct DecodeToken {
   SampledToken token;
 };
 
-// A prefilled sequence. The first token of every fork was sampled by the prefill side and is not streamed again.
+// A sequence whose prompt is prefilled. The prefill side has sampled the first token of every fork; it is not streamed
+// again.
 struct DecodeRequest {
   std::string id;
   std::unique_ptr<SequenceKv>
-      kv;  // positions [0, num_tokens) of the prompt, or what its head classes or kept tokens leave
+      kv;  // positions [0, num_tokens) of the prompt, or those that head classes or kept tokens leave
   SamplingParams sampling;
   DecodeOptions decode;
-  // Room for what the selector keeps beside the KV, or at least as much for one of the same method
-  // (MakeSelectorBehind); null: it is made when decoding begins.
+  // Memory for the selector's data beside the KV, or more of it for a selector of the same method (MakeSelectorBehind).
+  // Null: it is allocated when decoding begins.
   std::unique_ptr<CompactPages> compact;
-  std::vector<int32_t> prompt;             // only read when sampling.needs_prompt(), or by a selector of_prompt()
-  std::vector<int32_t> left_prompt;        // what `kv` has of it, where that is less (PrefillOutcome::only); else empty
-  std::vector<int32_t> prior_output;       // tail of the prompt that was generated earlier
+  std::vector<int32_t> prompt;        // read only if sampling.needs_prompt(), or by a selector of_prompt()
+  std::vector<int32_t> left_prompt;   // tokens in `kv`, if a method dropped some (PrefillOutcome::only); else empty
+  std::vector<int32_t> prior_output;  // end of the prompt that was generated earlier
   std::vector<SampledToken> first_tokens;  // one per fork
-  // Tokens of an answer that began elsewhere, from its first one on: they are run through decode steps, and what comes
-  // behind them is streamed. So the KV is what it would be had the answer begun here. first_tokens and prior_output are
-  // empty then, and there is one fork. Empty: the answer begins here.
+  // Tokens of an answer that began on another worker, from its first one on. They run through decode steps, and only
+  // later tokens are streamed. The KV is then the same as if the answer had begun here. first_tokens and prior_output
+  // must be empty, and there is one fork. Empty: the answer begins here.
   std::vector<int32_t> replay;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Who has what the holes of `kv` leave out; null: nobody, or nobody is asked. Needs the selector head_classes.
+  // Gives the KV that the holes of `kv` leave out. Needs the selector head_classes. Null: no head is restored.
   std::shared_ptr<HeadSource> heads;
   HeadRestoreOptions restore;
-  // Runs on the engine thread when the sequence joins the batch, before its first step; must not block. May be null.
+  // Runs on the engine thread when the sequence joins the batch, before its first step. Must not block. May be null.
   std::function<void()> on_start;
-  // Run one at a time on the thread that delivers the tokens of all sequences (TokenDelivery): steps go on meanwhile,
-  // and one that takes long holds up those of other sequences. on_tokens with the tokens of one step, in the order of
-  // steps. on_restore with the sums so far, when they have changed and before the tokens that they concern; may be
-  // null. on_done exactly once and last; the pages are free before it runs. May call the engine, but not Stop.
+  // Callbacks. They run one at a time on the thread that delivers the tokens of all sequences (TokenDelivery). Steps
+  // continue meanwhile, but a slow callback delays those of other sequences. They may call the engine, but not Stop.
+  // on_tokens: the tokens of one step, in the order of steps.
+  // on_restore: the sums so far, when they have changed, before the tokens that they apply to. May be null.
+  // on_done: exactly once and last; the pages are free before it runs.
   std::function<void(const HeadRestoreReport&)> on_restore;
   std::function<void(std::span<const DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;

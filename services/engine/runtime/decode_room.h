@@ -1,4 +1,4 @@
-// Pages that a sequence of a decode engine takes when it starts.
+// Computes the pages that a sequence of a decode engine takes when it starts.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace spl::engine {
 
-// [num_ranks]: pages that the continuations take at most beside those that the sequence has: copies of its unfinished
-// page, and pages beside the KV. REQUIRES: it has not started.
+// [num_ranks]: upper bound of the pages that the continuations take besides those that the sequence has: copies of its
+// last, partly filled page, and pages beside the KV. REQUIRES: it has not started.
 std::vector<int64_t> PagesToStart(const DecodeSequence& sequence, const Model& model, const PagePool& pool);
 
 }  // namespace spl::engine

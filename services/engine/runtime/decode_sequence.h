@@ -1,4 +1,4 @@
-// One sequence of a decode engine and its continuations: what each of them holds, from its submission to its end.
+// One sequence of a decode engine and its continuations, with everything they own, from submission to end.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace spl::engine {
 
-// One continuation: a row of every step until it has finished. Owns its share of the sequence's pages.
+// One continuation: a row in every step until it has finished. Owns its share of the sequence's pages.
 struct DecodeFork {
   int32_t index = 0;
   std::unique_ptr<SequenceKv> kv;  // null once finished
@@ -34,19 +34,19 @@ struct DecodeFork {
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
   std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
   int32_t last_token = 0;
-  std::deque<int32_t> replay;  // come next, whatever is drawn; the client has them
-  int64_t num_output = 1;      // tokens of this request, the first one included
+  std::deque<int32_t> replay;  // next tokens, whatever is drawn; the client has them already
+  int64_t num_output = 1;      // tokens of this request, including the first one
   bool finished = false;
-  // Its rows in steps that run and whose tokens are still to be taken (DecodeStep::under_way), 0 or 1; then the row.
-  // Pages are not given back meanwhile: the device writes to them.
+  // Rows of it in running steps whose tokens have not been taken yet (DecodeStep::under_way), 0 or 1; then the row's
+  // index. Its pages are not given back meanwhile: the device writes to them.
   int32_t in_flight = 0;
   int32_t flight_row = 0;
 
-  // Whether nothing comes behind the token that is in flight.
+  // Whether the token in flight is the last one.
   bool EndsInFlight() const { return in_flight > 0 && sampler->EndsWithin(in_flight); }
-  // Positions that it has once the tokens in flight have been taken.
+  // Positions that it has after the tokens in flight are taken.
   int64_t num_positions() const { return kv->num_tokens() + in_flight; }
-  // Pages of each rank that Grow takes at most, of a model with so many streams a rank.
+  // Most pages of each rank that Grow takes, with so many streams a rank.
   int64_t GrowthPages(int64_t streams) const;
   // Takes room for the next position. ResourceExhausted: no pages are free.
   absl::Status Grow();
@@ -54,40 +54,40 @@ struct DecodeFork {
   void Free();
 };
 
-// Made by Make on any thread; from then on the engine thread's.
+// Made by Make on any thread; afterwards it belongs to the engine thread.
 struct DecodeSequence {
-  // Checks the request and derives the traits of its selector. InvalidArgument: a field out of range, named with its
-  // value; a token outside the vocabulary; more continuations than a step of `max_rows` rows has.
+  // Checks the request and derives the properties of its selector. InvalidArgument: a field out of range, named with
+  // its value; a token outside the vocabulary; more continuations than the `max_rows` rows of a step.
   static absl::StatusOr<std::unique_ptr<DecodeSequence>> Make(DecodeRequest request, const Model& model,
                                                               int32_t max_rows);
 
-  DecodeRequest request;                     // without what the listener has
-  std::unique_ptr<DecodeListener> listener;  // null once it has ended
-  uint64_t order = 0;                        // of arrival
-  std::vector<DecodeFork> forks;             // none before it has started
+  DecodeRequest request;                     // without the callbacks, which the listener has
+  std::unique_ptr<DecodeListener> listener;  // null once the sequence has ended
+  uint64_t order = 0;                        // order of arrival
+  std::vector<DecodeFork> forks;             // empty before it has started
   std::unique_ptr<ParkedPages> parked;       // null: its pages are in the pool
-  // Traits of its selector, the same for all of its life.
-  bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless nothing is decoded
+  // Properties of its selector, constant for its whole life.
+  bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless there is nothing to decode
   bool gathers_keys = false;                // in its first step
-  bool steps_are_alone = true;              // what a step attends to does not depend on the steps before it
-  std::unique_ptr<TokenSelector> chooser;   // of a choice that is being made
+  bool steps_are_alone = true;              // a step's attention does not depend on the steps before it
+  std::unique_ptr<TokenSelector> chooser;   // for a choice in progress
   std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
-  std::optional<KeptPositions> of_prompt;   // what its selector chose, the same of every fork
-  std::vector<HeadRestoreReport> restores;  // of each fork, which refer to them; none without restoring
+  std::optional<KeptPositions> of_prompt;   // chosen by its selector, the same for every fork
+  std::vector<HeadRestoreReport> restores;  // for each fork, which refers to it; empty without restoring
   HeadRestoreReport told;
   bool done = false;
 
-  // Tells of what has been restored or missed since.
+  // Reports heads that have been restored or missed since the last report.
   void TellRestores(TokenDelivery& delivery);
-  // Gives back the pages of a choice that is not done; it is made anew.
+  // Gives back the pages of an unfinished choice. The choice starts again later.
   void DropChoice();
-  // Gives back all pages and then tells that the sequence has ended, so that who hears of it finds them free. Once.
+  // Gives back all pages and then reports the end, so that the listener finds them free. Once.
   void End(const absl::Status& status, TokenDelivery& delivery);
 
   bool has_to_choose() const { return chooses_by_prompt && !of_prompt.has_value(); }
-  // Tokens are left that one step may have many of.
+  // Whether several tokens to replay are left that can share a step.
   bool has_to_replay() const { return request.replay.size() > 1 && steps_are_alone && request.heads == nullptr; }
-  // Positions whose keys its first step gathers.
+  // Positions whose keys the first step gathers.
   int64_t gathered_tokens() const { return gathers_keys ? request.kv->num_tokens() : 0; }
   const std::vector<int32_t>& tokens() const {
     return request.left_prompt.empty() ? request.prompt : request.left_prompt;
@@ -95,8 +95,8 @@ struct DecodeSequence {
   bool started() const { return !forks.empty(); }
   bool runs() const { return !done && parked == nullptr; }
   PageHolders Holders() const;
-  int64_t NumPages() const;  // of the pool, beside those of its selector
-  // Continuations that take part in a step.
+  int64_t NumPages() const;  // in the pool, without those of its selector
+  // Number of continuations that take part in a step.
   size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
 
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }

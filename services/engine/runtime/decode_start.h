@@ -1,4 +1,4 @@
-// Work of a sequence before its first step: choices of its prompt, tokens that are replayed, its continuations.
+// Work of a sequence before its first step: choosing from its prompt, replaying tokens, making its continuations.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@
 
 namespace spl::engine {
 
-// Engine thread. All errors but ResourceExhausted end the sequence.
+// Engine thread. All errors except ResourceExhausted end the sequence.
 class DecodeStart {
  public:
   // All outlive it.
   DecodeStart(ParallelExecutor& executor, PagePool& pool, DecodeFidelity& fidelity)
       : model_(executor.model()), executor_(executor), pool_(pool), fidelity_(fidelity) {}
 
-  // Whether slices have to run before the sequence can start.
+  // Whether slices must run before the sequence can start.
   static bool HasSlices(const DecodeSequence& sequence) { return sequence.has_to_choose() || sequence.has_to_replay(); }
-  // Runs the next of them: of the choice of what to keep of the prompt, or of the tokens that are replayed. Many of
-  // these share a step where what a step attends to does not depend on the steps before it (others replay in the steps
-  // of the batch). ResourceExhausted: no pages are free for it. REQUIRES: HasSlices.
+  // Runs the next slice: of the choice of prompt tokens, or of the replay. Replayed tokens share a step if a step's
+  // attention does not depend on the steps before it; otherwise they are replayed in steps of the batch.
+  // ResourceExhausted: no free pages. REQUIRES: HasSlices.
   absl::Status RunSlice(DecodeSequence& sequence);
 
-  // Whether the pages are free that the continuations take at most beside those of the sequence.
+  // Whether there are free pages for the continuations, besides those of the sequence.
   bool HasRoom(const DecodeSequence& sequence) const;
-  // Makes the continuations, which take over all that the sequence holds. ResourceExhausted: no pages are free, and the
-  // sequence is as it was. REQUIRES: !HasSlices.
+  // Makes the continuations, which take over everything that the sequence owns. ResourceExhausted: no free pages; the
+  // sequence is unchanged. REQUIRES: !HasSlices.
   absl::Status Start(DecodeSequence& sequence);
 
  private:

@@ -1,5 +1,5 @@
-// One step of a decode engine's batch: every active continuation gets its next token. On a device the next step starts
-// before the host has seen the tokens of the last one (docs/decisions/0009-the-next-step-before-the-tokens.md).
+// Runs one step of a decode engine's batch: every active continuation gets its next token. On a device the next step
+// starts before the host has the tokens of the last one (docs/decisions/0009-the-next-step-before-the-tokens.md).
 #pragma once
 
 #include <cstdint>
@@ -23,33 +23,33 @@ namespace spl::engine {
 // Engine thread.
 class DecodeStep {
  public:
-  // All outlive it. `async`: a step may start before the tokens of the one before are taken.
+  // All outlive it. `async`: a step may start before the tokens of the last one are taken.
   DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
              TokenDelivery& delivery, bool async);
 
-  // Heads whose pages have arrived see everything from the next step on.
+  // Gives heads whose pages have arrived full visibility from the next step on.
   void RestoreHeads();
-  // Runs the batch: one pass of the model, or several where the ways in which its continuations choose tokens are too
-  // many for one. A pass that fails ends its sequences with Internal, and no others. DataLoss: the device is lost, and
-  // every sequence has ended with Unavailable. REQUIRES: each active continuation has room for its next position.
+  // Runs the batch in one pass of the model, or in several if its continuations choose tokens in too many ways for one.
+  // A pass that fails ends its own sequences with Internal. DataLoss: the device is lost, and every sequence has ended
+  // with Unavailable. REQUIRES: each active continuation has room for its next position.
   //
-  // Where it may (async, and no row needs the host in between) it starts the batch's step and takes the tokens of the
-  // one that was under way. A stop token is then found with a row of its continuation in the new step: that row's token
-  // is dropped, and the sequence ends, with its pages, when the new step is taken.
+  // If possible (async, and no row needs the host in between), it starts the batch's step and takes the tokens of the
+  // step under way. A stop token is then found while the new step already has a row of its continuation. The token of
+  // that row is dropped, and the sequence ends, with its pages, when the new step is taken.
   absl::Status Run();
-  // Whether a step runs whose tokens have not been taken. Whoever ends one of its sequences, or moves its pages, takes
-  // them first.
+  // Whether a step runs whose tokens have not been taken. They must be taken before one of its sequences ends or its
+  // pages move.
   bool under_way() const { return !flight_.rows.empty(); }
-  // Waits for the step under way and takes its tokens; errors as Run.
+  // Waits for the step under way and takes its tokens. Errors as Run.
   absl::Status TakeUnderWay();
 
-  // The batch as a step that a pass of prompts may take along; null: it has to run by itself. Valid until the next call
-  // of a function.
+  // The batch as a step that a pass of prompts may carry. Valid until the next call of any function. Null: the step
+  // must run by itself.
   StepOffer* Offer();
-  // Takes what came of it when it was taken along; errors as Run.
+  // Takes the results of a step that was carried. Errors as Run.
   absl::Status Land();
 
-  uint64_t num_steps() const { return num_steps_; }  // passes of the model, those that took the batch along included
+  uint64_t num_steps() const { return num_steps_; }  // passes of the model, including those that carried the batch
   double host_s() const { return host_s_; }          // DecodeLoad::host_s
 
  private:
@@ -57,15 +57,15 @@ class DecodeStep {
     DecodeSequence* sequence;
     DecodeFork* fork;
   };
-  // Continuations that share a pass.
+  // Continuations that share one pass.
   struct Group {
-    std::vector<ScoringPlan> plans;  // ways of choosing, each once
-    std::vector<Row> rows;           // those of a sequence one behind the other
+    std::vector<ScoringPlan> plans;  // the different ways to choose tokens
+    std::vector<Row> rows;           // rows of one sequence are adjacent
     bool Has(const ScoringPlan& plan) const;
     bool Fits(const ScoringPlan& plan) const;  // whether a row with this plan may join
   };
 
-  // A step that was started.
+  // A step that was started and whose tokens were not taken.
   struct Flight {
     std::vector<Row> rows;
     PendingSample sample;
@@ -80,11 +80,11 @@ class DecodeStep {
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);
   absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
-  // `sampled`: of each row; nullopt: its continuation has ended before.
+  // `sampled`: the token of each row; nullopt: its continuation had ended before.
   void TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled);
-  // Takes the token that a continuation has drawn, or puts the one that it replays in its place.
+  // Takes the sampled token of a continuation, or its next replayed token instead.
   void TakeToken(DecodeFork& fork, SampledToken& sampled);
-  // Ends the sequences of a pass that failed; DataLoss as Run.
+  // Ends the sequences of a failed pass. DataLoss as Run.
   absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
 
   const Model& model_;
@@ -96,12 +96,12 @@ class DecodeStep {
   RowSampler row_sampler_;
   const int64_t streams_of_rank_;
   const bool async_;
-  Flight flight_;  // under way; no rows: none is
+  Flight flight_;  // without rows: no step is under way
   uint64_t num_steps_ = 0;
   double host_s_ = 0;
   double model_ended_s_ = 0;  // when the last pass had its tokens; 0: it failed
 
-  // Of the step under way; kept for their memory.
+  // Scratch for the current step; kept to avoid allocations.
   std::vector<Group> groups_;
   size_t num_groups_ = 0;
   std::vector<DecodeRow> decode_rows_;

@@ -1,4 +1,4 @@
-// Free pages for new prompts: which cached KV goes first when the pool is full.
+// Makes room for new prompts: decides which cached KV is evicted first if the pool is full.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,26 @@
 
 namespace spl::engine {
 
-// Segment sources, sessions and prefix entries share pages, so a page is free once all of them have let go of it.
+// Segment sources, sessions and prefix entries share pages: a page becomes free when the last of them lets go of it.
 class PageBudget {
  public:
-  // `pool` and `kept` outlive it. `frozen_share` of the pool's pages is what frozen sources may hold undisturbed.
-  // `reclaim` gives back pages that somebody else keeps; false: none are left; null: nobody keeps any.
+  // `pool` and `kept` outlive it. `frozen_share`: share of the pool's pages that frozen sources may hold before they
+  // are evicted first. `reclaim` gives back pages that are held elsewhere; false: none are left; null: there are no
+  // such pages.
   PageBudget(PagePool& pool, LocalKv& kept, double frozen_share, std::function<bool()> reclaim)
       : pool_(pool),
         kept_(kept),
         frozen_pages_max_(static_cast<int64_t>(frozen_share * static_cast<double>(pool.num_pages()))),
         reclaim_(std::move(reclaim)) {}
 
-  // Evicts until `num_pages` are free. Order: frozen sources beyond their share, prefixes that nobody uses, `reclaim`,
-  // ordinary segment sources, sessions under their lease, and last, if `may_drop_frozen`, frozen sources. False: not
-  // enough is left to evict. Any thread.
+  // Evicts until `num_pages` are free. Order: frozen sources beyond their share, unused prefixes, `reclaim`, ordinary
+  // segment sources, sessions under their lease, and last, if `may_drop_frozen`, frozen sources. False: not enough is
+  // left to evict. Any thread.
   bool MakeRoom(int64_t num_pages, bool may_drop_frozen);
 
-  // A sequence that was given away: its pages return when its last user lets go. Engine thread.
+  // Notes a sequence that was handed out: its pages return when its last user lets go. Engine thread.
   void HandOut(std::weak_ptr<const SequenceKv> kv) { handed_out_.push_back(std::move(kv)); }
-  // Whether such pages are still out. Engine thread.
+  // Whether such pages have not returned yet. Engine thread.
   bool HasHandedOut();
 
  private:

@@ -1,5 +1,5 @@
-// The pages of a sequence that gave way to others, in host memory until there is room again: the same bytes come back,
-// and so the same tokens. Pages that its continuations share are kept once, and shared again.
+// The pages (blocks) of a preempted sequence, in host memory until there is room again. The same bytes come back, and
+// therefore the same tokens. Pages that its continuations share are kept once, and shared again.
 #pragma once
 
 #include <cstddef>
@@ -15,23 +15,23 @@
 
 namespace spl::engine {
 
-// Everything of one sequence that has pages of a pool; entries may be null.
+// Everything in one sequence that has pages of a pool. Entries may be null.
 struct PageHolders {
   std::vector<SequenceKv*> kv;
   std::vector<CompactPages*> compact;
 
-  // The different pages, rank by rank, each once.
+  // The distinct pages, rank by rank.
   std::vector<int32_t> Pages(const PagePool& pool) const;
   std::vector<int64_t> PagesByRank(const PagePool& pool) const;
 };
 
 class ParkedPages {
  public:
-  // Copies the pages and gives them back. Errors are those of copies, or ResourceExhausted: no host memory; nothing has
-  // changed then. REQUIRES: no pass uses the pages.
+  // Copies the pages to the host and gives them back to the pool. ResourceExhausted: no host memory; nothing has
+  // changed. Other errors are those of copies. REQUIRES: no pass uses the pages.
   static absl::StatusOr<std::unique_ptr<ParkedPages>> Park(PagePool& pool, const PageHolders& holders);
-  // The other way round, where so many pages of each rank, too, are free. ResourceExhausted: they are not, and nothing
-  // has changed; other errors are those of copies. REQUIRES: the same holders.
+  // Allocates pages and copies the contents back, if `spare` more pages of each rank are free, too. ResourceExhausted:
+  // they are not, and nothing has changed. Other errors are those of copies. REQUIRES: the same holders.
   absl::Status Return(const PageHolders& holders, std::span<const int64_t> spare);
   size_t bytes() const { return pages_.size() * pool_.view().page_bytes(); }
 
@@ -39,7 +39,7 @@ class ParkedPages {
   ParkedPages(PagePool& pool, std::vector<int32_t> pages) : pool_(pool), pages_(std::move(pages)) {}
 
   PagePool& pool_;
-  const std::vector<int32_t> pages_;  // that were given back, as PageHolders::Pages
+  const std::vector<int32_t> pages_;  // that were given back, in the order of PageHolders::Pages
   std::unique_ptr<std::byte[]> contents_;
 };
 

@@ -1,4 +1,4 @@
-// The prefill side of one model on one device: prompts in, KV pages and first tokens out. No network.
+// Prefills for one model on one device: prompts in, KV pages (blocks) and first tokens out. No network.
 #pragma once
 
 #include <chrono>
@@ -27,31 +27,30 @@
 namespace spl::engine {
 
 // Owns one engine thread, fetch threads and the threads of its publisher. Submit, Publish and load may be called from
-// any thread. PromptQueue has the order of the prompts, PageBudget what is evicted for them. Segments are computed in
-// the background only while there are none, and stop in front of the next layer when one comes.
+// any thread. PromptQueue orders the prompts; PageBudget decides what is evicted for them. Segments are computed in the
+// background only while there are no prompts, and stop before the next layer when one arrives.
 class PrefillEngine {
  public:
-  // `pool` views memory that outlives the engine; with options.shared it is that of the shared pool.
+  // `pool` views memory that outlives the engine. With options.shared it is the shared pool's memory.
   static absl::StatusOr<std::unique_ptr<PrefillEngine>> Create(std::shared_ptr<const Model> model,
                                                                const KvPartitions& pool,
                                                                const PrefillEngineOptions& options);
   ~PrefillEngine();  // Stop() must have been called
 
-  // InvalidArgument: the prompt or a sampling field (both numbers when it is too long for context or pool).
-  // ResourceExhausted: the queue is full. Unavailable: stopping.
-  // on_done does not run when Submit fails.
+  // InvalidArgument: the prompt or a sampling field (with both numbers if it is too long for context or pool).
+  // ResourceExhausted: the queue is full. Unavailable: the engine is stopping. on_done does not run if Submit fails.
   absl::Status Submit(PrefillRequest request);
-  // Computes the context, with whole pages of its start from the local prefix index where they are, never with copies
-  // of segments; makes its segments local sources; puts their chunks and waits for the store. InvalidArgument: as
+  // Computes the context exactly, makes its segments local sources, puts their chunks into the store and waits for it.
+  // Whole pages of its start may come from the local prefix index, but never copies of segments. InvalidArgument: as
   // Submit, or no segments. FailedPrecondition: no store. ResourceExhausted: too many Publish calls, or the queue is
-  // full. Later errors come by on_done: Unavailable, the store did not answer; ResourceExhausted, its quota or room; or
-  // its own.
+  // full. Later errors arrive in on_done: Unavailable, the store did not answer; ResourceExhausted, its quota or room;
+  // or the store's own error.
   absl::Status Publish(PublishRequest request);
-  // Pages were given back or a request was cancelled: look again.
+  // Tells the engine that pages were given back or a request was cancelled.
   void Wake();
 
   PrefillLoad load() const;
-  void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running
+  void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running, or until the deadline
   CanonicalStats canonical_stats() const { return canonical_.stats(); }
   SegmentIndex::Stats segment_stats() const { return local_.segments.stats(); }
   SessionTable::Stats session_stats() const { return local_.sessions.stats(); }
@@ -73,7 +72,7 @@ class PrefillEngine {
   void DropDead();
   void AdmitWaiting();
   bool Admit(const std::shared_ptr<Job>& job);
-  // Pages that must be free for a prompt that needs so many; nullopt: it may not begin yet.
+  // Pages that must be free to admit a prompt that needs `num_pages`. Nullopt: it may not begin yet.
   std::optional<int64_t> RoomFor(int64_t num_pages) const;
   bool PagesWillReturn();
   void RunStep();
@@ -99,14 +98,14 @@ class PrefillEngine {
   mutable std::condition_variable idle_;
   bool woken_ = false;
   bool stopping_ = false;
-  std::vector<std::shared_ptr<Job>> inbox_;  // submitted
+  std::vector<std::shared_ptr<Job>> inbox_;  // submitted, not yet seen by the engine thread
   size_t num_jobs_ = 0;                      // not finished
-  size_t num_publishes_ = 0;                 // Publish calls whose callers wait
+  size_t num_publishes_ = 0;                 // Publish calls whose callers are waiting
 
   PageBudget budget_;
   // Engine thread only.
   PromptQueue queue_;
-  CanonicalPrefill canonical_;  // under way only while nothing else is
+  CanonicalPrefill canonical_;  // runs only while there is nothing else
   PromptHarvest harvest_;
   PromptFetcher fetcher_;
   std::thread engine_thread_;

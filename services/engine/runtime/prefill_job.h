@@ -1,4 +1,4 @@
-// One prompt on its way through a prefill engine, from Submit or Publish to its last callback.
+// One prompt in a prefill engine, from Submit or Publish to its last callback.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ namespace spl::engine {
 
 struct LocalKv;  // local_kv.h
 
-// A shorter copy costs more than it saves: its edges are computed afresh anyway (docs/methods/splice.md, "Who goes with
-// whom": two blocks).
+// Shortest copy that is used (docs/segments.md). A shorter one costs more than it saves, because its edges are
+// recomputed anyway.
 inline constexpr int32_t kSegmentTokensMin = 32;
 
 // Owned by one thread at a time: the engine's, or the one that fetches for it.
@@ -29,11 +29,11 @@ struct PrefillJob {
   using Clock = std::chrono::steady_clock;
 
   PrefillRequest request;
-  std::optional<PublishRequest> publish;                   // a Publish call: `request` has its tokens and segments
-  std::vector<chunk::ChunkKey> keys;                       // of the full chunks that may be reused or published
-  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // of request.segments, where the store is asked for them
+  std::optional<PublishRequest> publish;  // set for a Publish call: `request` has its tokens and segments
+  std::vector<chunk::ChunkKey> keys;      // full chunks that may be reused or published
+  std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // for request.segments, if the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
-  FetchedSegments fetched;  // numbers of request.segments
+  FetchedSegments fetched;  // indices are those of request.segments
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
@@ -43,11 +43,11 @@ struct PrefillJob {
   PositionRanges only;                     // empty: everything
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
-  double run_lookup_s = 0;         // of lookup_s, behind `started`
-  std::unique_ptr<PromptRun> run;  // once the first pass is near
+  double run_lookup_s = 0;         // part of lookup_s after `started`
+  std::unique_ptr<PromptRun> run;  // made shortly before the first pass
   int64_t queued = 0;              // its part of PrefillMeter's queued tokens
 
-  // Tokens that are still to be computed.
+  // Tokens that still have to be computed.
   double remaining() const {
     return run ? run->remaining_work() : static_cast<double>(request.tokens.size()) - static_cast<double>(cached());
   }
@@ -57,32 +57,33 @@ struct PrefillJob {
   std::span<const int32_t> text_of(const PositionRange& range) const {
     return std::span(request.tokens).subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
   }
-  // The last prompt position is always computed: its logits give the first token.
+  // Keys of chunks that may be reused. The last prompt position is always computed: its logits give the first token.
   std::span<const chunk::ChunkKey> reusable_keys() const {
     return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
   }
-  // Parts of `within` that are in none of the request's segments.
+  // Parts of `within` that are in no segment of the request.
   PositionRanges UnmarkedText(PositionRange within) const;
 
-  // The prompt has its pages and everything that it waited for.
+  // Called when the prompt has its pages and everything that it waited for.
   void Begin();
-  // Finds and copies segments, and announces the cached pages. ResourceExhausted: more is to be computed than the
-  // request allows.
+  // Finds and copies segments, and announces the cached pages. ResourceExhausted: the request does not allow to compute
+  // so many tokens.
   absl::Status StartRun(LocalKv& local, ParallelExecutor& executor);
-  // PromptRun::Next; `kept` is known from the first slice on, before any page is final.
+  // PromptRun::Next. `kept` is known from the first slice on, before any page is final.
   PrefillSlice NextSlice(int32_t room);
-  // K and V of `layer` are written, for all rows of the pass.
+  // Announces that K and V of `layer` are written, for all rows of the pass.
   void AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) const;
-  // The run is done: takes over what it came to.
+  // Takes over the results of the run, which is done.
   void EndRun();
   PrefillOutcome TakeOutcome(bool ok);
 };
 
-// Checks the request and chooses its policy. `segments` names segments by their chunks' keys. `max_tokens`: what the
-// pool holds. InvalidArgument: the prompt (both numbers when it is too long), a sampling field, a reuse option.
+// Checks the request and chooses its policy. `segments` identifies segments by their chunks' keys. `max_tokens`:
+// capacity of the pool. InvalidArgument: the prompt (with both numbers if it is too long), a sampling field, a reuse
+// option.
 absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, const Model& model, int64_t max_tokens,
                                                     const SegmentIndex& segments, bool has_store);
-// The same for a context that is published: exact, and its policy notes the segments' summaries. InvalidArgument: no
+// The same for a context to publish: its policy is exact, and records the summaries of segments. InvalidArgument: no
 // segments.
 absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PublishRequest request, const Model& model, int64_t max_tokens);
 

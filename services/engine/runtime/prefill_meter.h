@@ -1,4 +1,4 @@
-// How much a prefill engine has to compute, and how fast it does: what placement and the store are told.
+// Measures the work and the speed of a prefill engine, for placement and the store.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace spl::engine {
 
 struct PrefillLoad {
   size_t queued_requests = 0;
-  int64_t queued_tokens = 0;  // still to compute, running ones included
+  int64_t queued_tokens = 0;  // still to compute, including running prompts
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
 };
 
@@ -22,16 +22,16 @@ class PrefillMeter {
   explicit PrefillMeter(const ModelConfig& config) : cost_(config) {}
 
   // Runs a short prompt twice: the first pass builds kernels and touches memory, the second gives a first speed.
-  // InvalidArgument: the pool is too small for it.
+  // InvalidArgument: the pool is too small for the prompt.
   absl::Status WarmUp(ParallelExecutor& executor, PagePool& pool);
 
-  // A prompt has `tokens` to compute from now on; `share` is what it counted as before, 0 at first.
+  // Sets the tokens that a prompt still has to compute. `share` is what the prompt counted before, 0 at first.
   void SetQueued(int64_t& share, int64_t tokens);
-  // A pass took so long; `tokens` are rows times the share of the layers, `cost` is PrefillCost's.
+  // Records a pass: `tokens` are rows times the share of the layers, `cost` is PrefillCost's.
   void Add(double tokens, double cost, double seconds);
 
   const PrefillCost& cost() const { return cost_; }
-  // Positions [first, first + count) of a prompt, at the measured speed.
+  // Time to compute positions [first, first + count) of a prompt, at the measured speed.
   double RecomputeSeconds(int64_t first, int32_t count) const;
   PrefillLoad load(size_t queued_requests) const;
 

@@ -1,5 +1,5 @@
-// The passes of a prefill engine: which slices of which prompts run together, with which decode step, and what comes of
-// them.
+// Runs the passes of a prefill engine: which slices of which prompts share a pass (chunked prefill), with which decode
+// step, and which results follow.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,20 @@ namespace spl::engine {
 class PrefillPasses {
  public:
   using Job = std::shared_ptr<PrefillJob>;
-  // Prompts that ended together. OK: they are complete, and those that have an answer have their first tokens.
+  // Prompts that ended together. OK: they are complete, and those with an answer have their first tokens.
   struct Ended {
     std::vector<Job> jobs;
     absl::Status status;
   };
 
-  // All outlive it. `local` has the segments that prompts may use, `queue` the prompts.
+  // All outlive it. `local` has the segments that prompts may use; `queue` has the prompts.
   PrefillPasses(ParallelExecutor& executor, LocalKv& local, const PromptQueue& queue, PrefillMeter& meter,
                 const PrefillEngineOptions& options)
       : model_(executor.model()), executor_(executor), local_(local), queue_(queue), meter_(meter), options_(options) {}
 
-  // Waits for the device's turn and runs the next pass of the prompts that run: a slice of the one whose turn it is,
-  // and of as many behind it as have the same layers to run and fit. A decode step that waits shares a plain pass.
-  // Returns the prompts that ended; they are still in the queue.
+  // Waits for the device's turn and runs the next pass of the running prompts: a slice of the first prompt in order,
+  // and slices of following prompts that fit and run the same layers. A waiting decode step shares the pass if the pass
+  // is plain. Returns the prompts that ended; they are still in the queue.
   std::vector<Ended> RunNext();
 
  private:
@@ -52,12 +52,12 @@ class PrefillPasses {
   int32_t RowsOfPass(bool plain) const;
   void Board(Pass& pass);
   absl::Status Run(const Pass& pass);
-  // Notes what the pass did and what it means for each prompt.
+  // Records the work of the pass and its consequences for each prompt.
   absl::Status Count(const Pass& pass, double& tokens, double& cost);
   void Finish(Pass& pass, std::vector<Ended>& ended);
-  // Samples the first tokens of prompts whose logits the executor has, in their order.
+  // Samples the first tokens of prompts whose logits the executor has, in order.
   absl::Status SampleFirstTokens(const std::vector<Job>& jobs);
-  // Gives the step that shared the pass its tokens; its logits are those from row `first` on.
+  // Gives the decode step that shared the pass its tokens. Its logits start at row `first`.
   void Land(Pass& pass, const absl::Status& computed, int32_t first = 0);
 
   const Model& model_;

@@ -1,4 +1,4 @@
-// What a prefill engine is asked for, and what it answers: prompts (Submit) and contexts to store (Publish).
+// Requests to a prefill engine and their results: prompts (Submit) and contexts to store (Publish).
 #pragma once
 
 #include <atomic>
@@ -23,80 +23,81 @@ namespace spl::engine {
 
 using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
-// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final (behind `fence`), except pages
-// without a token of `kept`: their contents are undefined, and they are not to be sent. `kv` keeps the pages alive.
+// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final after `fence`, except pages without
+// a token of `kept`: the contents of those are undefined, and they must not be sent. `kv` keeps the pages alive.
 struct LayerReady {
   std::shared_ptr<const SequenceKv> kv;
   int32_t layer = 0;
   int32_t first_page = 0;
   int32_t num_pages = 0;
   std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
-  std::shared_ptr<const KeptTokens> kept;       // of PrefillOutcome; null: everything
+  std::shared_ptr<const KeptTokens> kept;       // as PrefillOutcome::kept; null: everything
 };
 
 struct PrefillOutcome {
   std::vector<SampledToken> first_tokens;  // one per fork; empty unless OK
-  std::shared_ptr<const SequenceKv> kv;    // keeps the pages until the push is done; null if none were allocated
+  std::shared_ptr<const SequenceKv> kv;    // keeps the pages until they are sent; null if none were allocated
   PrefillStats stats;
-  std::vector<float> first_logits;  // [vocab_size] behind the prompt; empty unless asked for
-  // Local heads that saw everything again, layer * num_kv_heads + head, ascending.
+  std::vector<float> first_logits;  // [vocab_size] after the prompt; empty unless asked for
+  // Local heads that were restored to full visibility: layer * num_kv_heads + head, ascending.
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // the prompt's tokens that decoding may use; null: all
-  // Not empty: `kv` holds a shorter prompt, these positions alone, one behind the other.
+  // Positions of a shorter prompt, if a method dropped the others: `kv` holds these, moved together. Empty: the whole
+  // prompt.
   PositionRanges only;
 };
 
-// A part of a prompt that may be found in, and is offered to, the segment index.
+// A part of a prompt that may be found in the segment index, and is offered to it.
 struct ReuseSpan {
   PositionRange range;
   chunk::Digest namespace_key{};
-  bool frozen = false;  // of a knowledge base: its local source is kept beyond ordinary ones
-  // Callers share the namespace: the segment's source was computed by itself and therefore holds nothing of the text
-  // that another caller has in front of it.
+  bool frozen = false;  // part of a knowledge base: its local source is evicted after ordinary ones
+  // Callers share the namespace. The segment's source must have been computed by itself, so that it holds nothing of
+  // another caller's text.
   bool shared = false;
 };
 
 struct PrefillRequest {
   std::string id;
   std::vector<int32_t> tokens;
-  int64_t num_output_tokens = 0;  // tail of `tokens` that was generated earlier (a resumed continuation)
+  int64_t num_output_tokens = 0;  // end of `tokens` that was generated earlier (a resumed continuation)
   SamplingParams sampling;
-  ReuseOptions reuse;  // policy "" or "auto": sparsex where segments are marked or looked for, else exact
+  ReuseOptions reuse;  // policy "" or "auto": sparsex if there are segments, marked or to be found; else exact
   chunk::Digest namespace_key{};
-  std::string session;              // the conversation that this is a turn of; empty: none (SessionTable)
+  std::string session;              // the conversation that this is a turn of (SessionTable); empty: none
   chunk::Digest session_owner{};    // the caller (SessionId)
   std::vector<ReuseSpan> segments;  // ascending, disjoint
-  // Text outside of `segments` may be found, too, under namespace_key.
+  // Also looks for text outside of `segments`, under namespace_key.
   bool reuse_auto = false;
   bool publish = true;      // false: nothing of it is kept for later prompts, here or in the store
-  bool background = false;  // low priority: runs behind all requests that are not
-  // Limit of tokens without any KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
+  bool background = false;  // low priority: runs after all requests that are not
+  // Most tokens without KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
   int64_t max_computed_tokens = 0;
   bool return_first_logits = false;
-  TraceContext fetch_trace;  // of calls to the store (CurrentTrace)
+  TraceContext fetch_trace;  // for calls to the store (CurrentTrace)
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Both must not block. They run on the engine thread, or on a thread of its executor while the engine waits for it.
-  // on_layer runs for cached pages first, then for every slice and layer in order. on_done runs exactly once, also
-  // after an error, and last.
+  // Callbacks; they must not block. They run on the engine thread, or on a thread of its executor while the engine
+  // waits for it. on_layer runs for cached pages first, then for every slice and layer in order. on_done runs exactly
+  // once and last, also after an error.
   std::function<void(const LayerReady&)> on_layer;
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
 
 struct PublishOutcome {
-  PublishTally stored;  // also after an error: what the store has acknowledged stays there
+  PublishTally stored;  // also after an error: acknowledged chunks stay stored
   PrefillStats stats;
 };
 
-// A context that is computed exactly so that its segments can be stored: documents of a knowledge base.
+// A context to be computed exactly so that its segments can be stored: documents of a knowledge base.
 struct PublishRequest {
   std::string id;
   std::vector<int32_t> tokens;
-  std::vector<ReuseSpan> segments;  // what is stored of it; at least one, ascending, disjoint
+  std::vector<ReuseSpan> segments;  // the parts to store; at least one, ascending, disjoint
   chunk::PutOptions put;            // pin and durability of the stored chunks
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Runs exactly once, on the engine thread or one of its publisher; must not block.
+  // Runs exactly once, on the engine thread or a thread of its publisher. Must not block.
   std::function<void(absl::Status, const PublishOutcome&)> on_done;
 };
 

@@ -1,4 +1,4 @@
-// Brings what the chunk store has of waiting prompts, on threads of its own.
+// Fetches chunks of waiting prompts from the chunk store, on threads of its own.
 #pragma once
 
 #include <functional>
@@ -16,23 +16,23 @@
 
 namespace spl::engine {
 
-// A store that fails costs time, never a request. One thread, the engine's, but for has_fetched.
+// A store that fails costs time, never a request. Used by the engine thread, except has_fetched.
 class PromptFetcher {
  public:
   using Jobs = std::vector<std::shared_ptr<PrefillJob>>;
 
-  // on_fetched: TakeFetched has something; must not block. Everything given by reference outlives the fetcher.
+  // on_fetched: called when TakeFetched has something; must not block. All references outlive the fetcher.
   PromptFetcher(std::shared_ptr<const Model> model, PagePool& pool, LocalKv& local, PageBudget& budget,
                 const PrefillEngineOptions& options, std::function<void()> on_fetched);
 
   void Start();
-  // Takes the prompt when the store may have more of it than is here and there is room in the queue. `num_here`:
-  // leading chunks that need not be fetched.
+  // Takes the prompt if the store may have more of it than this worker, and the queue has room. `num_here`: leading
+  // chunks that need not be fetched.
   bool Take(const std::shared_ptr<PrefillJob>& job, size_t num_here);
   Jobs TakeFetched();
   bool has_fetched() const;  // any thread
   size_t num_fetching() const { return num_fetching_; }
-  // Ends the threads, behind what they fetch now; TakeFetched then gives everything that is left.
+  // Ends the threads after their current fetches. TakeFetched then returns everything that is left.
   void Stop();
 
  private:

@@ -1,4 +1,4 @@
-// Everything that happens behind the last slice of a prompt: what of it later prompts may find, here and in the store.
+// Keeps the KV of finished prompts: makes it available to later prompts, in this worker and in the store.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,11 @@
 
 namespace spl::engine {
 
-// Only exact KV is offered to others (docs/methods/provenance.md): KV behind the first copy stays with its request and
+// Only exact KV is offered to others (docs/methods/provenance.md). KV after the first copy stays with its request and
 // its conversation. Engine thread.
 class PromptHarvest {
  public:
-  // Everything given by reference outlives it.
+  // All references outlive it.
   PromptHarvest(std::shared_ptr<const Model> model, PagePool& pool, LocalKv& local, CanonicalPrefill& canonical,
                 const PrefillEngineOptions& options)
       : model_(std::move(model)), pool_(pool), local_(local), canonical_(canonical), options_(options) {}
@@ -28,14 +28,14 @@ class PromptHarvest {
   // Whether the publisher holds pages that it will give back.
   bool busy() const { return publisher_ != nullptr && publisher_->busy(); }
 
-  // Of a prompt whose run is done: indexes its exact start and its segments, keeps the conversation's KV, has missing
-  // segments computed in the background, and offers the store what it lacks.
+  // Called for a prompt whose run is done: indexes its exact start and its segments, keeps the conversation's KV,
+  // queues missing segments to be computed in the background, and offers new chunks to the store.
   void Keep(const PrefillJob& job);
-  // Offers a segment to the store, which takes the chunks that it has not.
+  // Offers a segment to the store, which takes the chunks that it does not have.
   void Offer(std::shared_ptr<const SegmentSource> source, std::vector<chunk::ChunkKey> keys,
              const chunk::Digest& namespace_key, bool quantized);
-  // Hands the segments of a published context to the publisher, which calls `on_done` from a thread of its own. The
-  // job's pages go with them. Unavailable: it is stopping, and on_done does not run.
+  // Hands the segments of a published context, with the job's pages, to the publisher, which calls `on_done` from a
+  // thread of its own. Unavailable: it is stopping, and on_done does not run.
   absl::Status Publish(PrefillJob& job, std::function<void(absl::Status, const PublishTally&)> on_done);
 
  private:

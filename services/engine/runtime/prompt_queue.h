@@ -1,4 +1,4 @@
-// The prompts of a prefill engine in the order of their turns: those that wait for pages, and those that run.
+// Orders the prompts of a prefill engine: the waiting ones, which need pages, and the running ones.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@
 
 namespace spl::engine {
 
-// Order: prompts that are overdue (2 s behind Submit, at low priority 10 s) go first, the oldest of them in front. Then
-// come requests, the one with the fewest tokens left in front, then low priority likewise. Equals go as they came.
+// Order: first overdue prompts (2 s after Submit, at low priority 10 s), the oldest of them first. Then requests, the
+// one with the fewest remaining tokens first. Then low priority in the same way. Equals keep their order of arrival.
 // One thread.
 class PromptQueue {
  public:
@@ -25,9 +25,9 @@ class PromptQueue {
   void Run(Job job) { running_.push_back(std::move(job)); }
   void Remove(const Job& job);
 
-  Job NextWaiting(Time now) const;  // null: none waits
+  Job NextWaiting(Time now) const;  // null: none is waiting
   std::vector<Job> RunningInOrder(Time now) const;
-  std::vector<Job> TakeDead(Time now);  // what was cancelled or is past its deadline
+  std::vector<Job> TakeDead(Time now);  // those that were cancelled or are past their deadline
   std::vector<Job> TakeAll();
 
   bool has_waiting() const { return !waiting_.empty(); }

@@ -1,5 +1,5 @@
-// What a selector that chooses once keeps of a prompt (selection/prompt_selector.h): rows of the prompt run through the
-// model once more, over KV that is there, for what they attend to; the KV stays as it is.
+// Runs rows of a prompt through the model once more, over its KV, to let a selector that chooses once see what they
+// attend to (selection/prompt_selector.h). The KV is not changed.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,24 @@
 
 namespace spl::engine {
 
-// Behind a prompt of which tokens were left out everything is as if the tokens that are there were the prompt: rows are
-// those that every layer keeps, and see what their layer keeps; chosen is of that, by number. Layers that choose
-// nothing keep all they have.
+// Chooses the positions of a prompt that a selector keeps.
 //
-// `kv` has the KV of `prompt` and, where a sequence was begun elsewhere, of tokens generated behind it, which are all
-// kept: what is kept is the same wherever it goes on. Rows are written to pages of their own: the sequence's may be
-// shared, and hold what a method made of them. The logits and rows of the executor's last pass are lost.
+// If tokens of the prompt were left out, the remaining tokens count as the prompt. Rows are those that every layer
+// keeps, and see what their layer keeps. Chosen positions are indices into the remaining tokens. Layers that choose
+// nothing keep everything they have.
+//
+// `kv` has the KV of `prompt`, and of tokens generated after it if the sequence began on another worker. Those are all
+// kept, so that the choice is the same wherever the sequence continues. Rows are written to pages of their own: the
+// sequence's pages may be shared, and a method may have changed their contents. The logits and rows of the executor's
+// last pass are lost.
 // InvalidArgument: prompt is empty or longer than kv. ResourceExhausted: no pages for the rows, or no device memory.
-// Cost: a pass of the selector's rows over the prompt (where layers keep different tokens, through the layers up to it
-// for each layer that differs from the one in front), 4 · prompt.size() bytes of scores a head stream on the device
-// and the host, and on the host a choice of each head, about 0.3 ms for 32K.
+// Cost: a pass of the selector's rows over the prompt, 4 · prompt.size() bytes of scores for each head stream on the
+// device and the host, and a choice for each head on the host, about 0.3 ms for 32K. If layers keep different tokens,
+// each layer that differs from the one before it costs a pass through the layers up to it.
 absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
                                              const SequenceKv& kv, const PromptSelector& selector);
 
-// The same in slices, so that other sequences take their steps in between; the choice does not depend on them. One
+// The same in slices, so that other sequences can take steps in between. The choice does not depend on them. One
 // thread. Holds pages for the rows until it is destroyed.
 class PromptChoice {
  public:
@@ -41,8 +44,8 @@ class PromptChoice {
                                                              const PromptSelector& selector);
   ~PromptChoice();
   bool done() const;
-  // One pass of at most executor.max_rows() rows, and behind the last one of a layer the choice of its heads. After an
-  // error the choice cannot go on. REQUIRES: !done().
+  // Runs one pass of at most executor.max_rows() rows. After the last pass of a layer it chooses for the layer's heads.
+  // After an error the choice cannot continue. REQUIRES: !done().
   absl::Status RunSlice();
   // REQUIRES: done(); at most once.
   KeptPositions Take();
@@ -53,8 +56,9 @@ class PromptChoice {
   std::unique_ptr<State> state_;
 };
 
-// Has the steps behind position `num_tokens` - 1 attend to these positions, in the order of KeptPositions, and what is
-// generated. REQUIRES: `compact` is the selector's, with its pages, and no pass uses it. Errors are those of copies.
+// Lets all steps after position `num_tokens` - 1 attend to these positions, in the order of KeptPositions, and to
+// generated tokens. Errors are those of copies. REQUIRES: `compact` is the selector's, with its pages, and no pass uses
+// it.
 absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositions& kept, int64_t num_tokens,
                            PromptSelector& selector, const CompactPages& compact);
 

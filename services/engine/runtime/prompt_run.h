@@ -1,5 +1,5 @@
-// One prompt on its way through the stages of its policy: which rows the next pass computes, and what a finished pass
-// means. Used by whoever owns the executor's thread.
+// Takes one prompt through the stages of its policy: which rows the next pass computes, and what follows from a
+// finished pass. Used by the thread that owns the executor.
 #pragma once
 
 #include <cstdint>
@@ -20,65 +20,68 @@ namespace spl::engine {
 
 class PromptRun {
  public:
-  // `kv` has pages for all tokens and the KV of its first num_tokens() positions, fewer than all. `hits` ascend, are
-  // disjoint and lie behind those; they are copied by Begin. All arguments outlive the run. KV from the first hit on is
-  // marked approximate.
+  // `kv` has pages for all tokens, and the KV of its first num_tokens() positions, which are fewer than all. `hits` are
+  // ascending, disjoint and after those positions; Begin copies them. All arguments outlive the run. KV from the first
+  // hit on is marked approximate.
   PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv, RecoveryPolicy& policy);
 
-  // Copies the hits and makes what the first stage needs. Once, before the first pass.
+  // Copies the hits and allocates memory for the first stage. Once, before the first pass.
   absl::Status Begin(ParallelExecutor& executor);
 
-  // What the next pass runs; passes that share a batch run the same layers.
+  // The layers that the next pass runs. Prompts that share a pass run the same layers.
   PassLayers layers() const {
     return {stage_.layers, stage_.keys_only_last, stage_.keep_hidden,
             !stage_.keep_hidden && stage_.layers.end < num_layers_, stage_.whole};
   }
-  // No other prompt may share the pass, which has all of the room: its scores would depend on the company, or its
-  // policy asks for it.
+  // Whether no other prompt may share the pass, which then gets all of the rows: its scores would depend on other
+  // prompts, or its policy asks for it.
   bool alone() const { return scores() || policy_.runs_alone(layout_); }
-  // The next pass, of at most `room` rows, or of a whole span whatever the room. Valid until Finish. No tokens: the
-  // room is too small for a sensible slice.
+  // The next pass, of at most `room` rows; a whole span ignores `room`. Valid until Finish. Without tokens: `room` is
+  // too small for a useful slice.
   PrefillSlice Next(int32_t room);
 
-  // Pages [first, end) of the pass's layers become final in the pass that Next described: nothing later writes them. A
-  // pass that was described and did not run is described anew by the next Next, with the same pages.
+  // Pages [first, end) of the pass's layers become final in the pass that Next described: they are not written again.
+  // If that pass does not run, the next call of Next describes it again, with the same pages.
   struct FinalPages {
     int32_t first = 0, end = 0;
   };
   FinalPages final_pages() const { return final_; }
 
-  // The pass is complete. Chooses the rows of the next stage when the stage is.
+  // Called when the pass is complete. If this completes the stage, chooses the rows of the next one.
   absl::Status Finish(ParallelExecutor& executor);
 
   bool done() const { return done_; }
-  // Rows in this stage and share of the layers, plus about what later stages will add: in rows through all layers.
+  // Remaining work, in rows through all layers: rows of this stage times their share of the layers, plus an estimate of
+  // later stages.
   double remaining_work() const;
-  double pass_work() const;  // of the pass that Next described
+  double pass_work() const;  // the pass that Next described
 
-  // Fills in all that the run knows: `exact`, aligned and computed tokens from the start, the rest once it is done.
+  // Fills in everything that the run knows: `exact`, aligned and computed tokens from the start, the rest once it is
+  // done.
   void Report(PrefillStats& stats) const;
 
   bool exact() const { return exact_; }
   bool reuses() const { return !layout_.reused.empty(); }
   int64_t reused_tokens() const { return CountOf(layout_.reused); }
-  // Reused tokens whose KV above the dense layers was computed afresh; known when done.
+  // Reused tokens whose KV above the dense layers was recomputed. Known when done.
   int64_t recomputed_tokens() const { return CountOf(recomputed_rows_) + recomputed_dropped_; }
   const ReuseLayout& layout() const { return layout_; }
-  // Copies whose summary (keys, or local query and attended tokens) no earlier prompt had left with their source.
+  // Copies whose summary (keys, or local query and attended tokens) no earlier prompt had stored with their source.
   int64_t summaries_computed() const { return summaries_computed_; }
-  // Of a policy that leaves tokens out, when done: what each layer keeps of the prompt, [num_layers]; empty:
+  // The parts of the prompt that each layer keeps, for a policy that leaves tokens out, when done. [num_layers]; empty:
   // everything.
   std::span<const PositionRanges> kept() const { return policy_.kept(); }
-  // Of a policy that drops tokens and moves the others together (PrefillStage::only): what is left, in the prompt's own
-  // positions; empty: everything. layout() and the sequence's num_tokens() are of these; its pages stay as many.
+  // Remaining positions of the prompt, for a policy that drops tokens and moves the others together
+  // (PrefillStage::only). layout() and the sequence's num_tokens() are then about the shorter prompt; it keeps all of
+  // its pages. Empty: everything.
   const PositionRanges& only() const { return only_; }
-  // Kept tokens of the copies as a share of them, over all layers.
+  // Kept tokens of the copies, as a share of the copies, over all layers.
   double kept_share() const;
-  // Of a policy with head classes, when done: heads that were restored, ascending; rows through feed-forward as a share
-  // of all.
+  // For a policy with head classes, when done: restored heads, ascending; share of the rows that ran through
+  // feed-forward.
   std::vector<int32_t> restored_heads() const;
   double ffn_share() const;
-  // Of a policy that chooses lines, over all ranks; `heads` is 0 when it did not.
+  // For a policy that chooses lines: the report over all ranks. `heads` is 0 if no lines were chosen.
   LineReport lines() const;
 
  private:
@@ -87,7 +90,7 @@ class PromptRun {
   absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
-  // Observers of the stage, of every rank.
+  // Makes the observers of the stage, for every rank.
   absl::Status MakeObservers(const ParallelExecutor& executor);
   std::unique_ptr<LayerObserver> MakeScoring(size_t rank) const;
   std::unique_ptr<LayerObserver> MakeQueryMeans(size_t rank);
@@ -95,7 +98,7 @@ class PromptRun {
   absl::Status GiveQueryMeans(ParallelExecutor& executor);
   absl::StatusOr<std::vector<std::vector<int32_t>>> ReadAttended(ParallelExecutor& executor);
 
-  std::span<const int32_t> tokens_;  // the prompt, or those that are left of it
+  std::span<const int32_t> tokens_;  // the prompt, or its remaining tokens
   std::vector<int32_t> left_tokens_;
   PositionRanges only_;
   const std::vector<SegmentHit> hits_;
@@ -103,32 +106,32 @@ class PromptRun {
   RecoveryPolicy& policy_;
   const int32_t num_layers_;
   ReuseLayout layout_;
-  bool exact_ = false;          // as a plain prefill
+  bool exact_ = false;          // equal to a plain prefill
   int64_t aligned_tokens_ = 0;  // copied by Begin
   PrefillStage stage_;
-  int64_t num_rows_ = 0;            // of the stage
-  int64_t next_row_ = 0;            // of the stage
-  PositionRanges recomputed_rows_;  // of copies, through all layers
-  int64_t recomputed_dropped_ = 0;  // and of those that are not left
-  double left_share_ = 1;           // of the copies' tokens
+  int64_t num_rows_ = 0;            // rows of the stage
+  int64_t next_row_ = 0;            // row of the stage
+  PositionRanges recomputed_rows_;  // rows of copies, through all layers
+  int64_t recomputed_dropped_ = 0;  // those that were dropped afterwards
+  double left_share_ = 1;           // share of the copies' tokens that remain
   int64_t summaries_computed_ = 0;
   bool done_ = false;
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none
   ParallelExecutor::RankScores scores_;  // [num_ranks] while the stage scores
 
   std::vector<double> query_sums_;          // [query_means][num_layers, q_size] of the stage
-  ParallelExecutor::RankScores attention_;  // of the stage's attention_to, one behind the other: [num_ranks], or none
+  ParallelExecutor::RankScores attention_;  // for the stage's attention_to, range after range: [num_ranks], or none
   std::vector<LineReport> line_reports_;    // [num_ranks], once a stage was whole
-  // [num_ranks], or none: of all passes of a policy that is not exact.
+  // [num_ranks], or none: for all passes of a policy that is not exact.
   std::vector<std::unique_ptr<HeadRestore>> restores_;
   std::vector<std::unique_ptr<SparseFfn>> sparse_ffns_;
   std::vector<std::unique_ptr<LayerObserver>> stage_observers_;
-  std::vector<ObserverList> observers_;  // [num_ranks]: these, for the stage
+  std::vector<ObserverList> observers_;  // [num_ranks]: all of these, for the stage
 
-  // The pass under way.
+  // State of the current pass.
   std::vector<int32_t> pass_tokens_, pass_positions_;
   FinalPages final_;
-  int32_t final_end_ = 0;  // pages in front of it were final before
+  int32_t final_end_ = 0;  // earlier pages were final before this pass
 };
 
 }  // namespace spl::engine

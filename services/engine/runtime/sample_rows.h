@@ -1,4 +1,4 @@
-// One sampled token for every row of an executor's last logits.
+// Samples one token for every row of an executor's last logits.
 #pragma once
 
 #include <span>
@@ -13,21 +13,21 @@ namespace spl::engine {
 // One thread at a time.
 class RowSampler {
  public:
-  // samplers[i] draws from row logit_rows[i], or i where none are given; null: nothing is drawn, and the token is 0.
-  // Tokens are chosen where the logits are, all rows at once, whatever each of them asks for; plainly greedy rows alone
-  // take the shorter way of an argmax. Whoever chooses, the tokens are the same.
+  // samplers[i] samples from row logit_rows[i], or from row i if none are given; null: the token is 0. Tokens are
+  // chosen where the logits are, all rows at once, whatever their parameters. If all rows are plain greedy, an argmax
+  // is used instead, which is faster and gives the same tokens.
   absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers,
                                                    std::span<const int32_t> logit_rows = {});
-  // Begins to choose the token of each sampler, from rows in their order, behind ahead[i] tokens of it that are still
-  // to be taken. REQUIRES: the executor samples_later(); a sampler with tokens ahead draws_ahead().
+  // Starts sampling the token of each sampler, from rows in their order. ahead[i]: tokens of sampler i that come before
+  // this one and are not taken yet. REQUIRES: the executor samples_later(); a sampler with tokens ahead draws_ahead().
   absl::StatusOr<PendingSample> Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers,
                                       std::span<const int32_t> ahead);
-  // The first tokens of all continuations of some prompts: prompts[i], their samplers, draw from row i.
+  // Samples the first tokens of all continuations of some prompts. prompts[i] has their samplers, which use row i.
   absl::StatusOr<std::vector<std::vector<SampledToken>>> SampleFirst(ParallelExecutor& executor,
                                                                      std::span<std::vector<Sampler>> prompts);
 
  private:
-  std::vector<kernels::SampleRow> rows_;  // of the samplers that draw
+  std::vector<kernels::SampleRow> rows_;  // one for each sampler that draws
 };
 
 }  // namespace spl::engine

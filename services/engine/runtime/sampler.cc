@@ -93,7 +93,7 @@ bool Sampler::OnlyEndsFit() const {
 }
 
 FinishReason Sampler::FinishOf(int32_t token) const {
-  if (misfit_) return FinishReason::kLength;  // the text breaks off
+  if (!fit_.ok()) return FinishReason::kError;
   if (matcher_ != nullptr && matcher_->ended()) return FinishReason::kStop;
   if (IsEnd(token) && num_output_ > params_.min_tokens) return FinishReason::kStop;
   return num_output_ >= max_output_ ? FinishReason::kLength : FinishReason::kNone;
@@ -101,8 +101,8 @@ FinishReason Sampler::FinishOf(int32_t token) const {
 
 void Sampler::Accept(int32_t token) {
   ++num_output_;
-  if (matcher_ != nullptr && !misfit_ && !matcher_->ended()) {
-    misfit_ = !matcher_->Accept(token).ok();
+  if (matcher_ != nullptr && fit_.ok() && !matcher_->ended()) {
+    fit_ = matcher_->Accept(token);
     mask_.clear();
   }
   if (!penalizes()) return;
@@ -113,9 +113,10 @@ void Sampler::Accept(int32_t token) {
 }
 
 kernels::SampleRow Sampler::Row(int32_t logits_row, int64_t ahead) {
-  if (matcher_ != nullptr && mask_.empty() && !misfit_ && !matcher_->ended()) {
+  if (matcher_ != nullptr && mask_.empty() && fit_.ok() && !matcher_->ended()) {
     mask_.resize(grammar::MaskWords(params_.grammar->width()));
-    matcher_->FillMask(mask_);
+    fit_ = matcher_->FillMask(mask_);
+    if (!fit_.ok()) mask_.clear();  // the token of this row ends the continuation, whatever it is
   }
   const int64_t index = num_output_ + ahead;
   const bool bans_ends = index < params_.min_tokens && !end_ids_.empty() && (mask_.empty() || !OnlyEndsFit());

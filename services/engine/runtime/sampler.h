@@ -1,5 +1,5 @@
-// How tokens are chosen from logits, and when a continuation ends. Names and order of operations follow vLLM's
-// SamplingParams; kernels/sampling/sample_tokens.h defines the choice, on every device.
+// Chooses tokens from logits, and ends continuations. Names and the order of operations follow vLLM's SamplingParams.
+// kernels/sampling/sample_tokens.h defines the choice for every device.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace spl::engine {
 
 struct SamplingParams {
-  int64_t max_tokens = 0;    // output tokens at most, counting the first; 0: up to the model's context
+  int64_t max_tokens = 0;    // most output tokens, including the first; 0: up to the model's context
   int64_t min_tokens = 0;    // no end or stop token before this many
   float temperature = 1.0f;  // 0: greedy, ties to the lower id
   int32_t top_k = 0;         // 0: all
@@ -31,8 +31,8 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   int32_t num_forks = 1;                // n
-  std::optional<int32_t> num_logprobs;  // unset: none; 0: of the chosen token only
-  // Output is what it allows, up to an end token; it ends the output before min_tokens where nothing else is allowed.
+  std::optional<int32_t> num_logprobs;  // unset: none; 0: only of the chosen token
+  // Output is what it allows, up to an end token. The output ends before min_tokens where nothing else is allowed.
   // Null: anything.
   std::shared_ptr<const grammar::TokenGrammar> grammar;
 
@@ -42,7 +42,13 @@ struct SamplingParams {
 // InvalidArgument names the field and its range.
 absl::Status ValidateSampling(const SamplingParams& params, int32_t vocab_size);
 
-enum class FinishReason : uint8_t { kNone, kStop, kLength };
+enum class FinishReason : uint8_t {
+  kNone,
+  kStop,
+  kLength,
+  kError,  // the grammar could not be followed: it takes too long, or a token came that does not fit. Not in the
+           // answer.
+};
 
 struct TokenLogprob {
   float logprob = 0;
@@ -51,38 +57,38 @@ struct TokenLogprob {
 
 struct SampledToken {
   int32_t token = 0;
-  FinishReason finish = FinishReason::kNone;  // set when this token ends the continuation
+  FinishReason finish = FinishReason::kNone;  // set if this token ends the continuation
   std::optional<TokenLogprob> logprob;
 };
 
-// The state of one continuation: what the next token is drawn by, and when it ends. Random numbers are a pure function
-// of (seed, fork, output index): a continuation resumed elsewhere draws the same numbers. One thread at a time.
+// State of one continuation: its sampling parameters, its penalties and its length. Random numbers are a pure function
+// of (seed, fork, output index): a continuation that resumes elsewhere draws the same numbers. One thread at a time.
 class Sampler {
  public:
-  // `prompt` is read only when params.needs_prompt(). `prior_output` are tokens generated before this sampler was made
-  // (a resumed continuation). `max_context` bounds prompt + output.
+  // `prompt` is read only if params.needs_prompt(). `prior_output`: tokens generated before this sampler was made (a
+  // resumed continuation). `max_context` limits prompt + output.
   Sampler(const SamplingParams& params, std::vector<int32_t> eos_ids, int32_t fork, std::span<const int32_t> prompt,
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
-  // How the next token is chosen of row `logits_row`; or, of one that draws_ahead(), the one behind `ahead` tokens that
-  // are still to be taken. Borrows from the sampler until its next change. With a grammar it fills the mask of tokens
-  // on the host: call it behind the start of the pass, which runs meanwhile.
+  // Describes how the next token is sampled from row `logits_row`. With draws_ahead() it may be the token after `ahead`
+  // others that are not taken yet. Borrows from the sampler until its next change. With a grammar it fills the mask of
+  // tokens on the host: call it after the pass has started, which runs meanwhile.
   kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0);
-  // Takes what kernels::SampleTokens made of Row(): `top` are the row's alternatives.
+  // Takes the result of kernels::SampleTokens for Row(). `top`: the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
 
-  // Whether how a token is chosen does not depend on which ones came before it.
+  // Whether sampling a token does not depend on the tokens before it.
   bool draws_ahead() const { return !penalizes() && matcher_ == nullptr; }
-  // Whether the continuation ends with the next `ahead` tokens, whatever they are.
+  // Whether the continuation ends within the next `ahead` tokens, whatever they are.
   bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
 
-  // True when the next token is simply the most likely one of the model's own logits.
+  // Whether the next token is simply the most likely one of the model's own logits.
   bool takes_argmax() { return Row(0).is_argmax(); }
-  // Takes that token, ties to the lower id.
+  // Takes that token; ties go to the lower id.
   SampledToken TakeArgmax(int32_t token);
 
-  // Takes a token that was sampled elsewhere (the first token comes from the prefill worker).
+  // Takes a token that was sampled elsewhere (the prefill worker samples the first token).
   void Accept(int32_t token);
 
   int64_t num_output_tokens() const { return num_output_; }
@@ -98,20 +104,20 @@ class Sampler {
 
   SamplingParams params_;
   int32_t fork_;
-  std::vector<int32_t> end_ids_;  // stop ids, and the model's own end tokens unless ignored
+  std::vector<int32_t> end_ids_;  // stop ids, and the model's end tokens unless ignored
   int64_t num_output_ = 0;
   int64_t max_output_;
-  std::vector<kernels::TokenEdit> edits_;          // of tokens that something is known of and asked for
+  std::vector<kernels::TokenEdit> edits_;          // for tokens whose logits change: penalties, biases, minimum length
   std::unordered_map<int32_t, int32_t> edit_idx_;  // by token
   uint64_t edits_id_;
   uint64_t edits_version_ = 0;
   int32_t last_edit_ = 0;
   std::unique_ptr<grammar::TokenMatcher> matcher_;  // null: no grammar
-  std::vector<uint32_t> mask_;                      // of the next token; empty: to be filled
-  bool misfit_ = false;                             // a token came that does not fit: nothing can follow it
+  std::vector<uint32_t> mask_;                      // for the next token; empty: to be filled
+  absl::Status fit_;                                // not ok: the grammar cannot be followed any further
 };
 
-// One for each of the params.num_forks continuations of a prompt.
+// One sampler for each of the params.num_forks continuations of a prompt.
 std::vector<Sampler> ForkSamplers(const SamplingParams& params, const std::vector<int32_t>& eos_ids,
                                   std::span<const int32_t> prompt, std::span<const int32_t> prior_output,
                                   int64_t max_context);

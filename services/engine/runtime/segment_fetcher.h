@@ -1,5 +1,5 @@
-// Brings what a prompt reads of segments that are in the chunk store: quantized copies, parts by their summaries, or
-// all of their KV.
+// Fetches segments of a prompt from the chunk store: quantized copies, parts that their summaries lead to, or all of
+// their KV.
 #pragma once
 
 #include <chrono>
@@ -19,32 +19,31 @@
 
 namespace spl::engine {
 
-// A segment of a prompt, of which not all KV is here.
+// A segment of a prompt whose KV is not completely in this worker.
 struct WantedSegment {
-  size_t index = 0;                       // the caller's
-  std::span<const int32_t> text;          // with `keys` it outlives the fetch
-  std::span<const chunk::ChunkKey> keys;  // of all of its chunks
+  size_t index = 0;                       // the caller's number for it
+  std::span<const int32_t> text;          // `text` and `keys` outlive the fetch
+  std::span<const chunk::ChunkKey> keys;  // all of its chunks
   chunk::Digest namespace_key{};
   bool frozen = false;
-  bool shared = false;      // ReuseSpan: chunks that were computed behind other text are refused
-  bool only_whole = false;  // only all of its KV is of use: the prompt has some of it as its prefix
+  bool shared = false;      // as in ReuseSpan: chunks that were computed after other text are refused
+  bool only_whole = false;  // only its complete KV is of use: a part of it is in the prompt's prefix
 };
 
 struct FetchedSegments {
   int64_t num_bytes = 0;
-  // By WantedSegment::index: sources that hold what the policy reads, and perhaps nothing else
-  // (SegmentSource::is_whole). They are for this prompt alone. What is in none of these went into the index, or was not
-  // to be had.
+  // By WantedSegment::index: sources with the KV that the policy reads, perhaps nothing else (SegmentSource::is_whole),
+  // for this prompt only. Segments that are not listed are in the index now, or could not be fetched.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
-  // WantedSegment::index of those whose quantized copies would have done, but are not stored: all of their KV is in the
-  // index now.
+  // WantedSegment::index of segments for which quantized copies would have been enough, but are not stored. All of
+  // their KV is in the index now.
   std::vector<size_t> not_quantized;
 };
 
-// Any thread; `segments`, `pool` and the model outlive it. A store that fails costs time, never a request.
+// Any thread. `segments`, `pool` and the model outlive it. A store that fails costs time, never a request.
 class SegmentFetcher {
  public:
-  // make_room: asked for free pages before they are taken; any thread.
+  // `make_room`: called to get free pages before they are taken; any thread.
   SegmentFetcher(std::shared_ptr<const Model> model, PagePool& pool, SegmentIndex& segments,
                  std::shared_ptr<chunk::ChunkStore> store, std::function<bool(int64_t num_pages)> make_room)
       : model_(std::move(model)),
@@ -53,25 +52,25 @@ class SegmentFetcher {
         store_(std::move(store)),
         make_room_(std::move(make_room)) {}
 
-  // Several segments at a time; a text that is wanted twice is fetched once. `stop` is asked between segments, by
-  // several threads. Blocks for the store, until the deadline.
+  // Fetches several segments in parallel; a text that is wanted twice is fetched once. `stop` is called between
+  // segments, by several threads. Blocks for the store, until the deadline.
   FetchedSegments Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy,
                         std::chrono::steady_clock::time_point deadline, const std::function<bool()>& stop) const;
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
-  // Of one segment; no part: all of its KV was fetched, or nothing.
+  // Result for one segment. `part` null: all of its KV was fetched, or nothing.
   struct Fetched {
     int64_t num_bytes = 0;
     std::shared_ptr<const SegmentSource> part;
     bool not_quantized = false;
   };
   Fetched FetchOne(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline) const;
-  // False: there are none.
+  // Returns false if there are no quantized copies.
   bool FetchQuantized(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline,
                       Fetched& fetched) const;
-  // For a policy that chooses by summaries, which gives `summary`, and the KV that is read of it whatever is chosen.
-  // False: the segment is wanted as a whole.
+  // Fetches the summary, for a policy that chooses by summaries, and the KV that is read whatever is chosen. Returns
+  // false if the policy needs the whole segment.
   bool FetchParts(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline, Fetched& fetched,
                   std::optional<FetchedSummary>& summary) const;
 

@@ -1,4 +1,5 @@
-// One page pool for the prefill engine and the decode engine of a process: prompts change hands without a copy.
+// One page pool (KV cache) for the prefill engine and the decode engine of a process. Prompts change hands without a
+// copy.
 #pragma once
 
 #include <atomic>
@@ -15,10 +16,10 @@
 
 namespace spl::engine {
 
-// Running sequences and cached KV compete for the same pages. Running sequences win: each engine may have cached KV
-// evicted, and a prompt begins only when the sequences that are decoded keep room to grow.
+// Running sequences and cached KV compete for the same pages (blocks). Running sequences win: each engine may evict
+// cached KV, and a prompt is admitted only if the decoding sequences keep room to grow.
 //
-// Both engines attach themselves and detach before they end. Any thread may call; no engine's lock may be held.
+// Both engines attach themselves, and detach before they end. Any thread may call; no engine's lock may be held.
 class SharedPool {
  public:
   // `pool` outlives it. `turns`: those of the device; null: both engines run at the same time.
@@ -29,33 +30,33 @@ class SharedPool {
 
   // The engine that caches KV.
   struct Cache {
-    std::function<bool(int64_t num_pages)> make_room;  // evicts until the pool has so many free pages; false: it cannot
-    std::function<void()> on_pages_freed;              // by the other engine
+    std::function<bool(int64_t num_pages)> make_room;  // evicts until that many pages are free; false: it cannot
+    std::function<void()> on_pages_freed;              // called when the other engine freed pages
   };
   void AttachCache(Cache cache);
-  void DetachCache();  // returns when no call of its functions runs
+  void DetachCache();  // returns when none of its functions is running
   // The engine that decodes.
   struct Decoder {
     std::function<int64_t()> growth_pages;  // that its sequences will need soon; -1: some wait for pages
-    int32_t max_rows = 0;                   // of a step
+    int32_t max_rows = 0;                   // rows of a step
   };
   void AttachDecoder(Decoder decoder);
-  void DetachDecoder();  // likewise; what was given and not taken goes back
+  void DetachDecoder();  // likewise; sequences that were given but not taken go back
 
   // Evicts cached KV until `num_pages` are free. False: not enough is left to evict.
   bool MakeRoom(int64_t num_pages);
-  void PagesFreed();  // by a sequence that has ended: prompts may begin
-  // Pages that a new prompt must leave free for the sequences that are decoded; nullopt: no prompt may begin, because
-  // sequences that gave way come first.
+  void PagesFreed();  // called when a sequence has ended: prompts may begin
+  // Pages that a new prompt must leave free for the decoding sequences. Nullopt: no prompt may begin, because preempted
+  // sequences come first.
   std::optional<int64_t> GrowthPages() const;
-  int32_t max_decode_rows() const;  // of a step that a pass of prompts may take along
+  int32_t max_decode_rows() const;  // rows of a decode step that shares a pass with prompts
 
-  // Epoch of the prefill worker that hands prompts over in this process; 0: none yet. Reservations for other workers
+  // Epoch of the prefill worker in this process that hands prompts over; 0: none yet. Reservations for other workers
   // get pages to write to.
   void set_writer_epoch(uint64_t epoch) { writer_epoch_ = epoch; }
   uint64_t writer_epoch() const { return writer_epoch_; }
 
-  // A finished prompt on its way, by its ticket. Nobody writes to the sequence any more.
+  // Hands over a finished prompt, by its ticket. The sequence must not be written to any more.
   void Give(const RandomId& ticket, std::shared_ptr<const SequenceKv> kv);
   std::shared_ptr<const SequenceKv> Take(const RandomId& ticket);  // null: none was given, or it was taken before
 

@@ -1,4 +1,4 @@
-// A decode step that may share a pass with slices of prompts instead of running alone.
+// A decode step that may share a pass with slices of prompts (chunked prefill) instead of running alone.
 #pragma once
 
 #include <span>
@@ -10,13 +10,13 @@
 
 namespace spl::engine {
 
-// Borrowed by who takes it along, from Board to Land (step_turns.h); the decode engine's thread waits meanwhile.
+// Borrowed by the pass that carries it, from Board to Land (step_turns.h). The decode engine's thread waits meanwhile.
 struct StepOffer {
   std::span<const DecodeRow> rows;     // each CanRide
-  std::span<Sampler* const> samplers;  // [rows.size()]; null: nothing is drawn of the row
-  // Filled in before it lands.
+  std::span<Sampler* const> samplers;  // [rows.size()]; null: no token is sampled for the row
+  // Results; set before Land.
   absl::Status status;
-  std::vector<SampledToken> sampled;  // [rows.size()], where status is OK
+  std::vector<SampledToken> sampled;  // [rows.size()], if status is OK
 };
 
 }  // namespace spl::engine

@@ -1,4 +1,4 @@
-// The turns of a prefill engine and a decode engine that share a device: which of them runs its next step.
+// Decides which of a prefill engine and a decode engine on the same device runs its next step.
 #pragma once
 
 #include <array>
@@ -15,23 +15,23 @@ struct StepOffer;  // step_offer.h
 
 // One engine has the turn at a time, so that the cores (or the GPU and its collectives) never work for both at once.
 //
-// Prompts go first, because a decode step costs about the same whatever its number of rows: while prompts are computed,
-// more sequences gather for the next one. `itl_target` bounds how long running sequences wait: a decode step is due
-// when its tokens would come later than that behind the last ones. A step that is due gets the next turn. Where the
+// Prompts go first, because a decode step costs about the same for any number of rows: while prompts are computed, more
+// sequences gather for the next step. `itl_target` limits how long running sequences wait. A decode step is due when
+// its tokens would otherwise come later than that after the last ones. A step that is due gets the next turn. If the
 // target is shorter than the steps themselves, slices and steps alternate.
 //
-// A decode step that waits may be taken along by a pass of prompts: its rows cost such a pass little more than the
-// reading of their KV. The next pass then waits a moment for the step behind that one.
+// A pass of prompts may carry a waiting decode step: its rows add little more than the reading of their KV. The next
+// pass then waits a moment for the step after that one.
 //
-// Thread-safe; outlives its turns. Nobody waits for anything else while it has the turn.
+// Thread-safe; outlives its turns. A thread that has the turn must not wait for anything else.
 class StepTurns {
  public:
   using Time = std::chrono::steady_clock::time_point;
   enum class Work : uint8_t { kPrompts, kDecoding };
 
   static constexpr std::chrono::milliseconds kDefaultItlTarget{50};
-  // Target of a worker that was told `named_ms`, or nothing. nullopt: its engines take no turns, because a GPU runs the
-  // kernels of one while the other waits for its host.
+  // Target for a worker whose flag was `named_ms` (nullopt: not set). Returns nullopt if its engines take no turns: a
+  // GPU runs the kernels of one engine while the other waits for its host.
   static std::optional<std::chrono::milliseconds> TargetOf(std::optional<int64_t> named_ms, bool host_memory) {
     if (named_ms.has_value()) return std::chrono::milliseconds(*named_ms);
     return host_memory ? std::optional(kDefaultItlTarget) : std::nullopt;
@@ -40,7 +40,7 @@ class StepTurns {
 
   class Turn {
    public:
-    Turn() = default;  // nobody's
+    Turn() = default;  // held by none
     Turn(Turn&& other) noexcept : turns_(std::exchange(other.turns_, nullptr)), work_(other.work_) {}
     Turn& operator=(Turn&& other) noexcept {
       End();
@@ -59,48 +59,48 @@ class StepTurns {
     Work work_ = Work::kPrompts;
   };
 
-  // Blocks until it is this work's turn. Equals go in the order in which they asked.
+  // Blocks until it is this work's turn. Turns of the same work go in the order of the calls.
   Turn Take(Work work);
-  // `turns` may be null: the device is the caller's alone.
+  // The same; `turns` null means that the device is not shared.
   static Turn TakeOf(StepTurns* turns, Work work) { return turns == nullptr ? Turn() : turns->Take(work); }
 
-  // For a decode step: as Take, but a pass of prompts may take the step along meanwhile. nullopt: it did, and `offer`
-  // says what came of it.
+  // As Take, for a decode step that a pass of prompts may carry meanwhile. Returns nullopt if one did; `offer` then has
+  // the results.
   std::optional<Turn> TakeOrRide(StepOffer& offer);
-  // For a pass of prompts, which has the turn. Rows of the step that waits to be taken along; 0: none does.
+  // Rows of the waiting step that may be carried; 0: none waits. For a pass of prompts, which has the turn.
   size_t num_offered() const;
-  // Takes it along: until Land it is the caller's. Null: none waits.
+  // Takes the step along: it belongs to the caller until Land. Null: none waits.
   StepOffer* Board();
   void Land(StepOffer& offer);
-  // This pass could not take along what was offered: the step gets a turn when it is due.
+  // Says that this pass cannot carry the offered step. The step gets a turn when it is due.
   void CannotBoard();
 
-  // Whether a prompt has a slice to run, also between two of its turns.
+  // Says whether a prompt has a slice to run, also between two of its turns.
   void SetPromptsReady(bool ready);
-  // Lets a decode step go in front of prompts that can wait: returns when one has ended, or nothing is decoded, or
+  // Lets a decode step go before prompts that can wait. Returns after a step has ended, if nothing is decoding, or
   // after `at_most`.
   void WaitForStep(std::chrono::nanoseconds at_most);
 
-  // Whether sequences wait for their next token, also between two of their turns.
+  // Says whether sequences wait for their next token, also between two of their turns.
   void SetDecoding(bool decoding);
 
-  // Notes the work done: rows of prompts, tokens of running sequences. Prompt rows for each token, over the last
-  // seconds, is what a pass should have for each row that it takes along: with fewer prompts would queue, with more
-  // running sequences would get tokens in steps of their own, which cost the reading of all weights.
+  // Record the work done: rows of prompts, tokens of running sequences. Their ratio over the last seconds is the number
+  // of prompt rows that a pass should have for each row that it carries. With fewer, prompts would queue. With more,
+  // running sequences would need steps of their own, which read all weights.
   void NotePrompts(int64_t rows) { Note(rows, 0); }
   void NoteTokens(int64_t tokens) { Note(0, tokens); }
-  double PromptRowsPerToken() const;  // 0: nothing is known
+  double PromptRowsPerToken() const;  // 0: not known yet
   std::chrono::nanoseconds itl_target() const { return itl_target_; }
 
-  // Time that a slice of a prompt may take before the next decode step is due, at least 0; max(): nothing is decoded.
+  // Time that a slice of a prompt may take before the next decode step is due, at least 0. max(): nothing is decoding.
   std::chrono::nanoseconds TimeToDecode() const;
-  uint64_t num_waiting() const;  // for a turn, now
-  uint64_t num_rides() const;    // decode steps that were taken along so far
+  uint64_t num_waiting() const;  // engines that wait for a turn now
+  uint64_t num_rides() const;    // decode steps so far that were carried
 
  private:
-  struct Line {            // of one kind of work
-    uint64_t next = 0;     // number of who asks next
-    uint64_t serving = 0;  // number of who has the turn, or gets it
+  struct Line {            // for one kind of work
+    uint64_t next = 0;     // number of the next one to ask
+    uint64_t serving = 0;  // number of the one that has the turn, or gets it next
     bool waits() const { return next > serving; }
   };
   Line& line(Work work) { return lines_[static_cast<size_t>(work)]; }
@@ -121,11 +121,11 @@ class StepTurns {
   Time turn_start_;
   Time last_step_;                              // end of the last decode turn
   std::chrono::nanoseconds step_time_{0};       // smoothed length of decode turns
-  StepOffer* offered_ = nullptr;                // the step that waits and may be taken along
-  StepOffer* aboard_ = nullptr;                 // the one that was
-  bool boards_ = true;                          // passes of prompts take steps along
-  bool landed_ = false;                         // the last pass did; the next step is being prepared
-  uint64_t num_rides_ = 0, num_turns_ = 0;      // the second: of decode steps
+  StepOffer* offered_ = nullptr;                // the waiting step, which may be carried
+  StepOffer* aboard_ = nullptr;                 // the step that is being carried
+  bool boards_ = true;                          // passes of prompts can carry steps
+  bool landed_ = false;                         // the last pass carried one; the next step is being prepared
+  uint64_t num_rides_ = 0, num_turns_ = 0;      // num_turns_: turns of decode steps
   double recent_rows_ = 0, recent_tokens_ = 0;  // each decays with kMemory
   Time noted_;
 };

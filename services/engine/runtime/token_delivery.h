@@ -1,4 +1,4 @@
-// Brings the tokens of a decode engine to those who asked for them, on a thread of its own: no step waits for that.
+// Delivers the tokens of a decode engine to its callers on a thread of its own, so that no step waits for them.
 #pragma once
 
 #include <condition_variable>
@@ -16,34 +16,34 @@
 
 namespace spl::engine {
 
-// Where the answer to one request goes: the callbacks of DecodeRequest.
+// Callbacks of one request, see DecodeRequest.
 struct DecodeListener {
   std::function<void(const HeadRestoreReport&)> on_restore;  // may be null
   std::function<void(std::span<const DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;
 };
 
-// Owns one thread, which runs all callbacks in the order in which their causes were added. The engine thread adds them
-// and hands them over once a step: one lock and one wake, and in the long run no allocation. A callback that takes long
-// holds up the ones behind it, and the engine only once more than `max_undelivered` tokens and other events wait.
+// Owns one thread, which runs all callbacks in the order in which their events were added. The engine thread adds
+// events and hands them over once a step: one lock, one wake-up, and no allocation in the long run. A slow callback
+// delays the ones behind it. It delays the engine only when more than `max_undelivered` tokens and other events wait.
 class TokenDelivery {
  public:
   explicit TokenDelivery(size_t max_undelivered);
   ~TokenDelivery();  // Stop()
 
-  // Engine thread. A listener that is added to outlives the call of Ended. Tokens of one listener that are added one
-  // behind the other come in one call.
+  // Engine thread. A listener must live until AddEnd takes it over. Consecutive tokens of one listener are delivered in
+  // one call.
   void AddToken(DecodeListener& to, DecodeToken token);
   void AddRestores(DecodeListener& to, const HeadRestoreReport& report);
-  void AddEnd(std::unique_ptr<DecodeListener> of, const absl::Status& status);  // the last one of a listener
-  // Hands over what was added since; does not block.
+  void AddEnd(std::unique_ptr<DecodeListener> of, const absl::Status& status);  // the last event of a listener
+  // Hands over the events that were added since the last call. Does not block.
   void Flush();
-  // Blocks while more is undelivered than may be.
+  // Blocks while more than max_undelivered events are undelivered.
   void WaitForRoom() { WaitUntilAtMost(max_undelivered_); }
   // Blocks until everything that was handed over is delivered.
   void WaitForAll() { WaitUntilAtMost(0); }
 
-  // Delivers all that was handed over and joins the thread. Idempotent; not from a callback.
+  // Delivers everything that was handed over and joins the thread. Idempotent. Not from a callback.
   void Stop();
 
  private:
@@ -53,11 +53,11 @@ class TokenDelivery {
   };
   struct Event {
     DecodeListener* to;
-    std::variant<size_t, HeadRestoreReport, End> what;  // size_t: so many of the tokens
+    std::variant<size_t, HeadRestoreReport, End> what;  // size_t: that many of the tokens
   };
   struct Events {
     std::vector<Event> events;
-    std::vector<DecodeToken> tokens;  // of the events, one behind the other
+    std::vector<DecodeToken> tokens;  // tokens of the events, in their order
     size_t size() const { return events.size() + tokens.size(); }
     void Clear();
     void Append(Events& others);
@@ -73,7 +73,7 @@ class TokenDelivery {
   std::mutex mutex_;  // guards all up to the next blank line
   std::condition_variable handed_over_, delivered_;
   Events handed_;
-  size_t undelivered_ = 0;  // of handed_ and delivering_
+  size_t undelivered_ = 0;  // in handed_ and delivering_
   bool stopping_ = false;
 
   Events delivering_;  // delivery thread

@@ -21,16 +21,16 @@ class Answer {
   // Once: sampling.n empty continuations. `model_vocab_size` as Continuation takes it.
   void Begin(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request, uint32_t model_vocab_size);
 
-  // Appends a token of continuation `index` to it, and the text that may be shown to its delta, which is added where
-  // `deltas` has none. A token behind the end of its continuation is ignored. Internal: the index or the id does not
-  // exist, or the worker gave the continuation up.
+  // Appends a token to continuation `index`, and the text that may be shown to its delta in `deltas`, which is added if
+  // it is missing. A token after the end of its continuation is ignored. Internal: the index or the id does not exist,
+  // or the worker gave the continuation up.
   absl::Status Take(uint32_t index, const v1::SampledToken& sampled, std::vector<Delta>* deltas);
 
   size_t num_continuations() const { return continuations_.size(); }
   bool finished() const;                               // all continuations are
-  bool stopped_by_string() const;                      // one did: the decode worker does not know that it is over
+  bool stopped_by_string() const;                      // one did: the decode worker does not know that it has ended
   uint32_t num_tokens() const { return num_tokens_; }  // over all continuations
-  // Token ids, from which another decode worker goes on; empty with several continuations, which cannot move.
+  // Token ids from which another decode worker continues; empty with several continuations, which cannot move.
   const std::vector<TokenId>& tokens() const { return tokens_; }
 
  private:

@@ -39,13 +39,13 @@ struct Attempt {
   PlacedLoad load;
   Span reserve_span, prefill_span, decode_span;  // spans of its calls
 
-  // Number of answer tokens that these workers take for a part of the prompt: all of them, or none where the decode
-  // worker replays them.
+  // Number of answer tokens that count as prompt for these workers: all of them, or none if the decode worker replays
+  // them.
   size_t NumPriorOutput(std::span<const TokenId> output) const { return decode.replays ? 0 : output.size(); }
 };
 using AttemptPtr = std::shared_ptr<Attempt>;
 
-// The parts of a request that its workers are sent. All outlive the call only.
+// The parts of a request that are sent to its workers. Borrowed for the call.
 struct SentRequest {
   const GenerationRequest& request;
   const RequestPrompt& prompt;
@@ -58,9 +58,9 @@ void FillReserveRequest(const SentRequest& sent, const Attempt& attempt, const F
 void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, const NamespaceKeys& namespace_keys,
                         v1::PrefillRequest& out);
 
-// Gives the ticket back, once; nothing happens when there is none. Returns at once. Where a prefill write may still be
-// on its way, the prefill worker is asked to stop first, and the pages stay out of use until it has said so or the
-// ticket ends.
+// Gives the ticket back, once; does nothing if there is none. Returns at once. If a prefill write may still be on its
+// way, the prefill worker is asked to stop first, and the pages stay out of use until it has said so or the ticket
+// ends.
 void ReleaseTicket(Attempt& attempt, const char* reason, const DispatchOptions& options);
 
 }  // namespace spl::router

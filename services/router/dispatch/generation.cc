@@ -133,6 +133,7 @@ void Generation::Dispatch() {
   }
   // A worker that restarts is back within a poll or two: worth the same patience as a failed attempt.
   if (!fleet->model.known) return Fail(placed);
+  if (placed.code() == absl::StatusCode::kUnimplemented) return Fail(GrammarStatus(placed, request_));
   WaitForWorkers(placed);
 }
 
@@ -163,6 +164,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              // What is left out of heads is kept for the decode worker by a prefill worker.
                              .may_stay_local = !request_.reuse.heads().decode_restore(),
+                             .structured_output = request_.sampling.structured_output.has_value(),
                              .full = &history_.full,
                              .leaving = leaving.get(),
                              .failed = &avoided};

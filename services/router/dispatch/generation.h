@@ -38,9 +38,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // Tokenizes on the calling thread (a worker thread of the router), then returns; the rest is asynchronous. Once.
   void Start();
-  // Ends the request with `reason`; nothing happens when it is over already.
+  // Ends the request with `reason`; does nothing if it has ended already.
   void Cancel(absl::Status reason);
-  // The sink wants output again after it has asked for a pause.
+  // Called when the sink wants output again after it has asked for a pause.
   void Resume();
   void OnWorkerLost(const std::string& worker_id);
 

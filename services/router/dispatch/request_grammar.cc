@@ -18,6 +18,10 @@ absl::Status InField(const absl::Status& status, const std::string& field) {
 
 }  // namespace
 
+absl::Status GrammarStatus(const absl::Status& status, const GenerationRequest& request) {
+  return InField(status, request.sampling.structured_field);
+}
+
 grammar::MakeCompiler CompilerOf(const ServedModel& model) {
   return [&model]() -> absl::StatusOr<std::unique_ptr<grammar::GrammarCompiler>> {
     const tokenizer::Tokenizer& tokenizer = model.tokenizer();

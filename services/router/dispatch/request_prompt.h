@@ -27,17 +27,17 @@ struct RequestPrompt {
   PromptKeys keys;                           // empty while no worker has told its model
 };
 
-// Validates the request and tokenizes its prompt on the calling thread; InvalidArgument and NotFound name the field. In
-// a public namespace it turns `auto_segments` off: unmarked text would become a source with its caller's private text
-// in front of it.
+// Validates the request and tokenizes its prompt on the calling thread. InvalidArgument and NotFound name the field. In
+// a public namespace it turns `auto_segments` off: unmarked text would become a source that has its caller's private
+// text before it.
 absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const ServedModel& model,
                                             const NamespaceKeys& namespace_keys, const FleetSnapshot& fleet);
 
-// Replaces the policy "auto" by the fleet's default where the prompt has text to reuse. It must be known before KV is
+// Replaces the policy "auto" by the fleet's default if the prompt has text to reuse. It must be known before KV is
 // reserved, because a method with head classes needs fewer pages. An exact prompt has no segment keys.
 void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet);
 
-// Bounds max_tokens and min_tokens by the room behind the prompt. InvalidArgument: the prompt is empty or longer than
+// Limits max_tokens and min_tokens to the room after the prompt. InvalidArgument: the prompt is empty or longer than
 // `context`, than a prefill worker or a decode worker holds, or a token id is not below the vocabulary's size.
 absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prompt, const FleetSnapshot& fleet,
                            uint64_t context, uint32_t tokenizer_vocab_size);

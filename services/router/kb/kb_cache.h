@@ -30,7 +30,7 @@ struct KbCacheOptions {
   // A knowledge base that no request has named for this long is no longer polled; its next request waits for the store.
   std::chrono::milliseconds idle_after{60'000};
   size_t max_entries = 4096;  // knowledge bases with a current version
-  // Names without one. Their limit is their own: whoever asks for names that do not exist evicts nothing else.
+  // Names without one. They have a limit of their own: requests for names that do not exist evict nothing else.
   size_t max_unknown = 256;
   uint64_t max_text_bytes = 256 << 20;  // limit of document text; the least recently used are evicted
   // After one missing answer the store is not asked for this long; then the polling thread tries again.

@@ -81,7 +81,7 @@ struct PlacedRequest {
   uint64_t tokens_to_compute = 0;
 };
 
-// Placement::Place, for the router and for whoever simulates it.
+// Placement::Place, for the router and its simulator.
 absl::StatusOr<PlacedRequest> PlaceRequest(const Placement& placement, const PlacementQuery& query);
 
 // The load of a placed request on its two workers, until the holds are given up.

@@ -1,4 +1,4 @@
-// The messages of a chat body, and what else its template is given.
+// Reads the messages of a chat body, and the other inputs of its chat template.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace spl::router {
 
-// Upper bounds; the body's size bounds everything else.
+// Upper bounds. Everything else is bounded by the size of the body.
 inline constexpr size_t kMaxTools = 1024;
 inline constexpr size_t kMaxToolNameBytes = 128;
-inline constexpr size_t kMaxTemplateVariables = 256;  // of chat_template_kwargs: each is looked for in the template
+inline constexpr size_t kMaxTemplateVariables = 256;  // in chat_template_kwargs: each is searched for in the template
 
 // Reads "messages" into `chat`. InvalidArgument names the field.
 //   role         system, developer, user, assistant or tool
-//   content      a string, a list of parts, or null where an assistant's message may have none
+//   content      a string, a list of parts, or null in an assistant message that needs none
 //   tool_calls   each of type "function" with a name, and arguments that are a string or an object
-// Every other member that is not null is left to the template. Members that would have to change the prompt (audio,
+// Other members that are not null are passed to the template. Members that would have to change the prompt (audio,
 // function_call) are refused.
 absl::Status ReadMessages(const Json* messages, ChatPrompt* chat);
 

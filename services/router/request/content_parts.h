@@ -1,4 +1,4 @@
-// Lists of content parts in a body: text, and segments, which become marks.
+// Reads lists of content parts in a body: text and segments. Segments become marks.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 namespace spl::router {
 
 // Joins [{"type":"text","text":…}, {"type":"refusal","refusal":…}, {"type":"segment","text":…,"namespace":…},
-// {"type":"segment","knowledge_base":…,"document":…}, …]. InvalidArgument names a part of another type, and a member of
-// a segment that is not known; unknown members of other parts are ignored.
+// {"type":"segment","knowledge_base":…,"document":…}, …]. Unknown members of parts other than segments are ignored.
+// InvalidArgument names a part of another type, or an unknown member of a segment.
 absl::StatusOr<std::string> ReadContentParts(const Json& parts, const std::string& field, SegmentMarks* segments);
 
 }  // namespace spl::router

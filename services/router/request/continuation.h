@@ -1,5 +1,5 @@
-// One continuation of a prompt on its way from token ids to text: detokenizing, stop strings, and which tokens may be
-// shown yet.
+// Turns the token ids of one continuation into text: detokenizes, finds stop strings, and holds back text that may not
+// be shown yet.
 #pragma once
 
 #include <deque>
@@ -14,22 +14,22 @@ namespace spl::router {
 // One thread at a time; borrows the tokenizer.
 class Continuation {
  public:
-  // Ids that the model's vocabulary has and the tokenizer's has not (padding rows of the embedding, or a model without
-  // a tokenizer) are tokens without text; 0: the tokenizer's vocabulary is the model's.
+  // Ids in the model's vocabulary but not in the tokenizer's are tokens without text (padding rows of the embedding, or
+  // a model without a tokenizer). `model_vocab_size` 0: both vocabularies are the same.
   Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request, uint32_t model_vocab_size = 0);
 
-  // Takes the next sampled token and appends what may be shown to `delta` (text, tokens, and the finish reason when
-  // this was the end). `reason` is the worker's: kStop means that the token itself is an end token and no text.
-  // Tokens after the end are ignored. Internal: the id is not in the vocabulary.
+  // Takes the next sampled token. Appends the text and tokens that may be shown to `delta`, and the finish reason if
+  // this was the end. `reason` is the worker's: kStop means that the token itself is an end token without text. Tokens
+  // after the end are ignored. Internal: the id is not in the vocabulary.
   absl::Status Append(OutputToken token, FinishReason reason, Delta* delta);
 
   bool finished() const { return finished_; }
-  bool stopped_by_string() const { return stopped_by_string_; }  // the worker does not know that it is over
+  bool stopped_by_string() const { return stopped_by_string_; }  // the worker does not know that it has ended
 
  private:
   struct Pending {
     OutputToken token;
-    size_t begin;  // of its text, in bytes of the decoded text
+    size_t begin;  // start of the token's text, in bytes of the decoded text
     size_t end;
   };
 
@@ -42,7 +42,7 @@ class Continuation {
   const int64_t model_vocab_size_;
   tokenizer::StreamDecoder decoder_;
   tokenizer::StopMatcher matcher_;
-  std::deque<Pending> pending_;  // at most as many as the longest stop string has bytes, plus one character's
+  std::deque<Pending> pending_;  // at most the bytes of the longest stop string, plus one character's
   size_t decoded_bytes_ = 0;
   size_t shown_bytes_ = 0;
   bool finished_ = false;

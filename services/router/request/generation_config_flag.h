@@ -1,4 +1,4 @@
-// The flag --generation-config. Header only, because only programs have CLI11.
+// Adds the flag --generation-config. Header only, because only programs link CLI11.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
-// OpenAI-shaped request bodies → plain structs. Pure: text in, struct or InvalidArgument out; no sockets, no model.
-// The lists of accepted, ignored and refused fields are in docs/api.md.
+// Parses OpenAI-shaped request bodies into plain structs. Pure functions: text in, struct or InvalidArgument out; no
+// sockets, no model. docs/api.md lists the accepted, ignored and refused fields.
 #pragma once
 
 #include <optional>
@@ -22,16 +22,16 @@ struct StreamOptions {
 };
 
 struct ApiRequest {
-  GenerationRequest generation;      // its prompt is the first
-  std::vector<Prompt> more_prompts;  // of a list of prompts: the others
+  GenerationRequest generation;      // its prompt is the first one
+  std::vector<Prompt> more_prompts;  // the other prompts of a list
   StreamOptions stream;
   std::optional<ForcedCalls> forced_calls;  // the answer must be calls of these tools; unset: it may be
-  std::string tools_json;                   // of a chat: tools that the model may call; empty: none
-  // Paths of members that have no effect because nothing here knows them ("foo", "stream_options.bar").
+  std::string tools_json;                   // tools that a chat's model may call; empty: none
+  // Paths of unknown members, which have no effect ("foo", "stream_options.bar").
   std::vector<std::string> ignored;
 };
 
-// POST /v1/chat/completions. `defaults`: values of the sampling parameters that the body does not name.
+// POST /v1/chat/completions. `defaults`: values of sampling parameters that the body does not name.
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults = {});
 
 // Makes the calls that a chat forces the structured output of its answer, as the model writes calls. InvalidArgument:

@@ -1,4 +1,4 @@
-// Results → OpenAI-shaped JSON. Pure formatting; one object per response.
+// Formats results as OpenAI-shaped JSON. No I/O; one object for each response.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ std::string SseEvent(const OrderedJson& json);
 inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 
 OrderedJson UsageJson(const FinalInfo& final);
-// "splice" of an answer: the receipt, or the list of those of several prompts.
+// The member "splice" of an answer: its receipt, or a list of receipts if there are several prompts.
 OrderedJson ReceiptsJson(const FinalInfo& final);
-// A v1.Receipt, by its declaration: each field at its path, but for messages and optional fields that are
-// not set, and empty maps.
+// JSON of a v1.Receipt, by its declaration: each field at its path. Messages and optional fields that are not set are
+// left out, and so are empty maps.
 OrderedJson ReceiptJson(const google::protobuf::Message& receipt);
 
-// A token as text, and as the bytes it stands for (which may be part of a character).
+// A token as text, and as its bytes, which may be part of a character.
 struct TokenText {
   std::string text;
   std::vector<uint8_t> bytes;
@@ -46,26 +46,26 @@ class OpenAiFormatter {
     int64_t created = 0;
     std::string model;
     bool logprobs = false;                     // the request asked for them
-    bool include_usage = false;                // of a stream
+    bool include_usage = false;                // only for a stream
     bool continuous_usage = false;             // every event of a stream has the usage so far
-    std::vector<std::string> echo_texts = {};  // [prompt]: goes before the text of its continuations; may be empty
-    uint32_t num_continuations = 1;            // of a prompt
-    OutputFormat output_format = {};           // of a chat: what becomes reasoning and calls of tools
+    std::vector<std::string> echo_texts = {};  // [prompt]: put before the text of its continuations; may be empty
+    uint32_t num_continuations = 1;            // for each prompt
+    OutputFormat output_format = {};           // for a chat: how reasoning and tool calls are recognized
     std::string tools_json = {};               // tools that may be called; empty: none
   };
 
   OpenAiFormatter(const tokenizer::Tokenizer& tokenizer, Head head) : tokenizer_(tokenizer), head_(std::move(head)) {}
 
-  // Call before the first output. `last_tokens`: at least the end of the prompt, from which it is known whether a
-  // chat's answer begins with reasoning.
+  // Must be called before the first output. `last_tokens`: at least the end of the prompt, which tells whether a chat's
+  // answer begins with reasoning.
   void SetPrompt(uint32_t num_tokens, std::span<const TokenId> last_tokens);
-  // Server-sent events for some output; with `final`, also the usage chunk and the end mark.
+  // Server-sent events for some output. With `final`, also the usage chunk and the end mark.
   std::string Events(std::span<const Delta> deltas, const FinalInfo* final);
 
-  // The whole response, from everything added.
+  // Collects output; Whole formats the response from everything that was added.
   void Add(std::span<const Delta> deltas);
   OrderedJson Whole(const FinalInfo& final) const;
-  void Clear() { by_index_.clear(); }  // of everything added
+  void Clear() { by_index_.clear(); }  // drops everything that was added
 
  private:
   struct Collected {
@@ -74,7 +74,7 @@ class OpenAiFormatter {
     FinishReason finish_reason = FinishReason::kNone;
     bool started = false;
     size_t text_offset = 0;                // characters of the tokens so far
-    std::unique_ptr<OutputParser> parser;  // of a stream; null: all text is content
+    std::unique_ptr<OutputParser> parser;  // only for a stream; null: all text is content
     bool has_calls = false;
   };
 
@@ -93,8 +93,8 @@ class OpenAiFormatter {
   const Head head_;
   std::map<uint32_t, Collected> by_index_;
   uint32_t prompt_tokens_ = 0;
-  bool in_reasoning_ = false;       // the answer begins with it
-  uint32_t completion_tokens_ = 0;  // of the events so far
+  bool in_reasoning_ = false;       // the answer begins with reasoning
+  uint32_t completion_tokens_ = 0;  // in the events so far
 };
 
 }  // namespace spl::router

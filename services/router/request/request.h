@@ -1,5 +1,5 @@
-// What a client asked for, as plain values: the one form in which both front doors (HTTP and gRPC) hand a request to
-// the dispatch core, and the form in which the core hands results back.
+// A client's request as plain values. Both front doors (HTTP and gRPC) hand it to the dispatch core in this form, and
+// the core returns results in this form.
 #pragma once
 
 #include <chrono>
@@ -45,13 +45,13 @@ struct Sampling {
   std::optional<grammar::GrammarSpec> structured_output;  // unset: any text
   std::string structured_field;                           // that asked for it, for errors
 
-  // True when a penalty needs the prompt's tokens on the decode side.
+  // True if a penalty needs the prompt's tokens on the decode side.
   bool HasPenalty() const {
     return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
   }
 };
 
-// Upper bounds of a request's fields: they keep one request from holding more than its share of memory.
+// Upper bounds of a request's fields: they limit the memory that one request can hold.
 inline constexpr uint32_t kMaxContinuations = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 20;
 inline constexpr size_t kMaxStopStrings = 16;
@@ -60,20 +60,19 @@ inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr size_t kMaxSegments = 4096;
-inline constexpr int32_t kMaxPriority = 1000;  // and not below its negative
+inline constexpr int32_t kMaxPriority = 1000;  // and not below -kMaxPriority
 
 struct ChatPrompt {
-  std::vector<tokenizer::ChatMessage> messages;  // segments are marks in them
+  std::vector<tokenizer::ChatMessage> messages;  // marks stand for segments
   bool add_generation_prompt = true;
   bool continue_final_message = false;
-  // A JSON object of further variables of the template (tools, documents, enable_thinking, …), and their names; empty:
-  // none.
+  // A JSON object of further template variables (tools, documents, enable_thinking, …), and their names. Empty: none.
   std::string variables_json = {};
   std::vector<std::string> variable_names = {};
   SegmentMarks segments = {};
 };
 
-// Text with segments in it, which are marks there.
+// Text with marks for its segments.
 struct SegmentedText {
   std::string text;
   SegmentMarks segments;
@@ -88,7 +87,7 @@ struct TokenSegment {
   bool frozen = false;
 };
 
-// Token ids, with their segments ascending and disjoint.
+// Token ids, and their segments: ascending and disjoint.
 struct TokenizedPrompt {
   std::vector<TokenId> ids;
   std::vector<TokenSegment> segments;
@@ -96,14 +95,14 @@ struct TokenizedPrompt {
 
 using Prompt = std::variant<std::string, ChatPrompt, std::vector<TokenId>, SegmentedText, TokenizedPrompt>;
 
-// The decode method runs the prompt's last tokens once more: the decode worker is sent the prompt.
+// Whether the decode method runs the prompt's last tokens once more. The decode worker then gets the prompt.
 inline bool DecodeReadsPrompt(const v1::ReuseOptions& reuse) {
   const methods::Selector* const selector = methods::FindSelector(reuse.decode());
   return selector != nullptr && selector->reads_prompt;
 }
 inline bool Publishes(const v1::ReuseOptions& reuse) { return !reuse.has_publish() || reuse.publish(); }
 
-// Of one API key; 0: no limit.
+// Limits of one API key; 0: no limit.
 struct CallerLimits {
   uint32_t requests_per_minute = 0;
   uint32_t tokens_per_minute = 0;  // prompt and output
@@ -111,27 +110,28 @@ struct CallerLimits {
   bool any() const { return requests_per_minute > 0 || tokens_per_minute > 0 || max_concurrent > 0; }
 };
 
-// Who calls. Two callers never share cached KV unless they are the same identity.
+// Identity of the client. Two callers never share cached KV unless they are the same identity, or the namespace is
+// public (docs/segments.md).
 struct Caller {
   std::string name;    // for logs; never the key itself
   std::string secret;  // the API key; empty when the router runs without keys
-  double weight = 1;   // share in the queue, against that of other callers
+  double weight = 1;   // share in the queue, relative to other callers
   CallerLimits limits = {};
   bool is_operator = false;  // may see and end requests of all callers, and drain workers
   bool is_admin = false;     // may manage its own knowledge bases and namespaces from anywhere
 };
 
 struct GenerationRequest {
-  // When the request was here whole; unset: when its Generation is made.
+  // When the whole request had arrived. Unset: when its Generation is made.
   std::chrono::steady_clock::time_point received{};
-  // Its span, and the one that the client names (Dispatcher::BeginTrace).
+  // Span of the request, and the client's span above it (Dispatcher::BeginTrace).
   TraceContext trace, parent_trace;
   std::string request_id;
   std::string api;  // "chat", "completions" or "grpc"; for the log line
   std::string model;
   Caller caller;
   Prompt prompt;
-  bool add_special_tokens = true;  // of a text prompt: the begin token, as the model's tokenizer does
+  bool add_special_tokens = true;  // for a text prompt: adds the begin token, as the model's tokenizer does
   Sampling sampling;
   std::vector<std::string> stop;
   bool echo = false;
@@ -139,17 +139,17 @@ struct GenerationRequest {
   v1::ReuseOptions reuse;  // the router reads a few of its fields and carries the others
   std::string namespace_name;
   int32_t priority = 0;  // among the caller's own requests; lower goes first
-  std::string session;   // a conversation that this is a turn of; empty: none
+  std::string session;   // the conversation that this is a turn of; empty: none
   std::map<std::string, uint64_t>
       knowledge_bases;  // that the prompt names, with versions; set by KnowledgeBases::Resolve
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
-// A segment has a text, or a document of a knowledge base, and belongs to a namespace or to a knowledge base.
-// InvalidArgument names the field below `segment.field`.
+// Checks that a segment has either a text or a document of a knowledge base, and belongs to either a namespace or a
+// knowledge base. InvalidArgument names the field below `segment.field`.
 absl::Status CheckSource(const PromptSegment& segment, bool has_text);
 
-// Ranges and lengths of everything that does not need the model. InvalidArgument names the field (ParamOf).
+// Checks ranges and lengths of everything that does not need the model. InvalidArgument names the field (ParamOf).
 absl::Status ValidateRequest(const GenerationRequest& request);
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -162,8 +162,8 @@ struct OutputToken {
   std::vector<std::pair<TokenId, float>> top;
 };
 
-// The next piece of one continuation. Tokens are those whose text has been released (a token whose text could still
-// become a stop string waits).
+// The next piece of one continuation. It has only tokens whose text has been released: a token whose text could still
+// become part of a stop string waits.
 struct Delta {
   uint32_t index = 0;
   std::string text;
@@ -175,17 +175,17 @@ struct FinalInfo {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;  // over all continuations
   v1::Receipt receipt;
-  std::vector<v1::Receipt> more_receipts = {};  // of a request with several prompts: those of the others
+  std::vector<v1::Receipt> more_receipts = {};  // those of the other prompts, if there are several
 };
 
 // Receives one request's output. Called from one thread at a time, in order; the calls return quickly and never block.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
-  // The prompt's tokens, and their number; called before the first output. With several prompts the number is that of
-  // all that are known.
+  // The prompt's tokens, and their number; called before the first output. With several prompts the number is the sum
+  // over all that are known.
   virtual void OnPrompt(uint32_t /*num_tokens*/, std::span<const TokenId> /*prompt*/) {}
-  // `final` is set with the last call of a successful request. Returning false asks for a pause: no further output is
+  // `final` is set with the last call of a successful request. To ask for a pause, return false: no further output is
   // fetched until Generation::Resume.
   virtual bool OnOutput(std::span<const Delta> deltas, const FinalInfo* final) = 0;
   // The request ended without success, before or after some output. No call follows.

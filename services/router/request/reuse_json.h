@@ -1,4 +1,4 @@
-// Options of a request from JSON, by the declaration of v1.ReuseOptions.
+// Reads the options of a request from JSON, by the declaration of v1.ReuseOptions.
 #pragma once
 
 #include "services/router/request/json_reader.h"
@@ -7,7 +7,7 @@
 namespace spl::router {
 
 // Reads the members of the object "splice" that are options, directly or in the object of their group. Absent and null
-// leave an option unset. The reader is failed by one that stands in both places, and by an unknown member of a group.
+// members leave an option unset. The reader fails if an option stands in both places, or a group has an unknown member.
 void ReadReuseOptions(ObjectReader& reader, v1::ReuseOptions& reuse);
 
 }  // namespace spl::router

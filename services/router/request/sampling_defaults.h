@@ -1,4 +1,4 @@
-// Sampling parameters that a model recommends, for requests that name none (generation_config.json).
+// Loads the sampling parameters that a model recommends (generation_config.json), for requests that name none.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 namespace spl::router {
 
 // Reads temperature, top_k, top_p, min_p and repetition_penalty of DIR/generation_config.json; do_sample: false means
-// temperature 0. Members that are absent or null, and everything if there is no such file, keep the values of Sampling.
-// All other members are left alone: end tokens are read by tokenizer and engine.
+// temperature 0. Members that are absent or null keep the values of Sampling; so does everything if there is no such
+// file. All other members are ignored: tokenizer and engine read the end tokens.
 // InvalidArgument names the file and the member: not JSON, or a value that no request may have.
 absl::StatusOr<Sampling> LoadSamplingDefaults(const std::string& model_dir);
 

@@ -1,6 +1,6 @@
-// Segments of a prompt while its text is still being put together: a mark stands for each, goes through the chat
-// template with the text around it, and is taken out again before tokenizing. So a segment is tokenized by itself,
-// whatever stands beside it, and the template never sees its text.
+// Marks for the segments of a prompt while its text is put together. A mark stands for a segment, goes through the chat
+// template with the text around it, and is taken out again before tokenizing. Each segment is therefore tokenized by
+// itself, whatever stands beside it, and the template never sees its text.
 #pragma once
 
 #include <string>
@@ -14,13 +14,13 @@ namespace spl::router {
 struct PromptSegment {
   std::string text;
   std::string namespace_name;  // empty: the request's own
-  // Instead of a namespace: a knowledge base of the caller, and one of its documents instead of a text. KnowledgeBases
-  // fills in the text and what is below.
+  // Alternatives: a knowledge base of the caller instead of a namespace, and one of its documents instead of a text.
+  // KnowledgeBases then fills in the text and the fields below.
   std::string knowledge_base = {};
   std::string document = {};
-  std::string field = {};          // where it stands in the request, for messages
+  std::string field = {};          // its place in the request, for messages
   std::string namespace_key = {};  // 32 bytes; empty: derived from the name
-  bool frozen = false;             // its KV is kept beyond what is kept of other text
+  bool frozen = false;             // its KV is evicted after that of other text
 };
 
 class SegmentMarks {
@@ -34,7 +34,7 @@ class SegmentMarks {
   PromptSegment& operator[](size_t i) { return segments_[i]; }
 
   // The text between the marks of `rendered`: size() + 1 pieces, some perhaps empty. InvalidArgument: the template left
-  // a segment out, repeated it, or changed their order.
+  // out a segment, repeated one, or changed their order.
   absl::StatusOr<std::vector<std::string_view>> Split(std::string_view rendered) const;
 
  private:

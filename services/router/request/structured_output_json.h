@@ -7,8 +7,8 @@
 
 namespace spl::router {
 
-// Reads all of them into `out`. At most one may ask for something. What the compiler makes of it is another check
-// (dispatch/request_grammar.h).
+// Reads all of them into `out`. At most one may ask for something. Whether it
+// can be kept to is checked later (dispatch/request_grammar.h).
 void ReadStructuredOutput(ObjectReader& reader, Sampling* out);
 
 }  // namespace spl::router

@@ -1,4 +1,4 @@
-// Plain structs ↔ protobuf messages. The only place, beside the gRPC handlers, that knows both.
+// Converts plain structs to protobuf messages and back. Besides the gRPC handlers, only this file knows both.
 #pragma once
 
 #include "services/router/request/request.h"
@@ -8,14 +8,14 @@
 namespace spl::router {
 
 v1::SamplingParams ToProto(const Sampling& sampling);
-// `defaults`: values of the optional fields that are unset.
+// `defaults`: values for optional fields that are unset.
 Sampling FromProto(const v1::SamplingParams& params, const Sampling& defaults = {});
 
 v1::FinishReason ToProto(FinishReason reason);
 FinishReason FromProto(v1::FinishReason reason);
 
 v1::TokenLogprob LogprobToProto(const OutputToken& token);
-// Takes over id and log-probabilities of a worker's token (v1::SampledToken).
+// Takes over the id and log-probabilities of a worker's token (v1::SampledToken).
 template <typename SampledToken>
 OutputToken TokenFromProto(const SampledToken& sampled) {
   OutputToken token;

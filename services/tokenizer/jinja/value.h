@@ -42,8 +42,8 @@ inline constexpr int64_t kCostMax = 1 << 30;  // above kStepsMax; sums and produ
 inline constexpr int kValueDepthMax = 100;
 
 // Cheap to copy: strings and containers are shared. Only the attributes of a namespace change while others share it; a
-// list changes (Append) only if nobody does. Macros and loops are borrowed from the evaluation that made them, and
-// cannot be put into containers. A namespace may be in a container, but not below an attribute of a namespace: so
+// list changes (Append) only if no other value does. Macros and loops are borrowed from the evaluation that made them,
+// and cannot be put into containers. A namespace may be in a container, but not below an attribute of a namespace: so
 // nothing contains itself, and the depth stays bounded.
 class Value {
  public:

@@ -9,6 +9,7 @@
 #include "kernels/gemm/gemm_bf16_cpu.h"
 #include "kernels/gemm/gemm_cpu.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/gemm/rows_of_choice.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {
@@ -281,6 +282,18 @@ TEST(LinearValidation, RefusesWhatItCannotRun) {
   EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), packed->get(), nullptr, y.data(), -1}).code(), kInvalid);
   EXPECT_EQ(cpu::Linear(t.ctx, {x.data(), plain->get(), nullptr, y.data(), 1}).code(), kInvalid);
   EXPECT_EQ(ref::Linear(t.ctx, {x.data(), packed->get(), nullptr, y.data(), 1}).code(), kInvalid);
+}
+
+// Neighbouring numbers of rows share an algorithm, whichever comes first: the one for the largest of them.
+TEST(RowsOfChoice, AreThoseOfTheLargestNeighbour) {
+  for (int64_t rows = 1; rows <= 8192; ++rows) {
+    const int64_t asked = cuda::RowsOfChoice(rows);
+    EXPECT_GE(asked, rows);
+    EXPECT_LE(asked - rows, std::max<int64_t>(rows <= 64 ? 0 : 15, rows / 8)) << rows;
+    EXPECT_EQ(cuda::RowsOfChoice(asked), asked) << rows;
+  }
+  EXPECT_EQ(cuda::RowsOfChoice(200), 208);
+  EXPECT_EQ(cuda::RowsOfChoice(256), 256);
 }
 
 }  // namespace

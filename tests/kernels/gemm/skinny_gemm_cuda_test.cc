@@ -128,7 +128,7 @@ const std::vector<std::pair<int64_t, int64_t>> kShapes = {
 TEST_F(SkinnyGemmTest, IsTheProduct) {
   for (const auto& [out, in] : kShapes) {
     Problem p(out, in, out % 2 == 0);
-    for (const int64_t rows : {1, 3, 8, 9, 13, 16}) {
+    for (const int64_t rows : {1, 3, 8, 9, 13, 16, 17, 24, 25, 32}) {
       const int64_t step = std::max<int64_t>(1, out * in * rows / 20'000'000);
       // Sums in f32 in any order stay far below the worst case of `in` roundings; tensor cores truncate, about two.
       EXPECT_LT(p.WorstError(p.Multiply(0, rows, stream_), 0, rows, step), 4 + 2 * std::sqrt(static_cast<double>(in)))
@@ -141,7 +141,7 @@ TEST_F(SkinnyGemmTest, RowsDoNotDependOnTheOtherRows) {
   for (const auto& [out, in] : kShapes) {
     Problem p(out, in, false);
     const std::vector<float> all = p.Multiply(0, kMaxSkinnyRows, stream_);
-    for (const int64_t rows : {1, 2, 7, 8, 9, 11}) {
+    for (const int64_t rows : {1, 2, 7, 8, 9, 11, 17, 23, 25}) {
       for (const int64_t first : {int64_t{0}, int64_t{5}, kMaxSkinnyRows - rows}) {
         if (first + rows > kMaxSkinnyRows) continue;
         const std::vector<float> some = p.Multiply(first, rows, stream_);

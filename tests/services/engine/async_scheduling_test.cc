@@ -118,11 +118,16 @@ TEST_F(AsyncSchedulingTest, AnswersAreThoseOfStepsThatWait) {
 // A stop token is found when its continuation has a row in the next step already; a limit is known before.
 TEST_F(AsyncSchedulingTest, OnlyStopTokensCostASurplusRow) {
   std::mt19937 random = SeededRandom("a surplus row");
-  const std::vector<int32_t> prompt = RandomPrompt(random, 80);
-  const std::vector<int32_t> greedy = Expected(prompt, Greedy(20))[0];
+  std::vector<int32_t> prompt, greedy;
+  size_t num_tokens = 1;
+  // A stop token that is the first token ends a continuation before it has a step.
+  while (num_tokens == 1) {
+    prompt = RandomPrompt(random, 80);
+    greedy = Expected(prompt, Greedy(20))[0];
+    num_tokens = static_cast<size_t>(std::find(greedy.begin(), greedy.end(), greedy[10]) - greedy.begin() + 1);
+  }
   SamplingParams stops = Greedy(40);
   stops.stop_token_ids = {greedy[10]};
-  const auto num_tokens = static_cast<size_t>(std::find(greedy.begin(), greedy.end(), greedy[10]) - greedy.begin() + 1);
   ScopedFaults disarm;
   for (const bool async : {false, true}) {
     Start(8192, 8192, {}, Options(async));

@@ -295,10 +295,10 @@ TEST(SamplerTest, EveryRangeIsCheckedAndNamed) {
   EXPECT_THAT(error([](auto& p) { p.max_tokens = 2, p.min_tokens = 3; }), HasSubstr("min_tokens"));
 }
 
-// Token 1 so many times, then the end, out of 64 tokens.
+// Token 1 so many times, then the end, out of 64 tokens. With so many left as `fails_at` no mask can be had.
 class OnesGrammar final : public grammar::TokenGrammar {
  public:
-  OnesGrammar(int num_ones, int32_t end) : num_ones_(num_ones), end_(end) {}
+  OnesGrammar(int num_ones, int32_t end, int fails_at = -1) : num_ones_(num_ones), end_(end), fails_at_(fails_at) {}
   std::unique_ptr<grammar::TokenMatcher> NewMatcher() const override { return std::make_unique<Matcher>(*this); }
   int32_t width() const override { return 64; }
   size_t num_bytes() const override { return 0; }
@@ -306,12 +306,14 @@ class OnesGrammar final : public grammar::TokenGrammar {
  private:
   class Matcher final : public grammar::TokenMatcher {
    public:
-    explicit Matcher(const OnesGrammar& grammar) : left_(grammar.num_ones_), end_(grammar.end_) {}
-    void FillMask(std::span<uint32_t> mask) override {
-      ASSERT_EQ(mask.size(), 2u);
+    explicit Matcher(const OnesGrammar& grammar) : grammar_(grammar), left_(grammar.num_ones_), end_(grammar.end_) {}
+    absl::Status FillMask(std::span<uint32_t> mask) override {
+      EXPECT_EQ(mask.size(), 2u);
+      if (grammar_.fails_at_ == left_) return absl::ResourceExhaustedError("too slow");
       mask[0] = mask[1] = 0;
       const auto token = static_cast<uint32_t>(left_ > 0 ? 1 : end_);
       mask[token / 32] = 1u << (token % 32);
+      return absl::OkStatus();
     }
     absl::Status Accept(int32_t token) override {
       if (ended_ || token != (left_ > 0 ? 1 : end_)) return absl::InvalidArgumentError("does not fit");
@@ -322,12 +324,14 @@ class OnesGrammar final : public grammar::TokenGrammar {
     bool complete() const override { return left_ == 0; }
 
    private:
+    const OnesGrammar& grammar_;
     int left_;
     const int32_t end_;
     bool ended_ = false;
   };
   const int num_ones_;
   const int32_t end_;
+  const int fails_at_;
 };
 
 TEST(SamplerGrammarTest, TakesWhatFitsAndEndsThere) {
@@ -372,7 +376,18 @@ TEST(SamplerGrammarTest, AnAnswerThatCannotFitBreaksOff) {
   const std::vector<float> none(64, std::numeric_limits<float>::quiet_NaN());
   const SampledToken token = test::SampleOnHost(sampler, none);
   EXPECT_EQ(token.token, 0);
-  EXPECT_EQ(token.finish, FinishReason::kLength);
+  EXPECT_EQ(token.finish, FinishReason::kError);
+}
+
+TEST(SamplerGrammarTest, AMaskThatCannotBeHadEndsItsContinuationWithAnError) {
+  SamplingParams params;
+  params.temperature = 0;
+  params.grammar = std::make_shared<OnesGrammar>(3, 40, 1);
+  Sampler sampler(params, {40}, 0, {}, {}, 5, 1000);
+  const std::vector<float> logits(64, 0.0f);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kNone);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kNone);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kError);
 }
 
 }  // namespace

@@ -189,7 +189,11 @@ TEST_F(GrammarCacheTest, StopEndsWhoWaits) {
 
 TEST(GrammarLimitsTest, RefusesWhatIsTooMuch) {
   const auto check = [](GrammarKind kind, const std::string& text) { return CheckGrammarSpec({kind, text, false}); };
-  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  const auto nested = [](int depth) {
+    std::string schema = "{}";
+    for (int i = 1; i < depth; ++i) schema = R"({"items":)" + schema + "}";
+    return schema;
+  };
   EXPECT_TRUE(check(GrammarKind::kJsonSchema, nested(kMaxGrammarDepth)).ok());
   EXPECT_EQ(check(GrammarKind::kJsonSchema, nested(kMaxGrammarDepth + 1)).message(), "is nested 65 deep, at most 64");
   EXPECT_FALSE(check(GrammarKind::kRegex, std::string(100, '(') + "a" + std::string(100, ')')).ok());

@@ -1,4 +1,4 @@
-// Shows the attention of a pass, beside what it would be if every head saw something else: for profiling.
+// Shows the attention of a pass, beside the attention with another visibility for every head. For profiling.
 #pragma once
 
 #include <functional>
@@ -7,13 +7,13 @@
 
 namespace spl::engine {
 
-// One layer of an observed pass, on the host; valid during the call. Where a row's log-sum-exp over some keys is below
-// that over all of them, 1 - exp(lse_other - lse) is the mass of the others.
+// One layer of an observed pass, on the host; valid during the call. If lse_other covers some of the keys of lse, 1 -
+// exp(lse_other - lse) is the attention mass of the other keys.
 struct AttentionObservation {
   int32_t layer = 0;
   std::span<const float> out;        // [rows, num_qo_heads, head_dim]
-  std::span<const float> lse;        // [rows, num_qo_heads], over all that the model lets a row see
-  std::span<const float> lse_other;  // the same over what the other visibility lets it see
+  std::span<const float> lse;        // [rows, num_qo_heads], over everything that the model lets a row see
+  std::span<const float> lse_other;  // the same, over what the other visibility lets it see
 };
 
 // For a pass of one slice on a model of one rank. Costs a second attention and a copy to the host in each layer.

@@ -9,13 +9,13 @@ namespace spl::engine {
 struct ColumnScoringOptions {
   int32_t layer = 0;
   bool all_layers = false;        // in all layers from `layer` on
-  PositionRanges probes;          // rows that score
+  PositionRanges probes;          // rows whose attention is summed
   PositionRanges candidates;      // positions that are scored
-  std::vector<int32_t> kv_heads;  // of the model, whose attention counts; ascending; empty: all
-  // Scores each KV head of the rank by itself, in all layers from `layer` on; kv_heads is not looked at.
+  std::vector<int32_t> kv_heads;  // heads of the model whose attention counts, ascending; empty: all
+  // Scores each KV head of the rank by itself, in all layers from `layer` on. Ignores kv_heads.
   bool every_head = false;
-  // Device memory, added to: [candidates], the ranges behind one another. With every_head [layers, the rank's KV heads,
-  // candidates up to the last row of the pass].
+  // Device memory; scores are added to it. [candidates], range after range. With every_head: [layers, the rank's KV
+  // heads, candidates up to the last row of the pass].
   float* scores = nullptr;
 };
 
@@ -35,8 +35,8 @@ class ColumnScoring final : public LayerObserver {
 
   const ColumnScoringOptions options_;
   std::vector<int32_t> probes_;  // rows of the slice
-  PositionRanges candidates_;    // that rows of the pass may see
-  std::vector<int32_t> heads_;   // the rank's numbers
+  PositionRanges candidates_;    // those that rows of the pass may see
+  std::vector<int32_t> heads_;   // as the rank numbers them
 };
 
 }  // namespace spl::engine

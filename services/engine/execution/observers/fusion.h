@@ -1,4 +1,4 @@
-// Blends the K and V that rows write with those that were in their place (kernels/kv_copy/fuse_rows.h).
+// Blends the new K and V of rows with the K and V that were at their positions before (kernels/kv_copy/fuse_rows.h).
 #pragma once
 
 #include "services/engine/execution/observers/layer_observer.h"
@@ -17,8 +17,8 @@ class Fusion final : public LayerObserver {
   absl::Status Run(const LayerView& view, kernels::FuseStep step);
 
   const PositionRanges positions_;
-  std::vector<int32_t> rows_;               // of the slice
-  std::unique_ptr<kernels::Buffer> saved_;  // [max_rows, 2 num_kv_heads * head_dim] as pages
+  std::vector<int32_t> rows_;               // rows of the slice
+  std::unique_ptr<kernels::Buffer> saved_;  // [max_rows, 2 num_kv_heads * head_dim], as in pages
 };
 
 }  // namespace spl::engine

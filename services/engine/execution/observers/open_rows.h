@@ -1,4 +1,4 @@
-// Lets a prompt's last rows see what the model itself would, whatever the policy says of the others (tri-shape).
+// Lets the last rows of a prompt see everything that the model itself would, whatever the policy says (tri-shape).
 #pragma once
 
 #include "services/engine/execution/observers/layer_observer.h"
@@ -8,7 +8,7 @@ namespace spl::engine {
 // For a pass of one slice.
 class OpenRows final : public LayerObserver {
  public:
-  // Rows at or behind this position.
+  // Opens rows at this position and after it.
   explicit OpenRows(int32_t first_position) : first_position_(first_position) {}
   absl::Status AfterAttention(const LayerView& view) override;
 

@@ -1,4 +1,4 @@
-// Sums of the rotated queries of some rows, in every layer, and of the attention that these rows pay.
+// Sums the rotated queries of some rows, in every layer, and the attention that these rows pay.
 #pragma once
 
 #include "services/engine/execution/observers/layer_observer.h"
@@ -11,8 +11,8 @@ class QueryMeans final : public LayerObserver {
   struct Group {
     PositionRange rows;
     double* sums = nullptr;  // host, [num_layers, num_qo_heads * head_dim] of the model; a rank adds to its own heads'
-    // Positions in front of the rows, which see all of them. What they get in every layer whose attention runs is added
-    // to `scores`, device memory, [attention_to.size()]. Empty: their attention is not asked for.
+    // Positions before the rows, all of them visible to the rows. Their attention in every layer whose attention runs
+    // is added to `scores`, device memory, [attention_to.size()]. Empty: attention is not summed.
     PositionRange attention_to;
     float* scores = nullptr;
   };

@@ -1,4 +1,4 @@
-// Chooses the rows that run through feed-forward by what attention put out for them
+// Chooses the rows that run through feed-forward by the size of their attention output
 // (services/engine/recovery/ffn_rows.h).
 #pragma once
 
@@ -11,7 +11,7 @@ class SparseFfn final : public LayerObserver {
  public:
   absl::StatusOr<bool> ChooseFfnRows(const LayerView& view, std::vector<int32_t>& rows) override;
 
-  // Rows through feed-forward as a share of rows times layers so far; 1 when there were none.
+  // Rows through feed-forward so far, as a share of rows times layers. 1 if there were none.
   double share() const { return rows_ == 0 ? 1 : static_cast<double>(chosen_) / static_cast<double>(rows_); }
 
  private:

@@ -1,4 +1,4 @@
-// Scores copied positions by how far their fresh values are from the copies'
+// Scores copied positions by the distance between their fresh values and the copies' values
 // (kernels/selection/cacheblend/value_deviation.h).
 #pragma once
 
@@ -9,7 +9,7 @@ namespace spl::engine {
 
 class ValueDeviation final : public LayerObserver {
  public:
-  // In one layer. `scores`: device memory, added to; [candidates], the ranges behind one another.
+  // Scores one layer. `scores`: device memory, added to; [candidates], range after range.
   ValueDeviation(int32_t layer, PositionRanges candidates, float* scores)
       : layer_(layer), candidates_(std::move(candidates)), scores_(scores) {}
   absl::Status BeforeKv(const LayerView& view) override;

@@ -1,6 +1,6 @@
-// Baselines `a-shape` and `tri-shape` (docs/methods/baselines.md): every head of every layer sees the first band_sinks
-// tokens (128) and a window of band_window (3968); with tri-shape the last band_last_rows rows of the prompt (100) see
-// everything. Where the model has a window of its own the shorter one counts. Copies of segments are not used.
+// Baselines `a-shape` and `tri-shape` (docs/methods/baselines.md). Every head of every layer sees the first band_sinks
+// tokens (128) and a window of band_window (3968). With tri-shape the last band_last_rows rows of the prompt (100) see
+// everything. If the model has a window of its own, the shorter one counts. Copies of segments are not used.
 #pragma once
 
 #include <algorithm>

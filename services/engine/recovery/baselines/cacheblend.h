@@ -1,5 +1,6 @@
-// Policy `cacheblend` (docs/methods/baselines.md, [CB]): every row in the layers up to the check layer, there the
-// squared distance between fresh and cached values, then only the rows with the largest distance, and fresh text.
+// Policy `cacheblend` (docs/methods/baselines.md, [CB]). Every row is computed up to the check layer. That layer
+// compares fresh and cached values by their squared distance. After it only fresh text and the rows with the largest
+// distance are computed.
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"
@@ -20,7 +21,7 @@ class CacheBlendPolicy final : public RecoveryPolicy {
  private:
   static constexpr int32_t kCheckLayer = 1;
   const double share_;
-  bool selecting_ = false;  // the first stage is the one before the selection
+  bool selecting_ = false;  // the stage before the selection was given out
 };
 
 }  // namespace spl::engine

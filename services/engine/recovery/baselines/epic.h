@@ -1,5 +1,5 @@
-// Policy `epic` (LegoLink-n): fresh text and the first n tokens of every copy but the prompt's first are computed
-// (docs/methods/baselines.md).
+// Policy `epic` (LegoLink-n, docs/methods/baselines.md): computes fresh text, and the first n tokens of every copy
+// except one at the start of the prompt.
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"

@@ -1,9 +1,11 @@
-// Baseline `minference` (docs/methods/baselines.md, [MI]): the last 64 rows of a prompt are asked, and every KV head of
-// every layer attends to the columns and slashes that got most of their attention, line_columns and line_slashes of
-// them (1000, 6096), in tiles of 64 x 64. The first 30 columns and the nearest 30 slashes are always part.
+// Baseline `minference` (docs/methods/baselines.md, [MI]). The attention of the last 64 rows of a prompt is measured.
+// Every KV head of every layer then attends to the columns and slashes that got most of it: line_columns (1000) and
+// line_slashes (6096) of them, in tiles of 64 x 64. The first 30 columns and the nearest 30 slashes are always
+// included.
 //
-// Here one choice serves the query heads of a KV head, whose attention is added up; the published code chooses for each
-// query head, and has other numbers for some heads by an offline search.
+// Differs from the published code in two points. The query heads of a KV head share one choice, made by the sum of
+// their attention; the code chooses for each query head. All heads use the same numbers; the code takes some from an
+// offline search.
 #pragma once
 
 #include <algorithm>

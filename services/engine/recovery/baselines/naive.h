@@ -1,5 +1,5 @@
-// Policy `naive`: fresh text is computed, copies are taken as they are (docs/methods/baselines.md): what every recovery
-// must beat.
+// Policy `naive` (docs/methods/baselines.md): computes fresh text and takes copies as they are. Every recovery must
+// beat it.
 #pragma once
 
 #include "services/engine/recovery/recovery_policy.h"

@@ -1,24 +1,29 @@
 // Policy `samkv` as the paper chooses and computes (SamKV 3.1 to 3.4; docs/methods/samkv.md), and steps between it and
-// ours (samkv.h): what is kept is chosen first, and computed afresh with all of it in sight. Stages, each from layer 0
-// on:
-// choose=means, the paper's:
-//  1. fresh text over initial and local tiles: gives the question's mean query of every layer;
-//  2. for each document whose local query nobody has computed yet: its last two tiles over the document alone. By both
-//     the tiles are chosen (samkv_choice.h); left out where there is nothing to choose.
-// choose=attention, in their place: fresh text over everything, and the attention that the question's last tokens pay
-// to the documents in all layers and heads (kernels/selection/sparsex/column_scores.h).
-// choose=recovered: ours, followed by what follows here.
-// With recompute=attended stage 2 runs for each document whose attended tokens nobody has found out, behind both, and
-// also where there is nothing to choose.
-// Then
-//  3. recompute=samkv: kept tokens of all layers together and the fresh text in front of the question, each seeing what
-//     stands before it of these (rules 1 and 2 for the union over the layers). recompute=attended: of the kept tokens
-//     those of initial and local tiles and those to which their document by itself attends most
-//     (SegmentSummary::attended, 3.3); the others stay copies. recompute=sparsex: of the kept tokens the rows that
-//     SparseX would compute: all in its dense layers, where the question scores them, then the chosen ones;
-//  4. the question, which in each layer sees what that layer keeps. With recompute=none all fresh text.
-// With `compact` steps 3 and 4 are those of a shorter prompt of which every layer keeps everything. With budget_ratio 1
-// and recompute=samkv the result is a full prefill.
+// ours (samkv.h). The kept tokens are chosen first, and then computed afresh while they see all of each other.
+//
+// First stages, each from layer 0 on, by `choose`:
+//  - means, the paper's:
+//    1. Fresh text over initial and local tiles gives the question's mean query of every layer.
+//    2. The last two tiles of a document over the document alone give its local query. Runs for each document whose
+//       local query is not known yet. Both kinds of queries choose the tiles (samkv_choice.h). Left out if there is
+//       nothing to choose.
+//  - attention: fresh text over everything, and the attention that the question's last tokens pay to the documents in
+//    all layers and heads (kernels/selection/sparsex/column_scores.h).
+//  - recovered: ours.
+// With recompute=attended stage 2 also runs, after these, for each document whose attended tokens are not known, even
+// if there is nothing to choose.
+//
+// Last stages:
+//    3. Kept tokens, by `recompute`:
+//       samkv: kept tokens of all layers together, and the fresh text before the question. Each sees the earlier ones
+//       of these (rules 1 and 2 for the union over the layers).
+//       attended: the kept tokens of initial and local tiles, and those to which their document by itself attends most
+//       (SegmentSummary::attended, 3.3). The others stay copies.
+//       sparsex: the kept tokens that SparseX would compute: all in its dense layers, where the question scores them,
+//       then the chosen ones.
+//    4. The question, which sees in each layer the tokens that the layer keeps. With recompute=none: all fresh text.
+// With `compact`, stages 3 and 4 run on a shorter prompt of which every layer keeps everything. With budget_ratio 1 and
+// recompute=samkv the result is a full prefill.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +53,7 @@ class SamKvPaperPolicy final : public SamKvPolicy {
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
   void Choose(const ReuseLayout& layout) override;
   PrefillStage BehindChoice(const ReuseLayout& layout, const PositionRanges& only) override;
-  // By attention over copies as they are the first tile of a document, which is what all its tokens attend to, stays.
+  // Without recovered copies the first tile of a document stays: all tokens of the document attend to it.
   int32_t num_initial() const override { return recovers() ? 0 : kSamKvInitialTiles; }
   PositionRanges AlwaysKept(const ReuseLayout& layout) const override;
   float TileScore(std::span<const float> tokens, int32_t begin, int32_t end) const override;
@@ -62,32 +67,32 @@ class SamKvPaperPolicy final : public SamKvPolicy {
   static By ByOf(const ReuseOptions& options);
   static Recompute RecomputeOf(const ReuseOptions& options);
   bool recovers() const { return choose_ == By::kRecovered; }
-  // Whether stage 2 looks at local queries, or attended tokens, at all.
+  // Whether stage 2 runs at all, for local queries or attended tokens.
   bool AsksDocuments(const ReuseLayout& layout) const;
   PrefillStage NextUnknown(const ReuseLayout& layout);
   PrefillStage Composite(const ReuseLayout& layout);
-  // recompute=sparsex: the dense layers of what is kept, which choose its rows; and these.
+  // recompute=sparsex: the dense layers over the kept tokens, which score them; then the rows that were chosen.
   PrefillStage Dense(const ReuseLayout& layout);
   PrefillStage ChosenRows(const ReuseLayout& layout, std::span<const int32_t> selected);
   PrefillStage Question(const ReuseLayout& layout);
-  PositionRanges KeptBeforeQuestion(const ReuseLayout& layout) const;  // by any layer, behind the exact prefix
+  PositionRanges KeptBeforeQuestion(const ReuseLayout& layout) const;  // by any layer, after the exact prefix
   PositionRanges NotAttended(const ReuseLayout& layout) const;         // middle tokens of the documents
   std::vector<SamKvDocument> Documents(const ReuseLayout& layout) const;
-  // What the rows of the next stage see: in every layer the same, or [num_layers].
+  // Sets the positions that the rows of the next stage see: one entry for all layers, or [num_layers].
   void See(const ReuseLayout& layout, std::span<const PositionRanges> visible);
 
   const SamKvShape shape_;
   const By choose_;
   const Recompute recompute_;
   std::vector<CopySummary> summaries_;
-  std::vector<float> means_;                    // of the stage before
-  std::vector<std::vector<int32_t>> attended_;  // likewise
-  std::vector<float> question_;                 // the question's mean queries; empty: nothing is to be chosen
+  std::vector<float> means_;                    // from the last stage
+  std::vector<std::vector<int32_t>> attended_;  // from the last stage
+  std::vector<float> question_;                 // the question's mean queries; empty: there is nothing to choose
   At at_ = At::kComposite;
   size_t unknown_ = 0;                       // document of a kLocal stage
-  PositionRanges copies_;                    // recompute=attended: what stays as it is
+  PositionRanges copies_;                    // recompute=attended: copies that are not computed
   std::vector<std::vector<int32_t>> lists_;  // one for all layers, or [num_layers]
-  bool sees_all_ = true;                     // nothing is left out of the stage: the model's own visibility
+  bool sees_all_ = true;                     // the stage leaves nothing out: the model's own visibility
   std::vector<kernels::HeadVisibility> visibility_;
 };
 
