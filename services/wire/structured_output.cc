@@ -54,7 +54,8 @@ void FindGrammar(grammar::GrammarCache* cache, const v1::SamplingParams& samplin
                  std::function<void(grammar::CompiledGrammar)> done) {
   const std::optional<GrammarSpec> spec = GrammarSpecOf(sampling);
   if (!spec.has_value()) return done(std::shared_ptr<const grammar::TokenGrammar>());
-  if (cache == nullptr) return done(absl::UnimplementedError(
+  if (cache == nullptr)
+    return done(absl::UnimplementedError(
         "this worker serves no structured output: it needs libsplice_xgrammar.so beside the program and a model folder "
         "with a tokenizer (--model)"));
   cache->Get(*spec, "", std::move(done));

@@ -22,7 +22,8 @@ absl::Status Answer::Take(uint32_t index, const v1::SampledToken& sampled, std::
   const FinishReason reason = FromProto(sampled.finish_reason());
   if (reason == FinishReason::kError)
     return absl::InvalidArgumentError(
-        "the answer could not be held to its grammar any further: a token took longer than a grammar may take. Make the "
+        "the answer could not be held to its grammar any further: a token took longer than a grammar may take. Make "
+        "the "
         "schema, expression or grammar simpler");
   if (reason == FinishReason::kCancelled) {
     return Errorf(absl::StatusCode::kInternal, "the decode worker ended the request: {}", FinishReasonName(reason));
